@@ -1,0 +1,93 @@
+"""Every error this package raises on purpose.
+
+    StreamingError
+    ├── ConfigError (ValueError)                   a setting or argument that cannot work
+    │   └── UnsupportedError (NotImplementedError)     a sound setting that this version does not serve yet
+    ├── MissingDependencyError (ImportError)       an optional package is not installed
+    ├── SampleIndexError (IndexError)              a sample index outside the dataset
+    ├── FormatError (ValueError)                   bytes that are not what the format says
+    │   ├── IndexFormatError                           index.json
+    │   ├── EncodingError                              one value of one column
+    │   └── ShardCorruptError                          a shard file
+    ├── StorageError (OSError)                     a store did not give or take what was asked
+    │   ├── ObjectNotFoundError (FileNotFoundError)
+    │   ├── AccessDeniedError (PermissionError)
+    │   ├── DownloadError                              every attempt failed
+    │   └── IntegrityError                             what arrived is not what the index promises
+    ├── LockTimeoutError (TimeoutError)            another process held a lock for too long
+    └── StateError (ValueError)                    a saved position that cannot be used
+        └── StateMismatchError                         ... because data or order settings changed
+
+Each takes one argument, the message: so it pickles, and so a DataLoader worker's error can be raised again, with its
+own class, in the training process.
+"""
+
+from __future__ import annotations
+
+
+class StreamingError(Exception):
+    """Base of all errors raised on purpose by this package."""
+
+
+class ConfigError(StreamingError, ValueError):
+    """A setting or argument that cannot work."""
+
+
+class UnsupportedError(ConfigError, NotImplementedError):
+    """A sound setting that this version does not serve yet."""
+
+
+class MissingDependencyError(StreamingError, ImportError):
+    """An optional package is needed and not installed."""
+
+
+class SampleIndexError(StreamingError, IndexError):
+    """A sample index outside the dataset."""
+
+
+class FormatError(StreamingError, ValueError):
+    """Bytes that are not what the format says."""
+
+
+class IndexFormatError(FormatError):
+    """An ``index.json`` that cannot be used."""
+
+
+class EncodingError(FormatError):
+    """A value that does not fit the encoding of its column."""
+
+
+class ShardCorruptError(FormatError):
+    """A shard file that contradicts its index or itself."""
+
+
+class StorageError(StreamingError, OSError):
+    """A store did not give or take what was asked."""
+
+
+class ObjectNotFoundError(StorageError, FileNotFoundError):
+    """A bucket, object or file that does not exist."""
+
+
+class AccessDeniedError(StorageError, PermissionError):
+    """A store that refuses these credentials."""
+
+
+class DownloadError(StorageError):
+    """A download whose every attempt failed."""
+
+
+class IntegrityError(StorageError):
+    """An object whose size or hash is not the one its index promises."""
+
+
+class LockTimeoutError(StreamingError, TimeoutError):
+    """Another process held a lock for longer than we may wait."""
+
+
+class StateError(StreamingError, ValueError):
+    """A saved position that cannot be used."""
+
+
+class StateMismatchError(StateError):
+    """A saved position that belongs to other data or another order."""

@@ -1,0 +1,93 @@
+"""Files that appear whole or not at all, locks that die with their owner, and paths that stay under their root."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+from filelock import FileLock, Timeout
+
+from lightning_streaming.errors import IndexFormatError, LockTimeoutError
+
+PARTIAL_SUFFIX = ".part"
+_LOCK_POLL_SECONDS = 0.01
+
+
+def partial_path(path: Path) -> Path:
+    """Where this thread writes ``path`` before it is whole: beside it, under a name nobody else uses.
+
+    For example ``shard.00000.mds`` becomes ``shard.00000.mds.4711-140032.part``.
+    """
+    return path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}{PARTIAL_SUFFIX}")
+
+
+@contextmanager
+def appears_whole(path: Path) -> Iterator[Path]:
+    """Give a path to write to; rename it to ``path`` if the block ends well, remove it if it does not.
+
+    No fsync: after a crash of the machine a file may be short, which is why readers check sizes.
+    """
+    partial = partial_path(path)
+    try:
+        yield partial
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def remove_partials(path: Path) -> None:
+    """Remove what killed writers of ``path`` left. Must be called while holding the lock of ``path``."""
+    for leftover in path.parent.glob(f"{path.name}.*{PARTIAL_SUFFIX}"):
+        leftover.unlink(missing_ok=True)
+
+
+def join_under(root: Path, basename: str) -> Path:
+    """Join a name found in an index to the directory it belongs in.
+
+    Raises:
+        IndexFormatError: The name is absolute, empty, or climbs out of ``root``.
+    """
+    parts = PurePosixPath(basename).parts
+    if not basename or "\\" in basename or "\0" in basename or basename.startswith("/") or ".." in parts or not parts:
+        raise IndexFormatError(
+            f"a file name in an index must stay inside its dataset directory, but got {basename!r}; "
+            "the index is damaged or was made to harm"
+        )
+    return root.joinpath(*parts)
+
+
+@contextmanager
+def hold_lock(path: Path, timeout: float, purpose: str) -> Iterator[None]:
+    """Hold the lock file ``path`` exclusively; the kernel gives it back when this process dies.
+
+    Args:
+        path: The lock file; it and its directory are made when missing.
+        timeout: Seconds to wait; 0 tries once, -1 waits for ever.
+        purpose: What for, as shown to whoever waits in vain.
+
+    Raises:
+        LockTimeoutError: Another process kept the lock; its name is in the message.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path, thread_local=False)
+    try:
+        lock.acquire(timeout=timeout, poll_interval=_LOCK_POLL_SECONDS)
+    except Timeout:
+        raise LockTimeoutError(f"waited {timeout:g} s for {path}, held by {_owner(path)}, to {purpose}") from None
+    try:
+        path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+        yield
+    finally:
+        lock.release()
+
+
+def _owner(path: Path) -> str:
+    try:
+        return path.read_text() or "an unknown process"
+    except OSError:
+        return "an unknown process"

@@ -1,0 +1,84 @@
+"""The hashes an index may record of its files: those of hashlib, and those of the xxhash package."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Protocol
+
+from lightning_streaming.errors import ConfigError, MissingDependencyError
+
+_HASHLIB_NAMES = (
+    "blake2b",
+    "blake2s",
+    "md5",
+    "sha1",
+    "sha224",
+    "sha256",
+    "sha384",
+    "sha3_224",
+    "sha3_256",
+    "sha3_384",
+    "sha3_512",
+    "sha512",
+)
+_XXHASH_NAMES = ("xxh128", "xxh32", "xxh3_128", "xxh3_64", "xxh64")
+_READ_BYTES = 2**20
+
+
+class _Hasher(Protocol):
+    def update(self, data: memoryview, /) -> object: ...
+
+    def hexdigest(self) -> str: ...
+
+
+def hash_names() -> tuple[str, ...]:
+    """Names of all hashes an index may record, sorted; those that start with xxh need the xxhash package."""
+    return tuple(sorted(_HASHLIB_NAMES + _XXHASH_NAMES))
+
+
+def hash_bytes(name: str, data: bytes) -> str:
+    """Hash ``data``, as lowercase hexadecimal digits.
+
+    Raises:
+        ConfigError: No hash has this name.
+        MissingDependencyError: The hash needs the xxhash package, which is not installed.
+    """
+    hasher = _new_hasher(name)
+    hasher.update(memoryview(data))
+    return hasher.hexdigest()
+
+
+def hash_file(name: str, path: Path) -> str:
+    """Hash a whole file, as lowercase hexadecimal digits, one mebibyte at a time.
+
+    Raises:
+        ConfigError: No hash has this name.
+        MissingDependencyError: The hash needs the xxhash package, which is not installed.
+    """
+    hasher = _new_hasher(name)
+    block = memoryview(bytearray(_READ_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(block):
+            hasher.update(block[:count])
+    return hasher.hexdigest()
+
+
+def _new_hasher(name: str) -> _Hasher:
+    if name in _HASHLIB_NAMES:
+        # Without the flag, md5 is refused on machines that follow FIPS.
+        return hashlib.new(name, usedforsecurity=False)
+    if name in _XXHASH_NAMES:
+        return _new_xxhash(name)
+    raise ConfigError(f"a hash must be one of {', '.join(hash_names())}, but got {name!r}")
+
+
+def _new_xxhash(name: str) -> _Hasher:
+    try:
+        import xxhash
+    except ImportError:
+        raise MissingDependencyError(
+            f"the hash {name} needs the xxhash package; run: pip install 'lightning-streaming[xxhash]'"
+        ) from None
+    hasher: _Hasher = getattr(xxhash, name)()
+    return hasher

@@ -1,0 +1,201 @@
+"""The MDS shard file.
+
+    bytes        content
+    4            uint32 n, the number of samples
+    4 (n + 1)    uint32 offsets from the start of the file: where each sample starts, and where the last one ends
+    any          config, JSON text that ends where the first sample starts
+    any          the samples, back to back
+
+All integers are little-endian. The config repeats what the index says of the columns; the index is what we believe.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_streaming.errors import (
+    ConfigError,
+    FormatError,
+    IndexFormatError,
+    ObjectNotFoundError,
+    SampleIndexError,
+    ShardCorruptError,
+    StorageError,
+    UnsupportedError,
+)
+from lightning_streaming.files import join_under
+from lightning_streaming.formats.encodings import is_unsafe
+from lightning_streaming.formats.index import INDEX_VERSION, MAX_RAW_BYTES, ShardInfo
+from lightning_streaming.formats.mds_sample import SampleLayout, compile_layout
+
+_COUNT = struct.Struct("<I")
+_OFFSET_PAIR = struct.Struct("<II")
+
+
+class MDSReader:
+    """A shard file, memory-mapped. No sample shares memory with the map, so samples outlive the reader."""
+
+    def __init__(self, info: ShardInfo, directory: Path, *, allow_unsafe_types: bool = False) -> None:
+        """Map the raw file and check its size and its offsets.
+
+        Args:
+            info: The shard, as its index describes it.
+            directory: Where the dataset's files are.
+            allow_unsafe_types: Whether encodings may be read that can run code of whoever wrote the data.
+
+        Raises:
+            ShardCorruptError: The file is not the one that the index describes.
+            ObjectNotFoundError: The file is not there.
+            StorageError: The file cannot be opened.
+            IndexFormatError: The index describes columns that cannot be.
+            ConfigError: A column is unsafe and that was not allowed.
+            UnsupportedError: This version does not serve an encoding.
+        """
+        self._layout = read_layout(info, allow_unsafe_types=allow_unsafe_types)
+        self._path = join_under(directory, info.raw_data.basename)
+        self._num_samples = info.samples
+        self._view = _map_file(self._path, info.raw_data.bytes)
+        _check_offsets(self._view, info.samples, self._layout.smallest_bytes, self._path)
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Read one sample.
+
+        Raises:
+            SampleIndexError: The index is not in [0, len).
+            ShardCorruptError: The sample's sizes do not add up.
+            EncodingError: A column does not hold what its encoding says.
+        """
+        if not 0 <= index < self._num_samples:
+            raise SampleIndexError(f"{self._path} has {self._num_samples} samples, but sample {index} was asked for")
+        start, stop = _OFFSET_PAIR.unpack_from(self._view, 4 + 4 * index)
+        try:
+            return self._layout.decode(self._view[start:stop])
+        except FormatError as error:
+            raise type(error)(f"{self._path}, sample {index}: {error}") from error
+
+    def close(self) -> None:
+        """Let go of the file; nothing can be read afterwards. The map goes with the last slice of it.
+
+        Only the traceback of a failed decode can hold such a slice for longer.
+        """
+        self._view.release()
+
+
+def read_layout(info: ShardInfo, *, allow_unsafe_types: bool) -> SampleLayout:
+    """The layout of a shard's samples, or why it cannot be read.
+
+    Raises:
+        IndexFormatError: The index describes columns that cannot be.
+        ConfigError: A column is unsafe and that was not allowed.
+        UnsupportedError: This version does not serve an encoding.
+    """
+    names, encoding_names = info.schema["column_names"], info.schema["column_encodings"]
+    unsafe = [name for name in encoding_names if is_unsafe(name)]
+    if unsafe and not allow_unsafe_types:
+        raise ConfigError(
+            f"{info.raw_data.basename} has a column of encoding {unsafe[0]}, which can run any code when it is read; "
+            "pass allow_unsafe_types=True if you trust whoever wrote it"
+        )
+    try:
+        layout = compile_layout(names, encoding_names)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{info.raw_data.basename} cannot be read: {error}") from None
+    except ConfigError as error:
+        raise IndexFormatError(f"the index entry of {info.raw_data.basename} cannot be read: {error}") from None
+    if layout.sizes != info.schema["column_sizes"]:
+        raise IndexFormatError(
+            f"the index entry of {info.raw_data.basename} has column_sizes {info.schema['column_sizes']}, but its "
+            f"encodings have {layout.sizes}"
+        )
+    return layout
+
+
+def encode_config(
+    schema: Mapping[str, Any], *, compression: str | None, hashes: Sequence[str], size_limit: int | None
+) -> bytes:
+    """The config text of a shard, byte for byte as the original writer makes it."""
+    config = {
+        **schema,
+        "compression": compression,
+        "format": "mds",
+        "hashes": hashes,
+        "size_limit": size_limit,
+        "version": INDEX_VERSION,
+    }
+    return json.dumps(config, sort_keys=True).encode()
+
+
+def shard_bytes(num_samples: int, samples_bytes: int, config_bytes: int) -> int:
+    """Size of the shard file that holds so many samples, of so many bytes together."""
+    return 4 + 4 * (num_samples + 1) + config_bytes + samples_bytes
+
+
+def check_shard_bytes(size: int) -> None:
+    """Refuse a shard file that would have 4 GiB or more, which its 32-bit offsets cannot reach.
+
+    Raises:
+        ConfigError: It would.
+    """
+    if size > MAX_RAW_BYTES:
+        raise ConfigError(f"a shard can have {MAX_RAW_BYTES} bytes, but this one would have {size}; set size_limit")
+
+
+def encode_shard(samples: Sequence[bytes], config: bytes) -> bytes:
+    """The shard file that holds these samples.
+
+    Raises:
+        ConfigError: The file would have 4 GiB or more.
+    """
+    start = shard_bytes(len(samples), 0, len(config))
+    offsets = np.cumsum([start, *map(len, samples)], dtype=np.int64)
+    check_shard_bytes(int(offsets[-1]))
+    return b"".join([_COUNT.pack(len(samples)), offsets.astype("<u4").tobytes(), config, *samples])
+
+
+def _map_file(path: Path, expected_bytes: int) -> memoryview:
+    try:
+        with path.open("rb") as file:
+            found_bytes = os.fstat(file.fileno()).st_size
+            if found_bytes != expected_bytes:
+                raise ShardCorruptError(f"{path} must have {expected_bytes} bytes by its index, but has {found_bytes}")
+            if found_bytes < 8:
+                raise ShardCorruptError(f"{path} must have at least 8 bytes to be a shard, but has {found_bytes}")
+            # The map keeps the file open by itself. Files are replaced by renaming and never cut, so it stays sound.
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except FileNotFoundError:
+        raise ObjectNotFoundError(f"{path} is named by an index, but is not there") from None
+    except OSError as error:
+        raise StorageError(f"{path} cannot be opened: {error}") from error
+
+
+def _check_offsets(view: memoryview, num_samples: int, smallest_bytes: int, path: Path) -> None:
+    """Refuse a shard whose samples would not follow each other through the rest of the file."""
+    (found,) = _COUNT.unpack_from(view)
+    if found != num_samples:
+        raise ShardCorruptError(f"{path} must have {num_samples} samples by its index, but says it has {found}")
+    table_stop = shard_bytes(num_samples, 0, 0)
+    if table_stop > len(view):
+        raise ShardCorruptError(f"{path} must have {table_stop} bytes for its offsets alone, but has {len(view)}")
+    offsets = np.frombuffer(view, "<u4", num_samples + 1, 4).astype(np.int64)
+    if offsets[0] < table_stop or offsets[-1] != len(view):
+        raise ShardCorruptError(
+            f"{path} must hold its samples between bytes {table_stop} and {len(view)}, but they start at {offsets[0]} "
+            f"and end at {offsets[-1]}"
+        )
+    lengths = np.diff(offsets)
+    if num_samples and lengths.min() < smallest_bytes:
+        index = int(lengths.argmin())
+        raise ShardCorruptError(
+            f"{path}, sample {index}: expected at least {smallest_bytes} bytes, but the offsets say {lengths[index]}"
+        )

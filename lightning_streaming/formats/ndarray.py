@@ -1,0 +1,139 @@
+"""The encoding of numpy arrays.
+
+    name                       payload                                  size
+    ndarray                    dtype code, shape header, values         variable
+    ndarray:int32              shape header, values                     variable
+    ndarray:int32:2,3          values                                   2 · 3 · 4 bytes
+
+The dtype code is one byte. The shape header is one byte ``(ndim << 2) | w``, then ndim unsigned integers of 2^w bytes.
+The values follow in row-major order. All numbers are little-endian.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.errors import ConfigError, EncodingError
+from lightning_streaming.formats.checks import brief, check_type
+
+_CODES = {
+    "uint8": 8,
+    "int8": 9,
+    "uint16": 16,
+    "int16": 17,
+    "float16": 18,
+    "uint32": 32,
+    "int32": 33,
+    "float32": 34,
+    "uint64": 64,
+    "int64": 65,
+    "float64": 66,
+}
+_NAMES = {code: name for name, code in _CODES.items()}
+_DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name).newbyteorder("<") for name in _CODES}
+_DIM_DTYPES = ("<u1", "<u2", "<u4", "<u8")
+_MOST_DIMS = 63  # six bits of the shape header
+_SHAPE_TEXT = re.compile(r"[1-9]\d{0,18}(,[1-9]\d{0,18})*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class NdarrayEncoding:
+    """A numpy array. What is read is the caller's own: writable, and apart from the shard."""
+
+    dtype: str | None = None
+    """Name of the one dtype allowed, or None: each payload says its own."""
+    shape: tuple[int, ...] | None = None
+    """The one shape allowed, or None: each payload says its own. Needs a dtype."""
+
+    @property
+    def size(self) -> int | None:
+        if self.dtype is None or self.shape is None:
+            return None
+        return math.prod(self.shape) * _DTYPES[self.dtype].itemsize
+
+    def encode(self, value: Any) -> bytes:
+        check_type(value, np.ndarray)
+        array: NDArray[Any] = value
+        self._check_array(array)
+        head = b"" if self.dtype else bytes([_CODES[array.dtype.name]])
+        if self.shape is None:
+            head += _shape_header(array.shape)
+        return head + array.astype(_DTYPES[array.dtype.name], copy=False).tobytes()
+
+    def decode(self, data: bytes | memoryview) -> NDArray[Any]:
+        dtype, shape, start = self.dtype, self.shape, 0
+        if dtype is None:
+            dtype, start = _read_dtype(data)
+        if shape is None:
+            shape, start = _read_shape(data, start)
+        expected = math.prod(shape) * _DTYPES[dtype].itemsize
+        if len(data) - start != expected:
+            raise EncodingError(
+                f"expected {expected} bytes for {dtype} values of shape {shape}, but found {len(data) - start}"
+            )
+        try:
+            array: NDArray[Any] = np.frombuffer(data, _DTYPES[dtype], offset=start).reshape(shape).copy()
+        except ValueError as error:  # numpy 1 stops at 32 dimensions
+            raise EncodingError(f"numpy cannot hold shape {shape}: {error}") from None
+        return array
+
+    def _check_array(self, array: NDArray[Any]) -> None:
+        name = array.dtype.name
+        if name not in _CODES or (self.dtype and name != self.dtype):
+            raise EncodingError(f"expected dtype {self.dtype or ' or '.join(_CODES)}, but got {name}")
+        if self.shape is not None and array.shape != self.shape:
+            raise EncodingError(f"expected shape {self.shape}, but got {array.shape}")
+        if array.size == 0 or not 1 <= array.ndim <= _MOST_DIMS:
+            raise EncodingError(
+                f"expected 1 to {_MOST_DIMS} dimensions and at least one value, but got shape {array.shape}"
+            )
+
+
+def parse_ndarray(config: str) -> NdarrayEncoding:
+    """Understand what follows ``ndarray:``, for example ``""``, ``"int32"`` or ``"int32:2,3"``.
+
+    Raises:
+        ConfigError: It is neither a dtype nor a dtype and a shape.
+    """
+    dtype, colon, shape = config.partition(":")
+    if dtype in _CODES and (not colon or _SHAPE_TEXT.fullmatch(shape)):
+        dims = tuple(map(int, shape.split(","))) if colon else None
+        if dims is None or len(dims) <= _MOST_DIMS:
+            return NdarrayEncoding(dtype, dims)
+    elif not config:
+        return NdarrayEncoding()
+    raise ConfigError(
+        f"ndarray takes a dtype, or a dtype and a shape, like ndarray:int32:2,3, but got 'ndarray:{config}'; "
+        f"dtypes are {', '.join(_CODES)}"
+    )
+
+
+def _shape_header(shape: tuple[int, ...]) -> bytes:
+    width = next(w for w in range(4) if max(shape) < 2 ** (8 * 2**w))
+    return bytes([len(shape) << 2 | width]) + np.array(shape, _DIM_DTYPES[width]).tobytes()
+
+
+def _read_dtype(data: bytes | memoryview) -> tuple[str, int]:
+    """The dtype's name and where the shape header starts."""
+    name = _NAMES.get(data[0]) if len(data) else None
+    if name is None:
+        raise EncodingError(f"expected a dtype code, one of {sorted(_NAMES)}, but found {bytes(data[:1])!r}")
+    return name, 1
+
+
+def _read_shape(data: bytes | memoryview, start: int) -> tuple[tuple[int, ...], int]:
+    """The shape and where the values start."""
+    ndim, width = divmod(data[start], 4) if len(data) > start else (0, 0)
+    stop = start + 1 + (ndim << width)
+    if ndim == 0 or len(data) < stop:
+        raise EncodingError(f"expected a shape header, but found {brief(data[start:])}")
+    shape = tuple(np.frombuffer(data[start + 1 : stop], _DIM_DTYPES[width]).tolist())
+    if 0 in shape:
+        raise EncodingError(f"expected dimensions of at least 1, but found shape {shape}")
+    return shape, stop

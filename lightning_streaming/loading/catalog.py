@@ -1,0 +1,88 @@
+"""Every shard and sample of a dataset, numbered across its streams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.errors import ConfigError, SampleIndexError
+from lightning_streaming.formats.index import DatasetIndex, ShardInfo
+
+
+class SamplePlace(NamedTuple):
+    """Where one sample is stored."""
+
+    stream: int
+    """Stream, by its place in the dataset."""
+    shard: int
+    """Shard, counted over all streams."""
+    index: int
+    """Sample, counted within its shard."""
+
+
+class Catalog:
+    """The shards of all streams in one numbering: stream 0's first, each in the order of its index.
+
+    Args:
+        indexes: The index of each stream, by name, in stream order.
+
+    Raises:
+        ConfigError: A stream holds no sample.
+    """
+
+    def __init__(self, indexes: Mapping[str, DatasetIndex]) -> None:
+        self.stream_names = list(indexes)
+        self.shards: list[ShardInfo] = [shard for index in indexes.values() for shard in index.shards]
+        self.shard_sizes_per_stream = tuple(index.samples_per_shard() for index in indexes.values())
+        self.samples_per_stream = [int(sizes.sum()) for sizes in self.shard_sizes_per_stream]
+        for name, samples in zip(self.stream_names, self.samples_per_stream, strict=True):
+            if not samples:
+                raise ConfigError(f"stream {name!r} has no samples; write some to it or leave it out")
+        self.samples_per_shard: NDArray[np.int64] = np.concatenate(self.shard_sizes_per_stream)
+        self.shards_per_stream = [len(sizes) for sizes in self.shard_sizes_per_stream]
+        self.stream_of_shard: NDArray[np.int64] = np.repeat(np.arange(len(indexes)), self.shards_per_stream)
+        self._shard_ends = np.cumsum(self.samples_per_shard)
+
+    @cached_property
+    def num_samples(self) -> int:
+        """Samples of all streams together, before weighting."""
+        return sum(self.samples_per_stream)
+
+    @cached_property
+    def first_sample_of_shard(self) -> NDArray[np.int64]:
+        """Sample id at which each shard starts."""
+        return self._shard_ends - self.samples_per_shard
+
+    def shard_of(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The shard, counted over all streams, that holds each of these samples."""
+        # side="right" also steps over empty shards, which end where they start.
+        return np.searchsorted(self._shard_ends, sample_ids, side="right")
+
+    def places(self, sample_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Shards, and indexes within them, of many samples at once."""
+        shards = self.shard_of(sample_ids)
+        return shards, sample_ids - self.first_sample_of_shard[shards]
+
+    def place(self, sample_id: int) -> SamplePlace:
+        """Where one sample is stored.
+
+        Args:
+            sample_id: In ``[-num_samples, num_samples)``; negative ids count from the end.
+
+        Raises:
+            SampleIndexError: The id is outside that range.
+        """
+        wanted = sample_id + self.num_samples if sample_id < 0 else sample_id
+        if not 0 <= wanted < self.num_samples:
+            raise SampleIndexError(f"sample {sample_id} does not exist; the dataset has {self.num_samples} samples")
+        shard = int(np.searchsorted(self._shard_ends, wanted, side="right"))
+        return SamplePlace(int(self.stream_of_shard[shard]), shard, wanted - int(self.first_sample_of_shard[shard]))
+
+
+def shard_table(shards: Sequence[ShardInfo]) -> list[tuple[str, int, int]]:
+    """Name, samples and raw bytes of each shard: what identifies data wherever it is stored."""
+    return [(shard.raw_data.basename, shard.samples, shard.raw_data.bytes) for shard in shards]

@@ -1,0 +1,169 @@
+"""A torch DataLoader that knows its place and can be put back there."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.cursor import Cursor, PassStart
+from lightning_streaming.loading.dataset import StreamingDataset
+from lightning_streaming.loading.epochs import OnChange
+from lightning_streaming.order.partition import Deal
+
+_MOST_UNCLAIMED = 1024
+"""Batches whose ends are remembered for :meth:`StreamingDataLoader.claim`, should nobody claim them."""
+
+
+class StreamingDataLoader(DataLoader[Any]):
+    """Batches of a :class:`StreamingDataset`, the same number on every rank, from any number of workers.
+
+    Each ``iter(loader)`` is a pass over the next epoch; a pass given up early still counts as one. Where it begins is
+    decided at its first ``next``: a state loaded between ``iter`` and ``next`` is honoured, and an iterator that is
+    never used takes nothing.
+
+    Args:
+        dataset: What to read.
+        batch_size: Samples per batch on this rank. None: the dataset's.
+        **kwargs: Passed to ``torch.utils.data.DataLoader``: ``num_workers``, ``persistent_workers``, ``drop_last``,
+            ``collate_fn``, ``pin_memory``, ``prefetch_factor``, ``multiprocessing_context``, ...
+
+    Raises:
+        ConfigError: Dataset and loader disagree about the batch size, or the loader is asked to shuffle.
+    """
+
+    dataset: StreamingDataset
+
+    def __init__(self, dataset: StreamingDataset, batch_size: int | None = None, **kwargs: Any) -> None:
+        if batch_size is None:
+            batch_size = dataset.batch_size
+        if batch_size is None:
+            raise ConfigError("pass batch_size= to the dataset or to the loader")
+        if dataset.batch_size not in (None, batch_size):
+            raise ConfigError(
+                f"the dataset was made with batch_size={dataset.batch_size} and the loader with {batch_size}; "
+                "pass it to one of them"
+            )
+        if kwargs.pop("shuffle", None):
+            raise ConfigError("the order belongs to the dataset; pass shuffle=True there")
+        super().__init__(dataset, batch_size=batch_size, **kwargs)
+        self._samples_per_batch = batch_size
+        self._passes_begun = 0
+        self._end: Cursor | None = None
+        self._unclaimed: deque[Cursor] = deque(maxlen=_MOST_UNCLAIMED)
+
+    def __len__(self) -> int:
+        """Batches in a whole epoch on each rank; the same after a resume as before."""
+        return self._deal_from(Cursor(0, 0)).num_batches(self.drop_last)
+
+    def __iter__(self) -> LoaderPass:  # type: ignore[override]  # torch names its own iterator class here
+        return LoaderPass(self)
+
+    def cursor(self) -> Cursor:
+        """Where the next batch to be handed out begins."""
+        return self.dataset.next_cursor() if self._end is None else self._end
+
+    def claim(self) -> Cursor | None:
+        """Where the oldest batch ends that was handed out and not claimed yet; None if there is none.
+
+        Whoever consumes batches later than they are handed out (a trainer that fetches ahead) claims each when done with
+        it, and so knows the place that is safe to save.
+        """
+        return self._unclaimed.popleft() if self._unclaimed else None
+
+    def seek(self, cursor: Cursor) -> None:
+        """Let the next pass begin at ``cursor``; the pass under way, if any, no longer counts."""
+        self._forget_pass()
+        self.dataset.seek(cursor)
+
+    @property
+    def samples_per_global_batch(self) -> int:
+        """Samples of one batch over all ranks that read different ones."""
+        return self._samples_per_batch * self.dataset.current_world().num_ranks
+
+    def normalised(self, cursor: Cursor) -> Cursor:
+        """The same place, the end of an epoch written as the beginning of the next."""
+        return self.dataset.epochs.normalise(cursor, self.dataset.current_world())
+
+    def batches_left(self, cursor: Cursor) -> int:
+        """Batches from ``cursor`` to the end of its epoch, on each rank."""
+        return self._deal_from(cursor).num_batches(self.drop_last)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next batch to be handed out begins: what has been handed out counts as read."""
+        return self.dataset.state_at(self.cursor())
+
+    def load_state_dict(self, state: Mapping[str, Any], on_change: OnChange = "error") -> None:
+        """Go on where ``state`` was taken, from the next pass on; see :meth:`StreamingDataset.load_state_dict`."""
+        self._forget_pass()
+        self.dataset.load_state_dict(state, on_change)
+
+    def close(self) -> None:
+        """Give up the pass under way and unmap every shard. Workers end with the pass's iterator, or with the loader."""
+        self._forget_pass()
+        self.dataset.close()
+
+    def begin_pass(self) -> tuple[int, PassStart, Iterator[Any]]:
+        """Begin the next pass: its number, where it starts, and torch's iterator over its batches."""
+        self._forget_pass()
+        start = self.dataset.begin_pass(self._samples_per_batch)
+        self.dataset.assign_pass(start)
+        return self._passes_begun, start, super().__iter__()
+
+    def is_current(self, number: int) -> bool:
+        """Whether this pass is the latest, so that its batches count."""
+        return number == self._passes_begun
+
+    def hand_out(self, end: Cursor) -> None:
+        """Note that a batch of the current pass, ending at ``end``, is handed out."""
+        self._end = end
+        self._unclaimed.append(end)
+
+    def _forget_pass(self) -> None:
+        self._passes_begun += 1
+        self._end = None
+        self._unclaimed.clear()
+
+    def _deal_from(self, cursor: Cursor) -> Deal:
+        start = self.dataset.epochs.start(Cursor(0, 0), self.dataset.current_world(), self._samples_per_batch)
+        return self.dataset.epochs.deal(replace(start, cursor=cursor))
+
+
+class LoaderPass(Iterator[Any]):
+    """One pass over an epoch, or over what is left of one.
+
+    It begins when its first batch is asked for, and is over when the loader begins another. The loader does not refer to
+    it: so torch's iterator, and with it the workers, end as soon as the last user lets go of the pass.
+    """
+
+    def __init__(self, loader: StreamingDataLoader) -> None:
+        self._loader = loader
+        self._number = 0
+        self._batches: Iterator[Any] | None = None
+        self._ends: Iterator[Cursor] = iter(())
+
+    def __next__(self) -> Any:
+        if self._number == 0:
+            self._number, start, self._batches = self._loader.begin_pass()
+            self._ends = _ends_of_batches(self._loader.dataset.epochs.deal(start), start.cursor, self._loader.drop_last)
+        if self._batches is None or not self._loader.is_current(self._number):
+            self._batches = None
+            raise StopIteration
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._batches = None
+            raise
+        self._loader.hand_out(next(self._ends))
+        return batch
+
+
+def _ends_of_batches(deal: Deal, start: Cursor, drop_last: bool) -> Iterator[Cursor]:
+    """Where each batch of a pass ends; the last one, at the beginning of the next epoch."""
+    for batches in range(1, deal.num_batches(drop_last)):
+        yield Cursor(start.epoch, deal.position_after(batches))
+    yield start.passes_later(1)

@@ -1,0 +1,331 @@
+"""The streaming dataset: streams, order and cache brought together."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import IterableDataset, get_worker_info
+
+from lightning_streaming.cache import ShardCache
+from lightning_streaming.errors import ConfigError, UnsupportedError
+from lightning_streaming.loading.catalog import Catalog
+from lightning_streaming.loading.cursor import Cursor, Handover, PassStart
+from lightning_streaming.loading.epochs import Epochs, OnChange
+from lightning_streaming.loading.rng import rng_for, seed_global_generators
+from lightning_streaming.loading.samples import Share, WorkerSamples
+from lightning_streaming.loading.source import SampleSource
+from lightning_streaming.loading.state import read_state
+from lightning_streaming.loading.stream import Stream, StreamDefaults, named_streams
+from lightning_streaming.loading.worker import prepare_worker_process
+from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.units import parse_count
+from lightning_streaming.world import World
+
+
+class StreamingDataset(IterableDataset[Any]):
+    """Samples of one or several streams of shards, in an order that does not depend on how many machines read them.
+
+    Making one does no I/O: indexes are read at the first ``len``, ``iter`` or ``[i]``. Iterate over it through
+    :class:`~lightning_streaming.StreamingDataLoader`, which keeps count and can save and restore its place.
+
+    Args:
+        streams: Streams by name, or in a list. Either this or ``remote``/``local``.
+        remote: Where the only stream's shards come from; see :class:`~lightning_streaming.Stream`.
+        local: The only stream's directory on this node.
+        split: Subdirectory of every stream that names none itself.
+        storage_options: Passed to fsspec for the only stream.
+        download_retry: Attempts per file, for streams that do not say.
+        download_timeout: Seconds per attempt, for streams that do not say.
+        validate_hash: Hash to check downloads with, for streams that do not say. None: one that the index offers.
+        keep_zip: Keep compressed files, for streams that do not say.
+        epoch_size: Samples per epoch, like 50000 or "1.5m" (k, m, b, t: powers of 1000). None: all, after weighting.
+        predownload: Samples ahead of each worker for which shards are fetched. None: 8 batches.
+        cache_limit: Not served yet; leave None.
+        sampling_method: "balanced" draws anew each epoch what a weight below or above 1 leaves open; "fixed" always
+            draws the same.
+        sampling_granularity: Samples drawn from a shard at a time.
+        partition_algo: "relaxed" or "orig"; the same sequence wherever both are defined.
+        num_canonical_nodes: Slices of the sample space that make the order independent of the machine count. None:
+            the number of nodes of the first run (64 per node for "py1s"), kept in every saved position.
+        batch_size: Samples per batch on each rank. The loader gives its own if this is None.
+        shuffle: Whether to shuffle.
+        shuffle_algo: "py1e", "py1s" or "naive"; see docs/order.md.
+        shuffle_seed: Seed of everything random about the order.
+        shuffle_block_size: Samples within which "py1e" mixes. None: 4 million per canonical node, at least 262144.
+        batching_method: "random".
+        allow_unsafe_types: Whether columns may be unpickled. Unpickling runs code found in the data.
+        replication: This many consecutive ranks read the same samples (tensor or sequence parallelism).
+        transform: Applied to each decoded sample in the worker. If it has a parameter ``rng`` it is given a
+            ``numpy.random.Generator`` keyed by the sample, so that augmentation survives any resume.
+        seed_global_rng: Also seed ``random``, ``numpy.random`` and torch from that key before each transform.
+        world: This process among all that train. None: found when iteration starts, see :meth:`World.detect`.
+
+    Raises:
+        ConfigError: A setting cannot work, or settings contradict each other.
+        UnsupportedError: A setting is not served by this release.
+    """
+
+    def __init__(
+        self,
+        *,
+        streams: Sequence[Stream] | Mapping[str, Stream] | None = None,
+        remote: str | None = None,
+        local: str | None = None,
+        split: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        download_retry: int = 2,
+        download_timeout: float = 60.0,
+        validate_hash: str | None = None,
+        keep_zip: bool = False,
+        epoch_size: int | float | str | None = None,
+        predownload: int | None = None,
+        cache_limit: int | float | str | None = None,
+        sampling_method: str = "balanced",
+        sampling_granularity: int = 1,
+        partition_algo: str = "relaxed",
+        num_canonical_nodes: int | None = None,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        shuffle_algo: str = "py1e",
+        shuffle_seed: int = 9176,
+        shuffle_block_size: int | None = None,
+        batching_method: str = "random",
+        allow_unsafe_types: bool = False,
+        replication: int | None = None,
+        transform: Callable[..., Any] | None = None,
+        seed_global_rng: bool = False,
+        world: World | None = None,
+    ) -> None:
+        if cache_limit is not None:
+            raise UnsupportedError("cache_limit is not served yet: shards stay in the cache until you remove them")
+        _check_at_least("batch_size", batch_size, 1)
+        _check_at_least("predownload", predownload, 1)
+        _check_at_least("replication", replication, 1)
+        self.streams = named_streams(streams, remote, local, storage_options)
+        self.batch_size = batch_size
+        self.predownload = predownload
+        self.replication = replication
+        self.transform = transform
+        self.seed_global_rng = seed_global_rng
+        self.world = world
+        settings = OrderSettings(
+            shuffle=shuffle,
+            shuffle_algo=shuffle_algo,
+            shuffle_seed=shuffle_seed,
+            shuffle_block_size=shuffle_block_size,
+            num_canonical_nodes=num_canonical_nodes,
+            sampling_method=sampling_method,
+            sampling_granularity=sampling_granularity,
+            partition_algo=partition_algo,
+            batching_method=batching_method,
+        )
+        defaults = StreamDefaults(
+            split=split,
+            download_retry=download_retry,
+            download_timeout=download_timeout,
+            validate_hash=validate_hash,
+            keep_zip=keep_zip,
+        )
+        caches = {name: ShardCache(stream.cache_config(name, defaults)) for name, stream in self.streams.items()}
+        self._source = SampleSource(caches, allow_unsafe_types)
+        self.epochs = Epochs(
+            settings,
+            [stream.weight() for stream in self.streams.values()],
+            parse_count(epoch_size, "epoch_size") if epoch_size else None,
+            self._source,
+        )
+        self._next = Cursor(0, 0)
+        self._handover = Handover()
+        self._assigned: PassStart | None = None
+        self._reading: WorkerSamples | None = None
+        self._reading_from = Cursor(0, 0)
+
+    @property
+    def catalog(self) -> Catalog:
+        """Every shard and sample of the streams, in one numbering."""
+        return self._source.catalog
+
+    @property
+    def size(self) -> int:
+        """Samples of all streams before weighting: the range of ``dataset[i]``."""
+        return self.catalog.num_samples
+
+    @property
+    def epoch_size(self) -> int:
+        """Samples drawn per epoch, after weighting."""
+        return self.epochs.weights.epoch_size
+
+    def __len__(self) -> int:
+        """Samples per epoch and rank: the epoch's size divided among ranks, rounded up."""
+        return ceil(self.epoch_size / self.current_world().num_ranks)
+
+    def __getitem__(self, index: int | slice | Sequence[Any] | NDArray[np.integer[Any]]) -> Any:
+        """Samples by id, straight from their shards: no order, no transform, no epoch.
+
+        Args:
+            index: An id in ``[-size, size)``; or a slice, list or array of such, which gives a list.
+
+        Raises:
+            SampleIndexError: An id is out of range.
+            ConfigError: The index is of another type.
+        """
+        if isinstance(index, (int, np.integer)):
+            place = self.catalog.place(int(index))
+            return self._source.read(place.shard, place.index)
+        if isinstance(index, slice):
+            return [self[one] for one in range(*index.indices(self.size))]
+        if isinstance(index, (list, np.ndarray)):
+            return [self[one] for one in index]
+        raise ConfigError(f"a sample index must be an int, slice, list or array, but got {type(index).__name__}")
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch that the next pass reads; may be set, which also forgets a place within an epoch."""
+        return self.next_cursor().epoch
+
+    @next_epoch.setter
+    def next_epoch(self, epoch: int) -> None:
+        _check_at_least("next_epoch", epoch, 0)
+        self.seek(Cursor(epoch, 0))
+
+    def next_cursor(self) -> Cursor:
+        """Where the next pass begins."""
+        return self._next.passes_later(self._handover.passes_counted())
+
+    def seek(self, cursor: Cursor) -> None:
+        """Let the next pass begin at ``cursor``; a pass under way goes on undisturbed."""
+        self._next = cursor
+        self._handover.reset(cursor)
+
+    def state_dict(self, num_samples: int | None = None, from_beginning: bool = False) -> dict[str, Any]:
+        """The place of the pass under way, or of the next one if none is, as plain values.
+
+        Args:
+            num_samples: Samples read in this pass, over all ranks. None: as many as were taken from ``iter(dataset)``
+                in this process, times the number of ranks.
+            from_beginning: Whether ``num_samples`` counts from the beginning of the epoch rather than from where the
+                pass began.
+        """
+        began = self._pass_began()
+        if num_samples is None:
+            read = 0 if self._reading is None else self._reading.samples_read
+            num_samples, from_beginning = read * self.current_world().num_ranks, False
+        position = num_samples if from_beginning else began.sample_in_epoch + num_samples
+        return self.state_at(Cursor(began.epoch, position))
+
+    def state_at(self, cursor: Cursor) -> dict[str, Any]:
+        """The state of a reader who stands at ``cursor``; the end of an epoch is the beginning of the next."""
+        world = self.current_world()
+        return self.epochs.saved(self.epochs.normalise(cursor, world), world).as_state()
+
+    def load_state_dict(self, state: Mapping[str, Any], on_change: OnChange = "error") -> None:
+        """Let the next pass begin where ``state`` was taken, with its seed and canonical nodes.
+
+        Whether the state belongs to this data is checked when the data is next looked at, not here.
+
+        Args:
+            state: From :meth:`state_dict`, from a loader, or from MosaicML Streaming.
+            on_change: Whether changed data or settings are then an error or a warning.
+
+        Raises:
+            StateError: This is not a saved position.
+        """
+        saved = read_state(state)
+        self.epochs.load(saved, on_change)
+        self.seek(saved.cursor)
+
+    def current_world(self) -> World:
+        """This process among those that read different samples."""
+        return (self.world or World.detect()).replicated(self.replication)
+
+    def begin_pass(self, batch_size: int) -> PassStart:
+        """Begin the next pass and say where; the pass after it is that of the next epoch."""
+        if self._reading is not None:
+            self._reading.close()
+        start = self.epochs.start(self.next_cursor(), self.current_world(), batch_size)
+        self.seek(start.cursor.passes_later(1))
+        self._reading, self._reading_from = None, start.cursor
+        return start
+
+    def assign_pass(self, start: PassStart) -> None:
+        """Let the workers that are made or woken next, or the next ``iter`` in this process, read this pass."""
+        self._assigned = start
+        self._handover.assign(start)
+
+    def __iter__(self) -> WorkerSamples:
+        """This worker's samples of the next pass, in order."""
+        info = get_worker_info()
+        if info is None:
+            start, self._assigned = self._assigned or self.begin_pass(self._own_batch_size()), None
+            self._reading = self._samples(start, worker=0, num_workers=1)
+            return self._reading
+        prepare_worker_process()
+        start = self._handover.assigned() or self.epochs.start(
+            self._handover.count_pass(info.id), self.current_world(), self._own_batch_size()
+        )
+        return self._samples(start, info.id, info.num_workers)
+
+    def close(self) -> None:
+        """Stop fetching and unmap every shard. The dataset may be used again; it then opens what it needs."""
+        if self._reading is not None:
+            self._reading.close()
+        self._source.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reading": None, "_assigned": None}
+
+    def _samples(self, start: PassStart, worker: int, num_workers: int) -> WorkerSamples:
+        share = Share(
+            plan=self.epochs.plan(start),
+            deal=self.epochs.deal(start),
+            node=start.world.node,
+            rank_of_node=start.world.rank_of_node,
+            worker=worker,
+            num_workers=num_workers,
+        )
+        return WorkerSamples(
+            share=share,
+            source=self._source,
+            transform=_keyed(self.transform, self.seed_global_rng, start),
+            predownload=self.predownload or max(64, 8 * start.batch_size),
+        )
+
+    def _pass_began(self) -> Cursor:
+        passes = self._handover.passes_counted()
+        if passes:
+            return self._next.passes_later(passes - 1)
+        return self._next if self._reading is None else self._reading_from
+
+    def _own_batch_size(self) -> int:
+        if self.batch_size is None:
+            raise ConfigError("pass batch_size= to the dataset, or iterate through a StreamingDataLoader that has one")
+        return self.batch_size
+
+
+def _keyed(
+    transform: Callable[..., Any] | None, seed_global_rng: bool, start: PassStart
+) -> Callable[[dict[str, Any], int], Any] | None:
+    """The user's transform as a function of sample and position, its randomness keyed by the position."""
+    if transform is None:
+        return None
+    wants_rng = "rng" in inspect.signature(transform).parameters
+
+    def apply(sample: dict[str, Any], position: int) -> Any:
+        if not (wants_rng or seed_global_rng):
+            return transform(sample)
+        rng = rng_for(start.shuffle_seed, start.cursor.epoch, position)
+        if seed_global_rng:
+            seed_global_generators(rng)
+        return transform(sample, rng=rng) if wants_rng else transform(sample)
+
+    return apply
+
+
+def _check_at_least(name: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise ConfigError(f"{name} must be at least {least}, but got {value}")

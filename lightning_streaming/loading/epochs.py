@@ -1,0 +1,183 @@
+"""The order of a dataset's epochs: its settings, the streams' weights, and what a saved position says about both."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from lightning_streaming.errors import StateMismatchError
+from lightning_streaming.loading.cursor import Cursor, PassStart
+from lightning_streaming.loading.order_store import shared_order
+from lightning_streaming.loading.source import SampleSource
+from lightning_streaming.loading.state import SavedPosition, changes, fingerprint
+from lightning_streaming.order.partition import CanonicalSequence, Deal, canonical_sequence
+from lightning_streaming.order.plan import DatasetShape, EpochPlan, plan_epoch
+from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.order.weights import ResolvedWeights, StreamWeight, resolve_weights
+from lightning_streaming.world import World
+
+_log = logging.getLogger(__name__)
+
+OnChange = Literal["error", "warn"]
+"""What to do about a saved position whose data or order settings have changed since: refuse it, or say so and go on."""
+
+
+class Epochs:
+    """Every epoch of a dataset, as an order of sample ids.
+
+    Args:
+        settings: What the user wrote.
+        stream_weights: Each stream's weight, in stream order.
+        epoch_size: Samples per epoch, if the user chose.
+        source: Where the data's sizes are known from; looked at only when they are needed.
+    """
+
+    def __init__(
+        self,
+        settings: OrderSettings,
+        stream_weights: Sequence[StreamWeight],
+        epoch_size: int | None,
+        source: SampleSource,
+    ) -> None:
+        self._settings = settings
+        self._stream_weights = list(stream_weights)
+        self._epoch_size = epoch_size
+        self._source = source
+        self._weights: ResolvedWeights | None = None
+        self._initial_nodes: int | None = None
+        self._unchecked: tuple[Mapping[str, Any], OnChange] | None = None
+        self._fingerprinted: tuple[OrderSettings, dict[str, Any]] | None = None
+
+    @property
+    def weights(self) -> ResolvedWeights:
+        """Each stream's share of an epoch, in stream order."""
+        if self._weights is None:
+            sizes = self._source.catalog.samples_per_stream
+            seed = self._settings.shuffle_seed
+            self._weights = resolve_weights(self._stream_weights, sizes, self._epoch_size, seed)
+        return self._weights
+
+    def settle(self, world: World) -> OrderSettings:
+        """The settings with every default filled in. Canonical nodes stay what the first world made them.
+
+        Raises:
+            StateMismatchError: A position was loaded that belongs to other data or another order.
+        """
+        if self._initial_nodes is None:
+            self._initial_nodes = world.num_nodes
+        self._settings = self._settings.settled(self._initial_nodes)
+        self._check_loaded()
+        return self._settings
+
+    def load(self, saved: SavedPosition, on_change: OnChange) -> None:
+        """Take seed and canonical nodes from a saved position. Its fingerprint is checked when the data is known."""
+        asked = self._settings.num_canonical_nodes
+        if asked not in (None, saved.num_canonical_nodes):
+            _log.warning("num_canonical_nodes %s gives way to the saved position's %d", asked, saved.num_canonical_nodes)
+        self._use(
+            replace(
+                self._settings, shuffle_seed=saved.shuffle_seed, num_canonical_nodes=saved.num_canonical_nodes
+            )
+        )
+        self._initial_nodes = saved.initial_physical_nodes
+        self._unchecked = None if saved.fingerprint is None else (saved.fingerprint, on_change)
+
+    def start(self, cursor: Cursor, world: World, batch_size: int) -> PassStart:
+        """All that a process must know to begin a pass at ``cursor``."""
+        settings = self.settle(world)
+        assert settings.num_canonical_nodes is not None, "settled"
+        assert settings.shuffle_block_size is not None, "settled"
+        return PassStart(
+            cursor=self.normalise(cursor, world),
+            world=world,
+            batch_size=batch_size,
+            shuffle_seed=settings.shuffle_seed,
+            num_canonical_nodes=settings.num_canonical_nodes,
+            shuffle_block_size=settings.shuffle_block_size,
+        )
+
+    def plan(self, start: PassStart) -> EpochPlan:
+        """The sample ids of a pass by position, with the seed and canonical nodes that ``start`` carries."""
+        settings = self._settings_of(start)
+        self._use(settings)
+        shape = DatasetShape(shard_sizes=self._source.catalog.shard_sizes_per_stream, weights=self.weights)
+        order = shared_order(settings, shape, start.cursor.epoch)
+        return plan_epoch(settings, shape, start.world.num_nodes, order, self._initial_nodes)
+
+    def deal(self, start: PassStart) -> Deal:
+        """How the samples of a pass are dealt to ranks and batches."""
+        return Deal(
+            length=len(self._sequence(self._settings_of(start), start.world)),
+            start=start.cursor.sample_in_epoch,
+            num_nodes=start.world.num_nodes,
+            ranks_per_node=start.world.ranks_per_node,
+            batch_size=start.batch_size,
+        )
+
+    def normalise(self, cursor: Cursor, world: World) -> Cursor:
+        """The same place, the end of an epoch written as the beginning of the next.
+
+        Raises:
+            StateError: The place is beyond the epoch's end.
+        """
+        sequence = self._sequence(self.settle(world), world)
+        position = sequence.resume_position(cursor.sample_in_epoch, world.num_ranks)
+        return cursor.passes_later(1) if position == len(sequence) else Cursor(cursor.epoch, position)
+
+    def saved(self, cursor: Cursor, world: World) -> SavedPosition:
+        """The position ``cursor`` with all that makes it mean the same again."""
+        settings = self.settle(world)
+        assert settings.num_canonical_nodes is not None, "settled"
+        return SavedPosition(
+            cursor=cursor,
+            shuffle_seed=settings.shuffle_seed,
+            num_canonical_nodes=settings.num_canonical_nodes,
+            initial_physical_nodes=self._initial_nodes,
+            fingerprint=self._fingerprint(),
+        )
+
+    def _sequence(self, settings: OrderSettings, world: World) -> CanonicalSequence:
+        assert settings.num_canonical_nodes is not None, "settled"
+        return canonical_sequence(
+            settings.partition_algo,
+            self.weights.epoch_size,
+            settings.num_canonical_nodes,
+            world.num_nodes,
+            self._initial_nodes,
+        )
+
+    def _settings_of(self, start: PassStart) -> OrderSettings:
+        return replace(
+            self._settings,
+            shuffle_seed=start.shuffle_seed,
+            num_canonical_nodes=start.num_canonical_nodes,
+            shuffle_block_size=start.shuffle_block_size,
+        )
+
+    def _use(self, settings: OrderSettings) -> None:
+        if settings.shuffle_seed != self._settings.shuffle_seed:
+            self._weights = None  # the seed also decides which streams get the samples that rounding left over
+        self._settings = settings
+
+    def _fingerprint(self) -> dict[str, Any]:
+        if self._fingerprinted is None or self._fingerprinted[0] != self._settings:
+            taken = fingerprint(self._source.catalog, self._settings, self.weights)
+            self._fingerprinted = self._settings, taken
+        return self._fingerprinted[1]
+
+    def _check_loaded(self) -> None:
+        if self._unchecked is None:
+            return
+        saved, on_change = self._unchecked
+        found = changes(saved, self._fingerprint())
+        if found and on_change == "error":
+            raise StateMismatchError(
+                "the saved position belongs to other data or another order:\n  "
+                + "\n  ".join(found)
+                + '\nPut these back, or resume with on_change="warn" to go on from the same position all the same.'
+            )
+        if found:
+            _log.warning("resuming although data or order have changed: %s", "; ".join(found))
+        self._unchecked = None

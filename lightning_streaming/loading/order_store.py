@@ -1,0 +1,77 @@
+"""An epoch's order, made once per node and mapped by every process that reads it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.cache.layout import orders_directory
+from lightning_streaming.files import appears_whole, hold_lock, remove_partials
+from lightning_streaming.order.plan import DatasetShape, draw_order, order_digest
+from lightning_streaming.order.settings import OrderSettings
+
+_SMALL_EPOCH = 1 << 16
+"""Samples up to which each process makes its own copy: half a megabyte and some milliseconds."""
+_LOCK_SECONDS = 3600.0
+_SUFFIX = ".order"
+
+
+def shared_order(settings: OrderSettings, shape: DatasetShape, epoch: int) -> NDArray[np.int64] | None:
+    """The order of one epoch, as :func:`lightning_streaming.order.plan.draw_order` makes it.
+
+    A large one lies in a file of this node's runtime directory, named by a digest of all it depends on. Whoever takes
+    the lock first makes the file; everyone maps it read-only, so more workers take no more memory. A process holds a
+    shared ``flock`` on the file for as long as it maps it, and whoever makes an order removes those that nobody holds:
+    so finished epochs and killed runs leave at most one file, until the next run on this node.
+    """
+    if shape.epoch_size <= _SMALL_EPOCH:
+        return draw_order(settings, shape, epoch)
+    path = orders_directory() / (order_digest(settings, shape, epoch) + _SUFFIX)
+    mapped = _map_if_present(path)
+    if mapped is not None:
+        return mapped
+    with hold_lock(path.with_suffix(".lock"), _LOCK_SECONDS, f"make the order of epoch {epoch}"):
+        mapped = _map_if_present(path)
+        if mapped is not None:
+            return mapped
+        order = draw_order(settings, shape, epoch)
+        if order is None:
+            return None
+        remove_partials(path)
+        _remove_unused(path.parent)
+        with appears_whole(path) as partial:
+            order.tofile(partial)
+        mapped = _map_if_present(path)
+    return order if mapped is None else mapped
+
+
+def _map_if_present(path: Path) -> NDArray[np.int64] | None:
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return None
+    with file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        if os.fstat(file.fileno()).st_nlink == 0:  # removed between our open and our lock
+            return None
+        # The map keeps a duplicate of the descriptor, and with it the lock, until it is freed or the process dies.
+        return np.memmap(file, dtype=np.int64, mode="r")
+
+
+def _remove_unused(directory: Path) -> None:
+    for path in directory.glob(f"*{_SUFFIX}"):
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:
+            continue
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            path.unlink(missing_ok=True)
+            path.with_suffix(".lock").unlink(missing_ok=True)

@@ -1,0 +1,103 @@
+"""Samples by their place: brings shards to this node and reads from them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from lightning_streaming.cache import ShardCache
+from lightning_streaming.errors import FormatError
+from lightning_streaming.formats.shard import ShardReader, open_shard
+from lightning_streaming.loading.catalog import Catalog
+
+_MOST_OPEN_SHARDS = 256
+"""Shards mapped at a time by one process; each holds one file descriptor, of which a process often may have 1024."""
+
+
+class SampleSource:
+    """The shards of all streams of a dataset, fetched and opened when needed.
+
+    Making one does no I/O. It may be sent to another process, which then reads the indexes for itself, from this node's
+    cache.
+
+    Args:
+        caches: Where each stream's files are, by stream name.
+        allow_unsafe_types: Whether columns may be unpickled.
+    """
+
+    def __init__(self, caches: Mapping[str, ShardCache], allow_unsafe_types: bool) -> None:
+        self._caches = dict(caches)
+        self._allow_unsafe_types = allow_unsafe_types
+        self._catalog: Catalog | None = None
+        self._open: OrderedDict[int, ShardReader] = OrderedDict()
+
+    @property
+    def catalog(self) -> Catalog:
+        """Every shard and sample; the indexes are read, and if need be downloaded, at the first look."""
+        if self._catalog is None:
+            self._catalog = Catalog({name: cache.read_index() for name, cache in self._caches.items()})
+        return self._catalog
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether any stream's shards may have to be fetched first."""
+        return not all(cache.reads_in_place for cache in self._caches.values())
+
+    def fetch(self, shard: int, wait: bool = True) -> bool:
+        """Have a shard on this node.
+
+        Args:
+            shard: Counted over all streams.
+            wait: Whether to wait while another process fetches it.
+
+        Returns:
+            Whether it is here; False only if ``wait`` is False and another process is fetching it.
+        """
+        return self._cache_of(shard).ensure(self.catalog.shards[shard], wait=wait) is not None
+
+    def read(self, shard: int, index: int) -> dict[str, Any]:
+        """One sample, decoded: column name to value.
+
+        Raises:
+            FormatError: The shard or the sample is damaged; names the stream and the shard.
+            StorageError: The shard could not be fetched.
+        """
+        with self._named(shard):
+            return self._reader(shard)[index]
+
+    def close(self) -> None:
+        """Unmap every shard. Samples read before stay valid."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_catalog": None, "_open": OrderedDict()}
+
+    def _reader(self, shard: int) -> ShardReader:
+        reader = self._open.get(shard)
+        if reader is None:
+            info = self.catalog.shards[shard]
+            directory = self._cache_of(shard).ensure(info)
+            assert directory is not None, "ensure() that waits gives a directory"
+            reader = open_shard(info, directory, allow_unsafe_types=self._allow_unsafe_types)
+            self._open[shard] = reader
+            if len(self._open) > _MOST_OPEN_SHARDS:
+                self._open.popitem(last=False)[1].close()
+        else:
+            self._open.move_to_end(shard)
+        return reader
+
+    def _cache_of(self, shard: int) -> ShardCache:
+        return self._caches[self._stream_of(shard)]
+
+    def _stream_of(self, shard: int) -> str:
+        return self.catalog.stream_names[self.catalog.stream_of_shard[shard]]
+
+    @contextmanager
+    def _named(self, shard: int) -> Iterator[None]:
+        try:
+            yield
+        except FormatError as error:
+            raise type(error)(f"stream {self._stream_of(shard)!r}: {error}") from error

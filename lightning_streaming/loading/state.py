@@ -1,0 +1,151 @@
+"""The saved position: a small dict of plain values, the same on every rank.
+
+    {"version": 1, "epoch": 3, "sample_in_epoch": 51200, "shuffle_seed": 9176, "num_canonical_nodes": 2,
+     "initial_physical_nodes": 2, "fingerprint": {...}}
+
+It loads with ``torch.load(..., weights_only=True)``. The four or five keys that MosaicML Streaming writes are accepted too; such a
+state carries no fingerprint, so it cannot be checked against the data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_streaming.errors import StateError
+from lightning_streaming.loading.catalog import Catalog, shard_table
+from lightning_streaming.loading.cursor import Cursor
+from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.order.weights import ResolvedWeights
+
+STATE_VERSION = 1
+_MOST_STREAMS_LISTED = 16
+"""Streams up to which a fingerprint describes each; beyond, one digest covers them all and the state stays small."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedPosition:
+    """A state that has been read and found sound."""
+
+    cursor: Cursor
+    shuffle_seed: int
+    num_canonical_nodes: int
+    initial_physical_nodes: int | None
+    fingerprint: Mapping[str, Any] | None
+
+    def as_state(self) -> dict[str, Any]:
+        """The dict that :func:`read_state` turns back into this value."""
+        return {
+            "version": STATE_VERSION,
+            "epoch": self.cursor.epoch,
+            "sample_in_epoch": self.cursor.sample_in_epoch,
+            "shuffle_seed": self.shuffle_seed,
+            "num_canonical_nodes": self.num_canonical_nodes,
+            "initial_physical_nodes": self.initial_physical_nodes,
+            "fingerprint": self.fingerprint,
+        }
+
+
+def read_state(state: Mapping[str, Any]) -> SavedPosition:
+    """Read a saved state, ours or one of MosaicML Streaming.
+
+    Raises:
+        StateError: It is not a state, lacks a key, or was written by a version that is not known here.
+    """
+    if not isinstance(state, Mapping):
+        raise StateError(f"a saved position is a dict, but got {type(state).__name__}")
+    version = state.get("version", STATE_VERSION)
+    if version != STATE_VERSION:
+        raise StateError(
+            f"this saved position has version {version!r} and this release reads version {STATE_VERSION}; "
+            "resume with the release that wrote it, or a newer one"
+        )
+    epoch = _whole_number(state, "epoch", least=-1)
+    sample_in_epoch = _whole_number(state, "sample_in_epoch", least=0)
+    initial_nodes = state.get("initial_physical_nodes")
+    return SavedPosition(
+        # MosaicML Streaming calls the time before the first epoch "epoch -1".
+        cursor=Cursor(epoch, sample_in_epoch) if epoch >= 0 else Cursor(0, 0),
+        shuffle_seed=_whole_number(state, "shuffle_seed", least=0),
+        num_canonical_nodes=_whole_number(state, "num_canonical_nodes", least=1),
+        initial_physical_nodes=None
+        if initial_nodes is None
+        else _whole_number(state, "initial_physical_nodes", least=1),
+        fingerprint=state.get("fingerprint"),
+    )
+
+
+def _whole_number(state: Mapping[str, Any], key: str, least: int) -> int:
+    if key not in state:
+        raise StateError(f"a saved position needs {key!r}, but this one only has {', '.join(map(repr, state))}")
+    value = state[key]
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise StateError(f"{key!r} of a saved position must be a whole number of at least {least}, but is {value!r}")
+    return value
+
+
+def fingerprint(catalog: Catalog, settings: OrderSettings, weights: ResolvedWeights) -> dict[str, Any]:
+    """What a position depends on, apart from the seed and the canonical nodes, which the state carries itself.
+
+    Args:
+        catalog: The data.
+        settings: The order settings, settled.
+        weights: The streams' shares of an epoch.
+    """
+    order = {
+        "epoch_size": weights.epoch_size,
+        "shuffle": settings.shuffle,
+        "shuffle_algo": settings.shuffle_algo if settings.shuffle else None,
+        "shuffle_block_size": settings.shuffle_block_size if settings.shuffle else None,
+        "sampling_method": settings.sampling_method,
+        "sampling_granularity": settings.sampling_granularity,
+        "batching_method": settings.batching_method,
+    }
+    return {"order": order, "streams": _describe_streams(catalog, weights.choose)}
+
+
+def _describe_streams(catalog: Catalog, choose: Sequence[int]) -> dict[str, Any]:
+    described: dict[str, Any] = {}
+    first = 0
+    for stream, name in enumerate(catalog.stream_names):
+        last = first + catalog.shards_per_stream[stream]
+        described[name] = {
+            "samples": catalog.samples_per_stream[stream],
+            "shards": catalog.shards_per_stream[stream],
+            "samples drawn": choose[stream],
+            "digest": _digest(shard_table(catalog.shards[first:last])),
+        }
+        first = last
+    if len(described) <= _MOST_STREAMS_LISTED:
+        return described
+    return {f"all {len(described)} streams": {"samples": catalog.num_samples, "digest": _digest(described)}}
+
+
+def _digest(value: object) -> str:
+    return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
+
+
+def changes(saved: Mapping[str, Any], now: Mapping[str, Any], where: str = "") -> list[str]:
+    """Each difference between two fingerprints, in words.
+
+    >>> changes({"order": {"shuffle": True}}, {"order": {"shuffle": False}})
+    ['order.shuffle: saved True, now False']
+    """
+    found = []
+    for key in [*saved, *(key for key in now if key not in saved)]:
+        name = f"{where}.{key}" if where else str(key)
+        before, after = saved.get(key, "absent"), now.get(key, "absent")
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            found += changes(before, after, name)
+        elif before != after:
+            found.append(f"{name}: saved {_brief(before)}, now {_brief(after)}")
+    return found
+
+
+def _brief(value: object) -> str:
+    if isinstance(value, Mapping):
+        return f"{value.get('samples', '?')} samples"
+    return repr(value)

@@ -1,0 +1,116 @@
+"""One stream: where a dataset directory is, and how much of it an epoch draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lightning_streaming.cache import CacheConfig
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.order.weights import StreamWeight
+from lightning_streaming.storage import is_url, join_url
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stream:
+    """A dataset directory with an ``index.json``, and its share of an epoch.
+
+    Args:
+        remote: Where the shards come from: a path, or any URL fsspec knows (``s3://``, ``gs://``, ``https://``, ...).
+        local: Directory of this node that keeps downloaded shards. None: a directory under the user's cache, named
+            after ``remote``; or, where ``remote`` is a path of this machine, no copy at all. With ``local`` alone the
+            dataset is read in place.
+        split: Subdirectory of both ``remote`` and ``local``, like "train".
+        proportion: Share of an epoch drawn from this stream, relative to the other streams.
+        repeat: How often an epoch goes through this stream; 0.5 draws half of its samples.
+        choose: How many samples an epoch draws from this stream.
+        storage_options: Passed to fsspec: ``key``, ``secret``, ``endpoint_url``, ``token``, ``anon``, ...
+        download_retry: Attempts per file, the first included.
+        download_timeout: Seconds per attempt.
+        validate_hash: Hash to check downloaded files with. None: one that the index offers.
+        keep_zip: Keep compressed files beside the decompressed ones.
+    """
+
+    remote: str | None = None
+    local: str | None = None
+    split: str | None = None
+    proportion: float | None = None
+    repeat: float | None = None
+    choose: int | None = None
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    download_retry: int | None = None
+    download_timeout: float | None = None
+    validate_hash: str | None = None
+    keep_zip: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.remote is None and self.local is None:
+            raise ConfigError("a stream needs remote=, local=, or both")
+        self.weight()
+
+    def weight(self) -> StreamWeight:
+        """This stream's share of an epoch, checked.
+
+        Raises:
+            ConfigError: More than one of proportion, repeat and choose is given, or one is negative.
+        """
+        return StreamWeight(proportion=self.proportion, repeat=self.repeat, choose=self.choose)
+
+    def cache_config(self, name: str, defaults: StreamDefaults) -> CacheConfig:
+        """Where and how this stream's files are fetched; what it leaves open is taken from ``defaults``."""
+        split = defaults.split if self.split is None else self.split
+        return CacheConfig(
+            name=name,
+            remote=_with_split(self.remote, split),
+            local=_with_split(self.local, split),
+            storage_options=self.storage_options,
+            download_retry=defaults.download_retry if self.download_retry is None else self.download_retry,
+            download_timeout=defaults.download_timeout if self.download_timeout is None else self.download_timeout,
+            validate_hash=defaults.validate_hash if self.validate_hash is None else self.validate_hash,
+            keep_zip=defaults.keep_zip if self.keep_zip is None else self.keep_zip,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamDefaults:
+    """What every stream of a dataset uses unless it says otherwise; the fields are those of :class:`Stream`."""
+
+    split: str | None = None
+    download_retry: int = 2
+    download_timeout: float = 60.0
+    validate_hash: str | None = None
+    keep_zip: bool = False
+
+
+def named_streams(
+    streams: Sequence[Stream] | Mapping[str, Stream] | None,
+    remote: str | None,
+    local: str | None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> dict[str, Stream]:
+    """Bring the two ways to name data, ``streams`` or ``remote``/``local``, into one: a mapping from name to stream.
+
+    Streams of a list are named by their place: "0", "1", ...
+
+    Raises:
+        ConfigError: Both ways are used, or neither.
+    """
+    if bool(streams) == (remote is not None or local is not None):
+        raise ConfigError("give either streams= or remote=/local=, not both and not neither")
+    if not streams:
+        return {"0": Stream(remote=remote, local=local, storage_options=storage_options or {})}
+    if storage_options:
+        raise ConfigError("with streams=, storage_options belong to each stream")
+    if isinstance(streams, Mapping):
+        return dict(streams)
+    return {str(place): stream for place, stream in enumerate(streams)}
+
+
+def _with_split(location: str | None, split: str | None) -> str | None:
+    if location is None or not split:
+        return location
+    if is_url(location):
+        return join_url(location, split)
+    return str(Path(location) / split)

@@ -1,0 +1,48 @@
+"""What every shuffle algorithm is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ShuffleTask:
+    """Samples in runs, and how to shuffle them."""
+
+    units: NDArray[np.int64]
+    """Sizes of the runs to keep together."""
+    num_canonical_nodes: int
+    """Slices to shuffle each by itself."""
+    seed: int
+    """The same for all epochs."""
+    epoch: int
+    """Counts from 0."""
+    block_size: int
+    """Samples to mix with each other, for algorithms that work in blocks."""
+
+    def __post_init__(self) -> None:
+        if self.num_canonical_nodes < 1 or self.block_size < 1:
+            raise ConfigError(
+                f"shuffling needs at least one canonical node and a positive block size, but got "
+                f"{self.num_canonical_nodes} and {self.block_size}"
+            )
+        if self.seed < 0 or self.epoch < 0:
+            raise ConfigError(f"seed and epoch must not be negative, but got {self.seed} and {self.epoch}")
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in all runs."""
+        return int(self.units.sum())
+
+    def run_generator(self) -> np.random.Generator:
+        """A fresh generator that is the same in all epochs."""
+        return np.random.default_rng(self.seed)
+
+    def epoch_generator(self) -> np.random.Generator:
+        """A fresh generator of this epoch."""
+        return np.random.default_rng(self.seed + self.epoch)

@@ -1,0 +1,137 @@
+"""How many samples each stream gives to an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamWeight:
+    """What a person says about one stream's share; at most one of the three."""
+
+    proportion: float | None = None
+    """Share relative to the other streams; only the ratios count."""
+    repeat: float | None = None
+    """How often each sample is read per epoch, on average."""
+    choose: int | None = None
+    """Samples per epoch."""
+
+    def __post_init__(self) -> None:
+        said = {
+            name: value
+            for name, value in (("proportion", self.proportion), ("repeat", self.repeat), ("choose", self.choose))
+            if value is not None
+        }
+        if len(said) > 1:
+            raise ConfigError(f"a stream takes one of proportion, repeat and choose, but got {said}")
+        for name, value in said.items():
+            if not 0 <= value < float("inf"):
+                raise ConfigError(f"{name} must be a finite number that is not negative, but got {value}")
+
+    @property
+    def is_unsaid(self) -> bool:
+        """Whether the stream is left to its own size."""
+        return self.proportion is None and self.repeat is None and self.choose is None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResolvedWeights:
+    """What each stream gives, in stream order."""
+
+    proportion: tuple[float, ...]
+    """Share of the epoch; sums to 1."""
+    repeat: tuple[float, ...]
+    """How often each sample is read per epoch, on average."""
+    choose: tuple[int, ...]
+    """Samples per epoch; sums to ``epoch_size``."""
+    epoch_size: int
+    """Samples per epoch over all streams."""
+
+
+def resolve_weights(
+    weights: Sequence[StreamWeight], sizes: Sequence[int], epoch_size: int | None, seed: int
+) -> ResolvedWeights:
+    """Turn what a person said about weights into samples per stream.
+
+    Streams are either all relative (each has a ``proportion``, together they fill ``epoch_size``) or all absolute
+    (``repeat``, ``choose`` or their own size). With an ``epoch_size`` and no weights at all, streams share it by size.
+
+    Args:
+        weights: One per stream.
+        sizes: Samples in each stream.
+        epoch_size: Samples per epoch; None or 0 for as many as the streams hold or the weights say.
+        seed: Decides which streams get the few samples that rounding leaves over.
+
+    Raises:
+        ConfigError: Weights of different kinds are mixed, an ``epoch_size`` contradicts absolute weights, a stream is
+            empty, or nothing would be drawn.
+    """
+    if not weights or len(weights) != len(sizes):
+        raise ConfigError(f"a dataset needs streams with one weight each, but got {len(sizes)} and {len(weights)}")
+    if min(sizes) < 1:
+        raise ConfigError(f"stream {list(sizes).index(min(sizes))} has no samples; remove it")
+    if seed < 0 or (epoch_size or 0) < 0:
+        raise ConfigError(f"seed and epoch_size must not be negative, but got {seed} and {epoch_size}")
+
+    totals = np.asarray(sizes, np.int64)
+    relative = sum(weight.proportion is not None for weight in weights)
+    if relative not in (0, len(weights)):
+        raise ConfigError(
+            f"proportion must be given for all {len(weights)} streams or for none, but {relative} have it"
+        )
+    if relative:
+        shares = np.asarray([weight.proportion for weight in weights], np.float64)
+        return _relative(shares, totals, epoch_size, seed)
+    if not epoch_size:
+        return _absolute(weights, totals)
+    if not all(weight.is_unsaid for weight in weights):
+        raise ConfigError(
+            f"repeat and choose say how large an epoch is, so epoch_size={epoch_size} contradicts them; "
+            "drop epoch_size, or weight streams by proportion"
+        )
+    return _relative(totals.astype(np.float64), totals, epoch_size, seed)
+
+
+def _relative(
+    shares: NDArray[np.float64], totals: NDArray[np.int64], epoch_size: int | None, seed: int
+) -> ResolvedWeights:
+    if not shares.sum() > 0:
+        raise ConfigError("at least one stream needs a proportion above 0")
+    size = epoch_size or int(totals.sum())
+    proportion = shares / shares.sum()
+    choose = (size * proportion).astype(np.int64)
+    left_over = size - int(choose.sum())
+    # Rounding never leaves more than one sample per stream.
+    lucky = np.random.default_rng(seed).choice(len(choose), left_over, replace=False)
+    choose[lucky] += 1
+    return _resolved(proportion, choose, totals)
+
+
+def _absolute(weights: Sequence[StreamWeight], totals: NDArray[np.int64]) -> ResolvedWeights:
+    choose = np.asarray(
+        [_absolute_choice(weight, size) for weight, size in zip(weights, totals.tolist(), strict=True)], np.int64
+    )
+    if not choose.any():
+        raise ConfigError("the weights draw no sample at all; raise a repeat or a choose")
+    return _resolved(choose / choose.sum(), choose, totals)
+
+
+def _absolute_choice(weight: StreamWeight, size: int) -> int:
+    if weight.repeat is not None:
+        return int(float(weight.repeat) * size)
+    return size if weight.choose is None else weight.choose
+
+
+def _resolved(proportion: NDArray[np.float64], choose: NDArray[np.int64], totals: NDArray[np.int64]) -> ResolvedWeights:
+    return ResolvedWeights(
+        proportion=tuple(proportion.tolist()),
+        repeat=tuple((choose / totals).tolist()),
+        choose=tuple(choose.tolist()),
+        epoch_size=int(choose.sum()),
+    )

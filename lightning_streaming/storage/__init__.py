@@ -1,0 +1,17 @@
+"""URL to file and back, through fsspec: one policy for retries, deadlines, errors and secrets over all stores."""
+
+from lightning_streaming.storage.filesystems import prepare
+from lightning_streaming.storage.transfer import download, read_bytes, upload
+from lightning_streaming.storage.urls import is_url, join_url, local_path, location_key, mask_url
+
+__all__ = [
+    "download",
+    "is_url",
+    "join_url",
+    "local_path",
+    "location_key",
+    "mask_url",
+    "prepare",
+    "read_bytes",
+    "upload",
+]

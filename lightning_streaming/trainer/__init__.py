@@ -1,0 +1,1 @@
+"""The Lightning front door: the only room that imports lightning."""

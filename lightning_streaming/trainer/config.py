@@ -1,0 +1,81 @@
+"""What a user writes about the data of one stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.stream import Stream
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamingConfig:
+    """The data of one stage: one dataset (``remote``), or several streams mixed by weight (``streams``).
+
+    The fields are the arguments of :class:`~lightning_streaming.StreamingDataset` of the same names.
+
+    Args:
+        streams: Streams by name, each with its ``remote`` and, if several are mixed, its ``proportion``.
+        remote: Where the shards of the only stream come from: a path, or any URL fsspec knows (s3://, gs://, ...).
+        local: The only stream's directory on each node. None: under the user's cache directory.
+        split: Subdirectory of every stream that names none itself, like "train".
+        storage_options: Passed to fsspec for the only stream: key, secret, endpoint_url, token, ...
+        download_retry: Attempts per file, the first included.
+        download_timeout: Seconds per attempt.
+        validate_hash: Hash to check downloads with. None: one that the index offers.
+        keep_zip: Keep compressed files beside the decompressed ones.
+        epoch_size: Samples per epoch, like 50000 or "10m" (k, m, b, t: powers of 1000). None: all, after weighting.
+        predownload: Samples ahead of each worker for which shards are fetched. None: 8 batches.
+        cache_limit: Not served yet; leave null.
+        sampling_method: "balanced" draws anew each epoch what weights leave open; "fixed" always draws the same.
+        sampling_granularity: Samples drawn from a shard at a time.
+        partition_algo: "relaxed" or "orig".
+        num_canonical_nodes: Slices of the sample space that make the order independent of the machine count. None:
+            that of the first run, kept in the checkpoint.
+        shuffle: Whether to shuffle. None: yes for training, no otherwise.
+        shuffle_algo: "py1e", "py1s" or "naive".
+        shuffle_seed: Seed of everything random about the order.
+        shuffle_block_size: Samples within which "py1e" mixes.
+        batching_method: "random".
+        allow_unsafe_types: Whether columns may be unpickled. Unpickling runs code found in the data.
+        replication: This many consecutive ranks read the same samples.
+        seed_global_rng: Seed random, numpy.random and torch from each sample's key before its transform.
+    """
+
+    streams: Mapping[str, Stream] | None = None
+    remote: str | None = None
+    local: str | None = None
+    split: str | None = None
+    storage_options: Mapping[str, Any] | None = None
+    download_retry: int = 2
+    download_timeout: float = 60.0
+    validate_hash: str | None = None
+    keep_zip: bool = False
+    epoch_size: int | float | str | None = None
+    predownload: int | None = None
+    cache_limit: int | float | str | None = None
+    sampling_method: str = "balanced"
+    sampling_granularity: int = 1
+    partition_algo: str = "relaxed"
+    num_canonical_nodes: int | None = None
+    shuffle: bool | None = None
+    shuffle_algo: str = "py1e"
+    shuffle_seed: int = 9176
+    shuffle_block_size: int | None = None
+    batching_method: str = "random"
+    allow_unsafe_types: bool = False
+    replication: int | None = None
+    seed_global_rng: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.streams and self.remote is None and self.local is None:
+            raise ConfigError("the data of a stage needs streams=, remote= or local=")
+
+    def dataset_arguments(self, *, shuffle_by_default: bool) -> dict[str, Any]:
+        """Keyword arguments for :class:`~lightning_streaming.StreamingDataset`."""
+        arguments = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.shuffle is None:
+            arguments["shuffle"] = shuffle_by_default
+        return arguments

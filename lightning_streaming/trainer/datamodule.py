@@ -1,0 +1,187 @@
+"""Streaming datasets for each stage of a Lightning run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from lightning.pytorch import LightningDataModule, Trainer
+from torch.utils.data import default_collate
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.dataloader import StreamingDataLoader
+from lightning_streaming.loading.dataset import StreamingDataset
+from lightning_streaming.trainer.config import StreamingConfig
+from lightning_streaming.trainer.state_callback import StreamingStateCallback
+from lightning_streaming.world import World
+
+Stage = Literal["train", "val", "test", "predict"]
+
+_STAGES_OF: Mapping[str, tuple[Stage, ...]] = {
+    "fit": ("train", "val"),
+    "validate": ("val",),
+    "test": ("test",),
+    "predict": ("predict",),
+}
+
+
+class StreamingDataModule(LightningDataModule):
+    """Builds a streaming dataset and its loader for each stage, and makes ``Trainer.fit(ckpt_path=...)`` exact.
+
+    Use it as it is, from Python or YAML, or override :meth:`transform` and :meth:`collate` for your own task, and
+    :meth:`build_dataset` and :meth:`build_dataloader` for anything else. A :class:`StreamingStateCallback` is added to
+    the trainer if there is none, so the position is in every checkpoint.
+
+    Args:
+        train: Data of ``fit``.
+        val: Data of ``fit``'s validation and of ``validate``.
+        test: Data of ``test``.
+        predict: Data of ``predict``.
+        batch_size: Samples per batch on each rank.
+        eval_batch_size: The same for val, test and predict. None: ``batch_size``.
+        num_workers: Worker processes per loader; 0 loads in the training process.
+        prefetch_factor: Batches each worker prepares ahead. None: torch's default.
+        persistent_workers: Keep workers from epoch to epoch.
+        pin_memory: Copy batches to page-locked memory, for faster transfer to a GPU.
+        drop_last: Leave out a last training batch that is not full.
+        multiprocessing_context: How workers start: "fork", "spawn" or "forkserver". None: the platform's default.
+    """
+
+    def __init__(
+        self,
+        train: StreamingConfig | None = None,
+        val: StreamingConfig | None = None,
+        test: StreamingConfig | None = None,
+        predict: StreamingConfig | None = None,
+        batch_size: int = 1,
+        eval_batch_size: int | None = None,
+        num_workers: int = 0,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        multiprocessing_context: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.configs: dict[Stage, StreamingConfig | None] = {
+            "train": train,
+            "val": val,
+            "test": test,
+            "predict": predict,
+        }
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.num_workers = num_workers
+        self.prefetch_factor = prefetch_factor
+        self.persistent_workers = persistent_workers
+        self.pin_memory = pin_memory
+        self.drop_last = drop_last
+        self.multiprocessing_context = multiprocessing_context
+        self.datasets: dict[Stage, StreamingDataset] = {}
+
+    # Override these -----------------------------------------------------------------------------------------------
+
+    def transform(self, sample: dict[str, Any], stage: Stage, rng: np.random.Generator) -> Any:  # noqa: ARG002
+        """Turn a decoded sample into what your collate takes. Runs in the workers.
+
+        Args:
+            sample: Column name to value.
+            stage: "train", "val", "test" or "predict"; augment in "train" only.
+            rng: The sample's own generator: drawing from it gives the same augmentation after any resume.
+        """
+        return sample
+
+    def collate(self, samples: list[Any]) -> Any:
+        """Turn the transformed samples of a batch into the batch. Runs in the workers."""
+        return default_collate(samples)
+
+    def build_dataset(self, stage: Stage, config: StreamingConfig) -> StreamingDataset:
+        """Make the dataset of a stage. Called in :meth:`setup`, on every rank, with the trainer attached."""
+        return StreamingDataset(
+            **config.dataset_arguments(shuffle_by_default=stage == "train"),
+            transform=partial(self.transform, stage=stage) if self._overrides("transform") else None,
+            world=None if self.trainer is None else world_of(self.trainer),
+        )
+
+    def build_dataloader(self, stage: Stage, dataset: StreamingDataset) -> StreamingDataLoader:
+        """Make the loader of a stage. Called whenever Lightning asks for one."""
+        return StreamingDataLoader(
+            dataset,
+            batch_size=self.batch_size_of(stage),
+            collate_fn=self.collate if self._overrides("collate") else None,
+            num_workers=self.num_workers,
+            prefetch_factor=self.prefetch_factor,
+            persistent_workers=self.persistent_workers and self.num_workers > 0,
+            pin_memory=self.pin_memory,
+            drop_last=self.drop_last and stage == "train",
+            multiprocessing_context=self.multiprocessing_context if self.num_workers > 0 else None,
+        )
+
+    # Lightning calls these ----------------------------------------------------------------------------------------
+
+    def setup(self, stage: str) -> None:
+        """Make the datasets of a stage, and see to it that their position is saved."""
+        if self.trainer is not None:
+            _add_state_callback(self.trainer)
+        for name in _STAGES_OF[stage]:
+            config = self.configs[name]
+            if config is not None:
+                self.datasets[name] = self.build_dataset(name, config)
+
+    def train_dataloader(self) -> Any:
+        """The loader of ``train``."""
+        return self._loader("train")
+
+    def val_dataloader(self) -> Any:
+        """The loader of ``val``; none at all if it was not configured."""
+        return self._loader("val") if self.configs["val"] is not None else []
+
+    def test_dataloader(self) -> Any:
+        """The loader of ``test``."""
+        return self._loader("test")
+
+    def predict_dataloader(self) -> Any:
+        """The loader of ``predict``."""
+        return self._loader("predict")
+
+    def teardown(self, stage: str) -> None:
+        """Unmap the shards of a stage."""
+        for name in _STAGES_OF[stage]:
+            if name in self.datasets:
+                self.datasets[name].close()
+
+    def batch_size_of(self, stage: Stage) -> int:
+        """Samples per batch on each rank."""
+        if stage == "train" or self.eval_batch_size is None:
+            return self.batch_size
+        return self.eval_batch_size
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers that are spawned get a copy of this object, for transform and collate; the trainer stays behind.
+        return {**self.__dict__, "trainer": None, "datasets": {}}
+
+    def _loader(self, stage: Stage) -> StreamingDataLoader:
+        if stage not in self.datasets:
+            raise ConfigError(f"this data module has no data for {stage!r}; pass {stage}=StreamingConfig(...)")
+        return self.build_dataloader(stage, self.datasets[stage])
+
+    def _overrides(self, name: str) -> bool:
+        return getattr(type(self), name) is not getattr(StreamingDataModule, name)
+
+
+def world_of(trainer: Trainer) -> World:
+    """The trainer's own count of nodes and ranks; the environment may say otherwise, or nothing."""
+    return World(
+        num_nodes=trainer.num_nodes,
+        ranks_per_node=trainer.world_size // trainer.num_nodes,
+        rank=trainer.global_rank,
+    )
+
+
+def _add_state_callback(trainer: Trainer) -> None:
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set by Lightning's callback connector
+    if not any(isinstance(callback, StreamingStateCallback) for callback in callbacks):
+        # First, so that whatever saves a checkpoint in a hook comes after the position was counted there.
+        callbacks.insert(0, StreamingStateCallback())

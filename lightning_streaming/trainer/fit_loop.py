@@ -1,0 +1,173 @@
+"""Lightning's own count of epochs and batches: read, and put right after a resume.
+
+All that this package knows of Lightning's private state is in this file. The fit loop counts epochs and batches as ``ready``,
+``started``, ``processed`` and ``completed``, each raised in turn as one unit of work goes on, and a checkpoint holds the
+counters as they stood in the hook that saved it. Lightning goes on well from most of those shapes, not from all: saved in
+``on_train_epoch_start`` it loses an epoch; saved at the end of a run that ``max_steps`` cut, it calls the rest of the epoch
+the next one; and its batches are those of the ranks and the batch size of then. The callback knows the place in the data,
+so it has the counters set to what an uninterrupted run would have had there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.loops.fit_loop import RestartStage
+
+from lightning_streaming.errors import StateError
+from lightning_streaming.loading.dataloader import StreamingDataLoader
+
+
+def streaming_loaders(trainer: Trainer) -> dict[str, StreamingDataLoader]:
+    """The streaming loaders that the fit loop reads from now, by name.
+
+    A single loader is "train"; those in a dict or list are named by key or place, nested ones like "text.0".
+    """
+    named = _walk(trainer.train_dataloader, "")
+    return {name or "train": loader for name, loader in named if isinstance(loader, StreamingDataLoader)}
+
+
+def _walk(loaders: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(loaders, Mapping):
+        entries: Any = loaders.items()
+    elif isinstance(loaders, (list, tuple)):
+        entries = enumerate(loaders)
+    else:
+        yield name, loaders
+        return
+    for key, loader in entries:
+        yield from _walk(loader, f"{name}.{key}" if name else str(key))
+
+
+def combination_mode(trainer: Trainer) -> str:
+    """How Lightning combines several train loaders: "min_size", "max_size", "max_size_cycle"."""
+    combined = trainer.fit_loop._combined_loader
+    return "max_size_cycle" if combined is None else combined._mode
+
+
+def weights_have_seen_the_batch(trainer: Trainer) -> bool:
+    """In ``on_train_batch_end``: whether the batch's gradient is in the weights, not still being accumulated."""
+    return not trainer.fit_loop._should_accumulate()
+
+
+def keep_loader_states_from_lightning(checkpoint: dict[str, Any]) -> None:
+    """Take our loaders' states out of what Lightning would give to loaders by their place in a list.
+
+    It does so too late for some loaders and too early for others, and fails when their number changed.
+    """
+    fit_state = _fit_loop_state(checkpoint).get("state_dict", {})
+    states = fit_state.get("combined_loader", [])
+    if states and all(isinstance(state, Mapping) and "sample_in_epoch" in state for state in states):
+        fit_state["combined_loader"] = []
+
+
+def reopen_epoch(checkpoint: dict[str, Any], epoch: int) -> None:
+    """Let a checkpoint whose epoch was cut short, but counted as done, say that it is under way."""
+    progress = _fit_loop_state(checkpoint)["epoch_progress"]
+    for tracker in (progress["current"], progress["total"]):
+        if tracker["processed"] > epoch:
+            tracker.update(ready=epoch + 1, started=epoch + 1, processed=epoch, completed=epoch)
+
+
+def _fit_loop_state(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    state: dict[str, Any] = checkpoint.get("loops", {}).get("fit_loop", {})
+    missing = {"epoch_progress", "epoch_loop.batch_progress"} - state.keys()
+    if missing:
+        raise StateError(
+            f"the checkpoint's fit loop has no {', '.join(sorted(missing))}; "
+            "it was not saved by a Lightning release that this package knows (2.6 or newer)"
+        )
+    return state
+
+
+def lightning_closes_the_epoch(trainer: Trainer) -> bool:
+    """In ``on_train_start``: whether Lightning is about to end a finished epoch without asking for data.
+
+    So it does after a checkpoint from the validation at an epoch's end: the hooks of that end are still to run.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    progress = loop.batch_progress
+    if not (loop.restarting and loop.restarted_on_last and trainer.fit_loop.restarted_mid_epoch):
+        return False
+    if not progress.is_last_batch or not trainer.enable_validation:
+        return False
+    fetcher = trainer.fit_loop._data_fetcher
+    assert fetcher is not None, "made before on_train_start"
+    _set_batches(progress.current, trainer.num_training_batches)
+    return loop._should_check_val_fx(fetcher)
+
+
+def begin_epoch(trainer: Trainer, epoch: int) -> None:
+    """In ``on_train_start``: have the trainer begin ``epoch`` at its first batch."""
+    fit_loop = trainer.fit_loop
+    was_under_way = fit_loop.epoch_progress.current.started > epoch
+    for tracker in (fit_loop.epoch_progress.current, fit_loop.epoch_progress.total):
+        tracker.ready = tracker.started = tracker.processed = tracker.completed = epoch
+    _settle_total(trainer, 0 if was_under_way else _batches_done(trainer))
+    if fit_loop.epoch_loop.restarted_on_train_batch_end:
+        fit_loop.epoch_loop._batches_that_stepped += 1  # saved before the last batch's step was counted for loggers
+    fit_loop.epoch_loop.batch_progress.reset_on_run()
+    fit_loop.reset_restart_stage()
+    fit_loop.epoch_loop.reset_restart_stage()
+    fit_loop._restarting = fit_loop.epoch_loop._restarting = False
+    _keep_loaders(trainer)
+
+
+def resume_epoch(trainer: Trainer, epoch: int, batches_then: int, batches: int) -> None:
+    """In ``on_train_start``: have the trainer go on in the middle of ``epoch``.
+
+    Args:
+        trainer: The trainer.
+        epoch: Epoch to go on in.
+        batches_then: Batches done of it, counted in those of the run that saved.
+        batches: The same place in batches of this run: other ranks or another batch size make another number.
+    """
+    fit_loop, epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
+    for tracker in (fit_loop.epoch_progress.current, fit_loop.epoch_progress.total):
+        tracker.ready = tracker.started = epoch + 1
+        tracker.processed = tracker.completed = epoch
+    fit_loop._restart_stage = RestartStage.RESTARTED_MID_EPOCH
+    as_saved = epoch_loop.restarting and _batches_done(trainer) == batches_then
+    if as_saved and epoch_loop.restarted_on_train_batch_end:
+        _set_batches(epoch_loop.batch_progress.current, batches)
+        epoch_loop.batch_progress.current.completed -= 1  # Lightning completes it itself
+    elif as_saved and epoch_loop.restarted_on_last:
+        _set_batches(epoch_loop.batch_progress.current, batches)
+    else:
+        # Some batches since are to be read again, or a batch was under way. There is nothing to finish for Lightning; and
+        # the step it adds to the loggers' count, for a batch that it takes to be finished, is taken off beforehand.
+        _settle_total(trainer, batches_then)
+        _set_batches(epoch_loop.batch_progress.current, batches)
+        epoch_loop.reset_restart_stage()
+        if not epoch_loop._should_accumulate():
+            epoch_loop._batches_that_stepped -= 1
+    epoch_loop.batch_progress.is_last_batch = False
+    fit_loop._restarting = epoch_loop._restarting = True
+    _keep_loaders(trainer)
+
+
+def _batches_done(trainer: Trainer) -> int:
+    """Batches of the current epoch that Lightning would count as completed once it goes on."""
+    loop = trainer.fit_loop.epoch_loop
+    done: int = loop.batch_progress.current.completed
+    return done + 1 if loop.restarted_on_train_batch_end else done
+
+
+def _settle_total(trainer: Trainer, batches_then: int) -> None:
+    """Count over all epochs what is done, less what will be read again; nothing is under way."""
+    loop = trainer.fit_loop.epoch_loop
+    total = loop.batch_progress.total
+    completed = total.completed + 1 if loop.restarted_on_train_batch_end else total.completed
+    _set_batches(total, completed - (_batches_done(trainer) - batches_then))
+
+
+def _set_batches(tracker: Any, batches: int | float) -> None:
+    tracker.ready = tracker.started = tracker.processed = tracker.completed = int(batches)
+
+
+def _keep_loaders(trainer: Trainer) -> None:
+    # They were made a moment ago; an epoch number that changes under Lightning must not make it load them again.
+    if trainer.reload_dataloaders_every_n_epochs:
+        trainer.fit_loop._last_train_dl_reload_epoch = trainer.current_epoch

@@ -1,0 +1,244 @@
+"""The one authority for the place in the data: counts what the weights have seen, saves it, goes on from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+
+from lightning_streaming.errors import ConfigError, StateError
+from lightning_streaming.loading.cursor import Cursor
+from lightning_streaming.loading.dataloader import StreamingDataLoader
+from lightning_streaming.loading.dataset import StreamingDataset
+from lightning_streaming.loading.epochs import OnChange
+from lightning_streaming.trainer import fit_loop
+
+_STATE_VERSION = 1
+
+
+@dataclass(slots=True)
+class _Place:
+    """How far training has come, in the trainer's words and in the data's."""
+
+    epoch: int = 0
+    """The trainer's current epoch."""
+    batches: int = 0
+    """Batches of it whose gradients are in the weights."""
+    batches_in_epoch: int = 0
+    """Batches that this epoch has for the trainer, on each rank."""
+    cursors: dict[str, Cursor] = field(default_factory=dict)
+    """For each loader, the end of what the weights have seen."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the weights have seen the whole epoch, though the trainer may not have closed it yet."""
+        return 0 < self.batches_in_epoch <= self.batches
+
+
+class StreamingStateCallback(Callback):
+    """Saves the place in the data in every checkpoint, and puts ``Trainer.fit(ckpt_path=...)`` back there.
+
+    The data module adds one by itself. Without it, give one to the trainer: it finds every
+    :class:`~lightning_streaming.StreamingDataLoader` among the train loaders, by name.
+
+    Saved are, for each loader: epoch, sample offset, shuffle seed, canonical node count, and a fingerprint of data and
+    order. The same on every rank, so rank 0's checkpoint serves all. A batch counts as read when its gradient is in the weights:
+    with gradient accumulation, at the optimizer's step.
+
+    Args:
+        on_change: What to do on a resume if data or order settings have changed: "error", or "warn" and go on.
+    """
+
+    def __init__(self, on_change: OnChange = "error") -> None:
+        if on_change not in ("error", "warn"):
+            raise ConfigError(f'on_change must be "error" or "warn", but got {on_change!r}')
+        self._on_change: OnChange = on_change
+        self._place: _Place | None = None
+        self._restored: Mapping[str, Any] | None = None
+        self._batches_trained = 0
+        self._ends: dict[str, Cursor] = {}
+        self._pass_epochs: dict[str, int] = {}
+        self._datasets: dict[str, StreamingDataset] = {}
+
+    @property
+    def state_key(self) -> str:
+        """Fixed, so that a renamed subclass still finds its state."""
+        return "lightning_streaming.StreamingStateCallback"
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the data, as plain values that load with ``weights_only=True``."""
+        place = self._place
+        if place is None:
+            return {}
+        loaders = {name: self._datasets[name].state_at(cursor) for name, cursor in place.cursors.items()}
+        return {
+            "version": _STATE_VERSION,
+            "trainer": {
+                "epoch": place.epoch,
+                "batches": place.batches,
+                "batches_in_epoch": place.batches_in_epoch,
+            },
+            "loaders": loaders,
+        }
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]  # noqa: ARG002
+    ) -> None:
+        """Take the saved place out of a checkpoint that ``fit`` resumes from."""
+        if trainer.state.fn != TrainerFn.FITTING:
+            return
+        fit_loop.keep_loader_states_from_lightning(checkpoint)
+        state = checkpoint.get("callbacks", {}).get(self.state_key)
+        if state is None:
+            rank_zero_warn(
+                "The checkpoint holds no place in the streaming data: it was saved without StreamingStateCallback. "
+                "Its epoch begins again at the first sample."
+            )
+            return
+        if state.get("version") != _STATE_VERSION:
+            raise StateError(
+                f"the checkpoint's streaming state has version {state.get('version')!r} and this release reads "
+                f"{_STATE_VERSION}; resume with the release that wrote it, or a newer one"
+            )
+        self._restored = state
+        if 0 < state["trainer"]["batches"] < state["trainer"]["batches_in_epoch"]:
+            fit_loop.reopen_epoch(checkpoint, state["trainer"]["epoch"])
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Put trainer and loaders at the saved place, or note where they begin."""
+        loaders = self._find_loaders(trainer)
+        if not loaders:
+            return
+        if self._restored is not None:
+            self._place = self._load(self._restored, loaders)
+            self._restored = None
+            self._go_to_place(trainer, loaders)
+            self._report(trainer)
+        elif self._place is not None:
+            self._go_to_place(trainer, loaders)
+        else:
+            cursors = {name: loader.dataset.next_cursor() for name, loader in loaders.items()}
+            self._place = _Place(epoch=trainer.current_epoch, cursors=cursors)
+            self._go_to_place(trainer, loaders)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Let every loader begin an epoch of the data."""
+        loaders = self._find_loaders(trainer)
+        if not loaders or self._place is None:
+            return
+        place = self._place
+        place.cursors = {name: self._next_beginning(trainer, name) for name in loaders}
+        place.epoch, place.batches = trainer.current_epoch, 0
+        place.batches_in_epoch = int(trainer.num_training_batches)
+        self._seek(loaders)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int  # noqa: ARG002
+    ) -> None:
+        """Count a batch; everything up to it is safe to save if the weights have seen it."""
+        if self._place is None:
+            return
+        self._batches_trained += 1
+        for name, loader in fit_loop.streaming_loaders(trainer).items():
+            end = loader.claim()
+            if end is not None:
+                self._ends[name] = end
+        if fit_loop.weights_have_seen_the_batch(trainer):
+            self._place.batches = self._batches_trained
+            self._place.cursors = dict(self._ends)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Close the epoch, unless it was only cut short by a limit on steps or an early stop."""
+        place = self._place
+        if place is None or not trainer.is_last_batch:
+            return
+        place.cursors = {name: self._next_beginning(trainer, name) for name in place.cursors}
+        place.epoch, place.batches = trainer.current_epoch + 1, 0
+
+    def _find_loaders(self, trainer: Trainer) -> dict[str, StreamingDataLoader]:
+        loaders = fit_loop.streaming_loaders(trainer)
+        self._datasets = {name: loader.dataset for name, loader in loaders.items()}
+        return loaders
+
+    def _load(self, state: Mapping[str, Any], loaders: Mapping[str, StreamingDataLoader]) -> _Place:
+        saved: Mapping[str, Any] = state["loaders"]
+        if saved.keys() != loaders.keys():
+            raise StateError(
+                f"the checkpoint holds places for the train loaders {sorted(saved)}, but now they are {sorted(loaders)}; "
+                "give them the names they had"
+            )
+        for name, loader in loaders.items():
+            loader.load_state_dict(saved[name], self._on_change)
+        return _Place(**state["trainer"], cursors={name: loader.cursor() for name, loader in loaders.items()})
+
+    def _go_to_place(self, trainer: Trainer, loaders: Mapping[str, StreamingDataLoader]) -> None:
+        """Set trainer and loaders to where training has come."""
+        place = self._place
+        assert place is not None, "set by the caller"
+        place.cursors = {name: loader.normalised(place.cursors[name]) for name, loader in loaders.items()}
+        self._pass_epochs = {name: cursor.epoch for name, cursor in place.cursors.items()}
+        batches = 0 if place.is_finished else _batches_done(trainer, place, loaders)
+        if place.is_finished or batches >= trainer.num_training_batches:
+            place.cursors = {name: self._next_beginning(trainer, name) for name in loaders}
+            if fit_loop.lightning_closes_the_epoch(trainer):
+                self._seek(loaders)
+                return
+            place.epoch, batches = place.epoch + 1, 0
+        if batches:
+            fit_loop.resume_epoch(trainer, place.epoch, place.batches, batches)
+        else:
+            fit_loop.begin_epoch(trainer, place.epoch)
+        place.batches, place.batches_in_epoch = batches, int(trainer.num_training_batches)
+        self._seek(loaders)
+
+    def _seek(self, loaders: Mapping[str, StreamingDataLoader]) -> None:
+        place = self._place
+        assert place is not None, "set by the caller"
+        for name, loader in loaders.items():
+            loader.seek(place.cursors[name])
+        self._ends = dict(place.cursors)
+        self._pass_epochs = {name: cursor.epoch for name, cursor in place.cursors.items()}
+        self._batches_trained = place.batches
+
+    def _next_beginning(self, trainer: Trainer, name: str) -> Cursor:
+        """Where the loader's next epoch begins: after the one being read, or at the same one when overfitting to it."""
+        assert self._place is not None, "set by the caller"
+        cursor = self._place.cursors.get(name)
+        if cursor is None:
+            return self._datasets[name].next_cursor()
+        if trainer.overfit_batches > 0:
+            return Cursor(self._pass_epochs.get(name, cursor.epoch), 0)
+        return cursor if cursor.sample_in_epoch == 0 else Cursor(cursor.epoch + 1, 0)
+
+    def _report(self, trainer: Trainer) -> None:
+        place = self._place
+        assert place is not None, "set by the caller"
+        for name, cursor in place.cursors.items():
+            rank_zero_info(
+                f"Resumed {name!r} at epoch {cursor.epoch}, sample {cursor.sample_in_epoch} "
+                f"(step {trainer.global_step}, {trainer.ckpt_path})."
+            )
+
+
+def _batches_done(trainer: Trainer, place: _Place, loaders: Mapping[str, StreamingDataLoader]) -> int:
+    """Batches of the trainer's epoch that lie before the place, in batches of this run.
+
+    They are worked out from what is left of the loader that decides when the epoch ends, because its ranks and batch
+    size may have changed since the place was saved.
+    """
+    decides = min if fit_loop.combination_mode(trainer) == "min_size" else max
+    name = decides(loaders, key=lambda name: len(loaders[name]))
+    loader, cursor = loaders[name], place.cursors[name]
+    left = loader.batches_left(cursor)
+    limit = int(trainer.num_training_batches)
+    if limit >= len(loader):
+        return limit - left if limit == len(loader) else place.batches
+    if isinstance(trainer.limit_train_batches, int):
+        return max(place.batches, limit - left)
+    global_batch = loader.samples_per_global_batch
+    return limit - ceil(max(0, limit * global_batch - cursor.sample_in_epoch) / global_batch)

@@ -1,0 +1,50 @@
+"""Encodings of a dataset's columns, told from its first sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+
+from lightning_streaming.errors import ConfigError
+
+# The first type that fits decides, so bool stands before int: JSON gives True back, where int would give 1.
+_ENCODING_OF_TYPE = (
+    (bool, "json"),
+    (bytes, "bytes"),
+    (str, "str"),
+    (int, "int"),
+    (float, "float64"),
+    (Decimal, "str_decimal"),
+    (np.ndarray, "ndarray"),
+    (dict, "json"),
+    (list, "json"),
+)
+
+
+def infer_columns(sample: Mapping[str, Any]) -> dict[str, str]:
+    """Choose an encoding for each column of a sample, by the type of its value.
+
+    bytes, str and int keep their names, float becomes float64, a numpy number its dtype, an array ``ndarray`` (of any
+    dtype and shape), Decimal ``str_decimal``; bool, dict and list become ``json``.
+
+    Returns:
+        Column name to encoding name.
+
+    Raises:
+        ConfigError: A value has another type.
+    """
+    return {name: _infer(name, value) for name, value in sample.items()}
+
+
+def _infer(name: str, value: object) -> str:
+    for kind, encoding_name in _ENCODING_OF_TYPE:
+        if isinstance(value, kind):
+            return encoding_name
+    if isinstance(value, np.number) and value.dtype.kind in "iuf" and value.dtype.itemsize <= 8:
+        return str(value.dtype.name)
+    raise ConfigError(
+        f"no encoding follows from column {name!r}, a {type(value).__name__}; pass columns={{{name!r}: ..., ...}}"
+    )

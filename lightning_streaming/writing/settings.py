@@ -1,0 +1,53 @@
+"""What a writer does with every shard, checked before the first one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.formats.compression import check_algorithm
+from lightning_streaming.formats.hashing import hash_bytes
+from lightning_streaming.formats.index import MAX_RAW_BYTES
+from lightning_streaming.units import parse_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardSettings:
+    """How shards are cut, compressed and hashed."""
+
+    compression: str | None
+    """Algorithm, for example ``zstd:7``."""
+    hashes: tuple[str, ...]
+    """Names of the hashes to record of each file; sorted."""
+    size_limit: int | None
+    """Most raw bytes per shard; None for one shard of any size."""
+
+    def __post_init__(self) -> None:
+        if self.compression is not None:
+            check_algorithm(self.compression)
+        if list(self.hashes) != sorted(set(self.hashes)):
+            raise ConfigError(f"hashes must be sorted and each be there once, but got {list(self.hashes)}")
+        for name in self.hashes:
+            hash_bytes(name, b"")  # raises where it could not be computed
+        if self.size_limit is not None and not 0 < self.size_limit <= MAX_RAW_BYTES:
+            raise ConfigError(f"size_limit must be in (0, {MAX_RAW_BYTES}] bytes, but got {self.size_limit}")
+
+
+def parse_settings(
+    compression: str | None, hashes: Sequence[str] | None, size_limit: int | float | str | None
+) -> ShardSettings:
+    """Settings as a user writes them: empty for none, sizes like ``"64mb"``.
+
+    Raises:
+        ConfigError: One of them cannot work.
+        UnsupportedError: This version does not serve the compression.
+        MissingDependencyError: A package that one of them needs is not installed.
+    """
+    if isinstance(hashes, str):
+        raise ConfigError(f"hashes must be a list of names, but got the text {hashes!r}; write [{hashes!r}]")
+    return ShardSettings(
+        compression=compression or None,
+        hashes=tuple(hashes or ()),
+        size_limit=(parse_bytes(size_limit, "size_limit") or None) if size_limit else None,
+    )

@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_streaming.cache import CacheConfig, ShardCache
+from lightning_streaming.cache.layout import default_cache_directory, lock_path
+from lightning_streaming.errors import (
+    ConfigError,
+    IndexFormatError,
+    IntegrityError,
+    LockTimeoutError,
+    ObjectNotFoundError,
+    ShardCorruptError,
+)
+from lightning_streaming.files import hold_lock, partial_path
+from lightning_streaming.formats.index import INDEX_BASENAME
+from lightning_streaming.storage import upload
+from tests.cache.datasets import raw_data, write_dataset
+from tests.golden import golden_path
+from tests.servers import HttpStore, S3Store
+
+
+def cache_of(**settings: Any) -> ShardCache:
+    return ShardCache(CacheConfig(name="code", **{"download_timeout": 5, **settings}))
+
+
+def over_http(store: HttpStore, tmp_path: Path, **settings: Any) -> ShardCache:
+    return cache_of(remote=store.url, local=tmp_path / "cache", **settings)
+
+
+def files_in(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
+
+
+def ensure_all(cache: ShardCache) -> list[Path | None]:
+    return [cache.ensure(shard) for shard in cache.read_index().shards]
+
+
+class TestInPlace:
+    @pytest.mark.parametrize("place", ["remote", "local", "both"])
+    def test_raw_files_are_used_where_they_are(self, tmp_path: Path, place: str) -> None:
+        write_dataset(tmp_path)
+        before = files_in(tmp_path)
+        settings = {"remote": str(tmp_path), "local": tmp_path}
+        cache = cache_of(**(settings if place == "both" else {place: settings[place]}))
+        assert ensure_all(cache) == [tmp_path, tmp_path]
+        assert cache.reads_in_place
+        assert files_in(tmp_path) == before
+        assert not default_cache_directory(str(tmp_path)).exists()
+
+    def test_compressed_files_are_decompressed_elsewhere(self, tmp_path: Path) -> None:
+        write_dataset(tmp_path, compression="zstd")
+        before = files_in(tmp_path)
+        elsewhere = default_cache_directory(str(tmp_path))
+        assert ensure_all(cache_of(local=tmp_path)) == [elsewhere, elsewhere]
+        assert files_in(elsewhere) == {f"shard.0000{number}.mds": raw_data(number) for number in (0, 1)}
+        assert files_in(tmp_path) == before
+
+    def test_a_dataset_that_was_written_again_is_read_again(self, tmp_path: Path) -> None:
+        write_dataset(tmp_path, compression="zstd", seed=0)
+        ensure_all(cache_of(local=tmp_path))
+        write_dataset(tmp_path, compression="zstd", seed=1)
+        directory = ensure_all(cache_of(local=tmp_path))[0]
+        assert directory is not None
+        assert (directory / "shard.00000.mds").read_bytes() == raw_data(0, seed=1)
+
+    @pytest.mark.parametrize("dataset", ["scalars", "comp-zstd", "json", "tsv-zstd", "merged", "all-hashes"])
+    def test_datasets_of_the_original_writer_are_made_present(self, dataset: str) -> None:
+        cache = cache_of(remote=str(golden_path("mds", dataset)))
+        for shard in cache.read_index().shards:
+            directory = cache.ensure(shard)
+            assert directory is not None
+            for raw, _ in shard.files:
+                assert (directory / raw.basename).stat().st_size == raw.bytes
+
+    @pytest.mark.parametrize("name", [INDEX_BASENAME, "shard.00001.mds"])
+    def test_a_missing_file_is_told(self, tmp_path: Path, name: str) -> None:
+        write_dataset(tmp_path)
+        (tmp_path / name).unlink()
+        with pytest.raises(ObjectNotFoundError, match=f"stream 'code': .*{name} does not exist, and no remote"):
+            ensure_all(cache_of(local=tmp_path))
+
+    def test_a_missing_compressed_file_is_told(self, tmp_path: Path) -> None:
+        write_dataset(tmp_path, compression="zstd")
+        (tmp_path / "shard.00001.mds.zstd").unlink()
+        with pytest.raises(ObjectNotFoundError, match=r"shard\.00001\.mds\.zstd does not exist"):
+            ensure_all(cache_of(local=tmp_path))
+
+    @pytest.mark.parametrize("compression", [None, "zstd"])
+    def test_a_file_of_the_wrong_size_is_told_and_left(self, tmp_path: Path, compression: str | None) -> None:
+        write_dataset(tmp_path, compression=compression)
+        damaged = sorted(tmp_path.glob("shard.00000*"))[0]
+        damaged.write_bytes(b"short")
+        with pytest.raises(ShardCorruptError, match=f"{damaged}, but it has 5"):
+            ensure_all(cache_of(local=tmp_path))
+        assert damaged.read_bytes() == b"short"
+
+    def test_a_damaged_compressed_file_is_told_and_left(self, tmp_path: Path) -> None:
+        write_dataset(tmp_path, compression="zstd")
+        damaged = tmp_path / "shard.00000.mds.zstd"
+        damaged.write_bytes(bytes(len(damaged.read_bytes())))
+        with pytest.raises(ShardCorruptError, match=f"sha1 of {damaged}"):
+            ensure_all(cache_of(local=tmp_path))
+        assert damaged.exists()
+
+
+class TestFetching:
+    @pytest.mark.parametrize("compression", [None, "zstd"])
+    def test_files_come_over_http(self, http_store: HttpStore, tmp_path: Path, compression: str | None) -> None:
+        write_dataset(http_store.root, compression=compression)
+        cache = over_http(http_store, tmp_path)
+        assert ensure_all(cache) == [tmp_path / "cache"] * 2
+        assert not cache.reads_in_place
+        index = (http_store.root / INDEX_BASENAME).read_bytes()
+        raw = {f"shard.0000{number}.mds": raw_data(number) for number in (0, 1)}
+        assert files_in(tmp_path / "cache") == {INDEX_BASENAME: index, **raw}
+
+    def test_files_come_from_s3_into_the_default_directory(self, s3: S3Store, tmp_path: Path) -> None:
+        write_dataset(tmp_path, compression="zstd", hashes=("xxh64", "md5"))
+        bucket = s3.make_bucket()
+        for path in tmp_path.iterdir():
+            upload(path, f"{bucket}/train/{path.name}", s3.options)
+        cache = cache_of(remote=f"{bucket}/train", storage_options=s3.options, validate_hash="md5")
+        directory = default_cache_directory(f"{bucket}/train", s3.options)
+        assert ensure_all(cache) == [directory, directory]
+        assert (directory / "shard.00001.mds").read_bytes() == raw_data(1)
+
+    def test_files_of_a_remote_path_are_copied(self, tmp_path: Path) -> None:
+        write_dataset(tmp_path / "remote")
+        cache = cache_of(remote=str(tmp_path / "remote"), local=tmp_path / "cache")
+        assert ensure_all(cache) == [tmp_path / "cache"] * 2
+        assert files_in(tmp_path / "cache") == files_in(tmp_path / "remote")
+
+    def test_what_is_present_is_not_fetched_again(self, http_store: HttpStore, tmp_path: Path) -> None:
+        write_dataset(http_store.root, compression="zstd")
+        ensure_all(over_http(http_store, tmp_path))
+        requests = http_store.requests()
+        ensure_all(over_http(http_store, tmp_path))
+        assert http_store.requests() == requests
+        assert sorted(requests) == [INDEX_BASENAME, "shard.00000.mds.zstd", "shard.00001.mds.zstd"]
+
+    def test_an_index_that_was_cut_short_is_fetched_again(self, http_store: HttpStore, tmp_path: Path) -> None:
+        index = write_dataset(http_store.root)
+        cache = over_http(http_store, tmp_path)
+        cache.read_index()
+        (tmp_path / "cache" / INDEX_BASENAME).write_bytes(b'{"shards": [')
+        assert cache.read_index() == index
+
+    def test_a_remote_index_that_cannot_be_used_is_told_and_not_kept(
+        self, http_store: HttpStore, tmp_path: Path
+    ) -> None:
+        (http_store.root / INDEX_BASENAME).write_bytes(b"<html>")
+        with pytest.raises(IndexFormatError, match=f"{http_store.url}/{INDEX_BASENAME}"):
+            over_http(http_store, tmp_path).read_index()
+        assert not (tmp_path / "cache" / INDEX_BASENAME).exists()
+
+    def test_a_file_of_the_wrong_size_in_the_cache_is_replaced(self, http_store: HttpStore, tmp_path: Path) -> None:
+        write_dataset(http_store.root)
+        (tmp_path / "cache").mkdir()
+        (tmp_path / "cache" / "shard.00000.mds").write_bytes(b"short")
+        ensure_all(over_http(http_store, tmp_path))
+        assert (tmp_path / "cache" / "shard.00000.mds").read_bytes() == raw_data(0)
+
+    @pytest.mark.parametrize("compression", [None, "zstd"])
+    def test_damage_on_the_way_is_fetched_again(
+        self, http_store: HttpStore, tmp_path: Path, compression: str | None
+    ) -> None:
+        write_dataset(http_store.root, compression=compression)
+        http_store.fail("shard.00000", "corrupt", times=1)
+        ensure_all(over_http(http_store, tmp_path))
+        assert (tmp_path / "cache" / "shard.00000.mds").read_bytes() == raw_data(0)
+
+    @pytest.mark.parametrize(("fault", "words"), [("corrupt", "sha1 of"), ("short", "bytes of")])
+    @pytest.mark.parametrize("compression", [None, "zstd"])
+    def test_damage_that_stays_is_told_and_not_kept(
+        self, http_store: HttpStore, tmp_path: Path, compression: str | None, fault: str, words: str
+    ) -> None:
+        write_dataset(http_store.root, compression=compression)
+        http_store.fail("shard.00000", fault)
+        with pytest.raises(IntegrityError, match=f"stream 'code': .*{words} {http_store.url}/shard.00000.mds"):
+            ensure_all(over_http(http_store, tmp_path))
+        assert list(files_in(tmp_path / "cache")) == [INDEX_BASENAME]
+        assert len([name for name in http_store.requests() if name != INDEX_BASENAME]) == 2
+
+    def test_damage_shows_in_decompression_where_no_hash_is_recorded(
+        self, http_store: HttpStore, tmp_path: Path
+    ) -> None:
+        write_dataset(http_store.root, compression="zstd", hashes=())
+        http_store.fail("shard.00000", "corrupt")
+        with pytest.raises(IntegrityError, match="cannot be decompressed"):
+            ensure_all(over_http(http_store, tmp_path))
+
+    def test_a_hash_that_is_not_recorded_is_refused(self, http_store: HttpStore, tmp_path: Path) -> None:
+        write_dataset(http_store.root, hashes=("md5", "sha1"))
+        with pytest.raises(ConfigError, match=r"'xxh64'.* md5, sha1"):
+            ensure_all(over_http(http_store, tmp_path, validate_hash="xxh64"))
+
+    def test_a_missing_shard_is_told_with_its_stream(self, http_store: HttpStore, tmp_path: Path) -> None:
+        write_dataset(http_store.root)
+        (http_store.root / "shard.00001.mds").unlink()
+        with pytest.raises(ObjectNotFoundError, match=r"stream 'code': .*shard\.00001\.mds"):
+            ensure_all(over_http(http_store, tmp_path))
+
+    def test_what_a_killed_writer_left_is_removed(self, http_store: HttpStore, tmp_path: Path) -> None:
+        write_dataset(http_store.root, compression="zstd")
+        (tmp_path / "cache").mkdir()
+        for name in [INDEX_BASENAME, "shard.00000.mds", "shard.00001.mds.zstd"]:
+            partial_path(tmp_path / "cache" / name).with_suffix(".old.part").write_bytes(b"half")
+        ensure_all(over_http(http_store, tmp_path))
+        assert list(files_in(tmp_path / "cache")) == [INDEX_BASENAME, "shard.00000.mds", "shard.00001.mds"]
+
+
+class TestKeepZip:
+    def test_the_compressed_file_is_kept_and_used_again(self, http_store: HttpStore, tmp_path: Path) -> None:
+        write_dataset(http_store.root, shards=1, compression="zstd")
+        ensure_all(over_http(http_store, tmp_path, keep_zip=True))
+        assert (tmp_path / "cache" / "shard.00000.mds.zstd").exists()
+        (tmp_path / "cache" / "shard.00000.mds").unlink()
+        ensure_all(over_http(http_store, tmp_path))
+        assert (tmp_path / "cache" / "shard.00000.mds").read_bytes() == raw_data(0)
+        assert http_store.requests() == [INDEX_BASENAME, "shard.00000.mds.zstd"]
+
+    @pytest.mark.parametrize("same_size", [True, False])
+    @pytest.mark.parametrize("keep_zip", [True, False])
+    def test_a_damaged_compressed_file_is_fetched_again(
+        self, http_store: HttpStore, tmp_path: Path, keep_zip: bool, same_size: bool
+    ) -> None:
+        index = write_dataset(http_store.root, shards=1, compression="zstd")
+        file = index.shards[0].zip_data
+        assert file is not None
+        (tmp_path / "cache").mkdir()
+        (tmp_path / "cache" / file.basename).write_bytes(bytes(file.bytes if same_size else 5))
+        ensure_all(over_http(http_store, tmp_path, keep_zip=keep_zip))
+        kept = {file.basename: (http_store.root / file.basename).read_bytes()} if keep_zip else {}
+        found = files_in(tmp_path / "cache")
+        del found[INDEX_BASENAME]
+        assert found == {"shard.00000.mds": raw_data(0), **kept}
+
+
+class TestObject:
+    def test_making_one_touches_nothing(self, tmp_path: Path) -> None:
+        cache_of(remote="s3://no-such-bucket/x", local=tmp_path / "cache")
+        cache_of(remote="s3://no-such-bucket/x")
+        assert list(tmp_path.iterdir()) == []
+        assert not default_cache_directory("s3://no-such-bucket/x").exists()
+
+    def test_a_shard_once_found_is_not_looked_for_again(self, tmp_path: Path) -> None:
+        index = write_dataset(tmp_path)
+        cache = cache_of(local=tmp_path)
+        cache.ensure(index.shards[0])
+        (tmp_path / "shard.00000.mds").unlink()
+        assert cache.ensure(index.shards[0]) == tmp_path
+
+    def test_a_copy_in_another_process_looks_for_itself(self, tmp_path: Path) -> None:
+        index = write_dataset(tmp_path)
+        cache = cache_of(local=tmp_path)
+        cache.ensure(index.shards[0])
+        (tmp_path / "shard.00000.mds").unlink()
+        with pytest.raises(ObjectNotFoundError):
+            pickle.loads(pickle.dumps(cache)).ensure(index.shards[0])
+
+    def test_who_does_not_wait_gets_nothing_while_another_fetches(self, http_store: HttpStore, tmp_path: Path) -> None:
+        index = write_dataset(http_store.root)
+        cache = over_http(http_store, tmp_path, download_retry=1, download_timeout=1)
+        with hold_lock(lock_path(tmp_path / "cache", "shard.00000.mds"), 0, "fetch"):
+            assert cache.ensure(index.shards[0], wait=False) is None
+        assert cache.ensure(index.shards[0], wait=False) == tmp_path / "cache"
+
+    def test_who_waits_in_vain_is_told_for_whom(
+        self, http_store: HttpStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("lightning_streaming.cache.shard_cache._UNPACK_SECONDS", 0.0)
+        index = write_dataset(http_store.root)
+        cache = over_http(http_store, tmp_path, download_retry=1, download_timeout=0.2)
+        with (
+            hold_lock(lock_path(tmp_path / "cache", "shard.00000.mds"), 0, "fetch"),
+            pytest.raises(LockTimeoutError, match=rf"stream 'code': waited 0\.2 s .* process {os.getpid()}"),
+        ):
+            cache.ensure(index.shards[0])
+
+    def test_it_shows_no_secret(self) -> None:
+        cache = cache_of(remote="https://me:hunter2@host/x?sig=hunter2", storage_options={"token": "hunter2"})
+        assert "hunter2" not in repr(cache) + repr(cache.__dict__)

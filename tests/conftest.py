@@ -1,0 +1,68 @@
+"""What every test runs with: servers of its own, and no credentials, proxies or directories of whoever runs it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.servers import HttpStore, S3Store, fresh_store, http_server, s3_server
+
+# Set when this file is imported, which is before any library that reads them.
+_SET = {
+    "AWS_ACCESS_KEY_ID": "testing",
+    "AWS_SECRET_ACCESS_KEY": "testing",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+}
+_UNSET = (
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_PROFILE",
+    "AWS_SESSION_TOKEN",
+    "FSSPEC_S3_ENDPOINT_URL",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "LIGHTNING_STREAMING_CACHE",
+    "LIGHTNING_STREAMING_RUNTIME",
+    "http_proxy",
+    "https_proxy",
+)
+os.environ.update(_SET)
+for _name in _UNSET:
+    os.environ.pop(_name, None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep caches and locks of this run in a directory that goes away with it."""
+    directory = Path(tempfile.mkdtemp(prefix="lightning-streaming-tests-"))
+    config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
+    os.environ["XDG_CACHE_HOME"] = str(directory / "cache")
+    os.environ["LIGHTNING_STREAMING_RUNTIME"] = str(directory / "runtime")
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Store]:
+    """An S3 server; each test makes a bucket of its own."""
+    with s3_server() as store:
+        yield store
+
+
+@pytest.fixture(scope="session")
+def _http_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    root = tmp_path_factory.mktemp("http")
+    with http_server(root) as url:
+        yield url, root
+
+
+@pytest.fixture
+def http_store(_http_server: tuple[str, Path]) -> HttpStore:
+    """An empty directory served over HTTP, with a log and faults of its own."""
+    return fresh_store(*_http_server)

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_streaming.errors import IndexFormatError
+from lightning_streaming.formats.index import FileInfo, ShardInfo, dump_index, parse_index
+
+NOWHERE = object()
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    """One shard of an index, as JSON; a change to NOWHERE takes the key away."""
+    whole: dict[str, Any] = {
+        "version": 2,
+        "format": "mds",
+        "samples": 3,
+        "compression": None,
+        "hashes": ["sha1"],
+        "size_limit": 1000,
+        "raw_data": {"basename": "shard.00000.mds", "bytes": 99, "hashes": {"sha1": "ab"}},
+        "zip_data": None,
+        "column_names": ["id", "text"],
+        "column_encodings": ["int", "str"],
+        "column_sizes": [8, None],
+    }
+    return {key: value for key, value in (whole | changes).items() if value is not NOWHERE}
+
+
+def file(**changes: Any) -> dict[str, Any]:
+    """One file of a shard, as JSON."""
+    whole = {"basename": "shard.00000.mds.zstd", "bytes": 9, "hashes": {}} | changes
+    return {key: value for key, value in whole.items() if value is not NOWHERE}
+
+
+def index_text(*shards: Any) -> bytes:
+    return json.dumps({"version": 2, "shards": shards}).encode()
+
+
+def test_a_shard_is_read_as_it_is_written() -> None:
+    (shard,) = parse_index(index_text(entry()), "index.json").shards
+    assert shard.raw_data == FileInfo(basename="shard.00000.mds", bytes=99, hashes={"sha1": "ab"})
+    assert shard.files == ((shard.raw_data, None),)
+    assert (shard.format, shard.samples, shard.compression, shard.size_limit) == ("mds", 3, None, 1000)
+    assert shard.hashes == ("sha1",)
+    assert shard.schema == {
+        "column_names": ("id", "text"),
+        "column_encodings": ("int", "str"),
+        "column_sizes": (8, None),
+    }
+
+
+def test_meta_files_come_before_data_files() -> None:
+    split = entry(
+        format="csv", newline="\n", compression="zstd", zip_data=file(), raw_meta=file(basename="m"), zip_meta=file()
+    )
+    (shard,) = parse_index(index_text(split), "index.json").shards
+    assert shard.files == ((shard.raw_meta, shard.zip_meta), (shard.raw_data, shard.zip_data))
+
+
+def test_samples_are_counted() -> None:
+    index = parse_index(index_text(entry(), entry(samples=0), entry(samples=4)), "index.json")
+    assert index.num_samples == 7
+    assert index.samples_per_shard().tolist() == [3, 0, 4]
+    assert index.samples_per_shard().dtype == np.int64
+
+
+def test_an_index_without_shards_is_sound() -> None:
+    index = parse_index(b'{"version": 2, "shards": []}', "index.json")
+    assert index.num_samples == 0
+    assert index.samples_per_shard().shape == (0,)
+    assert dump_index(index.shards) == b'{"shards": [], "version": 2}'
+
+
+def test_keys_that_are_not_known_are_ignored_and_those_that_may_be_null_may_be_missing() -> None:
+    shard = entry(colour="red", raw_meta="?", compression=NOWHERE, size_limit=NOWHERE, zip_data=NOWHERE)
+    text = json.dumps({"version": 2, "shards": [shard], "made_by": "someone"}).encode()
+    (found,) = parse_index(text, "index.json").shards
+    assert (found.compression, found.size_limit, found.zip_data, found.raw_meta) == (None, None, None, None)
+
+
+@pytest.mark.parametrize(("written", "limit"), [("64mb", 2**26), (0, 0), ("100", 100), (None, None)])
+def test_the_size_limit_may_be_a_text(written: Any, limit: int | None) -> None:
+    assert parse_index(index_text(entry(size_limit=written)), "index.json").shards[0].size_limit == limit
+
+
+def test_a_column_size_of_0_means_variable() -> None:
+    assert parse_index(index_text(entry(column_sizes=[8, 0])), "i").shards[0].schema["column_sizes"] == (8, None)
+
+
+def test_shards_of_one_schema_share_it_and_survive_a_pickle() -> None:
+    index = parse_index(index_text(entry(), entry()), "index.json")
+    assert index.shards[0].schema is index.shards[1].schema
+    assert pickle.loads(pickle.dumps(index)) == index
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.sampled_from([None, "zstd", "gz:3"]), st.text(max_size=5))))
+def test_what_is_dumped_is_parsed_back(cases: list[tuple[int, str | None, str]]) -> None:
+    shards = tuple(
+        ShardInfo(
+            format="mds",
+            samples=number,
+            compression=compression,
+            hashes=("md5",),
+            size_limit=None,
+            raw_data=FileInfo(basename="part/é.mds", bytes=number, hashes={"md5": text}),
+            zip_data=FileInfo(basename="a.mds.x", bytes=2**40, hashes={}) if compression else None,
+            schema={"column_names": (text,), "column_encodings": ("str",), "column_sizes": (None,)},
+        )
+        for number, compression, text in cases
+    )
+    assert parse_index(dump_index(shards), "index.json").shards == shards
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"", "must be JSON"),
+        (b"{", "must be JSON"),
+        (b"\xff\xfe\xfd", "must be JSON"),
+        (b"[" * 100_000, "must be JSON"),
+        (b"[]", "must be a JSON object, but is []"),
+        (b"{}", "'version' is missing"),
+        (b'{"version": 1, "shards": []}', "only version 2 can be read, but version is 1"),
+        (b'{"version": "2", "shards": []}', "version must be int, but is '2'"),
+        (b'{"version": 2}', "'shards' is missing"),
+        (b'{"version": 2, "shards": {}}', "shards must be list, but is {}"),
+    ],
+)
+def test_a_file_that_is_no_index_is_refused_with_its_source(text: bytes, words: str) -> None:
+    with pytest.raises(IndexFormatError) as caught:
+        parse_index(text, "s3://bucket/index.json")
+    assert words in str(caught.value)
+    assert "s3://bucket/index.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"version": 3}, "only version 2 can be read, but version is 3"),
+        ({"version": NOWHERE}, "'version' is missing"),
+        ({"format": NOWHERE}, "'format' is missing"),
+        ({"format": "parquet"}, "format must be one of mds, json, csv, tsv, xsv, but is 'parquet'"),
+        ({"samples": NOWHERE}, "'samples' is missing"),
+        ({"samples": -1}, "samples must be in [0, 4294967295], but is -1"),
+        ({"samples": 2**32}, "but is 4294967296"),
+        ({"samples": True}, "samples must be int, but is True"),
+        ({"samples": 3.0}, "samples must be int, but is 3.0"),
+        ({"hashes": "sha1"}, "hashes must be list"),
+        ({"hashes": [1]}, "hashes must be a list of str"),
+        ({"size_limit": "many"}, "size_limit"),
+        ({"size_limit": "9" * 400 + ".5kb"}, "size_limit"),
+        ({"size_limit": [1]}, "size_limit must be str"),
+        ({"compression": "lzma"}, "compression must be one of br, bz2, gz, snappy, zstd, but got 'lzma'"),
+        ({"compression": "zstd:99", "zip_data": file()}, "levels 1 to 22"),
+        ({"compression": "zstd"}, "calls for a compressed file of shard.00000.mds"),
+        ({"zip_data": file()}, "calls for no compressed file of shard.00000.mds"),
+        ({"raw_data": NOWHERE}, "'raw_data' is missing"),
+        ({"raw_data": None}, "raw_data must be dict, but is None"),
+        ({"raw_data": file(bytes=-1)}, "must not be negative, but is -1"),
+        ({"raw_data": file(bytes=2**32)}, "must be at most 4294967295 bytes"),
+        ({"raw_data": file(bytes="9")}, "raw_data: bytes must be int, but is '9'"),
+        ({"raw_data": file(hashes=None)}, "raw_data: hashes must be dict"),
+        ({"raw_data": file(hashes={"sha1": 1})}, "raw_data: hashes must map str to str"),
+        ({"raw_data": file(basename=NOWHERE)}, "raw_data: the key 'basename' is missing"),
+        ({"raw_data": file(basename="")}, "must stay inside its dataset directory"),
+        ({"raw_data": file(basename=".")}, "must stay inside its dataset directory"),
+        ({"raw_data": file(basename="../shard.mds")}, "must stay inside its dataset directory"),
+        ({"raw_data": file(basename="a/../../shard.mds")}, "must stay inside its dataset directory"),
+        ({"raw_data": file(basename="\ud800.mds")}, "basename must be a name that UTF-8 can hold"),
+        ({"raw_data": file(basename="/etc/passwd")}, "must stay inside its dataset directory"),
+        ({"compression": "zstd", "zip_data": file(basename="../x")}, "zip_data: a file name in an index must stay"),
+        ({"column_names": NOWHERE}, "'column_names' is missing"),
+        ({"column_names": "id"}, "column_names must be list"),
+        ({"column_encodings": [None, "str"]}, "column_encodings must be a list of str"),
+        ({"column_sizes": [-8, None]}, "column_sizes must be a list of sizes and nulls"),
+        ({"column_sizes": [8.0, None]}, "column_sizes must be a list of sizes and nulls"),
+        ({"format": "json", "newline": "\n", "raw_meta": file()}, "'columns' is missing"),
+        ({"format": "csv", "newline": "\n"}, "'raw_meta' is missing"),
+        ({"format": "xsv", "newline": "\n", "raw_meta": file()}, "'separator' is missing"),
+    ],
+)
+def test_a_shard_that_cannot_be_is_refused_with_its_number(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(IndexFormatError) as caught:
+        parse_index(index_text(entry(), entry(**changes)), "index.json")
+    assert words in str(caught.value)
+    assert "index.json, shard 1: " in str(caught.value)
+
+
+def test_a_shard_that_is_no_object_is_refused() -> None:
+    with pytest.raises(IndexFormatError, match=r"shard 0: a shard must be a JSON object, but is \[\]"):
+        parse_index(index_text([]), "index.json")

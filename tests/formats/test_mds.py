@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import gc
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightning_streaming.errors import (
+    ConfigError,
+    EncodingError,
+    IndexFormatError,
+    ObjectNotFoundError,
+    SampleIndexError,
+    ShardCorruptError,
+    StorageError,
+    StreamingError,
+    UnsupportedError,
+)
+from lightning_streaming.formats.index import FileInfo
+from lightning_streaming.formats.mds import MDSReader, check_shard_bytes, encode_shard, shard_bytes
+from tests.formats.small_shards import COLUMNS, SAMPLES, put_shard, shard_data, shard_info
+
+DATA = shard_data(SAMPLES, COLUMNS)
+
+
+def with_word(place: int, value: int) -> Callable[[bytes], bytes]:
+    """Puts a uint32 at a byte of the file: the count at 0, then the offsets at 4, 8, 12 and 16."""
+    return lambda data: data[:place] + struct.pack("<I", value) + data[place + 4 :]
+
+
+def schema(**changes: Any) -> dict[str, Any]:
+    return {"column_names": ("id", "text"), "column_encodings": ("int", "str"), "column_sizes": (8, None)} | changes
+
+
+def test_samples_are_read_in_any_order(tmp_path: Path) -> None:
+    reader = MDSReader(put_shard(tmp_path), tmp_path)
+    assert len(reader) == 3
+    assert [reader[index] for index in (2, 0, 1, 2)] == [SAMPLES[index] for index in (2, 0, 1, 2)]
+    reader.close()
+
+
+@pytest.mark.parametrize("index", [-1, 3, 10**12])
+def test_a_sample_that_is_not_there_is_refused(index: int, tmp_path: Path) -> None:
+    reader = MDSReader(put_shard(tmp_path), tmp_path)
+    with pytest.raises(SampleIndexError, match=f"has 3 samples, but sample {index} was asked for"):
+        reader[index]
+
+
+def test_a_shard_without_samples_is_sound(tmp_path: Path) -> None:
+    reader = MDSReader(put_shard(tmp_path, samples=[]), tmp_path)
+    assert len(reader) == 0
+    with pytest.raises(SampleIndexError):
+        reader[0]
+
+
+def test_samples_outlive_the_reader_and_the_file(tmp_path: Path) -> None:
+    columns = {"array": "ndarray", "data": "bytes", "number": "float32"}
+    sample = {"array": np.arange(1000), "data": b"data", "number": np.float32(1.5)}
+    reader = MDSReader(put_shard(tmp_path, [sample], columns), tmp_path)
+    found = reader[0]
+    reader.close()
+    (tmp_path / "shard.mds").unlink()
+    assert found["array"].tolist() == list(range(1000))
+    assert (found["data"], found["number"]) == (b"data", np.float32(1.5))
+
+
+def test_a_closed_reader_keeps_no_file_open_and_reads_no_more(tmp_path: Path) -> None:
+    def open_files() -> int:
+        gc.collect()
+        return len(list(Path("/dev/fd").iterdir()))
+
+    before = open_files()
+    reader = MDSReader(put_shard(tmp_path), tmp_path)
+    assert open_files() == before + 1  # the map's own
+    reader.close()
+    reader.close()
+    assert open_files() == before
+    with pytest.raises(ValueError, match="released"):
+        reader[0]
+
+
+def test_a_reader_is_closed_while_a_failed_sample_is_still_looked_at(tmp_path: Path) -> None:
+    reader = MDSReader(put_shard(tmp_path, [{"id": 0, "text": b"\xff"}]), tmp_path)
+    with pytest.raises(EncodingError, match=r"shard.mds, sample 0: column 'text': expected UTF-8"):
+        reader[0]
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda data: b"", "must have 84 bytes by its index, but has 0"),
+        (lambda data: data[:-1], "but has"),
+        (lambda data: data + b"\0", "but has"),
+        (with_word(0, 4), "must have 3 samples by its index, but says it has 4"),
+        (with_word(4, 19), "must hold its samples between bytes 20 and"),  # they would start inside the offsets
+        (with_word(4, 2**32 - 1), "expected at least 12 bytes, but the offsets say"),
+        (with_word(8, 2**32 - 1), "sample 1: expected at least 12 bytes, but the offsets say"),
+        (with_word(12, 0), "sample 1: expected at least 12 bytes, but the offsets say"),  # offsets go backwards
+        (
+            with_word(8, len(DATA) - 27),
+            "sample 1: expected at least 12 bytes, but the offsets say 11",
+        ),  # too short a sample
+        (with_word(16, 0), "and end at 0"),
+        (with_word(16, 10**6), "and end at 1000000"),
+    ],
+)
+def test_a_file_that_is_not_the_shard_of_its_index_is_refused(
+    damage: Callable[[bytes], bytes], words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "shard.mds").write_bytes(damage(DATA))
+    with pytest.raises(ShardCorruptError) as caught:
+        MDSReader(shard_info(DATA), tmp_path)
+    assert words.replace("84", str(len(DATA))) in str(caught.value)
+    assert str(tmp_path / "shard.mds") in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [0, 7, 8, 19])
+def test_a_file_too_short_for_its_offsets_is_refused(size: int, tmp_path: Path) -> None:
+    (tmp_path / "shard.mds").write_bytes(DATA[:size])
+    with pytest.raises(ShardCorruptError, match="must have"):
+        MDSReader(shard_info(DATA[:size]), tmp_path)
+
+
+def test_a_column_that_reaches_beyond_its_sample_is_refused(tmp_path: Path) -> None:
+    info = put_shard(tmp_path)
+    path = tmp_path / "shard.mds"
+    first = len(DATA) - sum(12 + len(sample["text"].encode()) for sample in SAMPLES)
+    path.write_bytes(with_word(first, 5)(path.read_bytes()))
+    reader = MDSReader(info, tmp_path)
+    assert reader[1] == SAMPLES[1]
+    with pytest.raises(ShardCorruptError, match="sample 0: expected 17 bytes by the column sizes, but found 16"):
+        reader[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        (schema(column_sizes=(4, None)), IndexFormatError, r"column_sizes \(4, None\), but its encodings have \(8"),
+        (schema(column_sizes=(8, 8)), IndexFormatError, "column_sizes"),
+        (schema(column_sizes=(8,)), IndexFormatError, "column_sizes"),
+        (schema(column_names=("id", "id")), IndexFormatError, "its own name"),
+        (schema(column_names=("id",)), IndexFormatError, "for each its own name and an encoding"),
+        (schema(column_names=(), column_encodings=(), column_sizes=()), IndexFormatError, "at least one column"),
+        (schema(column_encodings=("int", "text")), IndexFormatError, "but got 'text'"),
+        (schema(column_encodings=("int", "png")), UnsupportedError, "the encoding png is not served"),
+        (schema(column_encodings=("int", "pkl")), ConfigError, "pass allow_unsafe_types=True"),
+    ],
+)
+def test_columns_that_cannot_be_read_are_refused(
+    changes: dict[str, Any], error: type[StreamingError], words: str, tmp_path: Path
+) -> None:
+    put_shard(tmp_path)
+    with pytest.raises(error, match=words) as caught:
+        MDSReader(shard_info(DATA, schema=changes), tmp_path)
+    assert type(caught.value) is error
+    assert "shard.mds" in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ObjectNotFoundError, match=r"shard.mds is named by an index, but is not there"):
+        MDSReader(shard_info(DATA), tmp_path)
+
+
+@pytest.mark.parametrize("basename", ["x" * 300, "shard.mds/x", "folder"])
+def test_a_file_that_cannot_be_opened_is_named(basename: str, tmp_path: Path) -> None:
+    put_shard(tmp_path)
+    (tmp_path / "folder").mkdir()
+    info = shard_info(DATA, raw_data=FileInfo(basename=basename, bytes=len(DATA), hashes={}))
+    with pytest.raises(StorageError, match=basename):
+        MDSReader(info, tmp_path)
+
+
+def test_a_shard_may_lie_in_a_folder_of_the_dataset(tmp_path: Path) -> None:
+    (tmp_path / "part").mkdir()
+    put_shard(tmp_path / "part")
+    info = shard_info(DATA, raw_data=FileInfo(basename="part/shard.mds", bytes=len(DATA), hashes={}))
+    assert MDSReader(info, tmp_path)[0] == SAMPLES[0]
+
+
+def test_the_errors_of_a_worker_reach_the_training_process(tmp_path: Path) -> None:
+    reader = MDSReader(put_shard(tmp_path, [{"id": 0, "text": b"\xff"}]), tmp_path)
+    with pytest.raises(EncodingError) as caught:
+        reader[0]
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_a_shard_is_as_large_as_the_arithmetic_says() -> None:
+    samples = [b"a", b"", b"ccc"]
+    assert len(encode_shard(samples, b"config")) == shard_bytes(3, 4, 6)
+    assert len(encode_shard([], b"config")) == shard_bytes(0, 0, 6) == 14
+
+
+def test_a_shard_of_4_gib_is_refused() -> None:
+    check_shard_bytes(2**32 - 1)
+    with pytest.raises(ConfigError, match="set size_limit"):
+        check_shard_bytes(2**32)

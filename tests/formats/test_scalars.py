@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import from_dtype
+
+from lightning_streaming.errors import EncodingError
+from lightning_streaming.formats.encodings import encoding
+
+INTEGERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
+FLOATS = ("float16", "float32", "float64")
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(), children, max_size=3),
+    max_leaves=10,
+)
+
+
+def there_and_back(name: str, value: Any) -> Any:
+    """A value encoded, and decoded from a slice as a reader has it."""
+    return encoding(name).decode(memoryview(encoding(name).encode(value)))
+
+
+@given(
+    st.one_of(
+        st.tuples(st.just("bytes"), st.binary()),
+        st.tuples(st.just("str"), st.text()),
+        st.tuples(st.just("int"), st.integers(-(2**63), 2**63 - 1)),
+        st.tuples(st.just("str_int"), st.integers(-(10**50), 10**50)),
+        st.tuples(st.just("str_float"), st.floats(allow_nan=False)),
+        st.tuples(st.just("str_decimal"), st.decimals(allow_nan=False)),
+        st.tuples(st.just("json"), JSON_VALUES),
+    )
+)
+def test_python_values_come_back_as_they_were(case: tuple[str, Any]) -> None:
+    name, value = case
+    found = there_and_back(name, value)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@given(st.sampled_from(INTEGERS), st.data())
+def test_numpy_integers_come_back_as_they_were(name: str, data: st.DataObject) -> None:
+    limits = np.iinfo(name)
+    value = data.draw(st.integers(int(limits.min), int(limits.max)))
+    found = there_and_back(name, value)
+    assert found == value
+    assert found.dtype == name
+
+
+@given(st.sampled_from(FLOATS), st.data())
+def test_numpy_floats_come_back_bit_for_bit(name: str, data: st.DataObject) -> None:
+    value = data.draw(from_dtype(np.dtype(name)))
+    found = there_and_back(name, value)
+    assert found.tobytes() == value.tobytes()
+    assert found.dtype == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "payload"),
+    [
+        ("int", -2, "feffffffffffffff"),
+        ("int", True, "0100000000000000"),
+        ("uint16", 258, "0201"),
+        ("uint8", 3.7, "03"),
+        ("int8", np.int64(-1), "ff"),
+        ("float32", 1.5, "0000c03f"),
+        ("float16", 1, "003c"),
+        ("str", "é", "c3a9"),
+        ("str_int", True, b"1".hex()),
+        ("str_float", np.float64(0.1), b"0.1".hex()),
+        ("str_float", 1e20, b"1e+20".hex()),
+        ("str_float", -math.inf, b"-inf".hex()),
+        ("str_decimal", Decimal("1.50"), b"1.50".hex()),
+        ("json", {"é": [1, None]}, b'{"\\u00e9": [1, null]}'.hex()),
+        ("json", math.nan, b"NaN".hex()),
+        ("json", {"a": np.arange(4).reshape(2, 2)}, b'{"a": [[0, 1], [2, 3]]}'.hex()),
+        ("json", OrderedDict(b=1, a=2), b'{"b": 1, "a": 2}'.hex()),
+    ],
+)
+def test_payloads_are_these_bytes(name: str, value: Any, payload: str) -> None:
+    assert encoding(name).encode(value).hex() == payload
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("bytes", "text", "expected bytes, but got str 'text'"),
+        ("bytes", bytearray(b"x"), "expected bytes, but got bytearray"),
+        ("str", 3, "expected str, but got int 3"),
+        ("str", "\ud800", "expected text that UTF-8 can hold"),
+        ("int", np.int64(3), "expected int, but got int64"),
+        ("int", 3.0, "expected int, but got float 3.0"),
+        ("int", 2**63, "expected a signed integer of 64 bits, but got 9223372036854775808"),
+        ("uint8", 256, "expected an unsigned integer of 8 bits, but got 256"),
+        ("uint8", np.int64(256), "expected an unsigned integer of 8 bits, but got 256"),  # numpy alone would wrap
+        ("uint8", -1, "expected an unsigned integer of 8 bits, but got -1"),
+        ("int32", None, "expected a number for int32, but got NoneType"),
+        ("int32", math.nan, "expected a number for int32, but got float nan"),
+        ("int32", [1, 2], "expected a number for int32, but got list"),
+        ("float32", None, "expected a number for float32, but got NoneType"),  # numpy alone would write NaN
+        ("float32", [1.0], "expected a number for float32, but got list"),
+        ("float32", "one", "expected a number for float32, but got str 'one'"),
+        ("str_int", 1.0, "expected int, but got float"),
+        ("str_float", 1, "expected float, but got int"),
+        ("str_decimal", 1.0, "expected Decimal, but got float"),
+        ("json", {1, 2}, "expected a value that JSON can say, but got {1, 2}"),
+        ("json", np.int64(1), "expected a value that JSON can say"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused_in_words(name: str, value: Any, words: str) -> None:
+    with pytest.raises(EncodingError) as caught:
+        encoding(name).encode(value)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["int", "int64", "str_int", "str", "json"])
+def test_a_number_that_python_cannot_write_in_digits_is_refused_too(name: str) -> None:
+    with pytest.raises(EncodingError, match="expected"):
+        encoding(name).encode(10**5000)
+
+
+@pytest.mark.parametrize(
+    ("name", "payload"),
+    [
+        ("str", b"\xff"),
+        ("int", b"1234567"),
+        ("uint16", b"1234"),
+        ("float64", b""),
+        ("str_int", b"1.5"),
+        ("str_float", b"one"),
+        ("str_float", b"\xff"),
+        ("str_decimal", b"1..2"),
+        ("json", b"{"),
+        ("json", b"\xff"),
+        ("json", b"[" * 100_000),
+    ],
+)
+def test_a_payload_that_is_none_is_refused(name: str, payload: bytes) -> None:
+    with pytest.raises(EncodingError, match="expected"):
+        encoding(name).decode(memoryview(payload))

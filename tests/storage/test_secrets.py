@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import traceback
+
+import pytest
+
+from lightning_streaming.storage.secrets import redact, shown_cause
+
+OPTIONS = {
+    "key": "AKIDEXAMPLE",
+    "client_kwargs": {"headers": {"Authorization": "Bearer hunter2"}, "auth": ("user-name", "pass-word")},
+    "endpoint_url": "http://store:9000",
+    "anon": False,
+}
+
+
+@pytest.mark.parametrize("secret", ["AKIDEXAMPLE", "Bearer hunter2", "pass-word"])
+def test_every_text_of_the_options_is_masked(secret: str) -> None:
+    assert redact(f"refused {secret}!", OPTIONS) == "refused ***!"
+
+
+def test_urls_in_a_text_are_masked_however_they_are_quoted() -> None:
+    text = "got 403, url='https://me:pw@host/x?sig=a%2Fb', then http://host/y?z"
+    assert redact(text, {}) == "got 403, url='https://host/x', then http://host/y"
+
+
+def test_the_endpoint_stays_readable() -> None:
+    assert redact("cannot reach http://store:9000/b", OPTIONS) == "cannot reach http://store:9000/b"
+
+
+def test_a_chain_without_secrets_is_kept() -> None:
+    error = OSError("reset by peer")
+    assert shown_cause(error, OPTIONS) is error
+
+
+def test_a_chain_with_a_secret_is_replaced_by_its_redacted_words() -> None:
+    error = OSError("could not sign")
+    error.__cause__ = ValueError("AKIDEXAMPLE is odd")
+    shown = shown_cause(error, OPTIONS)
+    assert str(shown) == "OSError: could not sign"
+    assert "AKIDEXAMPLE" not in "".join(traceback.format_exception(shown))

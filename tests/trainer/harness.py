@@ -1,0 +1,261 @@
+"""Runs of a real Trainer that remember which samples the weights have seen, to compare a resumed run with a whole one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from lightning_streaming import MDSWriter, Stream, StreamingConfig, StreamingDataModule
+
+TRAIN_SAMPLES = {"a": 17, "b": 12}
+VAL_SAMPLES = 6
+BATCH_SIZE = 4
+EPOCHS = 3
+
+
+def write_data(root: Path) -> Path:
+    """Two training streams whose ids do not overlap, and a validation set, in shards of a few samples."""
+    for number, (name, samples) in enumerate([*TRAIN_SAMPLES.items(), ("val", VAL_SAMPLES)]):
+        with MDSWriter(out=str(root / name), columns={"id": "int"}, size_limit=200) as writer:
+            for index in range(samples):
+                writer.write({"id": 1000 * number + index})
+    return root
+
+
+class Stopped(Exception):
+    """Ends a run the way a crash would, after a checkpoint was written."""
+
+
+class Recorder(LightningModule):
+    """A tiny model whose checkpoint says which samples its weights have seen, in order, and under which epoch."""
+
+    def __init__(self, hook: Callable[[str, LightningModule], None] | None = None) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.seen: list[tuple[int, int]] = []
+        self.steps_per_epoch: dict[int, int] = {}
+        self.pending: list[tuple[int, int]] = []
+        self.hook = hook or (lambda _name, _module: None)
+        self.schedule_from_trainer = False
+
+    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        self.hook("training_step", self)
+        ids = batch["id"].tolist()
+        self.pending += [(self.trainer.current_epoch, sample) for sample in ids]
+        return self.layer(batch["id"].float().unsqueeze(1) / 1000).square().mean()
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        self.seen += self.pending
+        self.pending = []
+        epoch = self.trainer.current_epoch
+        self.steps_per_epoch[epoch] = self.steps_per_epoch.get(epoch, 0) + 1
+
+    def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
+        self.log("val_loss", self.layer(batch["id"].float().unsqueeze(1) / 1000).square().mean())
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
+        if not self.schedule_from_trainer:
+            return optimizer
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.01, total_steps=steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["seen"] = list(self.seen)
+        checkpoint["steps_per_epoch"] = dict(self.steps_per_epoch)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.seen = list(checkpoint["seen"])
+        self.steps_per_epoch = dict(checkpoint["steps_per_epoch"])
+
+
+HOOKS = (
+    "on_train_start",
+    "on_train_epoch_start",
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_validation_start",
+    "on_validation_end",
+    "on_train_epoch_end",
+    "on_train_end",
+)
+
+
+class SaveThenStop(Callback):
+    """Saves a checkpoint at the n-th call of a hook in this run, and ends the run there."""
+
+    def __init__(self, hook: str, call: int, path: Path) -> None:
+        assert hook in HOOKS
+        self.calls_left = call
+        self.path = path
+        setattr(self, hook, self._on_hook)
+
+    def _on_hook(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+        if trainer.sanity_checking:
+            return
+        self.calls_left -= 1
+        if self.calls_left == 0:
+            trainer.save_checkpoint(self.path)
+            raise Stopped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """How to train, and where to stop."""
+
+    data: Path
+    directory: Path
+    workers: int = 0
+    persistent: bool = False
+    batch_size: int = BATCH_SIZE
+    shuffle: bool = True
+    validate: bool = True
+    schedule_from_trainer: bool = False
+    plain_module: bool = False
+    trainer: dict[str, Any] = field(default_factory=dict)
+
+    def datamodule(self) -> StreamingDataModule:
+        return StreamingDataModule(
+            train=StreamingConfig(
+                streams={name: Stream(remote=str(self.data / name)) for name in TRAIN_SAMPLES},
+                shuffle=self.shuffle,
+                shuffle_block_size=16,
+            ),
+            val=StreamingConfig(remote=str(self.data / "val")) if self.validate else None,
+            batch_size=self.batch_size,
+            num_workers=self.workers,
+            persistent_workers=self.persistent,
+        )
+
+    def fit(
+        self,
+        *,
+        ckpt_path: Path | None = None,
+        callbacks: list[Callback] | None = None,
+        hook: Callable[[str, LightningModule], None] | None = None,
+        **trainer: Any,
+    ) -> tuple[Recorder, Trainer]:
+        """Train to the end, or until stopped; gives the model and the trainer as they then are."""
+        model = Recorder(hook)
+        model.schedule_from_trainer = self.schedule_from_trainer
+        settings: dict[str, Any] = {
+            "max_epochs": EPOCHS,
+            "accelerator": "cpu",
+            "devices": 1,
+            "logger": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "enable_checkpointing": any(isinstance(one, Checkpoint) for one in callbacks or []),
+            "num_sanity_val_steps": 0,
+            "default_root_dir": self.directory,
+            "callbacks": callbacks,
+        }
+        lightning_trainer = Trainer(**{**settings, **self.trainer, **trainer})
+        datamodule = self.datamodule()
+        try:
+            lightning_trainer.fit(model, datamodule=datamodule, ckpt_path=ckpt_path)
+        except (Stopped, SIGTERMException):
+            pass
+        return model, lightning_trainer
+
+
+def with_trainer(run: Run, **settings: Any) -> Run:
+    return replace(run, trainer={**run.trainer, **settings})
+
+
+Trigger = Callable[[Run, Path | None, Path, int], Path]
+"""Runs (from a checkpoint, if one is given) until it has saved a checkpoint the n-th time, and gives that checkpoint."""
+
+
+def save_in(hook: str, first: int, second: int) -> Trigger:
+    """Save at the ``first`` call of a hook in the first run, at the ``second`` in the resumed one."""
+
+    def trigger(run: Run, ckpt_path: Path | None, target: Path, attempt: int) -> Path:
+        call = (first, second)[attempt]
+        run.fit(ckpt_path=ckpt_path, callbacks=[SaveThenStop(hook, call, target)])
+        return target
+
+    return trigger
+
+
+def every_n_steps(n: int, stop_after: int) -> Trigger:
+    """Let ModelCheckpoint save every n steps, and crash ``stop_after`` batches into the run."""
+
+    def trigger(run: Run, ckpt_path: Path | None, target: Path, attempt: int) -> Path:
+        calls = [0]
+
+        def hook(_name: str, _module: LightningModule) -> None:
+            calls[0] += 1
+            if calls[0] > stop_after:
+                raise Stopped
+
+        saver = ModelCheckpoint(dirpath=target.parent / target.stem, every_n_train_steps=n, save_top_k=-1)
+        run.fit(ckpt_path=ckpt_path, callbacks=[saver], hook=hook)
+        return Path(saver.best_model_path)
+
+    return trigger
+
+
+def exception_in_step(first: int, second: int) -> Trigger:
+    """Raise in the n-th training step of the run, with Lightning's OnExceptionCheckpoint there to save."""
+
+    def trigger(run: Run, ckpt_path: Path | None, target: Path, attempt: int) -> Path:
+        calls = [0]
+
+        def hook(_name: str, _module: LightningModule) -> None:
+            calls[0] += 1
+            if calls[0] == (first, second)[attempt]:
+                raise Stopped
+
+        saver = OnExceptionCheckpoint(target.parent, filename=target.stem)
+        run.fit(ckpt_path=ckpt_path, callbacks=[saver], hook=hook)
+        return Path(saver.ckpt_path)
+
+    return trigger
+
+
+def sigterm_in_step(first: int, second: int) -> Trigger:
+    """Send this process a real SIGTERM in the n-th training step of the run."""
+
+    def trigger(run: Run, ckpt_path: Path | None, target: Path, attempt: int) -> Path:
+        calls = [0]
+
+        def hook(_name: str, _module: LightningModule) -> None:
+            calls[0] += 1
+            if calls[0] == (first, second)[attempt]:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        saver = OnExceptionCheckpoint(target.parent, filename=target.stem)
+        run.fit(ckpt_path=ckpt_path, callbacks=[saver], hook=hook)
+        return Path(saver.ckpt_path)
+
+    return trigger
+
+
+def steps_limit(first: int, second: int) -> Trigger:
+    """Stop at ``max_steps``, and save when training has ended."""
+
+    def trigger(run: Run, ckpt_path: Path | None, target: Path, attempt: int) -> Path:
+        _, trainer = run.fit(ckpt_path=ckpt_path, max_steps=(first, second)[attempt])
+        trainer.save_checkpoint(target)
+        return target
+
+    return trigger
+
+
+def resume_twice(run: Run, trigger: Trigger) -> tuple[Recorder, Trainer]:
+    """Train until the trigger saves, go on from there until it saves again, and from there to the end."""
+    first = trigger(run, None, run.directory / "first.ckpt", 0)
+    second = trigger(run, first, run.directory / "second.ckpt", 1)
+    return run.fit(ckpt_path=second)

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+
+from lightning_streaming.errors import ConfigError, EncodingError, StorageError, UnsupportedError
+from lightning_streaming.formats import mds
+from lightning_streaming.formats.hashing import hash_file
+from lightning_streaming.writing import destination
+from lightning_streaming.writing.writer import MDSWriter
+from tests.formats.golden_datasets import read_index, read_samples
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def ids(out: Path, scratch: Path) -> list[int]:
+    return [sample["id"] for sample in read_samples(out, scratch)]
+
+
+def test_shards_are_cut_at_the_limit_and_never_above(tmp_path: Path) -> None:
+    # The file of n samples has 4 + 4 (n + 1) + 159 + 8 n bytes: 299 with 11, 311 with 12.
+    with MDSWriter(columns={"id": "int"}, out=tmp_path, size_limit=300) as writer:
+        for number in range(30):
+            writer.write({"id": number})
+    assert read_index(tmp_path).samples_per_shard().tolist() == [11, 11, 8]
+    assert [shard.raw_data.bytes for shard in read_index(tmp_path).shards] == [299, 299, 263]
+
+
+def test_shards_are_numbered_with_five_digits(tmp_path: Path) -> None:
+    with MDSWriter(columns={"id": "int"}, out=tmp_path, size_limit=1, compression="zstd") as writer:
+        for number in range(11):
+            writer.write({"id": number})
+    assert names(tmp_path)[:2] == ["index.json", "shard.00000.mds.zstd"]
+    assert names(tmp_path)[-1] == "shard.00011.mds.zstd"
+
+
+def test_an_oversized_sample_gets_a_shard_of_its_own(tmp_path: Path) -> None:
+    with MDSWriter(columns={"text": "str"}, out=tmp_path, size_limit=400) as writer:
+        for length in (1, 1, 1000, 1, 1):
+            writer.write({"text": "x" * length})
+    assert read_index(tmp_path).samples_per_shard().tolist() == [2, 1, 2]
+
+
+def test_hashes_are_those_of_the_files(tmp_path: Path) -> None:
+    with MDSWriter(columns={"id": "int"}, out=tmp_path, compression="zstd", hashes=["sha1", "xxh64"]) as writer:
+        writer.write({"id": 1})
+    (shard,) = read_index(tmp_path).shards
+    assert shard.zip_data is not None
+    assert shard.zip_data.hashes["xxh64"] == hash_file("xxh64", tmp_path / shard.zip_data.basename)
+    assert shard.raw_data.hashes["sha1"] != shard.zip_data.hashes["sha1"]
+
+
+def test_there_is_no_index_before_the_end(tmp_path: Path) -> None:
+    writer = MDSWriter(columns={"id": "int"}, out=tmp_path, size_limit=1)
+    for number in range(3):
+        writer.write({"id": number})
+    assert "index.json" not in names(tmp_path)
+    writer.finish()
+    assert "index.json" in names(tmp_path)
+
+
+def test_an_exception_publishes_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    def fail() -> None:
+        with MDSWriter(columns={"id": "int"}, out=tmp_path / "out", size_limit=1) as writer:
+            for number in range(3):
+                writer.write({"id": number})
+            raise RuntimeError("the source broke")
+
+    with pytest.raises(RuntimeError, match="the source broke"):
+        fail()
+    assert names(tmp_path) == []
+
+
+def test_a_wrong_sample_can_be_left_out(tmp_path: Path) -> None:
+    with MDSWriter(columns={"id": "int"}, out=tmp_path / "out") as writer:
+        writer.write({"id": 0})
+        for wrong in ({"id": "one"}, {}):
+            with pytest.raises(EncodingError, match="column 'id'"):
+                writer.write(wrong)
+        writer.write({"id": 2})
+    assert ids(tmp_path / "out", tmp_path) == [0, 2]
+
+
+def test_a_finished_writer_writes_no_more_and_may_be_finished_again(tmp_path: Path) -> None:
+    with MDSWriter(columns={"id": "int"}, out=tmp_path) as writer:
+        writer.finish()
+        writer.finish()
+        with pytest.raises(ConfigError, match="finished"):
+            writer.write({"id": 0})
+    assert read_index(tmp_path).num_samples == 0
+
+
+def test_columns_may_be_told_from_the_first_sample_and_then_hold(tmp_path: Path) -> None:
+    with MDSWriter(out=tmp_path / "out") as writer:
+        writer.write({"id": 0, "tokens": np.arange(3)})
+        with pytest.raises(EncodingError, match=r"had columns \['id', 'tokens'\], but this one has \['id'\]"):
+            writer.write({"id": 1})
+        with pytest.raises(EncodingError, match="but this one has"):
+            writer.write({"id": 1, "tokens": np.arange(3), "more": 0})
+        writer.write({"tokens": np.arange(5), "id": 2})
+    assert ids(tmp_path / "out", tmp_path) == [0, 2]
+
+
+def test_a_first_sample_that_fails_decides_nothing(tmp_path: Path) -> None:
+    with MDSWriter(out=tmp_path / "out") as writer:
+        with pytest.raises(EncodingError):
+            writer.write({"id": 2**64})
+        writer.write({"number": 3})
+    assert read_samples(tmp_path / "out", tmp_path) == [{"number": 3}]
+
+
+def test_an_empty_dataset_needs_no_columns(tmp_path: Path) -> None:
+    MDSWriter(out=tmp_path).finish()
+    assert (tmp_path / "index.json").read_bytes() == b'{"shards": [], "version": 2}'
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"columns": {}}, ConfigError),
+        ({"columns": {"id": "integer"}}, ConfigError),
+        ({"columns": {1: "int"}}, ConfigError),
+        ({"columns": {"id": int}}, ConfigError),
+        ({"columns": {"image": "jpeg"}}, UnsupportedError),
+        ({"compression": "gz"}, UnsupportedError),
+        ({"hashes": ["sha1", "md5"]}, ConfigError),
+        ({"size_limit": "4gb"}, ConfigError),
+    ],
+)
+def test_settings_are_checked_before_anything_is_touched(
+    settings: dict[str, Any], error: type[Exception], tmp_path: Path
+) -> None:
+    with MDSWriter(columns={"id": "int"}, out=tmp_path / "out") as writer:
+        writer.write({"id": 0})
+    given: dict[str, Any] = {"columns": {"id": "int"}, "out": tmp_path / "out", "exist_ok": True}
+    with pytest.raises(error):
+        MDSWriter(**(given | settings))
+    assert ids(tmp_path / "out", tmp_path) == [0]
+
+
+def test_a_shard_of_4_gib_is_refused_before_it_is_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mds, "MAX_RAW_BYTES", 300)
+    with MDSWriter(columns={"id": "int"}, out=tmp_path / "out", size_limit=None) as writer:
+        for number in range(11):
+            writer.write({"id": number})
+        with pytest.raises(ConfigError, match="set size_limit"):
+            writer.write({"id": 11})
+    assert ids(tmp_path / "out", tmp_path) == list(range(11))
+
+
+def test_a_dataset_is_replaced_on_request(tmp_path: Path) -> None:
+    for count in (30, 3):
+        with MDSWriter(columns={"id": "int"}, out=tmp_path / "out", size_limit=300, exist_ok=True) as writer:
+            for number in range(count):
+                writer.write({"id": number})
+    assert names(tmp_path / "out") == ["index.json", "shard.00000.mds"]
+    assert ids(tmp_path / "out", tmp_path) == [0, 1, 2]
+
+
+def test_a_dataset_goes_to_a_bucket_index_last(tmp_path: Path) -> None:
+    store = fsspec.filesystem("memory")
+    with MDSWriter(columns={"id": "int"}, out="memory://writer/data", size_limit=300) as writer:
+        for number in range(30):
+            writer.write({"id": number})
+        assert sorted(store.ls("/writer/data", detail=False)) == [f"/writer/data/shard.0000{n}.mds" for n in (0, 1)]
+    store.get("/writer/data/", str(tmp_path / "copy"), recursive=True)
+    store.rm("/writer", recursive=True)
+    assert ids(tmp_path / "copy", tmp_path) == list(range(30))
+
+
+def test_an_upload_that_fails_raises_where_it_happened_and_can_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = MDSWriter(columns={"id": "int"}, out=(str(tmp_path / "a"), str(tmp_path / "b")), size_limit=300)
+    for number in range(11):
+        writer.write({"id": number})
+    with monkeypatch.context() as broken:
+        broken.setattr(destination, "upload", refuse)
+        with pytest.raises(StorageError, match="no network"):
+            writer.write({"id": 11})
+    writer.write({"id": 11})
+    writer.finish()
+    assert ids(tmp_path / "b", tmp_path) == list(range(12))
+
+
+def test_a_store_that_nothing_serves_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="nowhere"):
+        MDSWriter(columns={"id": "int"}, out="nowhere://bucket/data")
+
+
+def refuse(*_: Any) -> None:
+    """An upload with no network. A real one would be tried for seconds before it fails."""
+    raise StorageError("no network")
