@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path, PurePosixPath
 
 from filelock import FileLock, Timeout
@@ -42,7 +43,7 @@ def appears_whole(path: Path) -> Iterator[Path]:
 
 def remove_partials(path: Path) -> None:
     """Remove what killed writers of ``path`` left. Must be called while holding the lock of ``path``."""
-    for leftover in path.parent.glob(f"{path.name}.*{PARTIAL_SUFFIX}"):
+    for leftover in path.parent.glob(f"{escape(path.name)}.*{PARTIAL_SUFFIX}"):
         leftover.unlink(missing_ok=True)
 
 
@@ -53,7 +54,9 @@ def join_under(root: Path, basename: str) -> Path:
         IndexFormatError: The name is absolute, empty, or climbs out of ``root``.
     """
     parts = PurePosixPath(basename).parts
-    if not basename or "\\" in basename or "\0" in basename or basename.startswith("/") or ".." in parts or not parts:
+    is_a_name = parts and not basename.startswith("/") and "\\" not in basename and "\0" not in basename
+    is_text = not any("\ud800" <= character <= "\udfff" for character in basename)
+    if not is_a_name or not is_text or ".." in parts:
         raise IndexFormatError(
             f"a file name in an index must stay inside its dataset directory, but got {basename!r}; "
             "the index is damaged or was made to harm"

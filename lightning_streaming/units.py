@@ -8,6 +8,8 @@ from lightning_streaming.errors import ConfigError
 
 _BYTE_UNITS = {unit: 1024**power for power, unit in enumerate(["b", "kb", "mb", "gb", "tb", "pb", "eb", "zb", "yb"])}
 _COUNT_UNITS = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+_LONGEST_TEXT = 64
+"""Characters; no size or count that means anything is longer."""
 _NUMBER_AND_UNIT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)")
 
 
@@ -46,7 +48,7 @@ def _parse(value: int | float | str, name: str, units: dict[str, int], example: 
         if not value >= 0 or value == float("inf"):
             raise ConfigError(f"{name} must be a finite number that is not negative, but got {value}")
         return int(value)
-    match = _NUMBER_AND_UNIT.fullmatch(value.strip().lower())
+    match = _NUMBER_AND_UNIT.fullmatch(value.strip().lower()) if len(value) <= _LONGEST_TEXT else None
     if match is None or (match[2] and match[2] not in units):
         raise ConfigError(
             f"{name} must be a number, or a number followed by one of {', '.join(units)} (like {example}), "

@@ -14,7 +14,7 @@ from lightning_streaming.cache.verify import find_size
 from lightning_streaming.errors import IndexFormatError, LockTimeoutError, StreamingError
 from lightning_streaming.files import appears_whole, hold_lock, join_under, remove_partials
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, parse_index
-from lightning_streaming.storage import join_url, mask_url
+from lightning_streaming.storage import join_url, mask_url, prepare
 from lightning_streaming.storage.retry import longest_series
 
 _UNPACK_SECONDS = 10.0
@@ -46,6 +46,16 @@ class ShardCache:
     def reads_in_place(self) -> bool:
         """Whether the stream's own directory is read, so that there is nothing to fetch ahead."""
         return isinstance(self._source, InPlaceSource)
+
+    def prepare(self) -> None:
+        """Import the package that serves the remote; to be done before threads or forks.
+
+        Raises:
+            ConfigError: No filesystem serves the remote's scheme.
+            MissingDependencyError: The package that does is not installed.
+        """
+        if isinstance(self._source, RemoteSource):
+            prepare(self._source.remote)
 
     def read_index(self) -> DatasetIndex:
         """Read the stream's index, fetching it if this node does not have it or has a damaged one.

@@ -20,7 +20,7 @@ class SamplePlace(NamedTuple):
     """Stream, by its place in the dataset."""
     shard: int
     """Shard, counted over all streams."""
-    index: int
+    sample: int
     """Sample, counted within its shard."""
 
 

@@ -44,16 +44,17 @@ class Handover:
     They lie in shared memory that has no name: it reaches workers by inheritance or through their start-up pickle,
     serves those that live on from pass to pass, and is gone with the last process that holds it.
 
-    Two ways to read lead here. Under :class:`~lightning_streaming.StreamingDataLoader` the training process writes each
-    pass before its workers begin it (*assigned*). Under a plain ``torch`` DataLoader nobody tells, so each worker counts
-    the passes it has begun since the last :meth:`reset` (*counted*).
+    Two ways to read lead here. Under :class:`~lightning_streaming.StreamingDataLoader` the training process writes
+    each pass before its workers begin it (*assigned*). Under a plain ``torch`` DataLoader nobody tells, so each worker
+    counts the passes it has begun since the last :meth:`reset` (*counted*).
     """
 
     _WORDS = 10
     _MAX_WORKERS = 1024
 
     def __init__(self) -> None:
-        self._words = torch.zeros(self._WORDS + self._MAX_WORKERS, dtype=torch.int64).share_memory_()
+        self._words = torch.zeros(self._WORDS + self._MAX_WORKERS, dtype=torch.int64)
+        self._words.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def assign(self, start: PassStart) -> None:
         """Tell workers that begin from now on to read this pass."""

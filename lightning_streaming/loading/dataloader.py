@@ -70,8 +70,8 @@ class StreamingDataLoader(DataLoader[Any]):
     def claim(self) -> Cursor | None:
         """Where the oldest batch ends that was handed out and not claimed yet; None if there is none.
 
-        Whoever consumes batches later than they are handed out (a trainer that fetches ahead) claims each when done with
-        it, and so knows the place that is safe to save.
+        Whoever consumes batches later than they are handed out, as a trainer that fetches ahead does, claims each when
+        done with it, and so knows the place that is safe to save.
         """
         return self._unclaimed.popleft() if self._unclaimed else None
 
@@ -103,7 +103,7 @@ class StreamingDataLoader(DataLoader[Any]):
         self.dataset.load_state_dict(state, on_change)
 
     def close(self) -> None:
-        """Give up the pass under way and unmap every shard. Workers end with the pass's iterator, or with the loader."""
+        """Give up the pass under way and unmap every shard. Workers end with its iterator, persistent ones with us."""
         self._forget_pass()
         self.dataset.close()
 
@@ -136,8 +136,8 @@ class StreamingDataLoader(DataLoader[Any]):
 class LoaderPass(Iterator[Any]):
     """One pass over an epoch, or over what is left of one.
 
-    It begins when its first batch is asked for, and is over when the loader begins another. The loader does not refer to
-    it: so torch's iterator, and with it the workers, end as soon as the last user lets go of the pass.
+    It begins when its first batch is asked for, and is over when the loader begins another. The loader does not refer
+    to it: so torch's iterator, and with it the workers, end as soon as the last user lets go of the pass.
     """
 
     def __init__(self, loader: StreamingDataLoader) -> None:

@@ -176,7 +176,7 @@ class StreamingDataset(IterableDataset[Any]):
         """
         if isinstance(index, (int, np.integer)):
             place = self.catalog.place(int(index))
-            return self._source.read(place.shard, place.index)
+            return self._source.read(place.shard, place.sample)
         if isinstance(index, slice):
             return [self[one] for one in range(*index.indices(self.size))]
         if isinstance(index, (list, np.ndarray)):
@@ -247,6 +247,7 @@ class StreamingDataset(IterableDataset[Any]):
         """Begin the next pass and say where; the pass after it is that of the next epoch."""
         if self._reading is not None:
             self._reading.close()
+        self._source.prepare()
         start = self.epochs.start(self.next_cursor(), self.current_world(), batch_size)
         self.seek(start.cursor.passes_later(1))
         self._reading, self._reading_from = None, start.cursor

@@ -75,11 +75,9 @@ class Epochs:
         """Take seed and canonical nodes from a saved position. Its fingerprint is checked when the data is known."""
         asked = self._settings.num_canonical_nodes
         if asked not in (None, saved.num_canonical_nodes):
-            _log.warning("num_canonical_nodes %s gives way to the saved position's %d", asked, saved.num_canonical_nodes)
+            _log.warning("num_canonical_nodes=%s gives way to the saved %d", asked, saved.num_canonical_nodes)
         self._use(
-            replace(
-                self._settings, shuffle_seed=saved.shuffle_seed, num_canonical_nodes=saved.num_canonical_nodes
-            )
+            replace(self._settings, shuffle_seed=saved.shuffle_seed, num_canonical_nodes=saved.num_canonical_nodes)
         )
         self._initial_nodes = saved.initial_physical_nodes
         self._unchecked = None if saved.fingerprint is None else (saved.fingerprint, on_change)

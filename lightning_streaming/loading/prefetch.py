@@ -83,5 +83,5 @@ def _fetch_in_order(progress: _Progress, fetch: Callable[[int], object]) -> None
     while (shard := progress.next_shard()) is not None:
         try:
             fetch(shard)
-        except Exception as error:  # noqa: BLE001  kept for the reader, who raises it in the step that needs the shard
+        except Exception as error:  # noqa: BLE001, PERF203  kept for the reader, who raises it when it needs the shard
             progress.failures[shard] = error

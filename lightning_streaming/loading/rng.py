@@ -1,7 +1,7 @@
 """Randomness keyed by the sample, not carried from one sample to the next.
 
-The generator of a sample is a function of seed, epoch and position. So augmentation is the same after any resume, with any
-number of workers or ranks, and for one sample made again alone.
+The generator of a sample is a function of seed, epoch and position. So augmentation is the same after any resume, with
+any number of workers or ranks, and for one sample made again alone.
 """
 
 from __future__ import annotations

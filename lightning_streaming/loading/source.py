@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import FormatError
-from lightning_streaming.formats.shard import ShardReader, open_shard
+from lightning_streaming.formats.shard import ShardReader, check_shard, open_shard
 from lightning_streaming.loading.catalog import Catalog
 
 _MOST_OPEN_SHARDS = 256
@@ -45,6 +45,11 @@ class SampleSource:
         """Whether any stream's shards may have to be fetched first."""
         return not all(cache.reads_in_place for cache in self._caches.values())
 
+    def prepare(self) -> None:
+        """Import what fetching needs, before worker processes are forked from this one."""
+        for cache in self._caches.values():
+            cache.prepare()
+
     def fetch(self, shard: int, wait: bool = True) -> bool:
         """Have a shard on this node.
 
@@ -55,7 +60,7 @@ class SampleSource:
         Returns:
             Whether it is here; False only if ``wait`` is False and another process is fetching it.
         """
-        return self._cache_of(shard).ensure(self.catalog.shards[shard], wait=wait) is not None
+        return self._find(shard, wait) is not None
 
     def read(self, shard: int, index: int) -> dict[str, Any]:
         """One sample, decoded: column name to value.
@@ -64,8 +69,11 @@ class SampleSource:
             FormatError: The shard or the sample is damaged; names the stream and the shard.
             StorageError: The shard could not be fetched.
         """
-        with self._named(shard):
-            return self._reader(shard)[index]
+        reader = self._reader(shard)
+        try:
+            return reader[index]
+        except FormatError as error:
+            raise self._named(error, shard) from error
 
     def close(self) -> None:
         """Unmap every shard. Samples read before stay valid."""
@@ -79,9 +87,12 @@ class SampleSource:
         reader = self._open.get(shard)
         if reader is None:
             info = self.catalog.shards[shard]
-            directory = self._cache_of(shard).ensure(info)
-            assert directory is not None, "ensure() that waits gives a directory"
-            reader = open_shard(info, directory, allow_unsafe_types=self._allow_unsafe_types)
+            directory = self._find(shard, wait=True)
+            assert directory is not None, "it waits"
+            try:
+                reader = open_shard(info, directory, allow_unsafe_types=self._allow_unsafe_types)
+            except FormatError as error:
+                raise self._named(error, shard) from error
             self._open[shard] = reader
             if len(self._open) > _MOST_OPEN_SHARDS:
                 self._open.popitem(last=False)[1].close()
@@ -89,15 +100,13 @@ class SampleSource:
             self._open.move_to_end(shard)
         return reader
 
-    def _cache_of(self, shard: int) -> ShardCache:
-        return self._caches[self._stream_of(shard)]
+    def _find(self, shard: int, wait: bool) -> Path | None:
+        info = self.catalog.shards[shard]
+        check_shard(info, allow_unsafe_types=self._allow_unsafe_types)  # before anything is downloaded
+        return self._caches[self._stream_of(shard)].ensure(info, wait=wait)
 
     def _stream_of(self, shard: int) -> str:
-        return self.catalog.stream_names[self.catalog.stream_of_shard[shard]]
+        return self.catalog.stream_names[int(self.catalog.stream_of_shard[shard])]
 
-    @contextmanager
-    def _named(self, shard: int) -> Iterator[None]:
-        try:
-            yield
-        except FormatError as error:
-            raise type(error)(f"stream {self._stream_of(shard)!r}: {error}") from error
+    def _named(self, error: FormatError, shard: int) -> FormatError:
+        return type(error)(f"stream {self._stream_of(shard)!r}: {error}")

@@ -3,8 +3,8 @@
     {"version": 1, "epoch": 3, "sample_in_epoch": 51200, "shuffle_seed": 9176, "num_canonical_nodes": 2,
      "initial_physical_nodes": 2, "fingerprint": {...}}
 
-It loads with ``torch.load(..., weights_only=True)``. The four or five keys that MosaicML Streaming writes are accepted too; such a
-state carries no fingerprint, so it cannot be checked against the data.
+It loads with ``torch.load(..., weights_only=True)``. The four or five keys that MosaicML Streaming writes are accepted
+too; such a state carries no fingerprint, so it cannot be checked against the data.
 """
 
 from __future__ import annotations

@@ -80,10 +80,11 @@ class StreamingDataModule(LightningDataModule):
         self.drop_last = drop_last
         self.multiprocessing_context = multiprocessing_context
         self.datasets: dict[Stage, StreamingDataset] = {}
+        self._leave_out_loaders()
 
     # Override these -----------------------------------------------------------------------------------------------
 
-    def transform(self, sample: dict[str, Any], stage: Stage, rng: np.random.Generator) -> Any:  # noqa: ARG002
+    def transform(self, sample: dict[str, Any], stage: Stage, rng: np.random.Generator) -> Any:
         """Turn a decoded sample into what your collate takes. Runs in the workers.
 
         Args:
@@ -135,8 +136,8 @@ class StreamingDataModule(LightningDataModule):
         return self._loader("train")
 
     def val_dataloader(self) -> Any:
-        """The loader of ``val``; none at all if it was not configured."""
-        return self._loader("val") if self.configs["val"] is not None else []
+        """The loader of ``val``."""
+        return self._loader("val")
 
     def test_dataloader(self) -> Any:
         """The loader of ``test``."""
@@ -160,12 +161,22 @@ class StreamingDataModule(LightningDataModule):
 
     def __getstate__(self) -> dict[str, Any]:
         # Workers that are spawned get a copy of this object, for transform and collate; the trainer stays behind.
-        return {**self.__dict__, "trainer": None, "datasets": {}}
+        hooks = {f"{stage}_dataloader" for stage in self.configs}
+        kept = {name: value for name, value in self.__dict__.items() if name not in hooks}
+        return {**kept, "trainer": None, "datasets": {}}
 
     def _loader(self, stage: Stage) -> StreamingDataLoader:
         if stage not in self.datasets:
             raise ConfigError(f"this data module has no data for {stage!r}; pass {stage}=StreamingConfig(...)")
         return self.build_dataloader(stage, self.datasets[stage])
+
+    def _leave_out_loaders(self) -> None:
+        # Lightning takes a hook that is defined for a stage that is wanted, and warns when it comes back empty. So a stage
+        # without data has Lightning's own hook, which is how Lightning knows that there is none.
+        for stage, config in self.configs.items():
+            hook = f"{stage}_dataloader"
+            if config is None and not self._overrides(hook):
+                setattr(self, hook, getattr(super(), hook))
 
     def _overrides(self, name: str) -> bool:
         return getattr(type(self), name) is not getattr(StreamingDataModule, name)

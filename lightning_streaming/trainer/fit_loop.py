@@ -1,11 +1,11 @@
 """Lightning's own count of epochs and batches: read, and put right after a resume.
 
-All that this package knows of Lightning's private state is in this file. The fit loop counts epochs and batches as ``ready``,
-``started``, ``processed`` and ``completed``, each raised in turn as one unit of work goes on, and a checkpoint holds the
-counters as they stood in the hook that saved it. Lightning goes on well from most of those shapes, not from all: saved in
-``on_train_epoch_start`` it loses an epoch; saved at the end of a run that ``max_steps`` cut, it calls the rest of the epoch
-the next one; and its batches are those of the ranks and the batch size of then. The callback knows the place in the data,
-so it has the counters set to what an uninterrupted run would have had there.
+All that this package knows of Lightning's private state is in this file. The fit loop counts epochs and batches as
+``ready``, ``started``, ``processed`` and ``completed``, each raised in turn as one unit of work goes on, and a
+checkpoint holds the counters as they stood in the hook that saved it. Lightning goes on well from most of those shapes,
+not from all: saved in ``on_train_epoch_start`` it loses an epoch; saved at the end of a run that ``max_steps`` cut, it
+calls the rest of the epoch the next one; and its batches are those of the ranks and the batch size of then. The
+callback knows the place in the data, so it has the counters set to what an uninterrupted run would have had there.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ def streaming_loaders(trainer: Trainer) -> dict[str, StreamingDataLoader]:
     """
     named = _walk(trainer.train_dataloader, "")
     return {name or "train": loader for name, loader in named if isinstance(loader, StreamingDataLoader)}
+
+
+def is_overfitting(trainer: Trainer) -> bool:
+    """Whether every epoch is to read the same few batches."""
+    return bool(trainer.overfit_batches > 0)  # type: ignore[attr-defined]  # set by Lightning's data connector
 
 
 def _walk(loaders: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -95,16 +100,15 @@ def lightning_closes_the_epoch(trainer: Trainer) -> bool:
         return False
     fetcher = trainer.fit_loop._data_fetcher
     assert fetcher is not None, "made before on_train_start"
-    _set_batches(progress.current, trainer.num_training_batches)
+    _set_counters(progress.current, trainer.num_training_batches)
     return loop._should_check_val_fx(fetcher)
 
 
 def begin_epoch(trainer: Trainer, epoch: int) -> None:
     """In ``on_train_start``: have the trainer begin ``epoch`` at its first batch."""
     fit_loop = trainer.fit_loop
-    was_under_way = fit_loop.epoch_progress.current.started > epoch
-    for tracker in (fit_loop.epoch_progress.current, fit_loop.epoch_progress.total):
-        tracker.ready = tracker.started = tracker.processed = tracker.completed = epoch
+    was_under_way = _current_epochs(trainer).started > epoch
+    _set_epochs(trainer, begun=epoch, done=epoch)
     _settle_total(trainer, 0 if was_under_way else _batches_done(trainer))
     if fit_loop.epoch_loop.restarted_on_train_batch_end:
         fit_loop.epoch_loop._batches_that_stepped += 1  # saved before the last batch's step was counted for loggers
@@ -125,21 +129,19 @@ def resume_epoch(trainer: Trainer, epoch: int, batches_then: int, batches: int) 
         batches: The same place in batches of this run: other ranks or another batch size make another number.
     """
     fit_loop, epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
-    for tracker in (fit_loop.epoch_progress.current, fit_loop.epoch_progress.total):
-        tracker.ready = tracker.started = epoch + 1
-        tracker.processed = tracker.completed = epoch
+    _set_epochs(trainer, begun=epoch + 1, done=epoch)
     fit_loop._restart_stage = RestartStage.RESTARTED_MID_EPOCH
     as_saved = epoch_loop.restarting and _batches_done(trainer) == batches_then
     if as_saved and epoch_loop.restarted_on_train_batch_end:
-        _set_batches(epoch_loop.batch_progress.current, batches)
+        _set_counters(epoch_loop.batch_progress.current, batches)
         epoch_loop.batch_progress.current.completed -= 1  # Lightning completes it itself
     elif as_saved and epoch_loop.restarted_on_last:
-        _set_batches(epoch_loop.batch_progress.current, batches)
+        _set_counters(epoch_loop.batch_progress.current, batches)
     else:
-        # Some batches since are to be read again, or a batch was under way. There is nothing to finish for Lightning; and
-        # the step it adds to the loggers' count, for a batch that it takes to be finished, is taken off beforehand.
+        # Some batches since are to be read again, or a batch was under way. There is nothing to finish for Lightning;
+        # and the step it adds to the loggers' count, for a batch that it takes to be finished, is taken off beforehand.
         _settle_total(trainer, batches_then)
-        _set_batches(epoch_loop.batch_progress.current, batches)
+        _set_counters(epoch_loop.batch_progress.current, batches)
         epoch_loop.reset_restart_stage()
         if not epoch_loop._should_accumulate():
             epoch_loop._batches_that_stepped -= 1
@@ -160,14 +162,24 @@ def _settle_total(trainer: Trainer, batches_then: int) -> None:
     loop = trainer.fit_loop.epoch_loop
     total = loop.batch_progress.total
     completed = total.completed + 1 if loop.restarted_on_train_batch_end else total.completed
-    _set_batches(total, completed - (_batches_done(trainer) - batches_then))
+    _set_counters(total, completed - (_batches_done(trainer) - batches_then))
 
 
-def _set_batches(tracker: Any, batches: int | float) -> None:
-    tracker.ready = tracker.started = tracker.processed = tracker.completed = int(batches)
+def _current_epochs(trainer: Trainer) -> Any:  # Lightning's own annotations name a base class
+    return trainer.fit_loop.epoch_progress.current
+
+
+def _set_epochs(trainer: Trainer, begun: int, done: int) -> None:
+    total: Any = trainer.fit_loop.epoch_progress.total
+    for tracker in (_current_epochs(trainer), total):
+        _set_counters(tracker, done)
+        tracker.ready = tracker.started = begun
+
+
+def _set_counters(tracker: Any, done: int | float) -> None:
+    tracker.ready = tracker.started = tracker.processed = tracker.completed = int(done)
 
 
 def _keep_loaders(trainer: Trainer) -> None:
     # They were made a moment ago; an epoch number that changes under Lightning must not make it load them again.
-    if trainer.reload_dataloaders_every_n_epochs:
-        trainer.fit_loop._last_train_dl_reload_epoch = trainer.current_epoch
+    trainer.fit_loop._last_train_dl_reload_epoch = trainer.current_epoch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil
@@ -9,7 +10,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.loading.cursor import Cursor
@@ -47,8 +48,8 @@ class StreamingStateCallback(Callback):
     :class:`~lightning_streaming.StreamingDataLoader` among the train loaders, by name.
 
     Saved are, for each loader: epoch, sample offset, shuffle seed, canonical node count, and a fingerprint of data and
-    order. The same on every rank, so rank 0's checkpoint serves all. A batch counts as read when its gradient is in the weights:
-    with gradient accumulation, at the optimizer's step.
+    order. All of it is the same on every rank, so rank 0's checkpoint serves all. A batch counts as read when its
+    gradient is in the weights: with gradient accumulation, at the optimizer's step.
 
     Args:
         on_change: What to do on a resume if data or order settings have changed: "error", or "warn" and go on.
@@ -86,8 +87,15 @@ class StreamingStateCallback(Callback):
             "loaders": loaders,
         }
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Keep Lightning from warning about what is right: our loaders have a length, exact on every rank."""
+        warnings.filterwarnings("ignore", "Your `IterableDataset` has `__len__` defined", category=UserWarning)
+
     def on_load_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]  # noqa: ARG002
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        checkpoint: dict[str, Any],
     ) -> None:
         """Take the saved place out of a checkpoint that ``fit`` resumes from."""
         if trainer.state.fn != TrainerFn.FITTING:
@@ -109,7 +117,7 @@ class StreamingStateCallback(Callback):
         if 0 < state["trainer"]["batches"] < state["trainer"]["batches_in_epoch"]:
             fit_loop.reopen_epoch(checkpoint, state["trainer"]["epoch"])
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put trainer and loaders at the saved place, or note where they begin."""
         loaders = self._find_loaders(trainer)
         if not loaders:
@@ -126,7 +134,7 @@ class StreamingStateCallback(Callback):
             self._place = _Place(epoch=trainer.current_epoch, cursors=cursors)
             self._go_to_place(trainer, loaders)
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let every loader begin an epoch of the data."""
         loaders = self._find_loaders(trainer)
         if not loaders or self._place is None:
@@ -138,7 +146,12 @@ class StreamingStateCallback(Callback):
         self._seek(loaders)
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int  # noqa: ARG002
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         """Count a batch; everything up to it is safe to save if the weights have seen it."""
         if self._place is None:
@@ -152,7 +165,7 @@ class StreamingStateCallback(Callback):
             self._place.batches = self._batches_trained
             self._place.cursors = dict(self._ends)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Close the epoch, unless it was only cut short by a limit on steps or an early stop."""
         place = self._place
         if place is None or not trainer.is_last_batch:
@@ -169,8 +182,8 @@ class StreamingStateCallback(Callback):
         saved: Mapping[str, Any] = state["loaders"]
         if saved.keys() != loaders.keys():
             raise StateError(
-                f"the checkpoint holds places for the train loaders {sorted(saved)}, but now they are {sorted(loaders)}; "
-                "give them the names they had"
+                f"the checkpoint holds places for the train loaders {sorted(saved)}, but now there are "
+                f"{sorted(loaders)}; give them the names they had"
             )
         for name, loader in loaders.items():
             loader.load_state_dict(saved[name], self._on_change)
@@ -211,7 +224,7 @@ class StreamingStateCallback(Callback):
         cursor = self._place.cursors.get(name)
         if cursor is None:
             return self._datasets[name].next_cursor()
-        if trainer.overfit_batches > 0:
+        if fit_loop.is_overfitting(trainer):
             return Cursor(self._pass_epochs.get(name, cursor.epoch), 0)
         return cursor if cursor.sample_in_epoch == 0 else Cursor(cursor.epoch + 1, 0)
 

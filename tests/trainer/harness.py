@@ -1,10 +1,11 @@
-"""Runs of a real Trainer that remember which samples the weights have seen, to compare a resumed run with a whole one."""
+"""Runs of a real Trainer that remember which samples the weights have seen, to compare resumed runs with whole ones."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,11 @@ class Recorder(LightningModule):
         self.hook("training_step", self)
         ids = batch["id"].tolist()
         self.pending += [(self.trainer.current_epoch, sample) for sample in ids]
-        return self.layer(batch["id"].float().unsqueeze(1) / 1000).square().mean()
+        return self.loss(batch)
+
+    def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        predicted: torch.Tensor = self.layer(batch["id"].float().unsqueeze(1) / 1000)
+        return predicted.square().mean()
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)
@@ -61,7 +66,7 @@ class Recorder(LightningModule):
         self.steps_per_epoch[epoch] = self.steps_per_epoch.get(epoch, 0) + 1
 
     def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
-        self.log("val_loss", self.layer(batch["id"].float().unsqueeze(1) / 1000).square().mean())
+        self.log("val_loss", self.loss(batch))
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
@@ -163,10 +168,8 @@ class Run:
         }
         lightning_trainer = Trainer(**{**settings, **self.trainer, **trainer})
         datamodule = self.datamodule()
-        try:
+        with suppress(Stopped, SIGTERMException):
             lightning_trainer.fit(model, datamodule=datamodule, ckpt_path=ckpt_path)
-        except (Stopped, SIGTERMException):
-            pass
         return model, lightning_trainer
 
 
@@ -175,7 +178,7 @@ def with_trainer(run: Run, **settings: Any) -> Run:
 
 
 Trigger = Callable[[Run, Path | None, Path, int], Path]
-"""Runs (from a checkpoint, if one is given) until it has saved a checkpoint the n-th time, and gives that checkpoint."""
+"""Runs, from a checkpoint if one is given, until it has saved one; the last number is the attempt, 0 or 1."""
 
 
 def save_in(hook: str, first: int, second: int) -> Trigger:
@@ -259,3 +262,9 @@ def resume_twice(run: Run, trigger: Trigger) -> tuple[Recorder, Trainer]:
     first = trigger(run, None, run.directory / "first.ckpt", 0)
     second = trigger(run, first, run.directory / "second.ckpt", 1)
     return run.fit(ckpt_path=second)
+
+
+def stop_at_train_end(run: Run, ckpt_path: Path | None, target: Path, attempt: int) -> Path:
+    """Train one epoch more than the run before, and save in ``on_train_end``."""
+    run.fit(ckpt_path=ckpt_path, callbacks=[SaveThenStop("on_train_end", 1, target)], max_epochs=attempt + 1)
+    return target

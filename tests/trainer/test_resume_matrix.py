@@ -1,0 +1,133 @@
+"""Every way a checkpoint comes about, resumed twice in a row: the weights have seen what an uninterrupted run shows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.harness import (
+    Run,
+    Trigger,
+    every_n_steps,
+    exception_in_step,
+    resume_twice,
+    save_in,
+    sigterm_in_step,
+    steps_limit,
+    stop_at_train_end,
+    write_data,
+)
+
+# An epoch is 29 samples: 8 batches, of which the last has one sample.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A way to save, and the run it happens in."""
+
+    trigger: Trigger
+    trainer: dict[str, Any] = field(default_factory=dict)
+    run: dict[str, Any] = field(default_factory=dict)
+
+
+NO_VALIDATION = {"validate": False}
+IN_EVERY_WAY = {
+    "every 3 steps": Case(trigger=every_n_steps(3, stop_after=4)),
+    "every n steps, the last batch of an epoch": Case(trigger=every_n_steps(8, stop_after=9)),
+    "every n steps, the last batch, no validation": Case(trigger=every_n_steps(8, stop_after=9), run=NO_VALIDATION),
+    "batch end": Case(trigger=save_in("on_train_batch_end", 4, 3)),
+    "last batch end": Case(trigger=save_in("on_train_batch_end", 8, 8)),
+    "mid-epoch validation": Case(trigger=save_in("on_validation_end", 2, 3), trainer={"val_check_interval": 2}),
+    "mid-epoch validation start": Case(trigger=save_in("on_validation_start", 1, 2), trainer={"val_check_interval": 3}),
+    "validation at the epoch's end": Case(trigger=save_in("on_validation_end", 1, 1)),
+    "validation at the epoch's end, max_steps": Case(
+        trigger=save_in("on_validation_end", 1, 1), trainer={"max_steps": 24}
+    ),
+    "epoch end": Case(trigger=save_in("on_train_epoch_end", 1, 1)),
+    "epoch end, no validation": Case(trigger=save_in("on_train_epoch_end", 1, 1), run=NO_VALIDATION),
+    "epoch end, max_steps": Case(trigger=save_in("on_train_epoch_end", 1, 1), trainer={"max_steps": 24}),
+    "epoch end, max_steps, no validation": Case(
+        trigger=save_in("on_train_epoch_end", 1, 1), trainer={"max_steps": 24}, run=NO_VALIDATION
+    ),
+    "exception in a step": Case(trigger=exception_in_step(6, 5)),
+    "exception in an epoch's first step": Case(trigger=exception_in_step(9, 8)),
+    "exception after validation": Case(trigger=exception_in_step(5, 5), trainer={"val_check_interval": 4}),
+    "SIGTERM": Case(trigger=sigterm_in_step(5, 6)),
+    "SIGTERM in the last batch": Case(trigger=sigterm_in_step(8, 8)),
+    "batch start": Case(trigger=save_in("on_train_batch_start", 4, 3)),
+    "epoch start": Case(trigger=save_in("on_train_epoch_start", 2, 2)),
+    "first epoch start": Case(trigger=save_in("on_train_epoch_start", 1, 1)),
+    "train start": Case(trigger=save_in("on_train_start", 1, 1)),
+    "train end, max_epochs raised": Case(trigger=stop_at_train_end),
+    "max_steps in mid-epoch": Case(trigger=steps_limit(5, 13)),
+    "max_steps at an epoch's end": Case(trigger=steps_limit(8, 16)),
+    "accumulation, exception": Case(trigger=exception_in_step(7, 6), trainer={"accumulate_grad_batches": 4}),
+    "accumulation, batch end": Case(
+        trigger=save_in("on_train_batch_end", 5, 4), trainer={"accumulate_grad_batches": 3}
+    ),
+    "accumulation, validation": Case(
+        trigger=save_in("on_validation_end", 2, 2), trainer={"accumulate_grad_batches": 3, "val_check_interval": 2}
+    ),
+    "accumulation, SIGTERM": Case(trigger=sigterm_in_step(6, 5), trainer={"accumulate_grad_batches": 4}),
+    "limit_train_batches": Case(trigger=save_in("on_train_batch_end", 3, 4), trainer={"limit_train_batches": 5}),
+    "limit_train_batches, last batch": Case(
+        trigger=save_in("on_train_batch_end", 5, 5), trainer={"limit_train_batches": 5}
+    ),
+    "limit_train_batches as a share": Case(
+        trigger=save_in("on_train_batch_end", 3, 4), trainer={"limit_train_batches": 0.7}
+    ),
+    "reloaded loaders, mid-epoch": Case(
+        trigger=save_in("on_train_batch_end", 3, 8), trainer={"reload_dataloaders_every_n_epochs": 1}
+    ),
+    "reloaded loaders, epoch end": Case(
+        trigger=save_in("on_train_epoch_end", 1, 1), trainer={"reload_dataloaders_every_n_epochs": 1}
+    ),
+    "validation by steps, mid-epoch": Case(
+        trigger=save_in("on_train_batch_end", 5, 6), trainer={"check_val_every_n_epoch": None, "val_check_interval": 3}
+    ),
+    "validation by steps": Case(
+        trigger=save_in("on_validation_end", 2, 1), trainer={"check_val_every_n_epoch": None, "val_check_interval": 3}
+    ),
+    "schedule from estimated_stepping_batches": Case(
+        trigger=save_in("on_train_batch_end", 5, 6), run={"schedule_from_trainer": True}
+    ),
+    "overfit_batches": Case(trigger=save_in("on_train_batch_end", 2, 4), trainer={"overfit_batches": 3}),
+    "no shuffle": Case(trigger=save_in("on_train_batch_end", 4, 3), run={"shuffle": False}),
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.mark.filterwarnings(
+    "ignore:You requested to overfit",
+    "ignore:The dirpath has changed",
+    "ignore:Be aware that when using `ckpt_path`, callbacks",
+    "ignore:You defined a `validation_step` but have no `val_dataloader`",
+    # Said of every first run that OnExceptionCheckpoint watches over.
+    "ignore:`.fit.ckpt_path=None.` was called without a model",
+    'ignore:.fit.ckpt_path="last". is set, but there is no last checkpoint',
+)
+@pytest.mark.parametrize(
+    ("workers", "persistent"), [(0, False), (2, False), (2, True)], ids=["no workers", "2 workers", "2 persistent"]
+)
+@pytest.mark.parametrize("name", IN_EVERY_WAY)
+def test_resuming_twice_shows_the_weights_the_same(
+    name: str, workers: int, persistent: bool, data: Path, tmp_path: Path
+) -> None:
+    case = IN_EVERY_WAY[name]
+    run = Run(data=data, directory=tmp_path, workers=workers, persistent=persistent, trainer=case.trainer, **case.run)
+    whole, whole_trainer = run.fit()
+    resumed, resumed_trainer = resume_twice(run, case.trigger)
+    assert resumed.seen == whole.seen
+    assert resumed.steps_per_epoch == whole.steps_per_epoch
+    assert resumed_trainer.global_step == whole_trainer.global_step
+    assert resumed_trainer.current_epoch == whole_trainer.current_epoch
+    assert resumed_trainer.fit_loop.total_batch_idx == whole_trainer.fit_loop.total_batch_idx
+    loops = [trainer.fit_loop.epoch_loop for trainer in (resumed_trainer, whole_trainer)]
+    assert loops[0]._batches_that_stepped == loops[1]._batches_that_stepped, "the loggers' step drifted"
