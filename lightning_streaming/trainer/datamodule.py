@@ -171,8 +171,8 @@ class StreamingDataModule(LightningDataModule):
         return self.build_dataloader(stage, self.datasets[stage])
 
     def _leave_out_loaders(self) -> None:
-        # Lightning takes a hook that is defined for a stage that is wanted, and warns when it comes back empty. So a stage
-        # without data has Lightning's own hook, which is how Lightning knows that there is none.
+        # Lightning takes a hook that is defined for a stage that is wanted, and warns when it comes back empty. So a
+        # stage without data has Lightning's own hook, which is how Lightning knows that there is none.
         for stage, config in self.configs.items():
             hook = f"{stage}_dataloader"
             if config is None and not self._overrides(hook):

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
 from lightning.pytorch.loops.fit_loop import RestartStage
 
 from lightning_streaming.errors import StateError
@@ -57,20 +58,52 @@ def weights_have_seen_the_batch(trainer: Trainer) -> bool:
     return not trainer.fit_loop._should_accumulate()
 
 
+def batches_in_epoch(trainer: Trainer) -> int:
+    """Batches of an epoch on each rank, as the trainer is limited to; 0 where some other loader has no length."""
+    batches = trainer.num_training_batches
+    return 0 if batches == float("inf") else int(batches)
+
+
+def fetch_anew(trainer: Trainer) -> None:
+    """In ``on_train_start``: throw away what Lightning has fetched ahead, because loaders have been moved since.
+
+    It fetches one batch ahead if any of several loaders has no length.
+    """
+    fetcher = trainer.fit_loop._data_fetcher
+    if isinstance(fetcher, _PrefetchDataFetcher) and fetcher.batches:
+        iter(fetcher)
+
+
+def has_loader_states(checkpoint: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint holds what our loaders themselves told Lightning of their place."""
+    fit_state = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
+    states = fit_state.get("combined_loader", [])
+    return bool(states) and all(isinstance(state, Mapping) and "sample_in_epoch" in state for state in states)
+
+
 def keep_loader_states_from_lightning(checkpoint: dict[str, Any]) -> None:
     """Take our loaders' states out of what Lightning would give to loaders by their place in a list.
 
     It does so too late for some loaders and too early for others, and fails when their number changed.
     """
-    fit_state = _fit_loop_state(checkpoint).get("state_dict", {})
-    states = fit_state.get("combined_loader", [])
-    if states and all(isinstance(state, Mapping) and "sample_in_epoch" in state for state in states):
-        fit_state["combined_loader"] = []
+    if has_loader_states(checkpoint):
+        _fit_loop_state(checkpoint)["state_dict"]["combined_loader"] = []
 
 
-def reopen_epoch(checkpoint: dict[str, Any], epoch: int) -> None:
-    """Let a checkpoint whose epoch was cut short, but counted as done, say that it is under way."""
-    progress = _fit_loop_state(checkpoint)["epoch_progress"]
+def reopen_epoch(checkpoint: dict[str, Any], epoch: int, batches: int) -> None:
+    """Let a checkpoint whose epoch was cut short, but counted as done, say that it is under way.
+
+    Raises:
+        StateError: Lightning has trained fewer batches of the epoch than we have counted.
+    """
+    state = _fit_loop_state(checkpoint)
+    trained = state["epoch_loop.batch_progress"]["current"]["processed"]
+    if batches > trained:
+        raise StateError(
+            f"the checkpoint's place in the data is after batch {batches} of epoch {epoch}, but its trainer had "
+            f"trained {trained}; the two were not saved together"
+        )
+    progress = state["epoch_progress"]
     for tracker in (progress["current"], progress["total"]):
         if tracker["processed"] > epoch:
             tracker.update(ready=epoch + 1, started=epoch + 1, processed=epoch, completed=epoch)

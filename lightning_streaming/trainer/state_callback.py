@@ -61,6 +61,8 @@ class StreamingStateCallback(Callback):
         self._on_change: OnChange = on_change
         self._place: _Place | None = None
         self._restored: Mapping[str, Any] | None = None
+        self._first: dict[str, Cursor] = {}
+        self._is_placed = False
         self._batches_trained = 0
         self._ends: dict[str, Cursor] = {}
         self._pass_epochs: dict[str, int] = {}
@@ -75,7 +77,7 @@ class StreamingStateCallback(Callback):
         """The place in the data, as plain values that load with ``weights_only=True``."""
         place = self._place
         if place is None:
-            return {}
+            return {"version": _STATE_VERSION, "trainer": None, "loaders": {}}
         loaders = {name: self._datasets[name].state_at(cursor) for name, cursor in place.cursors.items()}
         return {
             "version": _STATE_VERSION,
@@ -100,22 +102,26 @@ class StreamingStateCallback(Callback):
         """Take the saved place out of a checkpoint that ``fit`` resumes from."""
         if trainer.state.fn != TrainerFn.FITTING:
             return
-        fit_loop.keep_loader_states_from_lightning(checkpoint)
         state = checkpoint.get("callbacks", {}).get(self.state_key)
         if state is None:
-            rank_zero_warn(
-                "The checkpoint holds no place in the streaming data: it was saved without StreamingStateCallback. "
-                "Its epoch begins again at the first sample."
-            )
+            if not fit_loop.has_loader_states(checkpoint):
+                rank_zero_warn(
+                    "The checkpoint holds no place in the streaming data: it was saved without StreamingStateCallback. "
+                    "Its epoch begins again at the first sample."
+                )
             return
         if state.get("version") != _STATE_VERSION:
             raise StateError(
                 f"the checkpoint's streaming state has version {state.get('version')!r} and this release reads "
                 f"{_STATE_VERSION}; resume with the release that wrote it, or a newer one"
             )
+        fit_loop.keep_loader_states_from_lightning(checkpoint)
+        if state["trainer"] is None:  # saved before the first batch, as Lightning's tuners do
+            self._place = None
+            return
         self._restored = state
         if 0 < state["trainer"]["batches"] < state["trainer"]["batches_in_epoch"]:
-            fit_loop.reopen_epoch(checkpoint, state["trainer"]["epoch"])
+            fit_loop.reopen_epoch(checkpoint, state["trainer"]["epoch"], state["trainer"]["batches"])
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put trainer and loaders at the saved place, or note where they begin."""
@@ -127,22 +133,24 @@ class StreamingStateCallback(Callback):
             self._restored = None
             self._go_to_place(trainer, loaders)
             self._report(trainer)
-        elif self._place is not None:
-            self._go_to_place(trainer, loaders)
-        else:
-            cursors = {name: loader.dataset.next_cursor() for name, loader in loaders.items()}
-            self._place = _Place(epoch=trainer.current_epoch, cursors=cursors)
-            self._go_to_place(trainer, loaders)
+            return
+        if self._place is None:
+            self._first = self._first or {name: loader.cursor() for name, loader in loaders.items()}
+            self._place = _Place(epoch=trainer.current_epoch, cursors=dict(self._first))
+        self._go_to_place(trainer, loaders)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let every loader begin an epoch of the data."""
         loaders = self._find_loaders(trainer)
         if not loaders or self._place is None:
             return
+        if self._is_placed:  # this is the epoch that on_train_start prepared
+            self._is_placed = False
+            return
         place = self._place
         place.cursors = {name: self._next_beginning(trainer, name) for name in loaders}
         place.epoch, place.batches = trainer.current_epoch, 0
-        place.batches_in_epoch = int(trainer.num_training_batches)
+        place.batches_in_epoch = fit_loop.batches_in_epoch(trainer)
         self._seek(loaders)
 
     def on_train_batch_end(
@@ -156,6 +164,7 @@ class StreamingStateCallback(Callback):
         """Count a batch; everything up to it is safe to save if the weights have seen it."""
         if self._place is None:
             return
+        self._is_placed = False
         self._batches_trained += 1
         for name, loader in fit_loop.streaming_loaders(trainer).items():
             end = loader.claim()
@@ -193,10 +202,12 @@ class StreamingStateCallback(Callback):
         """Set trainer and loaders to where training has come."""
         place = self._place
         assert place is not None, "set by the caller"
-        place.cursors = {name: loader.normalised(place.cursors[name]) for name, loader in loaders.items()}
+        known = {name: place.cursors.get(name, loader.cursor()) for name, loader in loaders.items()}
+        place.cursors = {name: loader.normalised(known[name]) for name, loader in loaders.items()}
         self._pass_epochs = {name: cursor.epoch for name, cursor in place.cursors.items()}
         batches = 0 if place.is_finished else _batches_done(trainer, place, loaders)
-        if place.is_finished or batches >= trainer.num_training_batches:
+        in_epoch = fit_loop.batches_in_epoch(trainer)
+        if place.is_finished or 0 < in_epoch <= batches:
             place.cursors = {name: self._next_beginning(trainer, name) for name in loaders}
             if fit_loop.lightning_closes_the_epoch(trainer):
                 self._seek(loaders)
@@ -206,8 +217,10 @@ class StreamingStateCallback(Callback):
             fit_loop.resume_epoch(trainer, place.epoch, place.batches, batches)
         else:
             fit_loop.begin_epoch(trainer, place.epoch)
-        place.batches, place.batches_in_epoch = batches, int(trainer.num_training_batches)
+            self._is_placed = True
+        place.batches, place.batches_in_epoch = batches, in_epoch
         self._seek(loaders)
+        fit_loop.fetch_anew(trainer)
 
     def _seek(self, loaders: Mapping[str, StreamingDataLoader]) -> None:
         place = self._place
@@ -248,9 +261,11 @@ def _batches_done(trainer: Trainer, place: _Place, loaders: Mapping[str, Streami
     name = decides(loaders, key=lambda name: len(loaders[name]))
     loader, cursor = loaders[name], place.cursors[name]
     left = loader.batches_left(cursor)
-    limit = int(trainer.num_training_batches)
-    if limit >= len(loader):
-        return limit - left if limit == len(loader) else place.batches
+    limit = fit_loop.batches_in_epoch(trainer)
+    if limit == len(loader):
+        return limit - left
+    if limit > len(loader) or limit == 0:  # another kind of loader decides
+        return place.batches
     if isinstance(trainer.limit_train_batches, int):
         return max(place.batches, limit - left)
     global_batch = loader.samples_per_global_batch

@@ -43,6 +43,7 @@ class Recorder(LightningModule):
         super().__init__()
         self.layer = torch.nn.Linear(1, 1)
         self.seen: list[tuple[int, int]] = []
+        self.seen_here: list[tuple[int, int]] = []
         self.steps_per_epoch: dict[int, int] = {}
         self.pending: list[tuple[int, int]] = []
         self.hook = hook or (lambda _name, _module: None)
@@ -61,6 +62,7 @@ class Recorder(LightningModule):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)
         self.seen += self.pending
+        self.seen_here += self.pending
         self.pending = []
         epoch = self.trainer.current_epoch
         self.steps_per_epoch[epoch] = self.steps_per_epoch.get(epoch, 0) + 1

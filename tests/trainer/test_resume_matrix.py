@@ -1,4 +1,4 @@
-"""Every way a checkpoint comes about, resumed twice in a row: the weights have seen what an uninterrupted run shows them."""
+"""Every way a checkpoint comes about, resumed twice in a row: the weights see what an uninterrupted run shows them."""
 
 from __future__ import annotations
 

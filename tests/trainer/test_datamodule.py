@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from lightning_streaming import (
+    StreamingConfig,
+    StreamingDataLoader,
+    StreamingDataModule,
+    StreamingDataset,
+    StreamingStateCallback,
+    World,
+)
+from lightning_streaming.errors import ConfigError
+from tests.trainer.harness import VAL_SAMPLES, Recorder, Run, SaveThenStop, Stopped, write_data
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+def config(data: Path, name: str = "a", **settings: Any) -> StreamingConfig:
+    return StreamingConfig(remote=str(data / name), **settings)
+
+
+def quiet_trainer(tmp_path: Path, **settings: Any) -> Trainer:
+    defaults: dict[str, Any] = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+        "max_epochs": 1,
+        "default_root_dir": tmp_path,
+    }
+    return Trainer(**{**defaults, **settings})
+
+
+class Evaluated(Recorder):
+    """Also remembers what it was evaluated on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.evaluated: list[int] = []
+
+    def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
+        self.evaluated += batch["id"].tolist()
+
+    def test_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
+        self.evaluated += batch["id"].tolist()
+
+    def predict_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        return batch["id"]
+
+
+def test_datasets_are_made_for_the_stage_only(data: Path) -> None:
+    module = StreamingDataModule(train=config(data), val=config(data, "val"), test=config(data, "b"))
+    module.setup("validate")
+    assert list(module.datasets) == ["val"]
+
+
+def test_training_shuffles_and_evaluation_does_not_unless_told(data: Path) -> None:
+    module = StreamingDataModule(train=config(data), val=config(data), batch_size=17)
+    module.setup("fit")
+    (train,), (val,) = list(module.train_dataloader()), list(module.val_dataloader())
+    assert train["id"].tolist() != val["id"].tolist() == list(range(17))
+
+
+def test_a_stage_has_its_own_batch_size(data: Path) -> None:
+    module = StreamingDataModule(train=config(data), val=config(data), batch_size=4, eval_batch_size=8)
+    module.setup("fit")
+    assert (len(module.train_dataloader()), len(module.val_dataloader())) == (5, 3)
+
+
+@pytest.mark.parametrize("stage", ["validate", "test"])
+def test_evaluation_sees_every_sample_from_the_start_each_time(stage: str, data: Path, tmp_path: Path) -> None:
+    module = StreamingDataModule(val=config(data, "val"), test=config(data, "val"), batch_size=4)
+    model, trainer = Evaluated(), quiet_trainer(tmp_path)
+    for _ in range(2):
+        getattr(trainer, stage)(model, datamodule=module, verbose=False)
+    assert model.evaluated == 2 * list(range(2000, 2000 + VAL_SAMPLES))
+
+
+def test_prediction_sees_every_sample_although_lightning_remakes_the_loader(data: Path, tmp_path: Path) -> None:
+    module = StreamingDataModule(predict=config(data, "val"), batch_size=4, num_workers=2)
+    batches = quiet_trainer(tmp_path).predict(Evaluated(), datamodule=module)
+    assert batches is not None
+    assert torch.cat([torch.as_tensor(batch) for batch in batches]).tolist() == list(range(2000, 2000 + VAL_SAMPLES))
+
+
+def test_a_stage_without_data_is_named_by_lightning(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(MisconfigurationException, match="test_dataloader"):
+        quiet_trainer(tmp_path).test(Evaluated(), datamodule=StreamingDataModule(train=config(data)))
+
+
+def test_no_validation_data_means_no_validation(data: Path, tmp_path: Path) -> None:
+    model = Evaluated()
+    with pytest.warns(UserWarning, match="no `val_dataloader`"):
+        quiet_trainer(tmp_path).fit(model, datamodule=StreamingDataModule(train=config(data), batch_size=4))
+    assert model.evaluated == []
+
+
+def test_the_state_callback_is_added_first_and_once(data: Path, tmp_path: Path) -> None:
+    module, trainer = StreamingDataModule(train=config(data), val=config(data, "val")), quiet_trainer(tmp_path)
+    trainer.fit(Recorder(), datamodule=module)
+    trainer.validate(Recorder(), datamodule=module, verbose=False)
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by Lightning's connector
+    assert [type(one) for one in callbacks].count(StreamingStateCallback) == 1
+    assert isinstance(callbacks[0], StreamingStateCallback)
+
+
+def test_a_callback_of_the_user_is_kept(data: Path, tmp_path: Path) -> None:
+    mine = StreamingStateCallback(on_change="warn")
+    trainer = quiet_trainer(tmp_path, callbacks=[mine])
+    trainer.fit(Recorder(), datamodule=StreamingDataModule(train=config(data), val=config(data, "val")))
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    assert [one for one in callbacks if isinstance(one, StreamingStateCallback)] == [mine]
+
+
+def test_checkpoints_load_with_weights_only(data: Path, tmp_path: Path) -> None:
+    run, path = Run(data=data, directory=tmp_path), tmp_path / "saved.ckpt"
+    run.fit(callbacks=[SaveThenStop("on_train_batch_end", 3, path)])
+    checkpoint = torch.load(path, weights_only=True)
+    state = checkpoint["callbacks"]["lightning_streaming.StreamingStateCallback"]["loaders"]["train"]
+    assert (state["epoch"], state["sample_in_epoch"], state["num_canonical_nodes"]) == (0, 12, 1)
+    assert "StreamingDataModule" not in checkpoint
+
+
+class Augmenting(StreamingDataModule):
+    """Overrides the two hooks most people need."""
+
+    def transform(self, sample: dict[str, Any], stage: str, rng: np.random.Generator) -> Any:
+        return {"id": sample["id"], "noise": rng.random() if stage == "train" else 0.0}
+
+    def collate(self, samples: list[Any]) -> Any:
+        return {
+            "id": torch.tensor([sample["id"] for sample in samples]),
+            "noise": torch.tensor([sample["noise"] for sample in samples]),
+        }
+
+
+def drawn_noise(data: Path, **settings: Any) -> dict[int, float]:
+    module = Augmenting(train=config(data), **settings)
+    module.setup("fit")
+    noise: dict[int, float] = {}
+    for batch in module.train_dataloader():
+        noise.update(zip(batch["id"].tolist(), batch["noise"].tolist(), strict=True))
+    return noise
+
+
+def test_augmentation_depends_on_the_sample_not_on_workers_or_batches(data: Path) -> None:
+    noise = drawn_noise(data, batch_size=4)
+    assert len(set(noise.values())) == 17
+    assert drawn_noise(data, batch_size=3, num_workers=2) == noise
+
+
+@pytest.mark.filterwarnings("ignore:Consider setting `persistent_workers=True`")
+def test_overridden_hooks_reach_spawned_workers_without_the_trainer(data: Path, tmp_path: Path) -> None:
+    module = Augmenting(
+        train=config(data), val=config(data), batch_size=4, num_workers=1, multiprocessing_context="spawn"
+    )
+    trainer = quiet_trainer(tmp_path, limit_val_batches=0)
+    trainer.fit(Recorder(), datamodule=module)
+    assert trainer.global_step == 5
+
+
+def test_a_copy_for_workers_leaves_trainer_and_datasets_behind(data: Path, tmp_path: Path) -> None:
+    module = StreamingDataModule(train=config(data), batch_size=4)
+    module.trainer = quiet_trainer(tmp_path)
+    module.setup("fit")
+    copy = pickle.loads(pickle.dumps(module))
+    assert copy.trainer is None
+    assert copy.datasets == {}
+
+
+def test_build_dataset_and_build_dataloader_may_be_overridden(data: Path) -> None:
+    class Mine(StreamingDataModule):
+        def build_dataset(self, stage: Any, config: StreamingConfig) -> StreamingDataset:
+            return StreamingDataset(**config.dataset_arguments(shuffle_by_default=False), world=World())
+
+        def build_dataloader(self, stage: Any, dataset: StreamingDataset) -> StreamingDataLoader:
+            return StreamingDataLoader(dataset, batch_size=6)
+
+    module = Mine(train=config(data))
+    module.setup("fit")
+    assert next(iter(module.train_dataloader()))["id"].tolist() == list(range(6))
+
+
+def test_a_config_without_data_is_refused() -> None:
+    with pytest.raises(ConfigError, match="streams=, remote= or local="):
+        StreamingConfig(shuffle=True)
+
+
+def test_asking_for_a_loader_before_setup_says_so(data: Path) -> None:
+    with pytest.raises(ConfigError, match="'train'"):
+        StreamingDataModule(train=config(data)).train_dataloader()
+
+
+def test_the_world_is_the_trainers(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    module = StreamingDataModule(train=config(data), batch_size=4)
+    module.trainer = quiet_trainer(tmp_path)
+    module.setup("fit")
+    assert module.datasets["train"].current_world() == World()
+
+
+class HoldsItsLoader(Recorder):
+    """A model that makes its own loader, as many do; there is no data module."""
+
+    def __init__(self, data: Path) -> None:
+        super().__init__()
+        self.data = data
+
+    def train_dataloader(self) -> StreamingDataLoader:
+        return StreamingDataLoader(StreamingDataset(remote=str(self.data / "a"), shuffle=True), batch_size=4)
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`", "ignore:Your `IterableDataset` has `__len__`")
+@pytest.mark.parametrize("with_callback", [True, False], ids=["callback", "no callback"])
+def test_a_model_with_its_own_loader_resumes(with_callback: bool, data: Path, tmp_path: Path) -> None:
+    def trainer(*callbacks: Callback) -> Trainer:
+        mine = [StreamingStateCallback()] if with_callback else []
+        return quiet_trainer(tmp_path, max_epochs=2, callbacks=[*mine, *callbacks])
+
+    def model() -> LightningModule:
+        return HoldsItsLoader(data)
+
+    whole, resumed = HoldsItsLoader(data), HoldsItsLoader(data)
+    trainer().fit(whole)
+    path = tmp_path / "saved.ckpt"
+    with pytest.raises(Stopped):
+        trainer(SaveThenStop("on_train_batch_end", 3, path)).fit(model())
+    trainer().fit(resumed, ckpt_path=path)
+    assert resumed.seen == whole.seen
