@@ -10,14 +10,19 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 
 class StepLog(Callback):
-    """Appends a line to ``steps.jsonl`` after every optimizer step: step, epoch, sample ids and loss.
+    """Appends a line to ``steps.jsonl`` after every step: its number, epoch, sample ids and loss.
 
     The file lies in the trainer's ``default_root_dir``. Each line is in the file before the next step begins, so the
     log is true to the last step even if the process is killed.
     """
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int  # noqa: ARG002
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,  # noqa: ARG002
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,  # noqa: ARG002
     ) -> None:
         """Write a line."""
         line = {

@@ -5,8 +5,8 @@ From the repository's root:
     python -m examples.write_dataset                                     # texts that every machine has
     python -m examples.write_dataset --texts my_texts --out my_dataset   # a folder of your own
 
-The first makes two datasets: DIR/code from the source files of Python's standard library, and DIR/docs from the licences,
-readmes and other documents of the packages installed beside it. No sample of one has the id of a sample of the other.
+The first makes two datasets: DIR/code from the source files of Python's standard library, and DIR/docs from the
+licences, readmes and other documents of the packages installed beside it. Ids are unique over both.
 """
 
 from __future__ import annotations
@@ -96,8 +96,12 @@ def show_progress(out: Path, written: int, end: str = "") -> None:
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("demo_output/data"), metavar="DIR", help="default: %(default)s")
-    parser.add_argument("--texts", type=Path, metavar="DIR", help="write the *.txt files of this folder, as one dataset")
+    parser.add_argument(
+        "--out", type=Path, default=Path("demo_output/data"), metavar="DIR", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--texts", type=Path, metavar="DIR", help="write the *.txt files of this folder, as one dataset"
+    )
     parser.add_argument("--most", type=int, default=4000, help="most samples per dataset (default: %(default)s)")
     arguments = parser.parse_args()
     if arguments.texts is None:

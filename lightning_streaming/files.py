@@ -91,6 +91,6 @@ def hold_lock(path: Path, timeout: float, purpose: str) -> Iterator[None]:
 
 def _owner(path: Path) -> str:
     try:
-        return path.read_text() or "an unknown process"
+        return path.read_text() or "another process"
     except OSError:
-        return "an unknown process"
+        return "another process"

@@ -49,10 +49,6 @@ class FileInfo:
 
     def __post_init__(self) -> None:
         join_under(_ANYWHERE, self.basename)
-        try:
-            self.basename.encode()
-        except UnicodeEncodeError:  # half a surrogate pair, which JSON can write
-            raise IndexFormatError(f"basename must be a name that UTF-8 can hold, but is {self.basename!r}") from None
         if self.bytes < 0:
             raise IndexFormatError(f"bytes of {self.basename} must not be negative, but is {self.bytes}")
 

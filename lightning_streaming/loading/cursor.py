@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -39,61 +41,88 @@ class PassStart:
 
 
 class Handover:
-    """A few shared numbers through which the training process tells its workers where a pass begins.
+    """A few shared numbers through which a loader tells its own workers where each pass begins.
 
     They lie in shared memory that has no name: it reaches workers by inheritance or through their start-up pickle,
     serves those that live on from pass to pass, and is gone with the last process that holds it.
-
-    Two ways to read lead here. Under :class:`~lightning_streaming.StreamingDataLoader` the training process writes
-    each pass before its workers begin it (*assigned*). Under a plain ``torch`` DataLoader nobody tells, so each worker
-    counts the passes it has begun since the last :meth:`reset` (*counted*).
     """
 
-    _WORDS = 10
-    _MAX_WORKERS = 1024
-
     def __init__(self) -> None:
-        self._words = torch.zeros(self._WORDS + self._MAX_WORKERS, dtype=torch.int64)
-        self._words.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._words = _shared_words(9)
 
     def assign(self, start: PassStart) -> None:
         """Tell workers that begin from now on to read this pass."""
         world = start.world
-        words = [1, *start.cursor, world.num_nodes, world.ranks_per_node, world.rank, start.batch_size]
+        words = [*start.cursor, world.num_nodes, world.ranks_per_node, world.rank, start.batch_size]
         words += [start.shuffle_seed, start.num_canonical_nodes, start.shuffle_block_size]
-        self._words[: self._WORDS] = torch.tensor(words)
+        self._words[:] = torch.tensor(words)
 
-    def assigned(self) -> PassStart | None:
-        """The pass that was assigned, or None where passes are counted."""
-        words = [int(word) for word in self._words[: self._WORDS]]
-        if not words[0]:
-            return None
+    def assigned(self) -> PassStart:
+        """The pass that was assigned last."""
+        words = [int(word) for word in self._words]
         return PassStart(
-            cursor=Cursor(words[1], words[2]),
-            world=World(num_nodes=words[3], ranks_per_node=words[4], rank=words[5]),
-            batch_size=words[6],
-            shuffle_seed=words[7],
-            num_canonical_nodes=words[8],
-            shuffle_block_size=words[9],
+            cursor=Cursor(words[0], words[1]),
+            world=World(num_nodes=words[2], ranks_per_node=words[3], rank=words[4]),
+            batch_size=words[5],
+            shuffle_seed=words[6],
+            num_canonical_nodes=words[7],
+            shuffle_block_size=words[8],
         )
+
+
+class PassCounter:
+    """Counts the passes that workers of a plain ``torch`` DataLoader begin, where nobody tells them which one it is.
+
+    The counts lie in shared memory like that of :class:`Handover`.
+    """
+
+    _MAX_WORKERS = 1024
+
+    def __init__(self) -> None:
+        self._words = _shared_words(2 + self._MAX_WORKERS)
+        self._owner = os.getpid()
 
     def reset(self, cursor: Cursor) -> None:
         """Count passes from ``cursor`` on."""
+        if self._owner != os.getpid():
+            # Ranks that were forked or spawned with one dataset must not count each other's passes.
+            self._words, self._owner = _shared_words(2 + self._MAX_WORKERS), os.getpid()
         self._words.zero_()
-        self._words[1:3] = torch.tensor(cursor)
+        self._words[:2] = torch.tensor(cursor)
 
     def count_pass(self, worker: int) -> Cursor:
-        """Begin this worker's next counted pass, and say where it begins."""
+        """Begin a worker's next pass, and say where it begins. To be called in the worker.
+
+        Raises:
+            ConfigError: There are too many workers, or this is a worker of another process than the one that counts.
+        """
         if worker >= self._MAX_WORKERS:
             raise ConfigError(f"a DataLoader may have up to {self._MAX_WORKERS} workers, but this is worker {worker}")
-        slot = self._WORDS + worker
+        parent = multiprocessing.parent_process()
+        if parent is not None and parent.pid != self._owner:
+            raise ConfigError(
+                f"the dataset was made in process {self._owner} and is read by a plain DataLoader in process "
+                f"{parent.pid}; make it in the process that reads it, or use StreamingDataLoader"
+            )
+        slot = 2 + worker
         passes = int(self._words[slot])
         self._words[slot] = passes + 1
-        return self._counted_from().passes_later(passes)
+        return Cursor(int(self._words[0]), int(self._words[1])).passes_later(passes)
 
     def passes_counted(self) -> int:
-        """Passes begun since the last reset by the workers of a plain DataLoader."""
-        return int(self._words[self._WORDS :].max())
+        """Passes begun since the last reset."""
+        return int(self._words[2:].max())
 
-    def _counted_from(self) -> Cursor:
-        return Cursor(int(self._words[1]), int(self._words[2]))
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if not self._words.untyped_storage().is_shared():  # a copy, and not a worker's start, which brings the memory
+            self._words, self._owner = _shared(self._words), os.getpid()
+
+
+def _shared_words(count: int) -> torch.Tensor:
+    return _shared(torch.zeros(count, dtype=torch.int64))
+
+
+def _shared(words: torch.Tensor) -> torch.Tensor:
+    words.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return words

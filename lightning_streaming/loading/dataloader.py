@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.cursor import Cursor, PassStart
+from lightning_streaming.loading.cursor import Cursor, Handover, PassStart
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.epochs import OnChange
 from lightning_streaming.order.partition import Deal
 
 _MOST_UNCLAIMED = 1024
 """Batches whose ends are remembered for :meth:`StreamingDataLoader.claim`, should nobody claim them."""
+_NO_MORE = object()
 
 
 class StreamingDataLoader(DataLoader[Any]):
@@ -37,6 +39,7 @@ class StreamingDataLoader(DataLoader[Any]):
     """
 
     dataset: StreamingDataset
+    _handover: Handover  # with the workers that are alive
 
     def __init__(self, dataset: StreamingDataset, batch_size: int | None = None, **kwargs: Any) -> None:
         if batch_size is None:
@@ -50,6 +53,8 @@ class StreamingDataLoader(DataLoader[Any]):
             )
         if kwargs.pop("shuffle", None):
             raise ConfigError("the order belongs to the dataset; pass shuffle=True there")
+        if not kwargs.get("in_order", True):
+            raise ConfigError("batches must come in order, or no place in the data could be saved; drop in_order=False")
         super().__init__(dataset, batch_size=batch_size, **kwargs)
         self._samples_per_batch = batch_size
         self._passes_begun = 0
@@ -111,8 +116,7 @@ class StreamingDataLoader(DataLoader[Any]):
         """Begin the next pass: its number, where it starts, and torch's iterator over its batches."""
         self._forget_pass()
         start = self.dataset.begin_pass(self._samples_per_batch)
-        self.dataset.assign_pass(start)
-        return self._passes_begun, start, super().__iter__()
+        return self._passes_begun, start, self._batches_from(start)
 
     def is_current(self, number: int) -> bool:
         """Whether this pass is the latest, so that its batches count."""
@@ -122,6 +126,20 @@ class StreamingDataLoader(DataLoader[Any]):
         """Note that a batch of the current pass, ending at ``end``, is handed out."""
         self._end = end
         self._unclaimed.append(end)
+
+    def _batches_from(self, start: PassStart) -> Iterator[Any]:
+        if self.num_workers == 0:
+            self.dataset.assign_pass(start)
+            return super().__iter__()
+        if self._iterator is None:  # so no workers live on, and those of a pass given up keep what they were told
+            self._handover = Handover()
+        self._handover.assign(start)
+        users_init = self.worker_init_fn
+        self.worker_init_fn = partial(_start_worker, self._handover, users_init)
+        try:
+            return super().__iter__()
+        finally:
+            self.worker_init_fn = users_init
 
     def _forget_pass(self) -> None:
         self._passes_begun += 1
@@ -150,16 +168,31 @@ class LoaderPass(Iterator[Any]):
         if self._number == 0:
             self._number, start, self._batches = self._loader.begin_pass()
             self._ends = _ends_of_batches(self._loader.dataset.epochs.deal(start), start.cursor, self._loader.drop_last)
-        if self._batches is None or not self._loader.is_current(self._number):
-            self._batches = None
+        batches, self._batches = self._batches, None  # whatever is raised from here on ends the pass
+        if batches is None or not self._loader.is_current(self._number):
             raise StopIteration
-        try:
-            batch = next(self._batches)
-        except StopIteration:
-            self._batches = None
-            raise
-        self._loader.hand_out(next(self._ends))
+        batch = next(batches, _NO_MORE)
+        end = next(self._ends, None)
+        if batch is _NO_MORE and end is None:
+            raise StopIteration
+        if batch is _NO_MORE or end is None:
+            raise ConfigError(
+                f"the pass has {'fewer' if end else 'more'} batches than its epoch; a dataset must hand out exactly "
+                "the samples of its share, and collate_fn must not raise StopIteration"
+            )
+        self._loader.hand_out(end)
+        self._batches = batches
         return batch
+
+
+def _start_worker(handover: Handover, users_init: Callable[[int], None] | None, worker: int) -> None:
+    """What a worker process does first: listen to its loader, then do what the user asked for."""
+    info = get_worker_info()
+    assert info is not None, "torch calls this in workers"
+    assert isinstance(info.dataset, StreamingDataset), "the loader's own"
+    info.dataset.follow(handover)
+    if users_init is not None:
+        users_init(worker)
 
 
 def _ends_of_batches(deal: Deal, start: Cursor, drop_last: bool) -> Iterator[Cursor]:

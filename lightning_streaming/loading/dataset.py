@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError, UnsupportedError
 from lightning_streaming.loading.catalog import Catalog
-from lightning_streaming.loading.cursor import Cursor, Handover, PassStart
+from lightning_streaming.loading.cursor import Cursor, Handover, PassCounter, PassStart
 from lightning_streaming.loading.epochs import Epochs, OnChange
 from lightning_streaming.loading.rng import rng_for, seed_global_generators
 from lightning_streaming.loading.samples import Share, WorkerSamples
@@ -106,6 +106,8 @@ class StreamingDataset(IterableDataset[Any]):
         _check_at_least("batch_size", batch_size, 1)
         _check_at_least("predownload", predownload, 1)
         _check_at_least("replication", replication, 1)
+        if transform is not None and not callable(transform):
+            raise ConfigError(f"transform must be a function of a sample, but got {transform!r}")
         self.streams = named_streams(streams, remote, local, storage_options)
         self.batch_size = batch_size
         self.predownload = predownload
@@ -140,10 +142,11 @@ class StreamingDataset(IterableDataset[Any]):
             self._source,
         )
         self._next = Cursor(0, 0)
-        self._handover = Handover()
+        self._counter = PassCounter()
+        self._told: Handover | None = None  # in workers of a StreamingDataLoader
         self._assigned: PassStart | None = None
+        self._began: Cursor | None = None
         self._reading: WorkerSamples | None = None
-        self._reading_from = Cursor(0, 0)
 
     @property
     def catalog(self) -> Catalog:
@@ -195,12 +198,13 @@ class StreamingDataset(IterableDataset[Any]):
 
     def next_cursor(self) -> Cursor:
         """Where the next pass begins."""
-        return self._next.passes_later(self._handover.passes_counted())
+        return self._next.passes_later(self._counter.passes_counted())
 
     def seek(self, cursor: Cursor) -> None:
-        """Let the next pass begin at ``cursor``; a pass under way goes on undisturbed."""
+        """Let the next pass begin at ``cursor``; a pass under way goes on undisturbed, and counts no longer."""
         self._next = cursor
-        self._handover.reset(cursor)
+        self._counter.reset(cursor)
+        self._began = self._reading = self._assigned = None
 
     def state_dict(self, num_samples: int | None = None, from_beginning: bool = False) -> dict[str, Any]:
         """The place of the pass under way, or of the next one if none is, as plain values.
@@ -213,7 +217,8 @@ class StreamingDataset(IterableDataset[Any]):
         """
         began = self._pass_began()
         if num_samples is None:
-            read = 0 if self._reading is None else self._reading.samples_read
+            here = self._reading is not None and not self._counter.passes_counted()
+            read = self._reading.samples_read if self._reading is not None and here else 0
             num_samples, from_beginning = read * self.current_world().num_ranks, False
         position = num_samples if from_beginning else began.sample_in_epoch + num_samples
         return self.state_at(Cursor(began.epoch, position))
@@ -245,18 +250,19 @@ class StreamingDataset(IterableDataset[Any]):
 
     def begin_pass(self, batch_size: int) -> PassStart:
         """Begin the next pass and say where; the pass after it is that of the next epoch."""
-        if self._reading is not None:
-            self._reading.close()
         self._source.prepare()
         start = self.epochs.start(self.next_cursor(), self.current_world(), batch_size)
         self.seek(start.cursor.passes_later(1))
-        self._reading, self._reading_from = None, start.cursor
+        self._began = start.cursor
         return start
 
     def assign_pass(self, start: PassStart) -> None:
-        """Let the workers that are made or woken next, or the next ``iter`` in this process, read this pass."""
+        """Let the next ``iter`` in this process read a pass that was begun."""
         self._assigned = start
-        self._handover.assign(start)
+
+    def follow(self, handover: Handover) -> None:
+        """Let each ``iter`` in this worker process read what its loader then says."""
+        self._told = handover
 
     def __iter__(self) -> WorkerSamples:
         """This worker's samples of the next pass, in order."""
@@ -266,9 +272,10 @@ class StreamingDataset(IterableDataset[Any]):
             self._reading = self._samples(start, worker=0, num_workers=1)
             return self._reading
         prepare_worker_process()
-        start = self._handover.assigned() or self.epochs.start(
-            self._handover.count_pass(info.id), self.current_world(), self._own_batch_size()
-        )
+        if self._told is not None:
+            return self._samples(self._told.assigned(), info.id, info.num_workers)
+        cursor = self._counter.count_pass(info.id)
+        start = self.epochs.start(cursor, self.current_world(), self._own_batch_size())
         return self._samples(start, info.id, info.num_workers)
 
     def close(self) -> None:
@@ -297,10 +304,10 @@ class StreamingDataset(IterableDataset[Any]):
         )
 
     def _pass_began(self) -> Cursor:
-        passes = self._handover.passes_counted()
+        passes = self._counter.passes_counted()
         if passes:
             return self._next.passes_later(passes - 1)
-        return self._next if self._reading is None else self._reading_from
+        return self._began or self._next
 
     def _own_batch_size(self) -> int:
         if self.batch_size is None:
@@ -314,7 +321,7 @@ def _keyed(
     """The user's transform as a function of sample and position, its randomness keyed by the position."""
     if transform is None:
         return None
-    wants_rng = "rng" in inspect.signature(transform).parameters
+    wants_rng = _wants_rng(transform)
 
     def apply(sample: dict[str, Any], position: int) -> Any:
         if not (wants_rng or seed_global_rng):
@@ -327,6 +334,13 @@ def _keyed(
     return apply
 
 
+def _wants_rng(transform: Callable[..., Any]) -> bool:
+    try:
+        return "rng" in inspect.signature(transform).parameters
+    except ValueError:  # a builtin like dict, which does not tell
+        return False
+
+
 def _check_at_least(name: str, value: int | None, least: int) -> None:
-    if value is not None and value < least:
-        raise ConfigError(f"{name} must be at least {least}, but got {value}")
+    if value is not None and not (isinstance(value, (int, np.integer)) and value >= least):
+        raise ConfigError(f"{name} must be a whole number of at least {least}, but got {value!r}")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from lightning_streaming.errors import StateMismatchError
+from lightning_streaming.errors import ConfigError, StateMismatchError
 from lightning_streaming.loading.cursor import Cursor, PassStart
 from lightning_streaming.loading.order_store import shared_order
 from lightning_streaming.loading.source import SampleSource
@@ -41,6 +41,7 @@ class Epochs:
         epoch_size: int | None,
         source: SampleSource,
     ) -> None:
+        self._asked = settings
         self._settings = settings
         self._stream_weights = list(stream_weights)
         self._epoch_size = epoch_size
@@ -73,12 +74,13 @@ class Epochs:
 
     def load(self, saved: SavedPosition, on_change: OnChange) -> None:
         """Take seed and canonical nodes from a saved position. Its fingerprint is checked when the data is known."""
-        asked = self._settings.num_canonical_nodes
-        if asked not in (None, saved.num_canonical_nodes):
+        if on_change not in get_args(OnChange):
+            raise ConfigError(f"on_change must be one of {', '.join(get_args(OnChange))}, but got {on_change!r}")
+        asked = self._asked.num_canonical_nodes
+        if asked not in (None, 0, saved.num_canonical_nodes):
             _log.warning("num_canonical_nodes=%s gives way to the saved %d", asked, saved.num_canonical_nodes)
-        self._use(
-            replace(self._settings, shuffle_seed=saved.shuffle_seed, num_canonical_nodes=saved.num_canonical_nodes)
-        )
+        # From what was asked, not from what has been settled since: the block size follows the canonical nodes.
+        self._use(replace(self._asked, shuffle_seed=saved.shuffle_seed, num_canonical_nodes=saved.num_canonical_nodes))
         self._initial_nodes = saved.initial_physical_nodes
         self._unchecked = None if saved.fingerprint is None else (saved.fingerprint, on_change)
 

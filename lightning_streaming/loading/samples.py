@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,48 +68,54 @@ def shard_needs(share: Share, catalog: Catalog) -> Iterator[ShardNeed]:
         samples_before += len(window.positions)
 
 
-@dataclass(slots=True)
 class WorkerSamples(Iterator[Any]):
-    """Iterates over a worker's share of a pass; an iterator with a count and an explicit end."""
+    """Iterates over a worker's share of a pass; an iterator with a count, which ends when nobody holds it any more.
 
-    share: Share
-    source: SampleSource
-    transform: Transform | None
-    predownload: int
-    """Samples ahead of the reader for which shards are fetched."""
-    samples_read: int = 0
-    """Samples handed out so far."""
-    _prefetcher: ShardPrefetcher | None = None
-    _iterator: Iterator[Any] = field(init=False)
+    Args:
+        share: What to read.
+        source: Where from.
+        transform: What to make of each sample.
+        predownload: Samples ahead of the reader for which shards are fetched.
+    """
 
-    def __post_init__(self) -> None:
-        self._iterator = self._read()
+    def __init__(self, share: Share, source: SampleSource, transform: Transform | None, predownload: int) -> None:
+        self.samples_read = 0
+        """Samples handed out so far."""
+        self._samples = _read(share, source, transform, predownload)
 
     def __next__(self) -> Any:
-        sample = next(self._iterator)
+        sample = next(self._samples)
         self.samples_read += 1
         return sample
 
     def close(self) -> None:
-        """Stop fetching ahead. The iterator must not be used afterwards."""
-        if self._prefetcher is not None:
-            self._prefetcher.close()
-            self._prefetcher = None
+        """Hand out no more, and stop fetching ahead."""
+        self._samples.close()
 
-    def _read(self) -> Iterator[Any]:
-        catalog = self.source.catalog
-        if self.source.is_remote:
-            self._prefetcher = ShardPrefetcher(
-                shard_needs(self.share, catalog), lambda shard: self.source.fetch(shard, wait=False), self.predownload
-            )
-        batch_size = self.share.deal.batch_size
-        for window in _located(self.share, catalog):
+
+def _read(
+    share: Share, source: SampleSource, transform: Transform | None, predownload: int
+) -> Generator[Any, None, None]:
+    with _prefetching(share, source, predownload) as prefetcher:
+        samples_read = 0
+        for window in _located(share, source.catalog):
             places = zip(window.positions.tolist(), window.shards.tolist(), window.indexes.tolist(), strict=True)
-            for place, (position, shard, index) in enumerate(places):
-                if self._prefetcher is not None:
-                    if place % batch_size == 0:
-                        self._prefetcher.reader_at(self.samples_read)
-                    self._prefetcher.raise_if_failed(shard)
-                sample = self.source.read(shard, index)
-                yield sample if self.transform is None else self.transform(sample, position)
-        self.close()
+            for position, shard, index in places:
+                if prefetcher is not None:
+                    if samples_read % share.deal.batch_size == 0:
+                        prefetcher.reader_at(samples_read)
+                    prefetcher.raise_if_failed(shard)
+                sample = source.read(shard, index)
+                yield sample if transform is None else transform(sample, position)
+                samples_read += 1
+
+
+@contextmanager
+def _prefetching(share: Share, source: SampleSource, predownload: int) -> Iterator[ShardPrefetcher | None]:
+    """Fetch shards ahead of a reader while it reads; nothing where they are all here."""
+    if not source.is_remote:
+        yield None
+        return
+    needs = shard_needs(share, source.catalog)
+    with closing(ShardPrefetcher(needs, lambda shard: source.fetch(shard, wait=False), predownload)) as prefetcher:
+        yield prefetcher

@@ -22,8 +22,11 @@ from lightning_streaming.order.settings import OrderSettings
 from lightning_streaming.order.weights import ResolvedWeights
 
 STATE_VERSION = 1
-_MOST_STREAMS_LISTED = 16
-"""Streams up to which a fingerprint describes each; beyond, one digest covers them all and the state stays small."""
+_LONGEST_LIST = 3072
+"""Characters up to which a fingerprint describes each stream; beyond, one digest covers them all, so that the state
+stays small."""
+_MOST = 2**63 - 1
+"""The largest number that training processes and their workers can tell each other."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +69,9 @@ def read_state(state: Mapping[str, Any]) -> SavedPosition:
     epoch = _whole_number(state, "epoch", least=-1)
     sample_in_epoch = _whole_number(state, "sample_in_epoch", least=0)
     initial_nodes = state.get("initial_physical_nodes")
+    saved_fingerprint = state.get("fingerprint")
+    if not isinstance(saved_fingerprint, Mapping | None):
+        raise StateError(f"'fingerprint' of a saved position is a dict, but got {type(saved_fingerprint).__name__}")
     return SavedPosition(
         # MosaicML Streaming calls the time before the first epoch "epoch -1".
         cursor=Cursor(epoch, sample_in_epoch) if epoch >= 0 else Cursor(0, 0),
@@ -74,7 +80,7 @@ def read_state(state: Mapping[str, Any]) -> SavedPosition:
         initial_physical_nodes=None
         if initial_nodes is None
         else _whole_number(state, "initial_physical_nodes", least=1),
-        fingerprint=state.get("fingerprint"),
+        fingerprint=saved_fingerprint,
     )
 
 
@@ -82,8 +88,8 @@ def _whole_number(state: Mapping[str, Any], key: str, least: int) -> int:
     if key not in state:
         raise StateError(f"a saved position needs {key!r}, but this one only has {', '.join(map(repr, state))}")
     value = state[key]
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise StateError(f"{key!r} of a saved position must be a whole number of at least {least}, but is {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _MOST:
+        raise StateError(f"{key!r} of a saved position must be a whole number in [{least}, {_MOST}], but is {value!r}")
     return value
 
 
@@ -113,13 +119,14 @@ def _describe_streams(catalog: Catalog, choose: Sequence[int]) -> dict[str, Any]
     for stream, name in enumerate(catalog.stream_names):
         last = first + catalog.shards_per_stream[stream]
         described[name] = {
+            "place": stream,
             "samples": catalog.samples_per_stream[stream],
             "shards": catalog.shards_per_stream[stream],
             "samples drawn": choose[stream],
             "digest": _digest(shard_table(catalog.shards[first:last])),
         }
         first = last
-    if len(described) <= _MOST_STREAMS_LISTED:
+    if len(json.dumps(described)) <= _LONGEST_LIST:
         return described
     return {f"all {len(described)} streams": {"samples": catalog.num_samples, "digest": _digest(described)}}
 

@@ -103,9 +103,11 @@ def named_streams(
         return {"0": Stream(remote=remote, local=local, storage_options=storage_options or {})}
     if storage_options:
         raise ConfigError("with streams=, storage_options belong to each stream")
-    if isinstance(streams, Mapping):
-        return dict(streams)
-    return {str(place): stream for place, stream in enumerate(streams)}
+    named = dict(streams) if isinstance(streams, Mapping) else {str(place): one for place, one in enumerate(streams)}
+    for name, stream in named.items():
+        if not isinstance(stream, Stream):
+            raise ConfigError(f"stream {name!r} must be a Stream, like Stream(remote=...), but got {stream!r}")
+    return named
 
 
 def _with_split(location: str | None, split: str | None) -> str | None:

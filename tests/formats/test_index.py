@@ -173,7 +173,7 @@ def test_a_file_that_is_no_index_is_refused_with_its_source(text: bytes, words: 
         ({"raw_data": file(basename=".")}, "must stay inside its dataset directory"),
         ({"raw_data": file(basename="../shard.mds")}, "must stay inside its dataset directory"),
         ({"raw_data": file(basename="a/../../shard.mds")}, "must stay inside its dataset directory"),
-        ({"raw_data": file(basename="\ud800.mds")}, "basename must be a name that UTF-8 can hold"),
+        ({"raw_data": file(basename="\ud800.mds")}, "must stay inside its dataset directory"),
         ({"raw_data": file(basename="/etc/passwd")}, "must stay inside its dataset directory"),
         ({"compression": "zstd", "zip_data": file(basename="../x")}, "zip_data: a file name in an index must stay"),
         ({"column_names": NOWHERE}, "'column_names' is missing"),

@@ -1,0 +1,175 @@
+"""Compare what two runs were trained on: one that was killed and resumed, and one that was not.
+
+    python -m examples.compare_runs INTERRUPTED UNINTERRUPTED --plot losses.png
+
+Both are directories with a steps.jsonl that examples/step_log.py wrote. The interrupted run wrote to one file before the
+kill and after: where the step number jumps back it was resumed, and the steps after the checkpoint are in no weights any
+more. Ends with 1 if the samples in the weights of the two runs differ in any way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+STREAMS = {"code": (range(1_000_000), 0.7), "docs": (range(1_000_000, 2_000_000), 0.3)}
+"""Ids that examples/write_dataset.py gives to each stream, and the share that configs/demo.yaml asks for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A line of the log: one optimizer step."""
+
+    step: int
+    epoch: int
+    ids: list[int]
+    loss: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """What a log tells about a run."""
+
+    kept: list[Step]
+    """Steps that the final weights have seen, in order."""
+    lost: list[Step]
+    """Steps that were trained, and lost with the process because no checkpoint came after them."""
+
+    @property
+    def samples(self) -> list[tuple[int, int]]:
+        """(epoch, sample id) in the order of training."""
+        return [(step.epoch, sample) for step in self.kept for sample in step.ids]
+
+
+def read_history(directory: Path) -> History:
+    """Read a run's log; a step that was done again takes the place of the one before, and of all after that."""
+    kept: list[Step] = []
+    lost: list[Step] = []
+    for line in (directory / "steps.jsonl").read_text().splitlines():
+        step = Step(**json.loads(line))
+        while kept and kept[-1].step >= step.step:
+            lost.insert(0, kept.pop())
+        kept.append(step)
+    return History(kept=kept, lost=lost)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """How the samples of an interrupted run differ from those of a whole one; all zero and True if they do not."""
+
+    repeated: int
+    skipped: int
+    same_order: bool
+    loss_difference: float
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the weights have seen the same samples in the same order."""
+        return self.repeated == 0 and self.skipped == 0 and self.same_order
+
+
+def compare(interrupted: History, whole: History) -> Comparison:
+    """Compare two runs, sample by sample. An epoch counts apart from the others: each draws samples of its own."""
+    mine, theirs = Counter(interrupted.samples), Counter(whole.samples)
+    pairs = zip(interrupted.kept, whole.kept, strict=False)
+    return Comparison(
+        repeated=(mine - theirs).total(),
+        skipped=(theirs - mine).total(),
+        same_order=interrupted.samples == whole.samples,
+        loss_difference=max((abs(one.loss - other.loss) for one, other in pairs), default=float("nan")),
+    )
+
+
+def print_report(interrupted: History, whole: History, result: Comparison) -> None:
+    """Print the comparison as tables."""
+    runs = (interrupted, whole)
+    rows: list[list[object]] = [
+        ["steps in the weights", "", *(len(run.kept) for run in runs)],
+        ["samples in the weights", "", *(len(run.samples) for run in runs)],
+    ]
+    for stream, (ids, asked) in STREAMS.items():
+        rows.append([f"... share of {stream}", f"{asked:.3f}", *(f"{share(run, ids):.3f}" for run in runs)])
+    rows.append(["last loss", "", *(f"{run.kept[-1].loss:.6f}" for run in runs)])
+    print_table(["", "asked", "killed and resumed", "uninterrupted"], rows)
+    if interrupted.lost:
+        print("\nSteps that the kill threw away; the resumed run reads their samples again:\n")
+        again = {step.step: step for step in interrupted.kept}
+        rows = [[step.step, first_ids(step), first_ids(again.get(step.step))] for step in interrupted.lost]
+        print_table(["step", "ids before the kill", "ids after the resume"], rows)
+    print("\nThe resumed run against the uninterrupted one:\n")
+    rows = [
+        ["samples repeated", result.repeated],
+        ["samples skipped", result.skipped],
+        ["order of samples", "identical" if result.same_order else "DIFFERENT"],
+        ["largest difference of a step's loss", f"{result.loss_difference:g}"],
+    ]
+    print_table(["", ""], rows)
+
+
+def share(history: History, ids: range) -> float:
+    """Share of the samples that are of one stream."""
+    return sum(sample in ids for _, sample in history.samples) / len(history.samples)
+
+
+def first_ids(step: Step | None) -> str:
+    """The first few ids of a step's batch."""
+    return "none" if step is None else " ".join(str(sample) for sample in step.ids[:4]) + " ..."
+
+
+def print_table(head: list[str], rows: list[list[object]]) -> None:
+    """Print rows under a head, in aligned columns."""
+    texts = [head, *([str(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    lines = ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in texts]
+    if any(head):
+        print(f"  {lines[0].rstrip()}\n  {'   '.join('-' * width for width in widths)}")
+    for line in lines[1:]:
+        print(f"  {line.rstrip()}")
+
+
+def plot(interrupted: History, whole: History, path: Path) -> None:
+    """Draw the losses of both runs into a PNG."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")  # draws without a screen
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(9, 4.5), layout="constrained")
+    axes.plot(*curve(whole.kept), color="tab:blue", linewidth=4, alpha=0.35, label="uninterrupted")
+    axes.plot(*curve(interrupted.kept), color="tab:orange", linewidth=1, label="killed and resumed")
+    if interrupted.lost:
+        axes.plot(*curve(interrupted.lost), color="black", linewidth=1, linestyle=":", label="thrown away by the kill")
+        axes.axvline(interrupted.lost[-1].step, color="tab:red", linestyle="--", label="SIGKILL")
+        axes.axvline(interrupted.lost[0].step - 1, color="tab:green", linestyle="--", label="resumed from here")
+    axes.set(xlabel="step", ylabel="loss (nats per byte)", title="Training loss, with and without an interruption")
+    axes.legend()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def curve(steps: list[Step]) -> tuple[list[int], list[float]]:
+    """Step numbers and losses."""
+    return [step.step for step in steps], [step.loss for step in steps]
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("interrupted", type=Path, help="directory of the run that was killed and resumed")
+    parser.add_argument("uninterrupted", type=Path, help="directory of the run that was not")
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the losses of both runs into this file")
+    arguments = parser.parse_args()
+    interrupted, whole = read_history(arguments.interrupted), read_history(arguments.uninterrupted)
+    result = compare(interrupted, whole)
+    print_report(interrupted, whole, result)
+    if arguments.plot is not None:
+        plot(interrupted, whole, arguments.plot)
+    sys.exit(0 if result.is_exact else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""Train on two weighted streams, kill the training with SIGKILL in mid-epoch, resume it, and prove that nothing is lost.
+
+    python examples/demo.py                  # or `make demo`; one or two minutes, no network
+    python examples/demo.py --steps 60       # quicker
+
+Every command that it runs is printed, and can be run by hand from the repository's root. It ends with 0 if the weights
+of the resumed run have seen the same samples in the same order as those of a run that nobody interrupted, else with 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIG = "configs/demo.yaml"
+STEPS, STEPS_PER_EPOCH, STEPS_PER_CHECKPOINT = 400, 150, 25
+"""What the configuration says; --steps scales all three."""
+BATCH_SIZE = 16
+WRITTEN = ("data", "cache", "interrupted", "uninterrupted", "losses.png")
+"""Everything that a demo writes into its directory."""
+MARK = ".lightning_streaming_demo"
+"""Marks a directory as a demo's, so that the next one may remove what is in WRITTEN."""
+PATIENCE = 120.0
+"""Seconds within which the run must have come to the step where it is killed."""
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("demo_output"), metavar="DIR", help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps, at least 32 (default: %(default)s)")
+    parser.add_argument("--samples", type=int, default=4000, help="samples per stream to write (default: %(default)s)")
+    arguments = parser.parse_args()
+    if arguments.steps < 32:
+        parser.error(f"--steps must be at least 32, but got {arguments.steps}")
+    out = arguments.out.resolve()
+    clear(out)
+    sys.exit(demonstrate(out, arguments.steps, arguments.samples))
+
+
+def clear(out: Path) -> None:
+    """Make the directory ready; only what an earlier demo wrote there is removed."""
+    if out.exists() and any(out.iterdir()) and not (out / MARK).exists():
+        sys.exit(f"{out} has files that no demo wrote; pass another directory as --out")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / MARK).touch()
+    for name in WRITTEN:
+        if (out / name).is_dir():
+            shutil.rmtree(out / name)
+        else:
+            (out / name).unlink(missing_ok=True)
+
+
+def demonstrate(out: Path, steps: int, samples: int) -> int:
+    """Go through the whole story; gives the exit status."""
+    interrupted, whole = out / "interrupted", out / "uninterrupted"
+
+    say(1, "Write two datasets in MDS format: source code, and documents")
+    run([sys.executable, "-m", "examples.write_dataset", "--out", shown(out / "data"), "--most", str(samples)])
+
+    kill_after = steps // 2 + scaled(STEPS_PER_CHECKPOINT, steps) // 2
+    say(2, f"Train {steps} steps on 70 % code and 30 % documents; SIGKILL after step {kill_after}, in mid-epoch")
+    run_and_kill(fit_command(out, interrupted, steps), interrupted, kill_after)
+
+    checkpoint = newest_checkpoint(interrupted)
+    say(3, "Resume from the newest checkpoint")
+    run([*fit_command(out, interrupted, steps), "--ckpt_path", shown(checkpoint)])
+
+    say(4, "Train once more without an interruption, for comparison")
+    run(fit_command(out, whole, steps))
+
+    say(5, "Compare what the two runs were trained on")
+    picture = out / "losses.png"
+    compare = [
+        sys.executable,
+        "-m",
+        "examples.compare_runs",
+        shown(interrupted),
+        shown(whole),
+        "--plot",
+        shown(picture),
+    ]
+    status = run(compare, check=False)
+    print(f"\nLoss curves: {picture}\nLogs:        {interrupted}/steps.jsonl\n             {whole}/steps.jsonl")
+    print(
+        "\nExact: 0 samples repeated, 0 skipped, in the same order." if status == 0 else "\nNOT EXACT: see the table."
+    )
+    return status
+
+
+def fit_command(out: Path, directory: Path, steps: int) -> list[str]:
+    """The training command; what the configuration says already is left out."""
+    program = shutil.which("lightning-streaming", path=sysconfig.get_path("scripts"))
+    if program is None:
+        sys.exit("lightning-streaming is not installed beside this Python; run `pip install --editable .`")
+    command = [program, "fit", "--config", CONFIG, "--trainer.default_root_dir", shown(directory)]
+    if steps != STEPS:
+        epoch_size = BATCH_SIZE * scaled(STEPS_PER_EPOCH, steps)
+        command += ["--trainer.max_steps", str(steps), "--data.train.epoch_size", str(epoch_size)]
+        # The last of the callbacks is meant, which saves the checkpoints.
+        every = scaled(STEPS_PER_CHECKPOINT, steps)
+        command += ["--trainer.callbacks.init_args.every_n_train_steps", str(every)]
+    if out != ROOT / "demo_output":
+        for stream in ("code", "docs"):
+            command += [f"--data.train.streams.{stream}.remote", shown(out / "data" / stream)]
+            command += [f"--data.train.streams.{stream}.local", shown(out / "cache" / stream)]
+    return command
+
+
+def scaled(number: int, steps: int) -> int:
+    """A number of the configuration, scaled to a run of another length."""
+    return max(1, number * steps // STEPS)
+
+
+def run(command: list[str], *, check: bool = True) -> int:
+    """Run a command to its end; gives its exit status, or ends the demo with it if that is bad and to be checked."""
+    status = start(command).wait()
+    if check and status != 0:
+        sys.exit(status)
+    return status
+
+
+def run_and_kill(command: list[str], directory: Path, step: int) -> None:
+    """Run a training command, and kill it as soon as it has logged a step."""
+    process = start(command)
+    deadline = time.monotonic() + PATIENCE
+    while steps_logged(directory) < step:
+        if process.poll() is not None:
+            sys.exit(f"the training ended with {process.returncode} before step {step}")
+        if time.monotonic() > deadline:
+            process.kill()
+            sys.exit(f"the training did not come to step {step} within {PATIENCE:g} seconds")
+        time.sleep(0.02)
+    process.kill()
+    status = process.wait()
+    if status != -signal.SIGKILL:
+        sys.exit(f"the training ended with {status} before it could be killed; try more --steps")
+    print(f"\n\nKilled with SIGKILL after step {steps_logged(directory)}.")
+
+
+def start(command: list[str]) -> subprocess.Popen[bytes]:
+    """Print a command as one would type it, and start it in the repository's root."""
+    print(f"$ {shlex.join([Path(command[0]).name, *command[1:]])}\n", flush=True)
+    # What Lightning and torch remark about each other would hide the lines that matter here.
+    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONWARNINGS": "ignore"})
+
+
+def steps_logged(directory: Path) -> int:
+    """How many steps the run in this directory has logged."""
+    log = directory / "steps.jsonl"
+    return log.read_bytes().count(b"\n") if log.exists() else 0
+
+
+def newest_checkpoint(directory: Path) -> Path:
+    """The checkpoint of the latest step; its name is like `step=200.ckpt`."""
+    checkpoints = (directory / "checkpoints").glob("step=*.ckpt")
+    return max(checkpoints, key=lambda path: int(path.stem.removeprefix("step=")))
+
+
+def shown(path: Path) -> str:
+    """A path as one would type it in the repository's root."""
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
+
+
+def say(number: int, what: str) -> None:
+    """Print what comes next."""
+    print(f"\n[{number}/5] {what}\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()

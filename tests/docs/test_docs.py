@@ -1,0 +1,85 @@
+"""The documents tell the truth: their Python runs, prints what they say it prints, and their links lead somewhere.
+
+Each ``python`` block of a document is run, in order, in an empty directory, with the names of the blocks before it. A
+``text`` block right after one is exactly what it prints. A block after ``<!-- not run -->`` is left alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WITH_SNIPPETS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+WITH_LINKS = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "lightning_streaming").rglob("*.md")),
+]
+_SNIPPET = re.compile(
+    r"^(?P<not_run><!-- not run -->\s*)?^```python\n(?P<code>.*?)^```\n(?:\s*^```text\n(?P<prints>.*?)^```$)?",
+    re.MULTILINE | re.DOTALL,
+)
+_LINK = re.compile(r"\]\((?P<target>[^)#\s]+)[^)]*\)")
+
+
+class Snippet(NamedTuple):
+    """A block of Python in a document."""
+
+    code: str
+    """Its lines, where they stand in the document, so that a traceback points there."""
+    prints: str | None
+    """What it prints; None if the document does not say."""
+
+
+def snippets(document: str) -> Iterator[Snippet]:
+    """The blocks of a document that are to be run."""
+    found = list(_SNIPPET.finditer(document))
+    assert len(found) == document.count("```python"), "a block is indented or not closed, and would not be run"
+    for match in found:
+        if not match["not_run"]:
+            lines_before = document.count("\n", 0, match.start("code"))
+            yield Snippet("\n" * lines_before + match["code"], match["prints"])
+
+
+def run(document: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Run a document, and compare what it prints."""
+    names = {"__name__": "__main__"}
+    for code, prints in snippets(document):
+        exec(compile(code, name, "exec"), names)
+        printed = capsys.readouterr().out
+        assert prints is None or printed == prints
+
+
+@pytest.mark.parametrize("path", WITH_SNIPPETS, ids=lambda path: path.name)
+def test_its_python_runs_and_prints_what_it_says(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(path.read_text(), str(path), capsys)
+
+
+@pytest.mark.parametrize("path", WITH_LINKS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_its_links_lead_somewhere(path: Path) -> None:
+    targets = [match["target"] for match in _LINK.finditer(path.read_text()) if ":" not in match["target"]]
+    assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+def test_a_block_that_prints_something_else_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    document = "```python\nx = 1\n```\n\nwords\n\n```python\nprint(x)\n```\n\n```text\n2\n```\n"
+    with pytest.raises(AssertionError):
+        run(document, "example", capsys)
+    run(document.replace("\n2\n", "\n1\n"), "example", capsys)
+
+
+def test_a_block_can_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    run("<!-- not run -->\n```python\nraise SystemExit\n```\n", "example", capsys)
+
+
+def test_a_block_that_would_be_overlooked_is_found() -> None:
+    with pytest.raises(AssertionError, match="indented"):
+        list(snippets("- as here:\n\n  ```python\n  x = 1\n  ```\n"))
