@@ -197,6 +197,8 @@ def _start_worker(handover: Handover, users_init: Callable[[int], None] | None, 
 
 def _ends_of_batches(deal: Deal, start: Cursor, drop_last: bool) -> Iterator[Cursor]:
     """Where each batch of a pass ends; the last one, at the beginning of the next epoch."""
-    for batches in range(1, deal.num_batches(drop_last)):
-        yield Cursor(start.epoch, deal.position_after(batches))
-    yield start.passes_later(1)
+    batches = deal.num_batches(drop_last)
+    for t in range(1, batches):
+        yield Cursor(start.epoch, deal.position_after(t))
+    if batches:
+        yield start.passes_later(1)

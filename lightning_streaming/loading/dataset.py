@@ -217,9 +217,7 @@ class StreamingDataset(IterableDataset[Any]):
         """
         began = self._pass_began()
         if num_samples is None:
-            here = self._reading is not None and not self._counter.passes_counted()
-            read = self._reading.samples_read if self._reading is not None and here else 0
-            num_samples, from_beginning = read * self.current_world().num_ranks, False
+            num_samples, from_beginning = self._samples_read() * self.current_world().num_ranks, False
         position = num_samples if from_beginning else began.sample_in_epoch + num_samples
         return self.state_at(Cursor(began.epoch, position))
 
@@ -308,6 +306,12 @@ class StreamingDataset(IterableDataset[Any]):
         if passes:
             return self._next.passes_later(passes - 1)
         return self._began or self._next
+
+    def _samples_read(self) -> int:
+        """Samples of the pass under way that were taken in this process."""
+        if self._reading is None or self._counter.passes_counted():
+            return 0
+        return self._reading.samples_read
 
     def _own_batch_size(self) -> int:
         if self.batch_size is None:

@@ -48,6 +48,7 @@ class Epochs:
         self._source = source
         self._weights: ResolvedWeights | None = None
         self._initial_nodes: int | None = None
+        self._resumed_from_nodes: int | None = None
         self._unchecked: tuple[Mapping[str, Any], OnChange] | None = None
         self._fingerprinted: tuple[OrderSettings, dict[str, Any]] | None = None
 
@@ -81,7 +82,7 @@ class Epochs:
             _log.warning("num_canonical_nodes=%s gives way to the saved %d", asked, saved.num_canonical_nodes)
         # From what was asked, not from what has been settled since: the block size follows the canonical nodes.
         self._use(replace(self._asked, shuffle_seed=saved.shuffle_seed, num_canonical_nodes=saved.num_canonical_nodes))
-        self._initial_nodes = saved.initial_physical_nodes
+        self._initial_nodes = self._resumed_from_nodes = saved.initial_physical_nodes
         self._unchecked = None if saved.fingerprint is None else (saved.fingerprint, on_change)
 
     def start(self, cursor: Cursor, world: World, batch_size: int) -> PassStart:
@@ -104,7 +105,7 @@ class Epochs:
         self._use(settings)
         shape = DatasetShape(shard_sizes=self._source.catalog.shard_sizes_per_stream, weights=self.weights)
         order = shared_order(settings, shape, start.cursor.epoch)
-        return plan_epoch(settings, shape, start.world.num_nodes, order, self._initial_nodes)
+        return plan_epoch(settings, shape, start.world.num_nodes, order, self._resumed_from_nodes)
 
     def deal(self, start: PassStart) -> Deal:
         """How the samples of a pass are dealt to ranks and batches."""
@@ -145,7 +146,7 @@ class Epochs:
             self.weights.epoch_size,
             settings.num_canonical_nodes,
             world.num_nodes,
-            self._initial_nodes,
+            self._resumed_from_nodes,
         )
 
     def _settings_of(self, start: PassStart) -> OrderSettings:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.cache.layout import orders_directory
-from lightning_streaming.files import appears_whole, hold_lock, remove_partials
+from lightning_streaming.files import appears_whole, hold_lock
 from lightning_streaming.order.plan import DatasetShape, draw_order, order_digest
 from lightning_streaming.order.settings import OrderSettings
 
@@ -25,53 +25,56 @@ def shared_order(settings: OrderSettings, shape: DatasetShape, epoch: int) -> ND
 
     A large one lies in a file of this node's runtime directory, named by a digest of all it depends on. Whoever takes
     the lock first makes the file; everyone maps it read-only, so more workers take no more memory. A process holds a
-    shared ``flock`` on the file for as long as it maps it, and whoever makes an order removes those that nobody holds:
-    so finished epochs and killed runs leave at most one file, until the next run on this node.
+    shared ``flock`` on the file for as long as it maps it, and whoever makes an order removes those that nobody holds
+    and what killed makers left: so finished epochs and killed runs leave at most one file, until the next run on this
+    node.
     """
-    if shape.epoch_size <= _SMALL_EPOCH:
+    if shape.epoch_size <= _SMALL_EPOCH or _is_identity(settings, shape):
         return draw_order(settings, shape, epoch)
-    path = orders_directory() / (order_digest(settings, shape, epoch) + _SUFFIX)
-    mapped = _map_if_present(path)
+    directory = orders_directory()
+    path = directory / (order_digest(settings, shape, epoch) + _SUFFIX)
+    mapped = _map_if_present(path, shape.epoch_size)
     if mapped is not None:
         return mapped
-    with hold_lock(path.with_suffix(".lock"), _LOCK_SECONDS, f"make the order of epoch {epoch}"):
-        mapped = _map_if_present(path)
-        if mapped is not None:
-            return mapped
-        order = draw_order(settings, shape, epoch)
-        if order is None:
-            return None
-        remove_partials(path)
-        _remove_unused(path.parent)
-        with appears_whole(path) as partial:
-            order.tofile(partial)
-        mapped = _map_if_present(path)
-    return order if mapped is None else mapped
+    # One lock for all orders, so that its holder knows whatever is half written to be a dead maker's.
+    with hold_lock(directory / "lock", _LOCK_SECONDS, f"make the order of epoch {epoch}"):
+        mapped = _map_if_present(path, shape.epoch_size)
+        if mapped is None:
+            _remove_unused(directory)
+            order = draw_order(settings, shape, epoch)
+            assert order is not None, "only the identity needs none"
+            with appears_whole(path) as partial:
+                order.tofile(partial)
+            mapped = _map_if_present(path, shape.epoch_size)
+    return mapped
 
 
-def _map_if_present(path: Path) -> NDArray[np.int64] | None:
+def _is_identity(settings: OrderSettings, shape: DatasetShape) -> bool:
+    sizes = [int(sizes.sum()) for sizes in shape.shard_sizes]
+    return not settings.shuffle and list(shape.weights.choose) == sizes
+
+
+def _map_if_present(path: Path, samples: int) -> NDArray[np.int64] | None:
     try:
         file = path.open("rb")
     except FileNotFoundError:
         return None
     with file:
         fcntl.flock(file, fcntl.LOCK_SH)
-        if os.fstat(file.fileno()).st_nlink == 0:  # removed between our open and our lock
+        found = os.fstat(file.fileno())
+        # Removed between our open and our lock, or cut short when the machine went down.
+        if found.st_nlink == 0 or found.st_size != samples * np.dtype(np.int64).itemsize:
             return None
         # The map keeps a duplicate of the descriptor, and with it the lock, until it is freed or the process dies.
         return np.memmap(file, dtype=np.int64, mode="r")
 
 
 def _remove_unused(directory: Path) -> None:
-    for path in directory.glob(f"*{_SUFFIX}"):
-        try:
-            file = path.open("rb")
-        except FileNotFoundError:
-            continue
-        with file:
+    """Remove what no process maps. Must be called while holding the lock of the directory."""
+    for path in directory.glob(f"*{_SUFFIX}*"):
+        with path.open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 continue
-            path.unlink(missing_ok=True)
-            path.with_suffix(".lock").unlink(missing_ok=True)
+            path.unlink()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_streaming.cache import ShardCache
-from lightning_streaming.errors import FormatError
+from lightning_streaming.errors import FormatError, StreamingError
 from lightning_streaming.formats.shard import ShardReader, check_shard, open_shard
 from lightning_streaming.loading.catalog import Catalog
 
@@ -102,11 +102,14 @@ class SampleSource:
 
     def _find(self, shard: int, wait: bool) -> Path | None:
         info = self.catalog.shards[shard]
-        check_shard(info, allow_unsafe_types=self._allow_unsafe_types)  # before anything is downloaded
+        try:
+            check_shard(info, allow_unsafe_types=self._allow_unsafe_types)  # before anything is downloaded
+        except StreamingError as error:
+            raise self._named(error, shard) from error
         return self._caches[self._stream_of(shard)].ensure(info, wait=wait)
 
     def _stream_of(self, shard: int) -> str:
         return self.catalog.stream_names[int(self.catalog.stream_of_shard[shard])]
 
-    def _named(self, error: FormatError, shard: int) -> FormatError:
+    def _named(self, error: StreamingError, shard: int) -> StreamingError:
         return type(error)(f"stream {self._stream_of(shard)!r}: {error}")

@@ -106,7 +106,9 @@ def named_streams(
     named = dict(streams) if isinstance(streams, Mapping) else {str(place): one for place, one in enumerate(streams)}
     for name, stream in named.items():
         if not isinstance(stream, Stream):
-            raise ConfigError(f"stream {name!r} must be a Stream, like Stream(remote=...), but got {stream!r}")
+            raise ConfigError(
+                f"stream {name!r} must be a Stream, like Stream(remote=...), but is a {type(stream).__name__}"
+            )
     return named
 
 

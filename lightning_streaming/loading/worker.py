@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
+import multiprocessing
+import os
 import signal
-import sys
+import threading
 from functools import cache
-
-_PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
+from multiprocessing.connection import wait
 
 
 @cache
 def prepare_worker_process() -> None:
     """Make this worker end with its parent, and keep its garbage collector away from inherited objects. Works once.
 
-    Torch's workers look for a dead parent every few seconds; on Linux the kernel can tell them at once, so that a
-    ``kill -9`` of the trainer leaves nobody behind. Freezing the collector spares the copies that walking over the
-    parent's objects would make of memory shared by fork.
+    Torch's workers look for a dead parent every few seconds. A thread that waits for it ends them at once, so that a
+    ``kill -9`` of the trainer leaves nobody behind. Linux could send a signal instead, but it does so as soon as the
+    parent's *thread* ends that made the worker. Freezing the collector spares the copies that walking over the parent's
+    objects would make of memory shared by fork.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), name="parent-watch", daemon=True).start()
     gc.freeze()
+
+
+def _end_with(parent: int) -> None:
+    wait([parent])
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from copy import copy
 from typing import Any, Literal
 
 import numpy as np
@@ -102,7 +102,7 @@ class StreamingDataModule(LightningDataModule):
         """Make the dataset of a stage. Called in :meth:`setup`, on every rank, with the trainer attached."""
         return StreamingDataset(
             **config.dataset_arguments(shuffle_by_default=stage == "train"),
-            transform=partial(self.transform, stage=stage) if self._overrides("transform") else None,
+            transform=_Transform(self, stage) if self._overrides("transform") else None,
             world=None if self.trainer is None else world_of(self.trainer),
         )
 
@@ -111,7 +111,7 @@ class StreamingDataModule(LightningDataModule):
         return StreamingDataLoader(
             dataset,
             batch_size=self.batch_size_of(stage),
-            collate_fn=self.collate if self._overrides("collate") else None,
+            collate_fn=_Collate(self) if self._overrides("collate") else None,
             num_workers=self.num_workers,
             prefetch_factor=self.prefetch_factor,
             persistent_workers=self.persistent_workers and self.num_workers > 0,
@@ -159,11 +159,19 @@ class StreamingDataModule(LightningDataModule):
             return self.batch_size
         return self.eval_batch_size
 
+    def for_workers(self) -> StreamingDataModule:
+        """A copy without trainer and datasets, for workers that need only :meth:`transform` and :meth:`collate`."""
+        copied = copy(self)
+        copied.trainer, copied.datasets = None, {}
+        return copied
+
     def __getstate__(self) -> dict[str, Any]:
-        # Workers that are spawned get a copy of this object, for transform and collate; the trainer stays behind.
-        hooks = {f"{stage}_dataloader" for stage in self.configs}
-        kept = {name: value for name, value in self.__dict__.items() if name not in hooks}
-        return {**kept, "trainer": None, "datasets": {}}
+        hooks = {_hook_of(stage) for stage in self.configs}
+        return {name: value for name, value in self.__dict__.items() if name not in hooks}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._leave_out_loaders()
 
     def _loader(self, stage: Stage) -> StreamingDataLoader:
         if stage not in self.datasets:
@@ -174,12 +182,42 @@ class StreamingDataModule(LightningDataModule):
         # Lightning takes a hook that is defined for a stage that is wanted, and warns when it comes back empty. So a
         # stage without data has Lightning's own hook, which is how Lightning knows that there is none.
         for stage, config in self.configs.items():
-            hook = f"{stage}_dataloader"
-            if config is None and not self._overrides(hook):
-                setattr(self, hook, getattr(super(), hook))
+            if config is None and not self._overrides(_hook_of(stage)):
+                setattr(self, _hook_of(stage), getattr(super(), _hook_of(stage)))
 
     def _overrides(self, name: str) -> bool:
         return getattr(type(self), name) is not getattr(StreamingDataModule, name)
+
+
+def _hook_of(stage: Stage) -> str:
+    return f"{stage}_dataloader"
+
+
+class _Collate:
+    """The data module's collate, which a spawned worker gets without the trainer."""
+
+    def __init__(self, module: StreamingDataModule) -> None:
+        self._module = module
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return self._module.collate(samples)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_module": self._module.for_workers()}
+
+
+class _Transform:
+    """The data module's transform for one stage, which a spawned worker gets without the trainer."""
+
+    def __init__(self, module: StreamingDataModule, stage: Stage) -> None:
+        self._module = module
+        self._stage = stage
+
+    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> Any:
+        return self._module.transform(sample, stage=self._stage, rng=rng)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_module": self._module.for_workers()}
 
 
 def world_of(trainer: Trainer) -> World:

@@ -58,6 +58,11 @@ def weights_have_seen_the_batch(trainer: Trainer) -> bool:
     return not trainer.fit_loop._should_accumulate()
 
 
+def is_untouched(trainer: Trainer) -> bool:
+    """Whether this trainer has neither begun an epoch nor loaded a checkpoint that has."""
+    return trainer.fit_loop.epoch_progress.total.ready == 0
+
+
 def batches_in_epoch(trainer: Trainer) -> int:
     """Batches of an epoch on each rank, as the trainer is limited to; 0 where some other loader has no length."""
     batches = trainer.num_training_batches

@@ -134,6 +134,8 @@ class StreamingStateCallback(Callback):
             self._go_to_place(trainer, loaders)
             self._report(trainer)
             return
+        if fit_loop.is_untouched(trainer):  # a callback may serve one trainer after another
+            self._place = None
         if self._place is None:
             self._first = self._first or {name: loader.cursor() for name, loader in loaders.items()}
             self._place = _Place(epoch=trainer.current_epoch, cursors=dict(self._first))

@@ -1,7 +1,7 @@
 """The documents tell the truth: their Python runs, prints what they say it prints, and their links lead somewhere.
 
 Each ``python`` block of a document is run, in order, in an empty directory, with the names of the blocks before it. A
-``text`` block right after one is exactly what it prints. A block after ``<!-- not run -->`` is left alone.
+``text`` block right after one is exactly what it prints. A block after ``<!-- not run -->`` need only be Python.
 """
 
 from __future__ import annotations
@@ -34,25 +34,28 @@ class Snippet(NamedTuple):
     """Its lines, where they stand in the document, so that a traceback points there."""
     prints: str | None
     """What it prints; None if the document does not say."""
+    is_run: bool
+    """Whether it can be run as it stands."""
 
 
 def snippets(document: str) -> Iterator[Snippet]:
-    """The blocks of a document that are to be run."""
+    """The blocks of a document, in order."""
     found = list(_SNIPPET.finditer(document))
     assert len(found) == document.count("```python"), "a block is indented or not closed, and would not be run"
     for match in found:
-        if not match["not_run"]:
-            lines_before = document.count("\n", 0, match.start("code"))
-            yield Snippet("\n" * lines_before + match["code"], match["prints"])
+        lines_before = document.count("\n", 0, match.start("code"))
+        yield Snippet("\n" * lines_before + match["code"], match["prints"], not match["not_run"])
 
 
 def run(document: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Run a document, and compare what it prints."""
     names = {"__name__": "__main__"}
-    for code, prints in snippets(document):
-        exec(compile(code, name, "exec"), names)
-        printed = capsys.readouterr().out
-        assert prints is None or printed == prints
+    for code, prints, is_run in snippets(document):
+        compiled = compile(code, name, "exec")
+        if is_run:
+            exec(compiled, names)
+            printed = capsys.readouterr().out
+            assert prints is None or printed == prints
 
 
 @pytest.mark.parametrize("path", WITH_SNIPPETS, ids=lambda path: path.name)
@@ -76,8 +79,11 @@ def test_a_block_that_prints_something_else_is_found(capsys: pytest.CaptureFixtu
     run(document.replace("\n2\n", "\n1\n"), "example", capsys)
 
 
-def test_a_block_can_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    run("<!-- not run -->\n```python\nraise SystemExit\n```\n", "example", capsys)
+def test_a_block_that_is_not_run_must_still_be_python(capsys: pytest.CaptureFixture[str]) -> None:
+    document = "<!-- not run -->\n```python\nraise SystemExit\n```\n"
+    run(document, "example", capsys)
+    with pytest.raises(SyntaxError):
+        run(document.replace("Exit", "Exit("), "example", capsys)
 
 
 def test_a_block_that_would_be_overlooked_is_found() -> None:

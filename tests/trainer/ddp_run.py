@@ -10,6 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+
 from tests.trainer.harness import Recorder, Run, SaveThenStop
 
 
@@ -22,11 +25,13 @@ def main(settings: dict[str, Any]) -> None:
         trainer=settings.get("trainer", {}),
     )
     stop = settings.get("stop_at")
-    callbacks = [SaveThenStop(stop[0], stop[1], Path(stop[2]))] if stop else []
+    callbacks: list[Callback] = [SaveThenStop(stop[0], stop[1], Path(stop[2]))] if stop else []
+    if settings.get("save_every"):
+        callbacks.append(ModelCheckpoint(run.directory, every_n_train_steps=settings["save_every"], save_last=True))
     ckpt_path = settings.get("ckpt_path")
     model, trainer = run.fit(
         ckpt_path=Path(ckpt_path) if ckpt_path else None,
-        callbacks=list(callbacks),
+        callbacks=callbacks,
         devices=settings["devices"],
         strategy=settings.get("strategy", "auto"),
     )
@@ -34,7 +39,7 @@ def main(settings: dict[str, Any]) -> None:
 
 
 def _report(model: Recorder, path: Path, batches: float) -> None:
-    path.write_text(json.dumps({"seen": model.seen_here, "steps": model.steps_per_epoch, "batches": int(batches)}))
+    path.write_text(json.dumps({"seen": model.seen_here, "steps": model.steps_per_epoch, "batches": str(batches)}))
 
 
 if __name__ == "__main__":

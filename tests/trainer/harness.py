@@ -36,6 +36,10 @@ class Stopped(Exception):
     """Ends a run the way a crash would, after a checkpoint was written."""
 
 
+def _do_nothing(_name: str, _module: LightningModule) -> None:
+    """The hook of a model that is to go on."""
+
+
 class Recorder(LightningModule):
     """A tiny model whose checkpoint says which samples its weights have seen, in order, and under which epoch."""
 
@@ -46,7 +50,7 @@ class Recorder(LightningModule):
         self.seen_here: list[tuple[int, int]] = []
         self.steps_per_epoch: dict[int, int] = {}
         self.pending: list[tuple[int, int]] = []
-        self.hook = hook or (lambda _name, _module: None)
+        self.hook = hook or _do_nothing
         self.schedule_from_trainer = False
 
     def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:

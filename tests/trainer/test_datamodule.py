@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_streaming import (
     StreamingConfig,
@@ -177,9 +177,15 @@ def test_a_copy_for_workers_leaves_trainer_and_datasets_behind(data: Path, tmp_p
     module = StreamingDataModule(train=config(data), batch_size=4)
     module.trainer = quiet_trainer(tmp_path)
     module.setup("fit")
-    copy = pickle.loads(pickle.dumps(module))
-    assert copy.trainer is None
-    assert copy.datasets == {}
+    copy = module.for_workers()
+    assert (copy.trainer, copy.datasets) == (None, {})
+    assert (module.trainer is None, list(module.datasets)) == (False, ["train"])
+
+
+def test_a_pickled_module_still_leaves_out_the_stages_without_data(data: Path, tmp_path: Path) -> None:
+    module = pickle.loads(pickle.dumps(StreamingDataModule(train=config(data), batch_size=4)))
+    with pytest.raises(MisconfigurationException, match="test_dataloader"):
+        quiet_trainer(tmp_path).test(Evaluated(), datamodule=module)
 
 
 def test_build_dataset_and_build_dataloader_may_be_overridden(data: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.tuner import Tuner
+from lightning.pytorch.tuner.tuning import Tuner
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_streaming import StreamingDataLoader, StreamingDataset, StreamingStateCallback
@@ -121,6 +121,13 @@ def test_fitting_again_after_max_steps_finishes_the_epoch(run: Run) -> None:
     trainer.fit_loop.epoch_loop.max_steps = -1
     trainer.fit(model, datamodule=trainer.datamodule)  # type: ignore[attr-defined]
     assert model.seen == whole.seen
+
+
+def test_one_callback_may_serve_one_trainer_after_another(run: Run) -> None:
+    callback = StreamingStateCallback()
+    first, _ = run.fit(callbacks=[callback])
+    second, _ = run.fit(callbacks=[callback])
+    assert second.seen == first.seen
 
 
 def test_the_learning_rate_finder_takes_no_samples_from_training(run: Run, tmp_path: Path) -> None:

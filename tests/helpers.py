@@ -1,0 +1,126 @@
+"""Small datasets, loaders over them, and one way to check that a resume is exact."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset, World
+from lightning_streaming.formats.index import INDEX_BASENAME, dump_index
+from lightning_streaming.writing.settings import parse_settings
+from lightning_streaming.writing.shards import make_recipe, make_shard
+
+State = dict[str, Any]
+
+
+def write_dataset(root: Path, samples: int = 29, *, first_id: int = 0, **writer: Any) -> Path:
+    """Write samples whose ``id`` counts from ``first_id``, in shards of 7; gives ``root``."""
+    with MDSWriter(out=str(root), columns={"id": "int"}, **{"size_limit": 200, **writer}) as written:
+        for index in range(samples):
+            written.write({"id": first_id + index})
+    return root
+
+
+def write_shards(root: Path, sizes: Sequence[int]) -> Path:
+    """Write samples whose ``id`` counts from 0, in shards of these sizes; gives ``root``."""
+    recipe = make_recipe({"id": "int"}, parse_settings(None, None, None))
+    root.mkdir(parents=True)
+    first, infos = 0, []
+    for number, size in enumerate(sizes):
+        samples = [recipe.layout.encode({"id": index}) for index in range(first, first + size)]
+        info, stored = make_shard(number, samples, recipe)
+        (root / info.raw_data.basename).write_bytes(stored)
+        infos.append(info)
+        first += size
+    (root / INDEX_BASENAME).write_bytes(dump_index(tuple(infos)))
+    return root
+
+
+def make_dataset(root: Path | str | None = None, **overrides: Any) -> StreamingDataset:
+    """A dataset in batches of 4, shuffled in small blocks so that order means something."""
+    settings: dict[str, Any] = {"batch_size": 4, "shuffle": True, "shuffle_block_size": 16}
+    if root is not None:
+        settings["remote"] = str(root)
+    return StreamingDataset(**{**settings, **overrides})
+
+
+def make_loader(
+    root: Path | str | None = None, *, workers: int = 0, drop_last: bool = False, loader: Any = None, **overrides: Any
+) -> StreamingDataLoader:
+    """A loader over :func:`make_dataset`; ``loader`` holds more of its own arguments."""
+    dataset = make_dataset(root, **overrides)
+    return StreamingDataLoader(dataset, num_workers=workers, drop_last=drop_last, **(loader or {}))
+
+
+def ids(batches: Iterable[Any]) -> list[list[int]]:
+    """The ids of each batch."""
+    return [batch["id"].tolist() for batch in batches]
+
+
+def json_copy(state: State) -> State:
+    """The state as it comes back from a file."""
+    copied: State = json.loads(json.dumps(state))
+    return copied
+
+
+def read_epochs(loader: StreamingDataLoader, until: int) -> tuple[list[list[int]], list[State]]:
+    """Read to the beginning of epoch ``until``.
+
+    Returns:
+        The ids of each batch; and the state before the first batch and after each.
+    """
+    batches, states = [], [loader.state_dict()]
+    while states[-1]["epoch"] < until:
+        for batch in loader:
+            batches.append(batch["id"].tolist())
+            states.append(loader.state_dict())
+    return batches, states
+
+
+def assert_resumes_at_every_step(
+    make: Callable[[], StreamingDataLoader], resumed: Callable[[], StreamingDataLoader] | None = None, epochs: int = 2
+) -> None:
+    """Stop after every batch of some epochs, and go on in a fresh loader: nothing is repeated, nothing skipped.
+
+    The resumed loader must also pass through the same states, so resuming once more from there is exact as well.
+
+    Args:
+        make: Makes the loader that is stopped.
+        resumed: Makes the loader that goes on; None for ``make``.
+        epochs: How many epochs to read.
+    """
+    batches, states = read_epochs(make(), epochs)
+    assert len({state["epoch"] for state in states}) == epochs + 1
+    for place, state in enumerate(states):
+        loader = (resumed or make)()
+        loader.load_state_dict(json_copy(state))
+        assert read_epochs(loader, epochs) == (batches[place:], states[place:])
+
+
+def worlds(num_nodes: int, ranks_per_node: int) -> list[World]:
+    """Every rank's view of a world."""
+    count = num_nodes * ranks_per_node
+    return [World(num_nodes=num_nodes, ranks_per_node=ranks_per_node, rank=rank) for rank in range(count)]
+
+
+def read_together(loaders: Sequence[StreamingDataLoader]) -> Iterator[tuple[list[int], State]]:
+    """Read the next epoch on all ranks, step by step.
+
+    Yields:
+        The ids of a global batch in the order of the global sequence, and the state after it, which all ranks agree on.
+    """
+    world = loaders[0].dataset.current_world()
+    for step in zip(*loaders, strict=True):
+        of_ranks = ids(step)
+        # A global batch goes to the nodes in turn, and within each node to the ranks in turn.
+        in_turn = [
+            of_ranks[node * world.ranks_per_node + rank]
+            for rank in range(world.ranks_per_node)
+            for node in range(world.num_nodes)
+        ]
+        states = [loader.state_dict() for loader in loaders]
+        assert all(state == states[0] for state in states)
+        yield [one for round_ in zip_longest(*in_turn) for one in round_ if one is not None], states[0]
