@@ -1,4 +1,4 @@
-"""Train on two weighted streams, kill the training with SIGKILL in mid-epoch, resume it, and prove that nothing is lost.
+"""Train on two weighted streams, kill the training with SIGKILL in mid-epoch, resume it, and prove it exact.
 
     python examples/demo.py                  # or `make demo`; one or two minutes, no network
     python examples/demo.py --steps 60       # quicker

@@ -2,8 +2,8 @@
 
     python -m examples.plain_pytorch --out demo_output/plain_pytorch
 
-The loop runs in three new processes: one that stops in the middle of an epoch, one that goes on from its checkpoint, and
-one that does all at once, for comparison. Ends with 1 if the samples or the weights differ.
+The loop runs in three new processes: one that stops in the middle of an epoch, one that goes on from its checkpoint,
+and one that does all at once, for comparison. Ends with 1 if the samples or the weights differ.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from lightning_streaming import MDSWriter
 BLOCK = 129
 """Bytes in a sample: 128 to predict from, and one more because the targets are the inputs shifted by one."""
 FIRST_ID = {"code": 0, "docs": 1_000_000}
-MOST_BLOCKS_PER_FILE = 16
+MOST_BLOCKS_PER_FILE = 64
 """So that a few long files do not fill a small dataset."""
 _DOCUMENT_SUFFIXES = {".md", ".rst", ".txt"}
 _DOCUMENT_NAMES = ("METADATA", "LICENSE", "LICENCE", "NOTICE", "COPYING", "AUTHORS")

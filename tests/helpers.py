@@ -17,8 +17,8 @@ State = dict[str, Any]
 
 
 def write_dataset(root: Path, samples: int = 29, *, first_id: int = 0, **writer: Any) -> Path:
-    """Write samples whose ``id`` counts from ``first_id``, in shards of 7; gives ``root``."""
-    with MDSWriter(out=str(root), columns={"id": "int"}, **{"size_limit": 200, **writer}) as written:
+    """Write samples whose ``id`` counts from ``first_id``, in shards of 5; gives ``root``."""
+    with MDSWriter(out=str(root), columns={"id": "int"}, **{"size_limit": 230, **writer}) as written:
         for index in range(samples):
             written.write({"id": first_id + index})
     return root

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from lightning_streaming import StreamingDataLoader, World
 from lightning_streaming.errors import ConfigError
@@ -30,11 +30,10 @@ def _without(collate_into: Any) -> Any:
 
 
 def test_it_is_a_torch_data_loader_and_takes_its_arguments(root: Path) -> None:
-    seen: list[int] = []
-    loader = make_loader(root, loader={"collate_fn": lambda samples: seen.append(len(samples)) or samples})
+    loader = make_loader(root, loader={"collate_fn": len})
     assert isinstance(loader, DataLoader)
     assert (loader.batch_size, loader.num_workers, loader.drop_last) == (4, 0, False)
-    assert sum(len(batch) for batch in loader) == sum(seen) == 29
+    assert list(loader) == [4, 4, 4, 4, 4, 4, 4, 1]
 
 
 def test_batches_are_what_default_collate_makes_of_the_samples(root: Path) -> None:
@@ -222,7 +221,7 @@ def _check_worker(worker: int) -> None:
 
 def test_the_users_worker_init_fn_runs_too_and_stays_the_users(root: Path) -> None:
     def change_ids(worker: int) -> None:
-        info = torch.utils.data.get_worker_info()
+        info: Any = get_worker_info()
         info.dataset.transform = lambda sample: {"id": -1 - worker}
 
     loader = make_loader(root, workers=2, loader={"worker_init_fn": change_ids})

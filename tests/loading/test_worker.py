@@ -72,8 +72,8 @@ def test_workers_end_at_once_when_their_parent_is_killed(root: Path, method: str
         "from tests.helpers import make_loader\n"
         "if __name__ == '__main__':\n"
         "    loader = make_loader(sys.argv[1], workers=2, loader={'multiprocessing_context': sys.argv[2]})\n"
-        "    iterators = [iter(loader), iter(loader)]\n"
-        "    list(map(next, iterators))\n"
+        "    iterator = iter(loader)\n"
+        "    next(iterator)\n"
         "    print(flush=True)\n"
         "    time.sleep(60)\n"
     )
@@ -86,7 +86,7 @@ def test_workers_end_at_once_when_their_parent_is_killed(root: Path, method: str
         trainer.stdout.readline()
         workers = children(trainer.pid)
         trainer.kill()
-    assert len(workers) >= 4
+    assert len(workers) >= 2
     # Torch alone would take five seconds.
     assert wait_until(lambda: not any(map(is_alive, workers)), seconds=2)
     assert not shared_memory_of(workers | {trainer.pid})

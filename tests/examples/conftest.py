@@ -1,0 +1,36 @@
+"""A directory with the data of the examples, and a process that a command line may change."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from examples.custom_datamodule import write_digits
+from examples.write_dataset import FIRST_ID, code_files, document_files, write_blocks
+
+
+@pytest.fixture(scope="session")
+def example_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the configurations expect their data to be, and as much as they reckon with."""
+    root = tmp_path_factory.mktemp("examples") / "demo_output"
+    write_blocks(code_files(), root / "data" / "code", most=4000, first_id=FIRST_ID["code"])
+    write_blocks(document_files(), root / "data" / "docs", most=4000, first_id=FIRST_ID["docs"])
+    write_digits(root / "digits")
+    return root
+
+
+@pytest.fixture
+def in_example_directory(example_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of its own to run a configuration in, with that data below."""
+    (tmp_path / "demo_output").mkdir()
+    for name in ("data", "digits"):
+        (tmp_path / "demo_output" / name).symlink_to(example_data / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["lightning-streaming"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PL_GLOBAL_SEED", "1")
+    monkeypatch.setenv("PL_SEED_WORKERS", "1")
+    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # Lightning's dealings, not ours
+    return tmp_path

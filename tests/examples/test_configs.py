@@ -1,0 +1,130 @@
+"""Every configuration runs, and the sums in its first lines are right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from lightning.pytorch import Callback, Trainer
+
+from examples.linked_batch_size import LinkedCLI
+from lightning_streaming import MDSWriter
+from lightning_streaming.trainer.cli import StreamingCLI
+from tests.servers import S3Store
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+STEPS_PER_EPOCH = {
+    "custom_datamodule": 24,
+    "demo": 150,
+    "linked_batch_size": 125,
+    "one_dataset": 125,
+    "resume": 250,
+    "validation_set": 125,
+    "weighted_mixture": 200,
+}
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`"),
+    pytest.mark.filterwarnings('ignore:.*ckpt_path="last".* is set, but there is no last checkpoint available'),
+    pytest.mark.filterwarnings("ignore:The number of training batches .* is smaller than the logging interval"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+]
+
+
+def fit(name: str, *args: str, cli: type[StreamingCLI] = StreamingCLI, max_steps: int = 2) -> StreamingCLI:
+    """Run a configuration for a few steps."""
+    few = [f"--trainer.max_steps={max_steps}", "--trainer.enable_progress_bar=false"]
+    return cli(["fit", "--config", str(CONFIGS / f"{name}.yaml"), *few, *args])
+
+
+class ValidationLog(Callback):
+    """Remembers which samples each validation was on."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[int]] = []
+
+    def on_validation_start(self, *_: Any) -> None:
+        self.seen.append([])
+
+    def on_validation_batch_end(self, trainer: Trainer, module: Any, outputs: Any, batch: Any, *_: Any) -> None:
+        self.seen[-1] += batch["id"].tolist()
+
+
+def logged(directory: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(directory, "steps.jsonl").read_text().splitlines()]
+
+
+def test_every_configuration_is_run_here() -> None:
+    assert {path.stem for path in CONFIGS.iterdir()} == {*STEPS_PER_EPOCH, "s3"}
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.iterdir()), ids=lambda path: path.stem)
+def test_configuration_opens_with_how_to_launch_it(path: Path) -> None:
+    head = path.read_text().split("\n\n")[0]
+    assert all(line.startswith("#") for line in head.splitlines())
+    assert f"fit --config configs/{path.name}" in head
+
+
+@pytest.mark.usefixtures("in_example_directory")
+@pytest.mark.parametrize("name", sorted(STEPS_PER_EPOCH))
+def test_configuration_trains_and_has_the_steps_it_says(name: str) -> None:
+    cli = fit(name, cli=LinkedCLI if name == "linked_batch_size" else StreamingCLI)
+    assert cli.trainer.global_step == 2
+    assert cli.trainer.num_training_batches == STEPS_PER_EPOCH[name]
+    assert f"{STEPS_PER_EPOCH[name]} steps per epoch" in (CONFIGS / f"{name}.yaml").read_text()
+
+
+@pytest.mark.usefixtures("in_example_directory")
+def test_demo_draws_from_its_streams_by_weight() -> None:
+    fit("demo", "--trainer.limit_train_batches=25", max_steps=25)
+    ids = [sample for step in logged("demo_output/run") for sample in step["ids"]]
+    assert len(ids) == len(set(ids)) == 400
+    assert sum(sample < 1_000_000 for sample in ids) / 400 == pytest.approx(0.7, abs=0.07)
+
+
+@pytest.mark.usefixtures("in_example_directory")
+def test_validation_reads_the_same_samples_each_time() -> None:
+    callback = "--trainer.callbacks+=tests.examples.test_configs.ValidationLog"
+    cli = fit("validation_set", "--trainer.val_check_interval=1", callback)
+    assert cli.trainer.num_val_batches == [10]
+    (log,) = (one for one in cli.trainer.callbacks if isinstance(one, ValidationLog))
+    _sanity_check, first, second = log.seen
+    assert len(first) == 640
+    assert first == second
+
+
+@pytest.mark.usefixtures("in_example_directory")
+def test_resume_goes_on_with_the_same_command() -> None:
+    fit("resume", max_steps=3)
+    fit("resume", max_steps=5)
+    assert [step["step"] for step in logged("demo_output/resume")] == [1, 2, 3, 4, 5]
+    ids = [sample for step in logged("demo_output/resume") for sample in step["ids"]]
+    assert len(ids) == len(set(ids)) == 5 * 32
+
+
+@pytest.mark.usefixtures("in_example_directory")
+@pytest.mark.parametrize(("batch_size", "learning_rate"), [(32, 0.006), (8, 0.003)])
+def test_link_tells_the_model_the_batch_size_of_the_data(batch_size: int, learning_rate: float) -> None:
+    cli = fit("linked_batch_size", f"--data.batch_size={batch_size}", cli=LinkedCLI)
+    assert cli.model.learning_rate == pytest.approx(learning_rate)
+
+
+@pytest.mark.usefixtures("in_example_directory")
+def test_s3_trains_from_buckets(s3: S3Store) -> None:
+    options = json.dumps(s3.options)
+    args = ["--data.pin_memory=false", "--data.num_workers=2", "--data.train.epoch_size=128"]
+    for name in ("code", "docs"):
+        remote = s3.make_bucket()
+        columns = {"tokens": "ndarray:uint8:129", "id": "int"}
+        with MDSWriter(out=remote, columns=columns, storage_options=s3.options) as writer:
+            for index in range(128):
+                writer.write({"tokens": np.full(129, index, np.uint8), "id": index})
+        args += [f"--data.train.streams.{name}.{key}" for key in (f"remote={remote}", f"local=cache/{name}")]
+        args += [f"--data.train.streams.{name}.storage_options={options}"]
+    cli = fit("s3", *args)
+    assert cli.trainer.global_step == 2
+    assert cli.trainer.num_training_batches == 128 // 32
+    assert Path("cache/code/shard.00000.mds").exists()

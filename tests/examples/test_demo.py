@@ -1,0 +1,52 @@
+"""The demo in small: a real training process, a real SIGKILL."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from examples.compare_runs import read_history
+from examples.demo import MARK, ROOT, clear
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    out = tmp_path_factory.mktemp("demo") / "out"
+    command = [sys.executable, "examples/demo.py", "--out", str(out), "--steps", "48", "--samples", "800"]
+    return out, subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+
+
+def test_demo_proves_the_resume_exact(demo: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    _, ended = demo
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "Killed with SIGKILL" in ended.stdout
+    assert "Resumed 'train' at epoch 1" in ended.stderr
+    assert "Exact: 0 samples repeated, 0 skipped, in the same order." in ended.stdout
+
+
+def test_demo_leaves_logs_and_a_picture(demo: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    out, ended = demo
+    interrupted, whole = read_history(out / "interrupted"), read_history(out / "uninterrupted")
+    assert [step.step for step in interrupted.kept] == [step.step for step in whole.kept] == list(range(1, 49))
+    assert whole.lost == []
+    assert interrupted.samples == whole.samples
+    assert (out / "losses.png").read_bytes().startswith(b"\x89PNG")
+    assert str(out / "losses.png") in ended.stdout
+
+
+def test_only_what_a_demo_wrote_is_removed(tmp_path: Path) -> None:
+    clear(tmp_path)
+    (tmp_path / "data" / "code").mkdir(parents=True)
+    (tmp_path / "notes.txt").write_text("mine")
+    clear(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [MARK, "notes.txt"]
+
+
+def test_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    with pytest.raises(SystemExit, match="no demo wrote"):
+        clear(tmp_path)
+    assert (tmp_path / "data").exists()

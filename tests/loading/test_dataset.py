@@ -1,0 +1,255 @@
+"""The dataset by itself: samples by id, epochs, its place, and reading through a plain torch DataLoader."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from lightning_streaming import Stream, StreamingDataLoader, World
+from lightning_streaming.errors import ConfigError, SampleIndexError
+from tests.helpers import ids, make_dataset, make_loader, read_epochs, write_dataset
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_dataset(tmp_path_factory.mktemp("data") / "a")
+
+
+@pytest.fixture(scope="module")
+def epochs(root: Path) -> list[list[int]]:
+    """Four epochs, in order."""
+    loader = make_loader(root, batch_size=29)
+    return [ids(loader)[0] for _ in range(4)]
+
+
+def _flat(batches: Any) -> list[int]:
+    return [one for batch in ids(batches) for one in batch]
+
+
+def test_making_a_dataset_touches_nothing(tmp_path: Path) -> None:
+    script = (
+        "import socket, sys, threading\n"
+        "opened = []\n"
+        "forbidden = {'open', 'os.mkdir', 'socket.connect', 'subprocess.Popen', 'os.fork', 'os.posix_spawn'}\n"
+        "from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset\n"
+        "sys.addaudithook(lambda name, args: opened.append((name, args)) if name in forbidden else None)\n"
+        "stream = Stream(remote='s3://nowhere/at/all', local=sys.argv[1] + '/cache')\n"
+        "dataset = StreamingDataset(streams={'a': stream}, shuffle=True, batch_size=4, replication=2)\n"
+        "loader = StreamingDataLoader(dataset, num_workers=2)\n"
+        "iter(loader)\n"
+        "assert not opened, opened\n"
+        "assert threading.active_count() == 1\n"
+        "assert not {'lightning', 's3fs', 'fsspec'} & set(sys.modules)\n"
+        "import torch.distributed\n"
+        "assert not torch.distributed.is_initialized()\n"
+    )
+    environment = {"PATH": "", "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=environment, check=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_size_counts_stored_samples_and_epoch_size_drawn_ones(root: Path) -> None:
+    streams = [Stream(remote=str(root), repeat=0.5), Stream(remote=str(root), repeat=2)]
+    dataset = make_dataset(streams=streams, world=World(ranks_per_node=3))
+    assert (dataset.size, dataset.epoch_size, len(dataset)) == (58, 14 + 58, 24)
+
+
+def test_len_counts_ranks_that_read_the_same_once(root: Path) -> None:
+    assert len(make_dataset(root, world=World(ranks_per_node=4), replication=2)) == 15
+
+
+@pytest.mark.parametrize(
+    ("index", "wanted"),
+    [
+        (0, 0),
+        (-1, 28),
+        (np.int64(7), 7),
+        (np.uint8(7), 7),
+        (slice(2, 5), [2, 3, 4]),
+        (slice(None, None, -10), [28, 18, 8]),
+        (slice(40, 50), []),
+        ([3, -1, 3], [3, 28, 3]),
+        ([[1, 2], [3]], [[1, 2], [3]]),
+        ([slice(0, 2), 5], [[0, 1], 5]),
+        (np.array([5, -2]), [5, 27]),
+        (np.arange(4).reshape(2, 2), [[0, 1], [2, 3]]),
+        ([], []),
+    ],
+)
+def test_samples_are_found_by_id(root: Path, index: Any, wanted: Any) -> None:
+    def unpack(sample: Any) -> Any:
+        return [unpack(one) for one in sample] if isinstance(sample, list) else sample["id"]
+
+    assert unpack(make_dataset(root)[index]) == wanted
+
+
+@pytest.mark.parametrize("index", [29, -30, np.int64(29), [0, 29], np.array([[0], [-30]])])
+def test_an_id_out_of_range_is_an_index_error(root: Path, index: Any) -> None:
+    with pytest.raises(SampleIndexError, match="the dataset has 29 samples"):
+        make_dataset(root)[index]
+
+
+@pytest.mark.parametrize("index", ["0", 1.0, None, (0, 1), [0.5], np.array([0.5]), np.array([True])])
+def test_an_index_of_another_type_is_refused(root: Path, index: Any) -> None:
+    with pytest.raises(ConfigError, match="a sample index must be an int, slice, list or array"):
+        make_dataset(root)[index]
+
+
+def test_samples_by_id_are_read_without_order_transform_or_epoch(root: Path) -> None:
+    dataset = make_dataset(root, transform=lambda sample: None)
+    before = dataset.state_dict()
+    assert dataset[4] == {"id": 4}
+    assert dataset.state_dict() == before
+
+
+def test_iterating_reads_epoch_after_epoch(root: Path, epochs: list[list[int]]) -> None:
+    dataset = make_dataset(root)
+    assert [[sample["id"] for sample in dataset] for _ in range(3)] == epochs[:3]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(29))] * 4
+    assert dataset.next_epoch == 3
+
+
+def test_leaving_a_pass_early_begins_the_next_epoch(root: Path, epochs: list[list[int]]) -> None:
+    dataset = make_dataset(root)
+    next(iter(dataset))
+    assert [sample["id"] for sample in dataset] == epochs[1]
+
+
+def test_next_epoch_can_be_set(root: Path, epochs: list[list[int]]) -> None:
+    dataset = make_dataset(root)
+    samples = iter(dataset)
+    next(samples)
+    dataset.next_epoch = 3
+    assert (dataset.next_epoch, dataset.state_dict()["epoch"], dataset.state_dict()["sample_in_epoch"]) == (3, 3, 0)
+    assert [next(samples)["id"]] == epochs[0][1:2]  # a pass under way is not disturbed
+    assert [sample["id"] for sample in dataset] == epochs[3]
+    with pytest.raises(ConfigError, match="next_epoch"):
+        dataset.next_epoch = -1
+
+
+def test_a_batch_size_is_needed_to_iterate(root: Path) -> None:
+    dataset = make_dataset(root, batch_size=None)
+    assert len(dataset) == 29
+    with pytest.raises(ConfigError, match="pass batch_size="):
+        iter(dataset)
+
+
+@pytest.mark.parametrize("read", [0, 1, 11, 28])
+def test_state_counts_what_was_taken_in_this_process(root: Path, epochs: list[list[int]], read: int) -> None:
+    samples = iter(dataset := make_dataset(root))
+    assert [next(samples)["id"] for _ in range(read)] == epochs[0][:read]
+    state = dataset.state_dict()
+    assert (state["epoch"], state["sample_in_epoch"]) == (0, read)
+    resumed = make_dataset(root)
+    resumed.load_state_dict(state)
+    assert [sample["id"] for sample in resumed] == epochs[0][read:]
+    assert [sample["id"] for sample in resumed] == epochs[1]
+
+
+def test_state_may_be_told_how_much_was_read(root: Path) -> None:
+    dataset = make_dataset(root)
+    dataset.load_state_dict({**dataset.state_dict(), "epoch": 2, "sample_in_epoch": 8})
+    iter(dataset)
+    told = [dataset.state_dict(12), dataset.state_dict(12, False), dataset.state_dict(12, from_beginning=True)]
+    assert [(state["epoch"], state["sample_in_epoch"]) for state in told] == [(2, 20), (2, 20), (2, 12)]
+
+
+def test_the_end_of_an_epoch_is_saved_as_the_beginning_of_the_next(root: Path) -> None:
+    dataset = make_dataset(root, world=World(ranks_per_node=4))
+    assert len(list(dataset)) == 8  # 4 * 8 = 32 samples, three of them read twice
+    state = dataset.state_dict()
+    assert (state["epoch"], state["sample_in_epoch"]) == (1, 0)
+
+
+def test_saving_right_after_loading_gives_the_same_state(root: Path) -> None:
+    samples = iter(dataset := make_dataset(root))
+    next(samples)
+    state = {**dataset.state_dict(), "epoch": 4, "sample_in_epoch": 13}
+    dataset.load_state_dict(state)
+    assert dataset.state_dict() == state
+
+
+def test_the_place_under_a_loader_is_counted_from_where_its_pass_began(root: Path) -> None:
+    dataset = make_dataset(root)
+    dataset.load_state_dict({**dataset.state_dict(), "sample_in_epoch": 4})
+    batches = iter(StreamingDataLoader(dataset, num_workers=2))
+    next(batches)
+    assert dataset.state_dict(4)["sample_in_epoch"] == 8
+    assert dataset.state_dict(4)["epoch"] == 0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_plain_data_loader_reads_epoch_after_epoch(root: Path, epochs: list[list[int]], workers: int) -> None:
+    dataset = make_dataset(root)
+    loader: DataLoader[Any] = DataLoader(dataset, batch_size=4, num_workers=workers, persistent_workers=workers > 0)
+    assert [_flat(loader), _flat(loader)] == epochs[:2]
+    next(iter(loader))
+    assert (dataset.next_epoch, dataset.state_dict(4)["sample_in_epoch"]) == (3, 4)
+    assert _flat(loader) == epochs[3]
+
+
+def test_workers_that_do_not_persist_know_the_epoch_too(root: Path, epochs: list[list[int]]) -> None:
+    loader: DataLoader[Any] = DataLoader(make_dataset(root), batch_size=4, num_workers=2)
+    assert [_flat(loader), _flat(loader)] == epochs[:2]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_plain_data_loader_resumes(root: Path, workers: int) -> None:
+    batches, states = read_epochs(make_loader(root), 2)
+    dataset = make_dataset(root)
+    loader: DataLoader[Any] = DataLoader(dataset, batch_size=4, num_workers=workers, persistent_workers=workers > 0)
+    for place in (3, 11, 1):
+        dataset.load_state_dict(states[place])
+        assert (ids(loader) + ids(loader))[: 16 - place] == batches[place:]
+
+
+def test_a_plain_data_loader_may_follow_ours(root: Path, epochs: list[list[int]]) -> None:
+    dataset = make_dataset(root)
+    ours = StreamingDataLoader(dataset, num_workers=2)
+    plain: DataLoader[Any] = DataLoader(dataset, batch_size=4, num_workers=2)
+    assert [_flat(ours), _flat(plain), _flat(plain), _flat(ours)] == epochs
+
+
+def test_looking_into_the_dataset_does_not_repeat_the_pass_of_a_loader(root: Path, epochs: list[list[int]]) -> None:
+    dataset = make_dataset(root)
+    loader = StreamingDataLoader(dataset, num_workers=2)
+    assert _flat(loader) == epochs[0]
+    assert [sample["id"] for sample in dataset] == epochs[1]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda dataset: pickle.loads(pickle.dumps(dataset))])
+@pytest.mark.parametrize("kind", [DataLoader, StreamingDataLoader])
+def test_a_copy_goes_on_by_itself(root: Path, epochs: list[list[int]], copied: Any, kind: Any) -> None:
+    original = make_dataset(root)
+    assert [sample["id"] for sample in original] == epochs[0]
+    other = copied(original)
+    loader = kind(other, batch_size=4, num_workers=2, persistent_workers=True)
+    assert [_flat(loader), _flat(loader)] == epochs[1:3]
+    assert (original.next_epoch, other.next_epoch) == (1, 3)
+
+
+def test_several_datasets_read_one_directory_at_once(root: Path, epochs: list[list[int]]) -> None:
+    several = [make_dataset(root) for _ in range(3)]
+    assert [[sample["id"] for sample in together] for together in zip(*several, strict=True)] == [
+        [one] * 3 for one in epochs[0]
+    ]
+
+
+def test_a_closed_dataset_opens_again_what_it_needs(root: Path) -> None:
+    dataset = make_dataset(root)
+    samples = iter(dataset)
+    next(samples)
+    dataset.close()
+    dataset.close()
+    assert next(samples, None) is None
+    assert dataset[3] == {"id": 3}

@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import docstring_parser
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+
+from lightning_streaming import MDSWriter, Stream, StreamingConfig
+from lightning_streaming.trainer.cli import StreamingCLI, main
+
+pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+
+RUN = """
+seed_everything: 1
+model:
+  class_path: tests.trainer.test_cli.TinyModel
+data:
+  init_args:
+    batch_size: 2
+    train:
+      streams:
+        a: {remote: data/a, proportion: 0.5}
+        b: {remote: data/b, proportion: 0.5}
+trainer:
+  accelerator: cpu
+  max_steps: 3
+  logger: false
+  enable_progress_bar: false
+  enable_model_summary: false
+"""
+
+
+class TinyModel(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        predicted: torch.Tensor = self.layer(batch["id"].float().unsqueeze(1))
+        return predicted.mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+@pytest.fixture(autouse=True)
+def _own_directory_and_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a command line finds and leaves behind: a directory, arguments, paths to modules, the seed's variables."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["lightning-streaming"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PL_GLOBAL_SEED", "1")
+    monkeypatch.setenv("PL_SEED_WORKERS", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # Lightning's dealings, not ours
+
+
+@pytest.fixture
+def run_yaml(tmp_path: Path) -> str:
+    for number, name in enumerate("ab"):
+        with MDSWriter(out=tmp_path / "data" / name, columns={"id": "int"}) as writer:
+            for index in range(8):
+                writer.write({"id": 100 * number + index})
+    (tmp_path / "run.yaml").write_text(RUN)
+    return "run.yaml"
+
+
+def output_of(*args: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a command prints that does no more than to explain."""
+    with pytest.raises(SystemExit) as ended:
+        main(args)
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def error_of(*args: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a command prints that is refused."""
+    with pytest.raises(SystemExit) as ended:
+        main(args)
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_help_keeps_the_lines_of_its_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = output_of("--help", capsys=capsys)
+    assert "\n    lightning-streaming fit --config run.yaml\n    lightning-streaming fit" in shown
+    assert "\n    data:" in shown
+
+
+@pytest.mark.parametrize(
+    ("key", "explained"),
+    [("data.train", StreamingConfig), ("data.test", StreamingConfig), ("data.val.streams", Stream)],
+)
+def test_help_of_nested_data_explains_every_field(
+    key: str, explained: type[StreamingConfig] | type[Stream], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = " ".join(output_of("fit", f"--{key}.help", capsys=capsys).split())
+    prefix = f"--{key}.NAME" if explained is Stream else f"--{key}"
+    texts = {param.arg_name: param.description for param in docstring_parser.parse(explained.__doc__ or "").params}
+    for field in fields(explained):
+        assert f"{prefix}.{field.name} " in shown
+        assert " ".join((texts[field.name] or "undocumented").split()) in shown
+
+
+def test_help_lists_the_explanations(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = output_of("fit", "--help", capsys=capsys)
+    assert "--data.train.help, --data.val.help" in shown
+    assert "--data.train.streams.help" in shown
+
+
+def test_help_of_a_class_of_the_user_shows_its_own_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("my_data.py").write_text(
+        "from lightning_streaming import StreamingDataModule\n"
+        "class MyData(StreamingDataModule):\n"
+        "    def __init__(self, crop: int = 7, **kwargs): super().__init__(**kwargs)\n"
+    )
+    shown = output_of("fit", "--data.help=my_data.MyData", capsys=capsys)
+    assert "--data.crop" in shown
+    assert "--data.batch_size" in shown
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        (["--data.bath_size=2"], "Option 'bath_size' is not accepted"),
+        (["--data.train.shufle=true"], "Option 'shufle' is not accepted"),
+        (["--data.train.streams.a.proporton=1"], "Option 'proporton' is not accepted"),
+        (["--data.init_args.bath_size=2"], "Option 'bath_size' is not accepted"),
+        (["--trainer.mx_steps=2"], "--trainer.mx_steps"),
+        (["--data.batch_size=two"], "Parser key \"batch_size\":\n          Expected a <class 'int'>. Got value: two"),
+        (["--data.train.shuffle=maybe"], 'Parser key "shuffle":'),
+        (["--data.train.streams.a.proportion=big"], 'Parser key "proportion":'),
+        (["--data=my_data.Missing"], "my_data"),
+    ],
+)
+def test_wrong_settings_are_named_and_little_else(
+    args: list[str], reason: str, run_yaml: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = error_of("fit", "--config", run_yaml, *args, capsys=capsys)
+    assert reason in error
+    assert len(error.splitlines()) <= 16
+
+
+def test_unknown_key_in_a_file_is_named(run_yaml: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(run_yaml).write_text(RUN.replace("batch_size", "bath_size"))
+    assert "bath_size" in error_of("fit", "--config", run_yaml, capsys=capsys)
+
+
+def test_settings_that_cannot_work_end_with_their_error_alone(
+    run_yaml: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = error_of("fit", "--config", run_yaml, "--data.val.shuffle=true", capsys=capsys)
+    assert "error: the data of a stage needs streams=, remote= or local=" in error
+    assert "Traceback" not in error
+
+
+def test_errors_of_a_model_keep_their_traceback(run_yaml: str) -> None:
+    Path("my_model.py").write_text(
+        "from tests.trainer.test_cli import TinyModel\n"
+        "class Broken(TinyModel):\n"
+        "    def __init__(self): raise ValueError('no such width')\n"
+    )
+    with pytest.raises(ValueError, match="no such width"):
+        main(["fit", "--config", run_yaml, "--model=my_model.Broken"])
+
+
+def test_errors_do_not_show_storage_options(run_yaml: str, capsys: pytest.CaptureFixture[str]) -> None:
+    secret = '--data.train.streams.a.storage_options={"secret": "open sesame"}'
+    error = error_of("fit", "--config", run_yaml, secret, "--data.train.streams.a.proportion=big", capsys=capsys)
+    assert "proportion" in error
+    assert "sesame" not in error
+
+
+def test_configuration_without_class_path_trains_on_a_streaming_data_module(run_yaml: str) -> None:
+    cli = StreamingCLI(["fit", "--config", run_yaml, "--data.train.streams.a.proportion=1", "--data.batch_size=4"])
+    assert cli.trainer.global_step == 3
+    assert cli.datamodule.batch_size == 4
+    assert {name: stream.proportion for name, stream in cli.datamodule.datasets["train"].streams.items()} == {
+        "a": 1.0,
+        "b": 0.5,
+    }
+
+
+def test_classes_are_found_in_the_current_directory(run_yaml: str) -> None:
+    Path("here.py").write_text(
+        "from lightning_streaming import StreamingDataModule\n"
+        "class Negated(StreamingDataModule):\n"
+        "    def __init__(self, factor: int, **kwargs):\n"
+        "        super().__init__(**kwargs)\n"
+        "        self.factor = factor\n"
+        "    def transform(self, sample, stage, rng):\n"
+        "        return {'id': self.factor * sample['id']}\n"
+    )
+    cli = StreamingCLI(["fit", "--config", run_yaml, "--data=here.Negated", "--data.factor=-1"])
+    batch = next(iter(cli.datamodule.train_dataloader()))
+    assert bool((batch["id"] <= 0).all())
+
+
+def test_saved_configuration_holds_no_secrets_and_runs_again(run_yaml: str) -> None:
+    options = '{"secret": "open sesame", "endpoint_url": "http://localhost", "auto_mkdir": false}'
+    main(["fit", "--config", run_yaml, f"--data.train.streams.a.storage_options={options}"])
+    saved = Path("config.yaml").read_text()
+    assert "sesame" not in saved
+    cli = StreamingCLI(["fit", "--config", "config.yaml"])
+    assert cli.trainer.global_step == 3
+    kept = cli.datamodule.datasets["train"].streams["a"].storage_options
+    assert kept == {"endpoint_url": "http://localhost", "auto_mkdir": False}
+
+
+def test_run_goes_on_in_the_same_directory(run_yaml: str) -> None:
+    main(["fit", "--config", run_yaml])
+    (checkpoint,) = Path("checkpoints").glob("*.ckpt")
+    cli = StreamingCLI(["fit", "--config", run_yaml, "--ckpt_path", str(checkpoint), "--trainer.max_steps=5"])
+    assert cli.trainer.global_step == 5
