@@ -20,23 +20,26 @@ import sysconfig
 import time
 from pathlib import Path
 
+PYTHON = (sys.executable, "-m")
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = "configs/demo.yaml"
 STEPS, STEPS_PER_EPOCH, STEPS_PER_CHECKPOINT = 400, 150, 25
 """What the configuration says; --steps scales all three."""
 BATCH_SIZE = 16
+OUT = ROOT / "demo_output"
+"""Where the configuration expects the data; all examples write here if not told otherwise."""
 WRITTEN = ("data", "cache", "interrupted", "uninterrupted", "losses.png")
 """Everything that a demo writes into its directory."""
 MARK = ".lightning_streaming_demo"
-"""Marks a directory as a demo's, so that the next one may remove what is in WRITTEN."""
+"""Marks another directory as a demo's, so that the next one may remove what is in WRITTEN."""
 PATIENCE = 120.0
-"""Seconds within which the run must have come to the step where it is killed."""
+"""Seconds that the training may take to its first step, or from one to the next."""
 
 
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("demo_output"), metavar="DIR", help="default: %(default)s")
+    parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="default: demo_output")
     parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps, at least 32 (default: %(default)s)")
     parser.add_argument("--samples", type=int, default=4000, help="samples per stream to write (default: %(default)s)")
     arguments = parser.parse_args()
@@ -49,7 +52,7 @@ def main() -> None:
 
 def clear(out: Path) -> None:
     """Make the directory ready; only what an earlier demo wrote there is removed."""
-    if out.exists() and any(out.iterdir()) and not (out / MARK).exists():
+    if out != OUT and out.exists() and any(out.iterdir()) and not (out / MARK).exists():
         sys.exit(f"{out} has files that no demo wrote; pass another directory as --out")
     out.mkdir(parents=True, exist_ok=True)
     (out / MARK).touch()
@@ -65,7 +68,7 @@ def demonstrate(out: Path, steps: int, samples: int) -> int:
     interrupted, whole = out / "interrupted", out / "uninterrupted"
 
     say(1, "Write two datasets in MDS format: source code, and documents")
-    run([sys.executable, "-m", "examples.write_dataset", "--out", shown(out / "data"), "--most", str(samples)])
+    run([*PYTHON, "examples.write_dataset", "--out", shown(out / "data"), "--most", str(samples)])
 
     kill_after = steps // 2 + scaled(STEPS_PER_CHECKPOINT, steps) // 2
     say(2, f"Train {steps} steps on 70 % code and 30 % documents; SIGKILL after step {kill_after}, in mid-epoch")
@@ -80,20 +83,10 @@ def demonstrate(out: Path, steps: int, samples: int) -> int:
 
     say(5, "Compare what the two runs were trained on")
     picture = out / "losses.png"
-    compare = [
-        sys.executable,
-        "-m",
-        "examples.compare_runs",
-        shown(interrupted),
-        shown(whole),
-        "--plot",
-        shown(picture),
-    ]
+    compare = [*PYTHON, "examples.compare_runs", shown(interrupted), shown(whole), "--plot", shown(picture)]
     status = run(compare, check=False)
-    print(f"\nLoss curves: {picture}\nLogs:        {interrupted}/steps.jsonl\n             {whole}/steps.jsonl")
-    print(
-        "\nExact: 0 samples repeated, 0 skipped, in the same order." if status == 0 else "\nNOT EXACT: see the table."
-    )
+    print(f"\nLoss curves: {picture}\nLogs:        {interrupted}/steps.jsonl\n             {whole}/steps.jsonl\n")
+    print("Exact: 0 samples repeated, 0 skipped, in the same order." if status == 0 else "NOT EXACT: see the tables.")
     return status
 
 
@@ -109,7 +102,7 @@ def fit_command(out: Path, directory: Path, steps: int) -> list[str]:
         # The last of the callbacks is meant, which saves the checkpoints.
         every = scaled(STEPS_PER_CHECKPOINT, steps)
         command += ["--trainer.callbacks.init_args.every_n_train_steps", str(every)]
-    if out != ROOT / "demo_output":
+    if out != OUT:
         for stream in ("code", "docs"):
             command += [f"--data.train.streams.{stream}.remote", shown(out / "data" / stream)]
             command += [f"--data.train.streams.{stream}.local", shown(out / "cache" / stream)]
@@ -132,14 +125,16 @@ def run(command: list[str], *, check: bool = True) -> int:
 def run_and_kill(command: list[str], directory: Path, step: int) -> None:
     """Run a training command, and kill it as soon as it has logged a step."""
     process = start(command)
-    deadline = time.monotonic() + PATIENCE
-    while steps_logged(directory) < step:
+    logged, deadline = 0, time.monotonic() + PATIENCE
+    while logged < step:
         if process.poll() is not None:
             sys.exit(f"the training ended with {process.returncode} before step {step}")
         if time.monotonic() > deadline:
             process.kill()
-            sys.exit(f"the training did not come to step {step} within {PATIENCE:g} seconds")
+            sys.exit(f"the training has stood still at step {logged} for {PATIENCE:g} seconds")
         time.sleep(0.02)
+        if steps_logged(directory) > logged:
+            logged, deadline = steps_logged(directory), time.monotonic() + PATIENCE
     process.kill()
     status = process.wait()
     if status != -signal.SIGKILL:

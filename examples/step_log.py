@@ -13,7 +13,7 @@ class StepLog(Callback):
     """Appends a line to ``steps.jsonl`` after every step: its number, epoch, sample ids and loss.
 
     The file lies in the trainer's ``default_root_dir``. Each line is in the file before the next step begins, so the
-    log is true to the last step even if the process is killed.
+    log is true to the last step even if the process is killed. For one process: ranks would mix their lines.
     """
 
     def on_train_batch_end(

@@ -21,9 +21,10 @@ _LOCK_POLL_SECONDS = 0.01
 def partial_path(path: Path) -> Path:
     """Where this thread writes ``path`` before it is whole: beside it, under a name nobody else uses.
 
-    For example ``shard.00000.mds`` becomes ``shard.00000.mds.4711-140032.part``.
+    For example ``shard.00000.mds`` becomes ``shard.00000.mds.node7-4711-140032.part``: machine, process and thread.
     """
-    return path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}{PARTIAL_SUFFIX}")
+    writer = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
+    return path.with_name(f"{path.name}.{writer}{PARTIAL_SUFFIX}")
 
 
 @contextmanager
@@ -42,9 +43,25 @@ def appears_whole(path: Path) -> Iterator[Path]:
 
 
 def remove_partials(path: Path) -> None:
-    """Remove what killed writers of ``path`` left. Must be called while holding the lock of ``path``."""
-    for leftover in path.parent.glob(f"{escape(path.name)}.*{PARTIAL_SUFFIX}"):
-        leftover.unlink(missing_ok=True)
+    """Remove what killed writers of ``path`` on this machine left.
+
+    The directory may be shared with other machines and users, whose locks are not ours: a writer that is alive, or may
+    be, keeps its file.
+    """
+    for leftover in path.parent.glob(f"{escape(path.name)}.{escape(socket.gethostname())}-*{PARTIAL_SUFFIX}"):
+        process = leftover.name.removesuffix(PARTIAL_SUFFIX).split("-")[-2]
+        if process.isdigit() and not _is_alive(int(process)):
+            leftover.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
 
 
 def join_under(root: Path, basename: str) -> Path:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset, World
 from lightning_streaming.formats.index import INDEX_BASENAME, dump_index
@@ -98,6 +102,19 @@ def assert_resumes_at_every_step(
         loader = (resumed or make)()
         loader.load_state_dict(json_copy(state))
         assert read_epochs(loader, epochs) == (batches[place:], states[place:])
+
+
+@contextmanager
+def raises(error: type[Exception], *words: str) -> Iterator[None]:
+    """Like ``pytest.raises``, where workers are involved: an error keeps alive all that it came through.
+
+    Torch takes ten seconds to end workers that only the garbage collector finds, so they are let go of at once.
+    """
+    with pytest.raises(error) as caught:
+        yield
+    traceback.clear_frames(caught.tb)
+    assert caught.type is error
+    assert [word for word in words if word not in str(caught.value)] == []
 
 
 def worlds(num_nodes: int, ranks_per_node: int) -> list[World]:

@@ -57,6 +57,15 @@ def runtime_directory() -> Path:
     return path
 
 
+ORIGIN_BASENAME = ".origin"
+"""Beside a fetched index: says which remote the directory belongs to, as a digest, so without showing it."""
+
+
+def origin_of(remote: str, storage_options: Mapping[str, Any]) -> bytes:
+    """What the origin file of a cache directory of this remote holds."""
+    return _digest(location_key(remote, storage_options)).encode()
+
+
 def orders_directory() -> Path:
     """Where sample orders of running epochs are kept; made when missing."""
     path = runtime_directory() / "orders"

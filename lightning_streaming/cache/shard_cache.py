@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from lightning_streaming.cache.config import CacheConfig
-from lightning_streaming.cache.layout import lock_path
+from lightning_streaming.cache.layout import ORIGIN_BASENAME, lock_path, origin_of
 from lightning_streaming.cache.sources import InPlaceSource, RemoteSource
 from lightning_streaming.cache.verify import find_size
-from lightning_streaming.errors import IndexFormatError, LockTimeoutError, StreamingError
+from lightning_streaming.errors import ConfigError, IndexFormatError, LockTimeoutError, StreamingError
 from lightning_streaming.files import appears_whole, hold_lock, join_under, remove_partials
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, parse_index
 from lightning_streaming.storage import join_url, mask_url, prepare
@@ -69,7 +69,7 @@ class ShardCache:
         with self._named():
             if isinstance(self._source, InPlaceSource):
                 return parse_index(self._source.read_index(), str(self._source.directory / INDEX_BASENAME))
-            index = self._cached_index()
+            index = self._cached_index(self._source)
             return self._fetch_index(self._source) if index is None else index
 
     def ensure(self, shard: ShardInfo, *, wait: bool = True) -> Path | None:
@@ -102,8 +102,20 @@ class ShardCache:
                 self._verified[key] = directory
         return directory
 
-    def _cached_index(self) -> DatasetIndex | None:
+    def discard(self, shard: ShardInfo) -> None:
+        """Remove a shard's raw files from our directory, because they turned out to be damaged or have vanished.
+
+        The next :meth:`ensure` fetches them again. Files that are read in place are left alone.
+        """
+        self._verified.pop(shard.raw_data.basename, None)
+        if isinstance(self._source, RemoteSource):
+            with self._lock(shard.raw_data.basename, self._patience(len(shard.files))):
+                for raw, _ in shard.files:
+                    join_under(self._directory, raw.basename).unlink(missing_ok=True)
+
+    def _cached_index(self, source: RemoteSource) -> DatasetIndex | None:
         path = self._directory / INDEX_BASENAME
+        self._check_origin(source)
         try:
             return parse_index(path.read_bytes(), str(path))
         except (FileNotFoundError, IndexFormatError):
@@ -113,19 +125,34 @@ class ShardCache:
     def _fetch_index(self, source: RemoteSource) -> DatasetIndex:
         path = self._directory / INDEX_BASENAME
         with self._lock(INDEX_BASENAME, self._patience(1)):
-            index = self._cached_index()
+            index = self._cached_index(source)
             if index is None:
                 data = source.read_index()
                 index = parse_index(data, mask_url(join_url(source.remote, INDEX_BASENAME)))
                 path.parent.mkdir(parents=True, exist_ok=True)
                 remove_partials(path)
+                with appears_whole(path.with_name(ORIGIN_BASENAME)) as partial:
+                    partial.write_bytes(origin_of(source.remote, self._config.storage_options))
                 with appears_whole(path) as partial:
                     partial.write_bytes(data)
             return index
 
+    def _check_origin(self, source: RemoteSource) -> None:
+        path = self._directory / ORIGIN_BASENAME
+        try:
+            found = path.read_bytes()
+        except FileNotFoundError:
+            return
+        if found != origin_of(source.remote, self._config.storage_options):
+            raise ConfigError(
+                f"{self._directory} holds shards of another remote than {mask_url(source.remote)}; give this stream "
+                "a directory of its own with local=, or remove that one"
+            )
+
     def _find(self, shard: ShardInfo) -> Path | None:
         """The directory that holds all raw files of a shard; None if there is none yet."""
         if isinstance(self._source, InPlaceSource) and self._source.holds_raw(shard):
+            self._source.check_raw(shard)
             return self._source.directory
         present = all(self._is_present(raw, compressed) for raw, compressed in shard.files)
         return self._directory if present else None

@@ -11,7 +11,7 @@ from pathlib import Path
 from lightning_streaming.cache.config import CacheConfig
 from lightning_streaming.cache.verify import check_hash, choose_hash, find_size, unpack
 from lightning_streaming.errors import IntegrityError, ObjectNotFoundError, ShardCorruptError
-from lightning_streaming.files import join_under, partial_path
+from lightning_streaming.files import join_under, partial_path, remove_partials
 from lightning_streaming.formats.compression import check_algorithm
 from lightning_streaming.formats.index import INDEX_BASENAME, FileInfo, ShardInfo
 from lightning_streaming.storage import download, join_url, mask_url, read_bytes
@@ -52,6 +52,22 @@ class InPlaceSource:
             raw = shard.files[sizes.index(None)][0]
             raise self._missing(join_under(self.directory, raw.basename))
         return None not in sizes
+
+    def check_raw(self, shard: ShardInfo) -> None:
+        """Check raw files by hash if the user asked for one; there is no download at which it would be checked.
+
+        Raises:
+            ConfigError: The hash is not recorded.
+            ShardCorruptError: A file has another.
+        """
+        if not self.config.validate_hash:
+            return
+        for raw, _ in shard.files:
+            path = join_under(self.directory, raw.basename)
+            try:
+                check_hash(path, str(path), raw, choose_hash(raw, self.config.validate_hash))
+            except IntegrityError as error:
+                raise ShardCorruptError(f"{error}; it is read in place, so put it right there") from error
 
     def write_raw(self, raw: FileInfo, compressed: FileInfo | None, algorithm: str | None, destination: Path) -> None:
         """Decompress a file into another directory.
@@ -148,6 +164,7 @@ class RemoteSource:
 
     def _download_compressed(self, file: FileInfo, kept: Path, accept: Callable[[Path], None]) -> None:
         kept.parent.mkdir(parents=True, exist_ok=True)
+        remove_partials(kept)
         arriving = partial_path(kept)
         try:
             self._download(file, arriving, accept)

@@ -83,6 +83,9 @@ class Catalog:
         return SamplePlace(int(self.stream_of_shard[shard]), shard, wanted - int(self.first_sample_of_shard[shard]))
 
 
-def shard_table(shards: Sequence[ShardInfo]) -> list[tuple[str, int, int]]:
-    """Name, samples and raw bytes of each shard: what identifies data wherever it is stored."""
-    return [(shard.raw_data.basename, shard.samples, shard.raw_data.bytes) for shard in shards]
+def shard_table(shards: Sequence[ShardInfo]) -> list[tuple[str, int, int, list[tuple[str, str]]]]:
+    """Name, samples, raw bytes and raw hashes of each shard: what identifies data wherever and however it is stored."""
+    return [
+        (shard.raw_data.basename, shard.samples, shard.raw_data.bytes, sorted(shard.raw_data.hashes.items()))
+        for shard in shards
+    ]

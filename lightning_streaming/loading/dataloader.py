@@ -31,6 +31,7 @@ class StreamingDataLoader(DataLoader[Any]):
     Args:
         dataset: What to read.
         batch_size: Samples per batch on this rank. None: the dataset's.
+        repeat_epoch: Let every pass read epoch 0 from its beginning, as evaluation wants.
         **kwargs: Passed to ``torch.utils.data.DataLoader``: ``num_workers``, ``persistent_workers``, ``drop_last``,
             ``collate_fn``, ``pin_memory``, ``prefetch_factor``, ``multiprocessing_context``, ...
 
@@ -41,7 +42,9 @@ class StreamingDataLoader(DataLoader[Any]):
     dataset: StreamingDataset
     _handover: Handover  # with the workers that are alive
 
-    def __init__(self, dataset: StreamingDataset, batch_size: int | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, dataset: StreamingDataset, batch_size: int | None = None, *, repeat_epoch: bool = False, **kwargs: Any
+    ) -> None:
         if batch_size is None:
             batch_size = dataset.batch_size
         if batch_size is None:
@@ -57,7 +60,9 @@ class StreamingDataLoader(DataLoader[Any]):
             raise ConfigError("batches must come in order, or no place in the data could be saved; drop in_order=False")
         super().__init__(dataset, batch_size=batch_size, **kwargs)
         self._samples_per_batch = batch_size
+        self._repeat_epoch = repeat_epoch
         self._passes_begun = 0
+        self._moved_at = 0
         self._end: Cursor | None = None
         self._unclaimed: deque[Cursor] = deque(maxlen=_MOST_UNCLAIMED)
 
@@ -114,12 +119,24 @@ class StreamingDataLoader(DataLoader[Any]):
 
     def begin_pass(self) -> tuple[int, PassStart, Iterator[Any]]:
         """Begin the next pass: its number, where it starts, and torch's iterator over its batches."""
-        self._forget_pass()
+        self._passes_begun += 1
+        self._end = None
+        if self._repeat_epoch:
+            self.dataset.seek(Cursor(0, 0))
         start = self.dataset.begin_pass(self._samples_per_batch)
         return self._passes_begun, start, self._batches_from(start)
 
     def is_current(self, number: int) -> bool:
-        """Whether this pass is the latest, so that its batches count."""
+        """Whether this pass is the latest and the loader was not moved since, so that its batches count.
+
+        Raises:
+            ConfigError: Another pass has begun while this one was being read.
+        """
+        if number != self._passes_begun and number > self._moved_at:
+            raise ConfigError(
+                "another pass over this loader has begun while this one was being read; make a second loader, with a "
+                "dataset of its own, to read two at a time"
+            )
         return number == self._passes_begun
 
     def hand_out(self, end: Cursor) -> None:
@@ -143,6 +160,7 @@ class StreamingDataLoader(DataLoader[Any]):
 
     def _forget_pass(self) -> None:
         self._passes_begun += 1
+        self._moved_at = self._passes_begun
         self._end = None
         self._unclaimed.clear()
 

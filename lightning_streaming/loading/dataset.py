@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -138,7 +139,7 @@ class StreamingDataset(IterableDataset[Any]):
         self.epochs = Epochs(
             settings,
             [stream.weight() for stream in self.streams.values()],
-            parse_count(epoch_size, "epoch_size") if epoch_size else None,
+            _parse_epoch_size(epoch_size),
             self._source,
         )
         self._next = Cursor(0, 0)
@@ -286,16 +287,8 @@ class StreamingDataset(IterableDataset[Any]):
         return {**self.__dict__, "_reading": None, "_assigned": None}
 
     def _samples(self, start: PassStart, worker: int, num_workers: int) -> WorkerSamples:
-        share = Share(
-            plan=self.epochs.plan(start),
-            deal=self.epochs.deal(start),
-            node=start.world.node,
-            rank_of_node=start.world.rank_of_node,
-            worker=worker,
-            num_workers=num_workers,
-        )
         return WorkerSamples(
-            share=share,
+            make_share=partial(_share, self.epochs, start, worker, num_workers),
             source=self._source,
             transform=_keyed(self.transform, self.seed_global_rng, start),
             predownload=self.predownload or max(64, 8 * start.batch_size),
@@ -317,6 +310,17 @@ class StreamingDataset(IterableDataset[Any]):
         if self.batch_size is None:
             raise ConfigError("pass batch_size= to the dataset, or iterate through a StreamingDataLoader that has one")
         return self.batch_size
+
+
+def _share(epochs: Epochs, start: PassStart, worker: int, num_workers: int) -> Share:
+    return Share(
+        plan=epochs.plan(start),
+        deal=epochs.deal(start),
+        node=start.world.node,
+        rank_of_node=start.world.rank_of_node,
+        worker=worker,
+        num_workers=num_workers,
+    )
 
 
 def _keyed(
@@ -343,6 +347,16 @@ def _wants_rng(transform: Callable[..., Any]) -> bool:
         return "rng" in inspect.signature(transform).parameters
     except ValueError:  # a builtin like dict, which does not tell
         return False
+
+
+def _parse_epoch_size(epoch_size: int | float | str | None) -> int | None:
+    """The epoch size as a number; None for None, 0 and "", as MosaicML Streaming has it."""
+    if not epoch_size:
+        return None
+    samples = parse_count(epoch_size, "epoch_size")
+    if samples == 0:
+        raise ConfigError(f"epoch_size must be at least one sample, but got {epoch_size!r}")
+    return samples
 
 
 def _check_at_least(name: str, value: int | None, least: int) -> None:

@@ -46,6 +46,8 @@ def shared_order(settings: OrderSettings, shape: DatasetShape, epoch: int) -> ND
             with appears_whole(path) as partial:
                 order.tofile(partial)
             mapped = _map_if_present(path, shape.epoch_size)
+            if mapped is None:  # whoever cleans temporary directories was quicker
+                return order
     return mapped
 
 

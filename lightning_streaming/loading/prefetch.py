@@ -21,7 +21,8 @@ class ShardPrefetcher:
 
     Args:
         needs: Shards in the order of need; may be endless, and may name a shard again.
-        fetch: Brings one shard to this node; called from several threads, outside any lock of ours.
+        fetch: Brings one shard to this node; called from several threads, outside any lock of ours. It may leave a
+            shard that another process is fetching; whoever reads it then waits.
         ahead: Samples to look ahead of the reader.
         num_threads: Shards fetched at a time.
     """
@@ -30,6 +31,7 @@ class ShardPrefetcher:
         self, needs: Iterator[ShardNeed], fetch: Callable[[int], object], ahead: int, num_threads: int = 4
     ) -> None:
         self._progress = _Progress(needs, ahead)
+        self._fetch = fetch
         for number in range(num_threads):
             # Daemon threads: a download that stalls must not keep a process alive that wants to end.
             threading.Thread(
@@ -42,11 +44,13 @@ class ShardPrefetcher:
             self._progress.samples_read = sample
             self._progress.changed.notify_all()
 
-    def raise_if_failed(self, shard: int) -> None:
-        """Raise, in the reader that needs this shard, what went wrong when it was fetched."""
-        error = self._progress.failures.get(shard)
-        if error is not None:
-            raise error
+    def retry_if_failed(self, shard: int) -> None:
+        """In the reader that needs a shard now: fetch it again if fetching it failed, and raise what then goes wrong.
+
+        What went wrong before may have healed, or another process may have fetched the shard since.
+        """
+        if self._progress.failures.pop(shard, None) is not None:
+            self._fetch(shard)
 
     def close(self) -> None:
         """Let the threads end; one in the middle of a download ends after it."""
@@ -56,7 +60,7 @@ class ShardPrefetcher:
 
 
 class _Progress:
-    """What reader and threads share. Fields change only while holding ``changed``, except ``failures``, which grows."""
+    """What reader and threads share. Fields change only while holding ``changed``, except the dict ``failures``."""
 
     def __init__(self, needs: Iterator[ShardNeed], ahead: int) -> None:
         self.changed = threading.Condition()

@@ -72,16 +72,19 @@ class WorkerSamples(Iterator[Any]):
     """Iterates over a worker's share of a pass; an iterator with a count, which ends when nobody holds it any more.
 
     Args:
-        share: What to read.
+        make_share: Says what to read. Called with the first ``next``: in a worker that lives on from pass to pass,
+            torch reports an error of ``next``, and loses one of ``iter``.
         source: Where from.
         transform: What to make of each sample.
         predownload: Samples ahead of the reader for which shards are fetched.
     """
 
-    def __init__(self, share: Share, source: SampleSource, transform: Transform | None, predownload: int) -> None:
+    def __init__(
+        self, make_share: Callable[[], Share], source: SampleSource, transform: Transform | None, predownload: int
+    ) -> None:
         self.samples_read = 0
         """Samples handed out so far."""
-        self._samples = _read(share, source, transform, predownload)
+        self._samples = _read(make_share, source, transform, predownload)
 
     def __next__(self) -> Any:
         sample = next(self._samples)
@@ -94,8 +97,9 @@ class WorkerSamples(Iterator[Any]):
 
 
 def _read(
-    share: Share, source: SampleSource, transform: Transform | None, predownload: int
+    make_share: Callable[[], Share], source: SampleSource, transform: Transform | None, predownload: int
 ) -> Generator[Any, None, None]:
+    share = make_share()
     with _prefetching(share, source, predownload) as prefetcher:
         samples_read = 0
         for window in _located(share, source.catalog):
@@ -104,7 +108,7 @@ def _read(
                 if prefetcher is not None:
                     if samples_read % share.deal.batch_size == 0:
                         prefetcher.reader_at(samples_read)
-                    prefetcher.raise_if_failed(shard)
+                    prefetcher.retry_if_failed(shard)
                 sample = source.read(shard, index)
                 yield sample if transform is None else transform(sample, position)
                 samples_read += 1

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning_streaming.cache import ShardCache
-from lightning_streaming.errors import FormatError, StreamingError
+from lightning_streaming.errors import FormatError, ObjectNotFoundError, ShardCorruptError, StreamingError
+from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.formats.shard import ShardReader, check_shard, open_shard
 from lightning_streaming.loading.catalog import Catalog
 
@@ -87,18 +88,28 @@ class SampleSource:
         reader = self._open.get(shard)
         if reader is None:
             info = self.catalog.shards[shard]
-            directory = self._find(shard, wait=True)
-            assert directory is not None, "it waits"
-            try:
-                reader = open_shard(info, directory, allow_unsafe_types=self._allow_unsafe_types)
-            except FormatError as error:
-                raise self._named(error, shard) from error
+            reader = self._open_shard(shard, info)
             self._open[shard] = reader
             if len(self._open) > _MOST_OPEN_SHARDS:
                 self._open.popitem(last=False)[1].close()
         else:
             self._open.move_to_end(shard)
         return reader
+
+    def _open_shard(self, shard: int, info: ShardInfo) -> ShardReader:
+        cache = self._caches[self._stream_of(shard)]
+        for attempt in ("first", "last"):
+            directory = self._find(shard, wait=True)
+            assert directory is not None, "it waits"
+            try:
+                return open_shard(info, directory, allow_unsafe_types=self._allow_unsafe_types)
+            except (ShardCorruptError, ObjectNotFoundError) as error:
+                if attempt == "last" or cache.reads_in_place:
+                    raise self._named(error, shard) from error
+                cache.discard(info)  # damaged or removed on this node since it was fetched
+            except StreamingError as error:
+                raise self._named(error, shard) from error
+        raise AssertionError("the last attempt returns or raises")
 
     def _find(self, shard: int, wait: bool) -> Path | None:
         info = self.catalog.shards[shard]

@@ -10,7 +10,7 @@ from typing import Any
 from lightning_streaming.cache import CacheConfig
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.order.weights import StreamWeight
-from lightning_streaming.storage import is_url, join_url
+from lightning_streaming.storage import is_url, join_url, mask_url
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +49,10 @@ class Stream:
         if self.remote is None and self.local is None:
             raise ConfigError("a stream needs remote=, local=, or both")
         self.weight()
+
+    def __repr__(self) -> str:
+        remote = None if self.remote is None else mask_url(self.remote)
+        return f"Stream(remote={remote!r}, local={self.local!r}, {self.weight()})"
 
     def weight(self) -> StreamWeight:
         """This stream's share of an epoch, checked.

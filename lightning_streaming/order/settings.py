@@ -20,6 +20,8 @@ _MANY_NODE_SHUFFLES = frozenset({"py1s", "py2s"})
 _CANONICAL_NODES_PER_NODE = 64
 _BLOCK_BUDGET = 4_000_000
 _SMALLEST_BLOCK = 262_144
+_TOO_MANY = 2**63
+"""What no longer fits the integers that numpy and torch pass around."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,14 +52,10 @@ class OrderSettings:
         require_served("sampling_method", self.sampling_method, SAMPLING_METHODS)
         require_served("partition_algo", self.partition_algo, PARTITION_ALGOS)
         require_served("batching_method", self.batching_method, BATCHING_METHODS, BATCHING_METHODS_LATER)
-        if self.shuffle_seed < 0:
-            raise ConfigError(f"shuffle_seed must not be negative, but got {self.shuffle_seed}")
-        if self.shuffle_block_size is not None and self.shuffle_block_size < 1:
-            raise ConfigError(f"shuffle_block_size must be positive, but got {self.shuffle_block_size}")
-        if self.num_canonical_nodes is not None and self.num_canonical_nodes < 0:
-            raise ConfigError(f"num_canonical_nodes must not be negative, but got {self.num_canonical_nodes}")
-        if self.sampling_granularity < 1:
-            raise ConfigError(f"sampling_granularity must be positive, but got {self.sampling_granularity}")
+        _check_whole("shuffle_seed", self.shuffle_seed, least=0)
+        _check_whole("shuffle_block_size", self.shuffle_block_size, least=1)
+        _check_whole("num_canonical_nodes", self.num_canonical_nodes, least=0)
+        _check_whole("sampling_granularity", self.sampling_granularity, least=1)
 
     @property
     def redraws_shards(self) -> bool:
@@ -77,3 +75,10 @@ class OrderSettings:
         canonical = self.num_canonical_nodes or nodes_each * num_nodes
         block = self.shuffle_block_size or max(_BLOCK_BUDGET // canonical, _SMALLEST_BLOCK)
         return replace(self, num_canonical_nodes=canonical, shuffle_block_size=block)
+
+
+def _check_whole(name: str, value: int | None, least: int) -> None:
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < _TOO_MANY:
+        raise ConfigError(f"{name} must be a whole number of at least {least} and below 2**63, but got {value!r}")

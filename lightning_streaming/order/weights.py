@@ -31,6 +31,9 @@ class StreamWeight:
         if len(said) > 1:
             raise ConfigError(f"a stream takes one of proportion, repeat and choose, but got {said}")
         for name, value in said.items():
+            kinds = int if name == "choose" else (int, float)
+            if isinstance(value, bool) or not isinstance(value, kinds):
+                raise ConfigError(f"{name} must be a {'whole ' if name == 'choose' else ''}number, but got {value!r}")
             if not 0 <= value < float("inf"):
                 raise ConfigError(f"{name} must be a finite number that is not negative, but got {value}")
 

@@ -16,6 +16,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.stream import Stream
+from lightning_streaming.storage import mask_url
 from lightning_streaming.trainer.config import StreamingConfig
 from lightning_streaming.trainer.datamodule import StreamingDataModule
 
@@ -75,7 +76,7 @@ _GIVEN_MAPPING = re.compile(r"\. Got value: (Namespace\(|NestedArg\(|\{).*")
 class StreamingCLI(LightningCLI):
     """LightningCLI for :class:`StreamingDataModule` and its subclasses, and any model.
 
-    Extend it as you would LightningCLI; examples/linked_cli.py gives a model the batch size of the data.
+    Extend it as you would LightningCLI; examples/linked_batch_size.py gives a model the batch size of the data.
 
     Args:
         args: Arguments after the program's name. None: those of this process.
@@ -175,7 +176,7 @@ class _SaveConfigWithoutSecrets(SaveConfigCallback):
 
 
 def _remove_secrets(config: Any) -> None:
-    """Take out every text in storage options that is not known to be harmless."""
+    """Take out what may be secret in storage options and in URLs."""
     if isinstance(config, list):
         for item in config:
             _remove_secrets(item)
@@ -184,15 +185,18 @@ def _remove_secrets(config: Any) -> None:
         for name, item in items.items():
             if name == "storage_options" and isinstance(item, Mapping):
                 items[name] = _public_options(item)
+            elif name == "remote" and isinstance(item, str):
+                items[name] = mask_url(item)
             else:
                 _remove_secrets(item)
 
 
 def _public_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers, switches and texts known to be harmless, at any depth; a list may hold anything, so none is kept."""
     return {
         name: _public_options(option) if isinstance(option, Mapping) else option
         for name, option in options.items()
-        if not isinstance(option, str) or name in _OPTIONS_TO_SAVE
+        if name in _OPTIONS_TO_SAVE or option is None or isinstance(option, (Mapping, bool, int, float))
     }
 
 

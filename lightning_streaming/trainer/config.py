@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from lightning_streaming.errors import ConfigError
@@ -40,15 +40,15 @@ class StreamingConfig:
         shuffle_block_size: Samples within which "py1e" mixes.
         batching_method: "random".
         allow_unsafe_types: Whether columns may be unpickled. Unpickling runs code found in the data.
-        replication: This many consecutive ranks read the same samples.
+        replication: This many consecutive ranks read the same samples. None: as the strategy's device mesh wants it.
         seed_global_rng: Seed random, numpy.random and torch from each sample's key before its transform.
     """
 
     streams: Mapping[str, Stream] | None = None
-    remote: str | None = None
+    remote: str | None = field(default=None, repr=False)
     local: str | None = None
     split: str | None = None
-    storage_options: Mapping[str, Any] | None = None
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     download_retry: int = 2
     download_timeout: float = 60.0
     validate_hash: str | None = None
@@ -75,7 +75,7 @@ class StreamingConfig:
 
     def dataset_arguments(self, *, shuffle_by_default: bool) -> dict[str, Any]:
         """Keyword arguments for :class:`~lightning_streaming.StreamingDataset`."""
-        arguments = {field.name: getattr(self, field.name) for field in fields(self)}
+        arguments = {one.name: getattr(self, one.name) for one in fields(self)}
         if self.shuffle is None:
             arguments["shuffle"] = shuffle_by_default
         return arguments

@@ -100,8 +100,11 @@ class StreamingDataModule(LightningDataModule):
 
     def build_dataset(self, stage: Stage, config: StreamingConfig) -> StreamingDataset:
         """Make the dataset of a stage. Called in :meth:`setup`, on every rank, with the trainer attached."""
+        arguments = config.dataset_arguments(shuffle_by_default=stage == "train")
+        if arguments["replication"] is None and self.trainer is not None:
+            arguments["replication"] = replication_of(self.trainer)
         return StreamingDataset(
-            **config.dataset_arguments(shuffle_by_default=stage == "train"),
+            **arguments,
             transform=_Transform(self, stage) if self._overrides("transform") else None,
             world=None if self.trainer is None else world_of(self.trainer),
         )
@@ -111,6 +114,7 @@ class StreamingDataModule(LightningDataModule):
         return StreamingDataLoader(
             dataset,
             batch_size=self.batch_size_of(stage),
+            repeat_epoch=stage != "train",
             collate_fn=_Collate(self) if self._overrides("collate") else None,
             num_workers=self.num_workers,
             prefetch_factor=self.prefetch_factor,
@@ -229,8 +233,17 @@ def world_of(trainer: Trainer) -> World:
     )
 
 
+def replication_of(trainer: Trainer) -> int | None:
+    """How many consecutive ranks the strategy wants to read the same samples; None where each reads its own.
+
+    Tensor-parallel ranks share the work on one batch: the strategy then counts fewer readers than there are ranks.
+    """
+    wanted = trainer.distributed_sampler_kwargs
+    readers = trainer.world_size if wanted is None else int(wanted["num_replicas"])
+    return None if readers == trainer.world_size else trainer.world_size // readers
+
+
 def _add_state_callback(trainer: Trainer) -> None:
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set by Lightning's callback connector
     if not any(isinstance(callback, StreamingStateCallback) for callback in callbacks):
-        # First, so that whatever saves a checkpoint in a hook comes after the position was counted there.
         callbacks.insert(0, StreamingStateCallback())

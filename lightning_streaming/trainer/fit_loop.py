@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
 from lightning.pytorch.loops.fit_loop import RestartStage
 
@@ -56,6 +56,13 @@ def combination_mode(trainer: Trainer) -> str:
 def weights_have_seen_the_batch(trainer: Trainer) -> bool:
     """In ``on_train_batch_end``: whether the batch's gradient is in the weights, not still being accumulated."""
     return not trainer.fit_loop._should_accumulate()
+
+
+def put_first(trainer: Trainer, callback: Callback) -> None:
+    """Have Lightning call ``callback`` before all others. Safe in its ``setup``: those passed already stay passed."""
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by Lightning's connector
+    callbacks.remove(callback)
+    callbacks.insert(0, callback)
 
 
 def is_untouched(trainer: Trainer) -> bool:

@@ -63,6 +63,7 @@ class StreamingStateCallback(Callback):
         self._restored: Mapping[str, Any] | None = None
         self._first: dict[str, Cursor] = {}
         self._is_placed = False
+        self._begins_again = False
         self._batches_trained = 0
         self._ends: dict[str, Cursor] = {}
         self._pass_epochs: dict[str, int] = {}
@@ -75,6 +76,8 @@ class StreamingStateCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The place in the data, as plain values that load with ``weights_only=True``."""
+        if self._restored is not None:  # saved again before training went on
+            return dict(self._restored)
         place = self._place
         if place is None:
             return {"version": _STATE_VERSION, "trainer": None, "loaders": {}}
@@ -90,7 +93,9 @@ class StreamingStateCallback(Callback):
         }
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Keep Lightning from warning about what is right: our loaders have a length, exact on every rank."""
+        """Come first among the callbacks, so that whoever saves in a hook finds the place counted there already."""
+        fit_loop.put_first(trainer, self)
+        # Lightning doubts the length of every iterable dataset; that of ours is exact, on every rank.
         warnings.filterwarnings("ignore", "Your `IterableDataset` has `__len__` defined", category=UserWarning)
 
     def on_load_checkpoint(
@@ -117,7 +122,7 @@ class StreamingStateCallback(Callback):
             )
         fit_loop.keep_loader_states_from_lightning(checkpoint)
         if state["trainer"] is None:  # saved before the first batch, as Lightning's tuners do
-            self._place = None
+            self._place, self._begins_again = None, True
             return
         self._restored = state
         if 0 < state["trainer"]["batches"] < state["trainer"]["batches_in_epoch"]:
@@ -125,6 +130,9 @@ class StreamingStateCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put trainer and loaders at the saved place, or note where they begin."""
+        if fit_loop.is_untouched(trainer):  # a callback may serve one trainer after another
+            self._place = None
+        places_before = self._places_by_dataset()
         loaders = self._find_loaders(trainer)
         if not loaders:
             return
@@ -134,11 +142,15 @@ class StreamingStateCallback(Callback):
             self._go_to_place(trainer, loaders)
             self._report(trainer)
             return
-        if fit_loop.is_untouched(trainer):  # a callback may serve one trainer after another
-            self._place = None
         if self._place is None:
-            self._first = self._first or {name: loader.cursor() for name, loader in loaders.items()}
+            begins = self._first if self._begins_again else {}
+            self._first = {name: begins.get(name, loader.cursor()) for name, loader in loaders.items()}
             self._place = _Place(epoch=trainer.current_epoch, cursors=dict(self._first))
+        for name, loader in loaders.items():  # a trainer that fits again may have made its datasets anew
+            dataset, state = places_before.get(name, (loader.dataset, {}))
+            if dataset is not loader.dataset:
+                loader.load_state_dict(state, self._on_change)
+        self._begins_again = False
         self._go_to_place(trainer, loaders)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -183,6 +195,14 @@ class StreamingStateCallback(Callback):
             return
         place.cursors = {name: self._next_beginning(trainer, name) for name in place.cursors}
         place.epoch, place.batches = trainer.current_epoch + 1, 0
+
+    def _places_by_dataset(self) -> dict[str, tuple[StreamingDataset, Mapping[str, Any]]]:
+        if self._place is None:
+            return {}
+        return {
+            name: (self._datasets[name], self._datasets[name].state_at(cursor))
+            for name, cursor in self._place.cursors.items()
+        }
 
     def _find_loaders(self, trainer: Trainer) -> dict[str, StreamingDataLoader]:
         loaders = fit_loop.streaming_loaders(trainer)

@@ -7,10 +7,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from lightning_streaming.errors import ConfigError
+from lightning_streaming.errors import ConfigError, ObjectNotFoundError
 from lightning_streaming.files import appears_whole
 from lightning_streaming.formats.index import INDEX_BASENAME, parse_index
-from lightning_streaming.storage import join_url, local_path, mask_url, prepare, upload
+from lightning_streaming.storage import join_url, local_path, mask_url, read_bytes, upload
 
 
 class Destination:
@@ -32,18 +32,19 @@ class Destination:
         Args:
             out: A directory; or a URL; or (directory, URL or second directory) for both.
             keep_local: Whether the directory of such a pair keeps its files after their upload.
-            exist_ok: Whether a dataset that lies in the directory may be removed.
+            exist_ok: Whether a dataset that lies in the directory may be removed, and one under the URL written over.
             storage_options: Arguments for the filesystem of the URL.
 
         Raises:
-            ConfigError: ``out`` is not one of these, nothing serves its URL, or the directory holds what may not be
-                removed.
+            ConfigError: ``out`` is not one of these, nothing serves its URL, there is a dataset under it, or the
+                directory holds what may not be removed.
+            StorageError: The store does not say whether there is a dataset under the URL.
             MissingDependencyError: The package that serves the URL is not installed.
         """
         directory, self._remote = parse_out(out)
-        if self._remote is not None:
-            prepare(self._remote)
         self._options = dict(storage_options or {})
+        if self._remote is not None and not exist_ok:
+            _refuse_published(self._remote, self._options)
         self._keep_local = keep_local or self._remote is None
         self._written: set[Path] = set()
         self._temporary: TemporaryDirectory[str] | None = None
@@ -109,6 +110,15 @@ def parse_out(out: str | Path | tuple[str, str]) -> tuple[Path | None, str | Non
             return directory, remote
     shown = ", ".join(mask_url(str(part)) for part in (out if isinstance(out, tuple | list) else [out]))
     raise ConfigError(f"out must be a directory, a URL, or a pair (directory, another place), but got {shown!r}")
+
+
+def _refuse_published(remote: str, options: Mapping[str, Any]) -> None:
+    # Its shards would be written over one by one while its index still names them.
+    try:
+        read_bytes(join_url(remote, INDEX_BASENAME), options, retry=2, timeout=60.0)
+    except ObjectNotFoundError:
+        return
+    raise ConfigError(f"{mask_url(remote)} holds a dataset; choose another place, or exist_ok=True to write over it")
 
 
 def prepare_directory(directory: Path, *, exist_ok: bool) -> None:

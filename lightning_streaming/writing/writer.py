@@ -53,8 +53,8 @@ class MDSWriter:
             hashes: Names of the hashes to record of each file, sorted.
             size_limit: Most raw bytes of a shard, as a number or like ``"64mb"``; a sample that is larger gets a shard
                 of its own. None or 0 for one shard of any size below 4 GiB.
-            exist_ok: Whether a dataset that lies in the local directory is removed first. Only what its index names is
-                removed; a directory that holds anything else is refused.
+            exist_ok: Whether a dataset that lies in the local directory is removed first, and one under the URL written
+                over. Only what its index names is removed; a directory that holds anything else is refused.
             storage_options: Arguments for the filesystem of the URL.
 
         Raises:

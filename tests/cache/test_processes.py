@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from lightning_streaming.cache import CacheConfig, ShardCache
+from lightning_streaming.cache.layout import ORIGIN_BASENAME
 from lightning_streaming.formats.index import INDEX_BASENAME
 from tests.cache.datasets import raw_data, write_dataset
 from tests.servers import HttpStore
@@ -45,7 +46,7 @@ def test_eight_processes_fetch_each_file_once(
     assert [child.exitcode for child in children] == [0] * 8
     assert set(Counter(http_store.requests()).values()) == {1}
     names = [f"shard.{number:05}.mds" for number in range(20)]
-    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [INDEX_BASENAME, *names]
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [ORIGIN_BASENAME, INDEX_BASENAME, *names]
 
 
 def test_what_a_killed_process_was_fetching_is_fetched_by_the_next(http_store: HttpStore, tmp_path: Path) -> None:
@@ -61,5 +62,5 @@ def test_what_a_killed_process_was_fetching_is_fetched_by_the_next(http_store: H
     os.kill(child.pid, signal.SIGKILL)
     child.join()
     _ensure_all(_cache(http_store, tmp_path, download_retry=1, download_timeout=5))
-    assert sorted(path.name for path in directory.iterdir()) == [INDEX_BASENAME, "shard.00000.mds"]
+    assert sorted(path.name for path in directory.iterdir()) == [ORIGIN_BASENAME, INDEX_BASENAME, "shard.00000.mds"]
     assert (directory / "shard.00000.mds").read_bytes() == raw_data(0)

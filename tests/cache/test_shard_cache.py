@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 import pytest
 
 from lightning_streaming.cache import CacheConfig, ShardCache
-from lightning_streaming.cache.layout import default_cache_directory, lock_path
+from lightning_streaming.cache.layout import ORIGIN_BASENAME, default_cache_directory, lock_path
 from lightning_streaming.errors import (
     ConfigError,
     IndexFormatError,
@@ -17,7 +20,7 @@ from lightning_streaming.errors import (
     ObjectNotFoundError,
     ShardCorruptError,
 )
-from lightning_streaming.files import hold_lock, partial_path
+from lightning_streaming.files import hold_lock
 from lightning_streaming.formats.index import INDEX_BASENAME
 from lightning_streaming.storage import upload
 from tests.cache.datasets import raw_data, write_dataset
@@ -34,7 +37,13 @@ def over_http(store: HttpStore, tmp_path: Path, **settings: Any) -> ShardCache:
 
 
 def files_in(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
+    files = sorted(path for path in directory.iterdir() if path.name != ORIGIN_BASENAME)
+    return {path.name: path.read_bytes() for path in files}
+
+
+def process_that_ended() -> int:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        return process.pid
 
 
 def ensure_all(cache: ShardCache) -> list[Path | None]:
@@ -42,6 +51,16 @@ def ensure_all(cache: ShardCache) -> list[Path | None]:
 
 
 class TestInPlace:
+    def test_the_hash_is_checked_only_if_asked_for(self, tmp_path: Path) -> None:
+        write_dataset(tmp_path, shards=1, hashes=("sha1",))
+        path = tmp_path / "shard.00000.mds"
+        path.write_bytes(bytes(path.stat().st_size))
+        assert ensure_all(cache_of(local=tmp_path)) == [tmp_path]
+        with pytest.raises(ShardCorruptError, match=r"sha1 of .*read in place"):
+            ensure_all(cache_of(local=tmp_path, validate_hash="sha1"))
+        with pytest.raises(ConfigError, match="'md5', but the hashes recorded"):
+            ensure_all(cache_of(local=tmp_path, validate_hash="md5"))
+
     @pytest.mark.parametrize("place", ["remote", "local", "both"])
     def test_raw_files_are_used_where_they_are(self, tmp_path: Path, place: str) -> None:
         write_dataset(tmp_path)
@@ -210,9 +229,43 @@ class TestFetching:
         write_dataset(http_store.root, compression="zstd")
         (tmp_path / "cache").mkdir()
         for name in [INDEX_BASENAME, "shard.00000.mds", "shard.00001.mds.zstd"]:
-            partial_path(tmp_path / "cache" / name).with_suffix(".old.part").write_bytes(b"half")
+            (tmp_path / "cache" / f"{name}.{gethostname()}-{process_that_ended()}-1.part").write_bytes(b"half")
         ensure_all(over_http(http_store, tmp_path))
         assert list(files_in(tmp_path / "cache")) == [INDEX_BASENAME, "shard.00000.mds", "shard.00001.mds"]
+
+    def test_what_a_living_writer_is_at_is_left_alone(self, http_store: HttpStore, tmp_path: Path) -> None:
+        # It may hold a lock that is not ours: of another user, or of another machine on a shared filesystem.
+        write_dataset(http_store.root, shards=1)
+        (tmp_path / "cache").mkdir()
+        at_work = [f"shard.00000.mds.{host}-1.part" for host in (f"{gethostname()}-{os.getppid()}", "elsewhere-1")]
+        for name in at_work:
+            (tmp_path / "cache" / name).write_bytes(b"half")
+        ensure_all(over_http(http_store, tmp_path))
+        assert set(at_work) < set(files_in(tmp_path / "cache"))
+
+    def test_a_directory_serves_one_remote_only(self, http_store: HttpStore, tmp_path: Path) -> None:
+        for name in ("one", "other"):
+            (http_store.root / name).mkdir()
+            write_dataset(http_store.root / name, shards=1)
+        caches = [
+            ShardCache(CacheConfig(name=name, remote=f"{http_store.url}/{name}", local=tmp_path / "cache"))
+            for name in ("one", "other")
+        ]
+        caches[0].read_index()
+        with pytest.raises(ConfigError, match=r"'other'.* holds shards of another remote"):
+            caches[1].read_index()
+
+    def test_a_discarded_shard_is_fetched_again(self, http_store: HttpStore, tmp_path: Path) -> None:
+        write_dataset(http_store.root, shards=1)
+        cache = over_http(http_store, tmp_path)
+        ensure_all(cache)
+        (shard,) = cache.read_index().shards
+        path = tmp_path / "cache" / shard.raw_data.basename
+        whole = path.read_bytes()
+        path.write_bytes(bytes(len(whole)))
+        cache.discard(shard)
+        cache.ensure(shard)
+        assert path.read_bytes() == whole
 
 
 class TestKeepZip:

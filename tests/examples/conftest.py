@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from examples.custom_datamodule import write_digits
 from examples.write_dataset import FIRST_ID, code_files, document_files, write_blocks
@@ -22,7 +24,7 @@ def example_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def in_example_directory(example_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def in_example_directory(example_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory of its own to run a configuration in, with that data below."""
     (tmp_path / "demo_output").mkdir()
     for name in ("data", "digits"):
@@ -33,4 +35,7 @@ def in_example_directory(example_data: Path, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("PL_GLOBAL_SEED", "1")
     monkeypatch.setenv("PL_SEED_WORKERS", "1")
     monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # Lightning's dealings, not ours
-    return tmp_path
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # more would only wait for each other on a busy machine
+    yield tmp_path
+    torch.set_num_threads(threads)

@@ -36,7 +36,9 @@ pytestmark = [
 
 def fit(name: str, *args: str, cli: type[StreamingCLI] = StreamingCLI, max_steps: int = 2) -> StreamingCLI:
     """Run a configuration for a few steps."""
-    few = [f"--trainer.max_steps={max_steps}", "--trainer.enable_progress_bar=false"]
+    few = [f"--trainer.max_steps={max_steps}"]
+    if name != "demo":  # which asks for a progress bar of its own
+        few.append("--trainer.enable_progress_bar=false")
     return cli(["fit", "--config", str(CONFIGS / f"{name}.yaml"), *few, *args])
 
 
@@ -79,10 +81,10 @@ def test_configuration_trains_and_has_the_steps_it_says(name: str) -> None:
 
 @pytest.mark.usefixtures("in_example_directory")
 def test_demo_draws_from_its_streams_by_weight() -> None:
-    fit("demo", "--trainer.limit_train_batches=25", max_steps=25)
+    fit("demo", max_steps=15)
     ids = [sample for step in logged("demo_output/run") for sample in step["ids"]]
-    assert len(ids) == len(set(ids)) == 400
-    assert sum(sample < 1_000_000 for sample in ids) / 400 == pytest.approx(0.7, abs=0.07)
+    assert len(ids) == len(set(ids)) == 15 * 16
+    assert sum(sample < 1_000_000 for sample in ids) / len(ids) == pytest.approx(0.7, abs=0.1)
 
 
 @pytest.mark.usefixtures("in_example_directory")
@@ -90,7 +92,7 @@ def test_validation_reads_the_same_samples_each_time() -> None:
     callback = "--trainer.callbacks+=tests.examples.test_configs.ValidationLog"
     cli = fit("validation_set", "--trainer.val_check_interval=1", callback)
     assert cli.trainer.num_val_batches == [10]
-    (log,) = (one for one in cli.trainer.callbacks if isinstance(one, ValidationLog))
+    (log,) = (one for one in vars(cli.trainer)["callbacks"] if isinstance(one, ValidationLog))
     _sanity_check, first, second = log.seen
     assert len(first) == 640
     assert first == second

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 from lightning_streaming import StreamingDataLoader, World
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.cursor import Cursor
-from tests.helpers import ids, make_dataset, make_loader, read_epochs, write_dataset
+from tests.helpers import ids, make_dataset, make_loader, raises, read_epochs, write_dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
@@ -99,12 +99,12 @@ def test_leaving_a_pass_early_begins_the_next_epoch(root: Path, workers: int) ->
 
 
 @WORKERS
-def test_of_two_iterators_the_later_one_counts(root: Path, workers: int) -> None:
+def test_of_two_iterators_the_later_one_counts_and_the_other_is_told(root: Path, workers: int) -> None:
     batches, _ = read_epochs(make_loader(root), 2)
     loader = make_loader(root, workers=workers, loader={"persistent_workers": workers > 0})
     first, second = iter(loader), iter(loader)
     assert ids([next(first), next(first), next(second)]) == [*batches[:2], batches[8]]
-    with pytest.raises(StopIteration):
+    with raises(ConfigError, "another pass over this loader has begun", "make a second loader"):
         next(first)
     assert ids(second) == batches[9:]
 
@@ -158,14 +158,28 @@ def test_the_last_batch_ends_where_the_next_epoch_begins(root: Path) -> None:
     assert loader.cursor() == Cursor(1, 0)
 
 
-def test_a_new_pass_or_a_loaded_state_forgets_unclaimed_batches(root: Path) -> None:
+def test_batches_may_be_claimed_when_the_next_pass_has_begun(root: Path) -> None:
     loader = make_loader(root)
     next(iter(loader))
     next(iter(loader))
-    assert [loader.claim(), loader.claim()] == [Cursor(1, 4), None]
-    next(iter(loader))
-    loader.load_state_dict(loader.state_dict())
-    assert loader.claim() is None
+    assert [loader.claim(), loader.claim(), loader.claim()] == [Cursor(0, 4), Cursor(1, 4), None]
+
+
+@pytest.mark.parametrize("move", ["load_state_dict", "seek", "close"])
+def test_moving_a_loader_ends_its_pass_and_forgets_unclaimed_batches(root: Path, move: str) -> None:
+    loader = make_loader(root)
+    iterator = iter(loader)
+    next(iterator)
+    arguments: Any = {"load_state_dict": [loader.state_dict()], "seek": [Cursor(1, 0)], "close": []}[move]
+    getattr(loader, move)(*arguments)
+    assert (loader.claim(), next(iterator, None)) == (None, None)
+
+
+@WORKERS
+def test_a_loader_for_evaluation_repeats_its_epoch(root: Path, workers: int) -> None:
+    loader = make_loader(root, workers=workers, loader={"repeat_epoch": True, "persistent_workers": workers > 0})
+    assert ids([next(iter(loader))]) == ids(make_loader(root))[:1]
+    assert ids(loader) == ids(loader) == ids(make_loader(root))
 
 
 def test_seek_moves_the_next_pass(root: Path) -> None:
@@ -241,7 +255,7 @@ def test_persistent_workers_outlive_the_thread_that_started_them(root: Path) -> 
 
 def test_a_subclass_that_hands_out_less_than_its_share_is_found_out(root: Path) -> None:
     loader = make_loader(root, workers=2, loader={"collate_fn": lambda samples: next(iter([]))})
-    with pytest.raises(ConfigError, match="fewer batches than its epoch"):
+    with raises(ConfigError, "fewer batches than its epoch"):
         ids(loader)
 
 

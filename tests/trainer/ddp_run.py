@@ -12,6 +12,7 @@ from typing import Any
 
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import ModelParallelStrategy
 
 from tests.trainer.harness import Recorder, Run, SaveThenStop
 
@@ -33,7 +34,9 @@ def main(settings: dict[str, Any]) -> None:
         ckpt_path=Path(ckpt_path) if ckpt_path else None,
         callbacks=callbacks,
         devices=settings["devices"],
-        strategy=settings.get("strategy", "auto"),
+        strategy=ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=settings["devices"])
+        if settings.get("strategy") == "tensor_parallel"
+        else settings.get("strategy", "auto"),
     )
     _report(model, Path(settings["report"]) / f"rank{trainer.global_rank}.json", trainer.num_training_batches)
 

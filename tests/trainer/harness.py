@@ -59,6 +59,9 @@ class Recorder(LightningModule):
         self.pending += [(self.trainer.current_epoch, sample) for sample in ids]
         return self.loss(batch)
 
+    def configure_model(self) -> None:
+        """Nothing to do; ModelParallelStrategy wants it to be there."""
+
     def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         predicted: torch.Tensor = self.layer(batch["id"].float().unsqueeze(1) / 1000)
         return predicted.square().mean()
@@ -92,6 +95,7 @@ class Recorder(LightningModule):
 
 
 HOOKS = (
+    "on_fit_start",
     "on_train_start",
     "on_train_epoch_start",
     "on_train_batch_start",
@@ -131,6 +135,7 @@ class Run:
     persistent: bool = False
     batch_size: int = BATCH_SIZE
     shuffle: bool = True
+    shuffle_seed: int = 9176
     validate: bool = True
     schedule_from_trainer: bool = False
     plain_module: bool = False
@@ -141,6 +146,7 @@ class Run:
             train=StreamingConfig(
                 streams={name: Stream(remote=str(self.data / name)) for name in TRAIN_SAMPLES},
                 shuffle=self.shuffle,
+                shuffle_seed=self.shuffle_seed,
                 shuffle_block_size=16,
             ),
             val=StreamingConfig(remote=str(self.data / "val")) if self.validate else None,

@@ -11,6 +11,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_streaming import (
+    Stream,
     StreamingConfig,
     StreamingDataLoader,
     StreamingDataModule,
@@ -88,6 +89,14 @@ def test_evaluation_sees_every_sample_from_the_start_each_time(stage: str, data:
     for _ in range(2):
         getattr(trainer, stage)(model, datamodule=module, verbose=False)
     assert model.evaluated == 2 * list(range(2000, 2000 + VAL_SAMPLES))
+
+
+def test_validation_draws_and_augments_the_same_each_time(data: Path) -> None:
+    module = Augmenting(val=config(data, sampling_method="balanced", streams=None, epoch_size=9), batch_size=4)
+    module.setup("validate")
+    loader = module.val_dataloader()
+    first, second = ([batch["id"].tolist() for batch in loader] for _ in range(2))
+    assert first == second
 
 
 def test_prediction_sees_every_sample_although_lightning_remakes_the_loader(data: Path, tmp_path: Path) -> None:
@@ -199,6 +208,14 @@ def test_build_dataset_and_build_dataloader_may_be_overridden(data: Path) -> Non
     module = Mine(train=config(data))
     module.setup("fit")
     assert next(iter(module.train_dataloader()))["id"].tolist() == list(range(6))
+
+
+def test_a_config_shows_no_secret() -> None:
+    secret = StreamingConfig(
+        streams={"a": Stream(remote="https://me:hunter2@host/a?sig=hunter2", storage_options={"key": "hunter2"})},
+        storage_options={"secret": "hunter2"},
+    )
+    assert "hunter2" not in repr(secret)
 
 
 def test_a_config_without_data_is_refused() -> None:

@@ -85,3 +85,13 @@ def test_processes_that_lightning_spawns_know_their_rank(tmp_path: Path) -> None
     state = checkpoint["callbacks"]["lightning_streaming.StreamingStateCallback"]
     assert state["trainer"] == {"epoch": 2, "batches": 4, "batches_in_epoch": 8}
     assert state["loaders"]["train"]["sample_in_epoch"] == 4 * 4
+
+
+def test_tensor_parallel_ranks_read_the_same_samples(tmp_path: Path) -> None:
+    data = str(write_data(tmp_path / "data"))
+    first, second = train(
+        data=data, report=str(tmp_path / "run"), devices=2, strategy="tensor_parallel", batch_size=4,
+        trainer={"max_epochs": 1},
+    )  # fmt: skip
+    assert first["seen"] == second["seen"]
+    assert len({sample for _, sample in first["seen"]}) == ALL_SAMPLES

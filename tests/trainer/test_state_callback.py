@@ -9,6 +9,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.tuner.tuning import Tuner
+from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_streaming import StreamingDataLoader, StreamingDataset, StreamingStateCallback
@@ -130,6 +131,30 @@ def test_one_callback_may_serve_one_trainer_after_another(run: Run) -> None:
     assert second.seen == first.seen
 
 
+def test_saving_again_before_training_goes_on_keeps_the_place(run: Run, saved: Path) -> None:
+    again = run.directory / "again.ckpt"
+    run.fit(ckpt_path=saved, callbacks=[SaveThenStop("on_fit_start", 1, again)])
+    before, after = (torch.load(path, weights_only=True)["callbacks"][STATE_KEY] for path in (saved, again))
+    assert after == before
+
+
+def test_a_callback_that_saves_may_stand_before_ours(run: Run) -> None:
+    whole, _ = run.fit()
+    path = run.directory / "saved.ckpt"
+    run.fit(callbacks=[SaveThenStop("on_train_batch_end", 3, path), StreamingStateCallback()])
+    resumed, _ = run.fit(ckpt_path=path)
+    assert resumed.seen == whole.seen
+
+
+def test_fitting_again_after_a_resume_keeps_the_saved_seed(run: Run, saved: Path) -> None:
+    whole, _ = run.fit()
+    other_seed = replace(run, shuffle_seed=5)
+    model, trainer = other_seed.fit(ckpt_path=saved, max_epochs=2)
+    trainer.fit_loop.max_epochs = 3
+    trainer.fit(model, datamodule=trainer.datamodule)  # type: ignore[attr-defined]
+    assert model.seen == whole.seen
+
+
 def test_the_learning_rate_finder_takes_no_samples_from_training(run: Run, tmp_path: Path) -> None:
     whole, _ = run.fit()
     model = Recorder()
@@ -163,6 +188,33 @@ def test_a_position_of_mosaicml_streaming_is_taken_over(run: Run) -> None:
     trainer.fit(model, datamodule=datamodule)
     assert model.seen == whole.seen[12:]
     assert model.steps_per_epoch == {0: 5, 1: 8, 2: 8}
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint")  # it means the loader without a length
+@pytest.mark.parametrize("save_after", [2, 3, 4, 5, 7])
+def test_a_short_loader_that_is_cycled_resumes_at_its_place(save_after: int, data: Path, tmp_path: Path) -> None:
+    # The loader without a length makes Lightning begin the short loader's next pass one step ahead.
+    def fit(model: Recorder, ckpt_path: Path | None = None, *callbacks: Any) -> Recorder:
+        trainer = Trainer(
+            max_epochs=1, limit_train_batches=10, accelerator="cpu", logger=False, enable_checkpointing=False,
+            default_root_dir=tmp_path, enable_progress_bar=False, enable_model_summary=False,
+            callbacks=[StreamingStateCallback(), *callbacks],
+        )  # fmt: skip
+        dataset = StreamingDataset(remote=str(data / "b"), shuffle=True)
+        loaders = {"short": StreamingDataLoader(dataset, batch_size=4), "long": DataLoader(NoLength(), batch_size=1)}
+        trainer.fit(model, CombinedLoader(loaders, "max_size_cycle"), ckpt_path=ckpt_path)
+        return model
+
+    whole = fit(SeesShort())
+    path = tmp_path / "saved.ckpt"
+    with pytest.raises(Stopped):
+        fit(SeesShort(), None, SaveThenStop("on_train_batch_end", save_after, path))
+    assert fit(SeesShort(), path).seen == whole.seen
+
+
+class SeesShort(Recorder):
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> torch.Tensor:
+        return super().training_step(batch["short"], batch_idx)
 
 
 class NoLength(IterableDataset[torch.Tensor]):

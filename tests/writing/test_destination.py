@@ -167,3 +167,16 @@ def test_nothing_is_replaced_by_the_word_of_a_damaged_index(tmp_path: Path) -> N
     with pytest.raises(IndexFormatError, match=r"index\.json"):
         prepare_directory(tmp_path / "out", exist_ok=True)
     assert names(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("with_directory", [False, True], ids=["URL", "pair"])
+def test_a_dataset_under_a_url_is_not_written_over_unless_told(
+    bucket: str, with_directory: bool, tmp_path: Path
+) -> None:
+    def out(place: str) -> Any:
+        return (str(tmp_path / place), bucket) if with_directory else bucket
+
+    write_dataset(out("first"))
+    with pytest.raises(ConfigError, match="holds a dataset"):
+        Destination(out("second"))
+    write_dataset(out("third"), exist_ok=True)

@@ -1,0 +1,49 @@
+"""Shards and samples of several streams in one numbering."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightning_streaming.errors import ConfigError, SampleIndexError
+from lightning_streaming.formats.index import parse_index
+from lightning_streaming.loading.catalog import Catalog, SamplePlace
+from tests.helpers import write_shards
+
+
+def _catalog(tmp_path: Path, **sizes: list[int]) -> Catalog:
+    roots = {name: write_shards(tmp_path / name, shards) for name, shards in sizes.items()}
+    return Catalog({name: parse_index((root / "index.json").read_bytes(), name) for name, root in roots.items()})
+
+
+def test_streams_are_numbered_one_after_another(tmp_path: Path) -> None:
+    catalog = _catalog(tmp_path, a=[3, 1], b=[2])
+    assert catalog.num_samples == 6
+    places = [catalog.place(sample) for sample in range(6)]
+    assert places == [(0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 1, 0), (1, 2, 0), (1, 2, 1)]
+    assert catalog.place(-1) == SamplePlace(stream=1, shard=2, sample=1)
+
+
+def test_places_of_many_samples_are_those_of_each(tmp_path: Path) -> None:
+    catalog = _catalog(tmp_path, a=[3, 1], b=[2, 5])
+    shards, indexes = catalog.places(np.arange(11))
+    assert list(zip(shards.tolist(), indexes.tolist(), strict=True)) == [catalog.place(i)[1:] for i in range(11)]
+
+
+def test_empty_shards_are_stepped_over(tmp_path: Path) -> None:
+    catalog = _catalog(tmp_path, a=[0, 2, 0, 0, 1], b=[0, 1])
+    assert [catalog.place(sample).shard for sample in range(4)] == [1, 1, 4, 6]
+    assert catalog.shard_of(np.arange(4)).tolist() == [1, 1, 4, 6]
+
+
+@pytest.mark.parametrize("sample", [6, -7])
+def test_a_sample_outside_is_refused(tmp_path: Path, sample: int) -> None:
+    with pytest.raises(SampleIndexError, match=f"sample {sample} does not exist; the dataset has 6 samples"):
+        _catalog(tmp_path, a=[3, 1], b=[2]).place(sample)
+
+
+def test_a_stream_without_samples_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="stream 'b' has no samples"):
+        _catalog(tmp_path, a=[1], b=[0])

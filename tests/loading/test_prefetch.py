@@ -1,0 +1,87 @@
+"""Fetching ahead of the reader."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from lightning_streaming.loading.prefetch import ShardNeed, ShardPrefetcher
+from tests.helpers import make_dataset, make_loader, write_dataset
+from tests.loading.processes import wait_until
+
+
+def _prefetch_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("shard-prefetch")]
+
+
+def _needs(*samples: int) -> list[ShardNeed]:
+    return [ShardNeed(sample, shard) for shard, sample in enumerate(samples)]
+
+
+def test_shards_are_fetched_in_the_order_of_need_up_to_the_horizon() -> None:
+    fetched: list[int] = []
+    prefetcher = ShardPrefetcher(iter(_needs(0, 4, 8, 12)), fetched.append, ahead=8, num_threads=1)
+    assert wait_until(lambda: len(fetched) == 2)
+    prefetcher.reader_at(1)
+    assert wait_until(lambda: len(fetched) == 3)
+    time.sleep(0.02)
+    assert fetched == [0, 1, 2]
+    prefetcher.close()
+    assert wait_until(lambda: not _prefetch_threads())
+
+
+def test_several_shards_are_fetched_at_a_time() -> None:
+    together = threading.Barrier(4)
+    prefetcher = ShardPrefetcher(iter(_needs(0, 0, 0, 0)), lambda shard: together.wait(5), ahead=1)
+    assert wait_until(lambda: not _prefetch_threads())
+    for shard in range(4):
+        prefetcher.raise_if_failed(shard)
+
+
+def test_a_failure_waits_for_whoever_needs_the_shard_and_stops_nobody_else() -> None:
+    def fetch(shard: int) -> None:
+        fetched.append(shard)
+        if shard == 1:
+            raise OSError("no such shard")
+
+    fetched: list[int] = []
+    prefetcher = ShardPrefetcher(iter(_needs(0, 0, 0)), fetch, ahead=1)
+    assert wait_until(lambda: not _prefetch_threads())
+    assert sorted(fetched) == [0, 1, 2]
+    prefetcher.raise_if_failed(0)
+    with pytest.raises(OSError, match="no such shard"):
+        prefetcher.raise_if_failed(1)
+
+
+def test_an_abandoned_pass_takes_its_threads_with_it(tmp_path: Path) -> None:
+    root = write_dataset(tmp_path / "data")
+    gc.disable()
+    try:
+        samples = iter(make_dataset(root, local=str(tmp_path / "cache"), predownload=1))
+        next(samples)
+        assert len(_prefetch_threads()) == 4
+        del samples
+        assert wait_until(lambda: not _prefetch_threads())
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("end", ["close", "next pass"])
+def test_a_pass_that_is_given_up_stops_fetching(tmp_path: Path, end: str) -> None:
+    loader = make_loader(write_dataset(tmp_path / "data"), local=str(tmp_path / "cache"), predownload=1)
+    next(iter(loader))
+    if end == "close":
+        loader.close()
+    else:
+        assert len(list(loader)) == 8
+    assert wait_until(lambda: not _prefetch_threads())
+
+
+def test_nothing_is_fetched_ahead_where_data_is_read_in_place(tmp_path: Path) -> None:
+    samples = iter(make_dataset(write_dataset(tmp_path / "data"), predownload=1))
+    next(samples)
+    assert not _prefetch_threads()
