@@ -61,7 +61,12 @@ def _is_alive(process: int) -> bool:
         return False
     except PermissionError:  # another user's
         return True
-    return True
+    try:
+        status = Path(f"/proc/{process}/stat").read_text()
+    except OSError:  # not Linux, or gone just now
+        return True
+    # One that was killed keeps its number, as a zombie "Z", until its parent asks for it.
+    return status.rpartition(")")[2].split()[0] != "Z"
 
 
 def join_under(root: Path, basename: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -63,6 +64,7 @@ class StreamingDataLoader(DataLoader[Any]):
         self._repeat_epoch = repeat_epoch
         self._passes_begun = 0
         self._moved_at = 0
+        self._latest: weakref.ref[LoaderPass] | None = None
         self._end: Cursor | None = None
         self._unclaimed: deque[Cursor] = deque(maxlen=_MOST_UNCLAIMED)
 
@@ -113,12 +115,17 @@ class StreamingDataLoader(DataLoader[Any]):
         self.dataset.load_state_dict(state, on_change)
 
     def close(self) -> None:
-        """Give up the pass under way and unmap every shard. Workers end with its iterator, persistent ones with us."""
+        """Give up the pass under way, end the workers, persistent ones too, and unmap every shard."""
+        under_way = self._latest and self._latest()
+        if under_way:
+            under_way.close()
+        self._iterator = None  # where torch keeps persistent workers
         self._forget_pass()
         self.dataset.close()
 
-    def begin_pass(self) -> tuple[int, PassStart, Iterator[Any]]:
+    def begin_pass(self, begins: LoaderPass) -> tuple[int, PassStart, Iterator[Any]]:
         """Begin the next pass: its number, where it starts, and torch's iterator over its batches."""
+        self._latest = weakref.ref(begins)
         self._passes_begun += 1
         self._end = None
         if self._repeat_epoch:
@@ -172,8 +179,8 @@ class StreamingDataLoader(DataLoader[Any]):
 class LoaderPass(Iterator[Any]):
     """One pass over an epoch, or over what is left of one.
 
-    It begins when its first batch is asked for, and is over when the loader begins another. The loader does not refer
-    to it: so torch's iterator, and with it the workers, end as soon as the last user lets go of the pass.
+    It begins when its first batch is asked for, and is over when the loader is moved or closed. The loader does not
+    keep it alive: so torch's iterator, and with it the workers, end as soon as the last user lets go of the pass.
     """
 
     def __init__(self, loader: StreamingDataLoader) -> None:
@@ -184,7 +191,7 @@ class LoaderPass(Iterator[Any]):
 
     def __next__(self) -> Any:
         if self._number == 0:
-            self._number, start, self._batches = self._loader.begin_pass()
+            self._number, start, self._batches = self._loader.begin_pass(self)
             self._ends = _ends_of_batches(self._loader.dataset.epochs.deal(start), start.cursor, self._loader.drop_last)
         batches, self._batches = self._batches, None  # whatever is raised from here on ends the pass
         if batches is None or not self._loader.is_current(self._number):
@@ -201,6 +208,10 @@ class LoaderPass(Iterator[Any]):
         self._loader.hand_out(end)
         self._batches = batches
         return batch
+
+    def close(self) -> None:
+        """Hand out no more, and let the workers go."""
+        self._batches = None
 
 
 def _start_worker(handover: Handover, users_init: Callable[[int], None] | None, worker: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import ceil
@@ -17,11 +16,11 @@ from lightning_streaming.errors import ConfigError, UnsupportedError
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.cursor import Cursor, Handover, PassCounter, PassStart
 from lightning_streaming.loading.epochs import Epochs, OnChange
-from lightning_streaming.loading.rng import rng_for, seed_global_generators
 from lightning_streaming.loading.samples import Share, WorkerSamples
 from lightning_streaming.loading.source import SampleSource
 from lightning_streaming.loading.state import read_state
 from lightning_streaming.loading.stream import Stream, StreamDefaults, named_streams
+from lightning_streaming.loading.transform import keyed_transform
 from lightning_streaming.loading.worker import prepare_worker_process
 from lightning_streaming.order.settings import OrderSettings
 from lightning_streaming.units import parse_count
@@ -290,7 +289,7 @@ class StreamingDataset(IterableDataset[Any]):
         return WorkerSamples(
             make_share=partial(_share, self.epochs, start, worker, num_workers),
             source=self._source,
-            transform=_keyed(self.transform, self.seed_global_rng, start),
+            transform=keyed_transform(self.transform, self.seed_global_rng, start),
             predownload=self.predownload or max(64, 8 * start.batch_size),
         )
 
@@ -321,32 +320,6 @@ def _share(epochs: Epochs, start: PassStart, worker: int, num_workers: int) -> S
         worker=worker,
         num_workers=num_workers,
     )
-
-
-def _keyed(
-    transform: Callable[..., Any] | None, seed_global_rng: bool, start: PassStart
-) -> Callable[[dict[str, Any], int], Any] | None:
-    """The user's transform as a function of sample and position, its randomness keyed by the position."""
-    if transform is None:
-        return None
-    wants_rng = _wants_rng(transform)
-
-    def apply(sample: dict[str, Any], position: int) -> Any:
-        if not (wants_rng or seed_global_rng):
-            return transform(sample)
-        rng = rng_for(start.shuffle_seed, start.cursor.epoch, position)
-        if seed_global_rng:
-            seed_global_generators(rng)
-        return transform(sample, rng=rng) if wants_rng else transform(sample)
-
-    return apply
-
-
-def _wants_rng(transform: Callable[..., Any]) -> bool:
-    try:
-        return "rng" in inspect.signature(transform).parameters
-    except ValueError:  # a builtin like dict, which does not tell
-        return False
 
 
 def _parse_epoch_size(epoch_size: int | float | str | None) -> int | None:

@@ -21,7 +21,8 @@ class Stream:
         remote: Where the shards come from: a path, or any URL fsspec knows (``s3://``, ``gs://``, ``https://``, ...).
         local: Directory of this node that keeps downloaded shards. None: a directory under the user's cache, named
             after ``remote``; or, where ``remote`` is a path of this machine, no copy at all. With ``local`` alone the
-            dataset is read in place.
+            dataset is read in place. A dataset is taken never to change: an index that is here is not fetched again,
+            so write changed data under another name, or remove this directory on every node.
         split: Subdirectory of both ``remote`` and ``local``, like "train".
         proportion: Share of an epoch drawn from this stream, relative to the other streams.
         repeat: How often an epoch goes through this stream; 0.5 draws half of its samples.

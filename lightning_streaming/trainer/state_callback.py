@@ -196,6 +196,14 @@ class StreamingStateCallback(Callback):
         place.cursors = {name: self._next_beginning(trainer, name) for name in place.cursors}
         place.epoch, place.batches = trainer.current_epoch + 1, 0
 
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Let the workers of the train loaders go. The place stays, for whoever saves it now.
+
+        Lightning keeps what it was reading if the exception came up in a validation during training.
+        """
+        for loader in fit_loop.streaming_loaders(trainer).values():
+            loader.close()
+
     def _places_by_dataset(self) -> dict[str, tuple[StreamingDataset, Mapping[str, Any]]]:
         if self._place is None:
             return {}

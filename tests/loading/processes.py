@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -12,7 +13,8 @@ def children(pid: int | None = None) -> set[int]:
     """Living child processes of a process; of this one by default."""
     found = set()
     for thread in Path(f"/proc/{pid or os.getpid()}/task").iterdir():
-        found |= {int(child) for child in (thread / "children").read_text().split()}
+        with suppress(FileNotFoundError):  # a thread that ended meanwhile
+            found |= {int(child) for child in (thread / "children").read_text().split()}
     return {child for child in found if is_alive(child)}
 
 

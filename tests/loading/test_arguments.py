@@ -39,18 +39,18 @@ REFUSED: dict[str, list[Any]] = {
     "download_timeout": [0, -1, float("nan"), float("inf")],
     "validate_hash": ["sha2", "SHA1"],
     "keep_zip": [],
-    "epoch_size": [-1, "-1", "ten", "1.5", "1x", float("nan")],
+    "epoch_size": [-1, "-1", "ten", "1.5", "1x", "0", 0.5, float("nan")],
     "predownload": [0, -1, 1.5, "8"],
     "cache_limit": ["10gb", 0, 1.5, 2**40],
     "sampling_method": ["random", "", None],
-    "sampling_granularity": [0, -1],
+    "sampling_granularity": [0, -1, 1.5],
     "partition_algo": ["strict", None],
-    "num_canonical_nodes": [-1],
+    "num_canonical_nodes": [-1, 1.5, "2"],
     "batch_size": [0, -1, 2.5, "4"],
     "shuffle": [],
     "shuffle_algo": ["py3", None, "py2s", "py1b", "py1br", "blockwise"],
-    "shuffle_seed": [-1],
-    "shuffle_block_size": [0, -1],
+    "shuffle_seed": [-1, 1.5, 2**63],
+    "shuffle_block_size": [0, -1, 1.5],
     "batching_method": ["best", None, "stratified", "per_stream", "device_per_stream"],
     "allow_unsafe_types": [],
     "replication": [0, -1, 2.0],
@@ -76,6 +76,13 @@ def test_what_cannot_work_is_refused_at_birth(root: Path, name: str, value: Any)
         make_dataset(None if only_data else root, **{name: value})
     assert isinstance(caught.value, UnsupportedError) == (value in NOT_SERVED_YET.get(name, []))
     assert len(str(caught.value)) > 30
+
+
+@pytest.mark.xfail(strict=True, reason="OrderSettings lets None through where a number is needed")
+@pytest.mark.parametrize("name", ["shuffle_seed", "sampling_granularity"])
+def test_none_is_refused_where_a_number_is_needed(root: Path, name: str) -> None:
+    with pytest.raises(ConfigError):
+        make_dataset(root, **{name: None})
 
 
 @pytest.mark.parametrize("also", [{"remote": "x"}, {"local": "x"}, {"storage_options": {"key": "x"}}])
@@ -134,7 +141,7 @@ def test_a_directory_is_read_in_place(root: Path, as_type: Any) -> None:
 
 def test_a_remote_directory_is_copied_where_local_says(root: Path, tmp_path: Path) -> None:
     assert len(list(make_dataset(root, local=str(tmp_path / "cache")))) == 29
-    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == sorted(path.name for path in root.iterdir())
+    assert {path.name for path in root.iterdir()} <= {path.name for path in (tmp_path / "cache").iterdir()}
 
 
 def test_split_is_a_subdirectory_of_both_and_a_stream_may_have_its_own(root: Path, tmp_path: Path) -> None:
@@ -184,7 +191,7 @@ def test_keep_zip_keeps_compressed_files(tmp_path: Path, keep: bool) -> None:
 
 @pytest.mark.parametrize(
     ("value", "samples"),
-    [(None, 29), (0, 29), ("0", 29), (10, 10), (40.9, 40), ("0.1k", 100), ("1K", 1000), (np.int64(7), 7)],
+    [(None, 29), (0, 29), ("", 29), (10, 10), (40.9, 40), ("0.1k", 100), ("1K", 1000), (np.int64(7), 7)],
 )
 def test_epoch_size_is_a_count(root: Path, value: Any, samples: int) -> None:
     dataset = make_dataset(root, epoch_size=value)
@@ -247,7 +254,7 @@ def test_columns_that_need_unpickling_are_refused_before_anything_is_fetched(tmp
     expected = "not served" if allowed else "allow_unsafe_types"
     with pytest.raises(StreamingError, match=expected):
         list(make_dataset(root, local=str(tmp_path / "cache"), allow_unsafe_types=allowed))
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["index.json"]
+    assert not list((tmp_path / "cache").glob("shard*"))
 
 
 def test_replication_must_divide_the_ranks(root: Path) -> None:

@@ -27,7 +27,14 @@ START = PassStart(
 def _in_child(function: Any, *arguments: Any) -> Any:
     context = get_context("fork")
     answer = context.SimpleQueue()
-    child = context.Process(target=lambda: answer.put(function(*arguments)))
+
+    def call_and_answer() -> None:
+        try:
+            answer.put(function(*arguments))
+        except ConfigError as error:
+            answer.put(error)
+
+    child = context.Process(target=call_and_answer)
     child.start()
     value = answer.get()
     child.join()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,16 @@ def test_two_loaders_over_one_dataset_do_not_disturb_each_other(root: Path, work
     pairs = list(zip(first, second, strict=True))
     assert ids(pair[0] for pair in pairs) == batches[:8]
     assert ids(pair[1] for pair in pairs) == batches[8:]
+
+
+def test_a_worker_that_is_late_reads_the_pass_of_its_own_loader(root: Path) -> None:
+    batches, _ = read_epochs(make_loader(root), 2)
+    dataset = make_dataset(root)
+    first = StreamingDataLoader(dataset, num_workers=2, worker_init_fn=lambda worker: time.sleep(0.3 * worker))
+    iterator = iter(first)
+    read = ids([next(iterator)])
+    assert ids(StreamingDataLoader(dataset, num_workers=2)) == batches[8:]  # begun while a worker of the first sleeps
+    assert read + ids(iterator) == batches[:8]
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])

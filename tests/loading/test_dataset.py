@@ -179,6 +179,15 @@ def test_saving_right_after_loading_gives_the_same_state(root: Path) -> None:
     assert dataset.state_dict() == state
 
 
+def test_a_look_before_does_not_count_in_the_pass_of_workers(root: Path) -> None:
+    dataset = make_dataset(root)
+    samples = iter(dataset)
+    next(samples)
+    batches = iter(DataLoader(dataset, batch_size=4, num_workers=2))
+    next(batches)
+    assert (dataset.state_dict()["epoch"], dataset.state_dict()["sample_in_epoch"]) == (1, 0)
+
+
 def test_the_place_under_a_loader_is_counted_from_where_its_pass_began(root: Path) -> None:
     dataset = make_dataset(root)
     dataset.load_state_dict({**dataset.state_dict(), "sample_in_epoch": 4})

@@ -131,9 +131,15 @@ def test_workers_that_live_on_tell_why_a_later_pass_cannot_begin(tmp_path: Path)
         next(iter(loader))
 
 
+def test_a_failure_ahead_that_has_healed_is_none(http_store: HttpStore) -> None:
+    write_dataset(http_store.root, 30)
+    http_store.fail("shard.00003.mds", "status", times=1)
+    assert len(ids(_in_shards(http_store.url))) == 6
+
+
 def test_after_a_failure_the_next_pass_tries_again(http_store: HttpStore) -> None:
     write_dataset(http_store.root, 30)
-    http_store.fail("shard.00001.mds", "status", times=1)
+    http_store.fail("shard.00001.mds", "status", times=2)  # once ahead of the reader, once for the reader
     loader = _in_shards(http_store.url)
     assert _steps_before(loader, DownloadError, "shard.00001.mds") == 1
     loader.load_state_dict(loader.state_dict())

@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
 ]
 
-EPOCHS = 3
+EPOCHS = 8
 KILLS = 20
 
 
@@ -59,7 +59,8 @@ def _train(url: str, directory: Path) -> None:
 def _kill_after(trainer: Any, seconds: float) -> None:
     """Kill the trainer alone, and see that all it started ends with it."""
     trainer.join(seconds)
-    workers = children(trainer.pid) if trainer.is_alive() else set()
+    assert trainer.exitcode is None
+    workers = children(trainer.pid)
     os.kill(trainer.pid, signal.SIGKILL)
     trainer.join()
     assert wait_until(lambda: not any(map(is_alive, workers)), seconds=3)

@@ -94,7 +94,7 @@ def test_orders_that_nobody_maps_are_removed_when_the_next_is_made(orders: Path)
     kept = _order(_shape(), epoch=0)
     (name,) = _made(orders)
     _order(_shape(), epoch=1)
-    last = _order(_shape(), epoch=2)
+    _order(_shape(), epoch=2)
     assert len(_made(orders)) == 2  # epoch 0, which is in use, and epoch 2
     assert name in _made(orders)
     assert np.array_equal(kept, _order(_shape(), epoch=0))

@@ -39,7 +39,7 @@ def test_several_shards_are_fetched_at_a_time() -> None:
     prefetcher = ShardPrefetcher(iter(_needs(0, 0, 0, 0)), lambda shard: together.wait(5), ahead=1)
     assert wait_until(lambda: not _prefetch_threads())
     for shard in range(4):
-        prefetcher.raise_if_failed(shard)
+        prefetcher.retry_if_failed(shard)
 
 
 def test_a_failure_waits_for_whoever_needs_the_shard_and_stops_nobody_else() -> None:
@@ -52,9 +52,9 @@ def test_a_failure_waits_for_whoever_needs_the_shard_and_stops_nobody_else() -> 
     prefetcher = ShardPrefetcher(iter(_needs(0, 0, 0)), fetch, ahead=1)
     assert wait_until(lambda: not _prefetch_threads())
     assert sorted(fetched) == [0, 1, 2]
-    prefetcher.raise_if_failed(0)
+    prefetcher.retry_if_failed(0)
     with pytest.raises(OSError, match="no such shard"):
-        prefetcher.raise_if_failed(1)
+        prefetcher.retry_if_failed(1)
 
 
 def test_an_abandoned_pass_takes_its_threads_with_it(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,22 +25,28 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_dataset(tmp_path_factory.mktemp("data") / "a")
 
 
-def test_workers_end_with_their_iterator_without_help_of_the_garbage_collector(root: Path) -> None:
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """Nothing is freed but by its last user letting go of it."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_workers_end_with_their_iterator(root: Path) -> None:
     before = children()
     loader = make_loader(root, workers=2, batch_size=1)
-    gc.disable()
-    try:
-        iterator = iter(loader)
-        next(iterator)
-        workers = children() - before
-        del iterator
-        assert len(workers) == 2
-        assert wait_until(lambda: not workers & children())
-        assert not shared_memory_of(workers | {os.getpid()})
-    finally:
-        gc.enable()
+    iterator = iter(loader)
+    next(iterator)
+    workers = children() - before
+    del iterator
+    assert len(workers) == 2
+    assert wait_until(lambda: not workers & children())
+    assert not shared_memory_of(workers | {os.getpid()})
 
 
+@pytest.mark.usefixtures("no_collector")
 def test_persistent_workers_end_with_their_loader(root: Path) -> None:
     before = children()
     loader = make_loader(root, workers=2, loader={"persistent_workers": True})

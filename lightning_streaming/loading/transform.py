@@ -1,0 +1,42 @@
+"""The user's transform of each sample, with randomness that belongs to the sample."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from lightning_streaming.loading.cursor import PassStart
+from lightning_streaming.loading.rng import rng_for, seed_global_generators
+
+
+def keyed_transform(
+    transform: Callable[..., Any] | None, seed_global_rng: bool, start: PassStart
+) -> Callable[[dict[str, Any], int], Any] | None:
+    """The user's transform as a function of sample and position, its randomness keyed by the position.
+
+    Args:
+        transform: A function of a decoded sample; if it has a parameter ``rng``, it is given the sample's generator.
+        seed_global_rng: Whether to seed the global generators too, before each call.
+        start: The pass, whose seed and epoch belong to the key.
+    """
+    if transform is None:
+        return None
+    wants_rng = _wants_rng(transform)
+
+    def apply(sample: dict[str, Any], position: int) -> Any:
+        if not (wants_rng or seed_global_rng):
+            return transform(sample)
+        rng = rng_for(start.shuffle_seed, start.cursor.epoch, position)
+        if seed_global_rng:
+            seed_global_generators(rng)
+        return transform(sample, rng=rng) if wants_rng else transform(sample)
+
+    return apply
+
+
+def _wants_rng(transform: Callable[..., Any]) -> bool:
+    try:
+        return "rng" in inspect.signature(transform).parameters
+    except ValueError:  # a builtin like dict, which does not tell
+        return False

@@ -1,0 +1,143 @@
+"""The house as the design draws it: imports point down, rooms on one floor do not know each other, files are small."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PACKAGE = "lightning_streaming"
+ROOT = Path(__file__).parents[1] / PACKAGE
+FLOORS = {
+    "trainer": 4,
+    "tools": 4,
+    "loading": 3,
+    "cache": 2,
+    "writing": 2,
+    "formats": 1,
+    "storage": 1,
+    "order": 1,
+    "errors": 0,
+    "units": 0,
+    "world": 0,
+    "files": 0,
+}
+LONGEST_FILE = 350
+
+
+class Import(NamedTuple):
+    """One import statement."""
+
+    file: str
+    """Under the package, with its folder."""
+    module: str
+    in_function: bool
+    for_types_only: bool
+
+    @property
+    def room(self) -> str:
+        """Where it stands."""
+        return self.file.removesuffix(".py").split("/")[0]
+
+    @property
+    def target(self) -> str:
+        """The room it imports from; empty for the package itself, or another package."""
+        parts = self.module.split(".")
+        return parts[1] if parts[0] == PACKAGE and len(parts) > 1 else ""
+
+
+def _imports_in(tree: ast.AST, file: str, in_function: bool = False, types: bool = False) -> Iterator[Import]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from (Import(file, alias.name, in_function, types) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file} imports relatively"
+            module = node.module or ""
+            names = [f"{module}.{alias.name}" for alias in node.names] if module == PACKAGE else [module]
+            yield from (Import(file, name, in_function, types) for name in names)
+        else:
+            function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+            checking = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            yield from _imports_in(node, file, in_function or function, types or checking)
+
+
+def _files() -> list[Path]:
+    return sorted(ROOT.rglob("*.py"))
+
+
+FRONT_DOOR = "__init__.py"
+IMPORTS = [
+    one
+    for path in _files()
+    for one in _imports_in(ast.parse(path.read_text()), path.relative_to(ROOT).as_posix())
+    if path != ROOT / FRONT_DOOR
+]
+
+
+def _told(imports: Iterator[Import]) -> list[str]:
+    return sorted({f"{one.file} imports {one.module}" for one in imports})
+
+
+def test_every_file_is_in_a_room_of_the_design() -> None:
+    rooms = {path.relative_to(ROOT).parts[0].removesuffix(".py") for path in _files()} - {"__init__"}
+    assert rooms == set(FLOORS)
+    assert len(IMPORTS) > 200
+
+
+def test_imports_point_down() -> None:
+    assert not _told(one for one in IMPORTS if one.target and FLOORS[one.target] > FLOORS[one.room])
+
+
+def test_rooms_on_one_floor_do_not_import_each_other() -> None:
+    same_floor = (one for one in IMPORTS if one.target and FLOORS[one.target] == FLOORS[one.room] > 0)
+    assert not _told(one for one in same_floor if one.target != one.room)
+
+
+def test_floor_0_imports_no_room_but_errors() -> None:
+    assert not _told(one for one in IMPORTS if FLOORS[one.room] == 0 and one.target not in ("", "errors"))
+
+
+def test_nobody_imports_through_the_front_door() -> None:
+    assert not _told(one for one in IMPORTS if one.module == PACKAGE)
+
+
+@pytest.mark.parametrize(
+    ("package", "rooms"),
+    [
+        ("lightning", {"trainer"}),
+        ("jsonargparse", {"trainer"}),
+        ("torch", {"trainer", "tools", "loading", "world"}),
+        ("fsspec", {"storage"}),
+        ("filelock", {"files"}),
+        ("matplotlib", {"tools"}),
+        ("zstandard", {"formats"}),
+        ("xxhash", {"formats"}),
+    ],
+)
+def test_a_package_is_imported_in_its_rooms_only(package: str, rooms: set[str]) -> None:
+    users = (one for one in IMPORTS if one.module.split(".")[0] == package)
+    assert not _told(one for one in users if one.room not in rooms)
+
+
+def test_the_package_is_not_imported_inside_functions() -> None:
+    assert not _told(one for one in IMPORTS if one.target and one.in_function)
+
+
+def test_the_front_door_imports_the_trainer_for_types_only() -> None:
+    imports = list(_imports_in(ast.parse((ROOT / FRONT_DOOR).read_text()), FRONT_DOOR))
+    assert {one.for_types_only for one in imports if one.target == "trainer"} == {True}
+
+
+@pytest.mark.parametrize("path", _files(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_file_is_one_idea(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= LONGEST_FILE
+    tree = ast.parse(text)
+    assert ast.get_docstring(tree) or not tree.body
+    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    assert "__del__" not in names
+    handlers = [node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
+    assert all(handler.type is not None for handler in handlers)

@@ -1,0 +1,83 @@
+"""What the package shows to its users."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import lightning_streaming
+from lightning_streaming import StreamingConfig, StreamingDataset
+
+NOT_IN_A_CONFIG = {"batch_size", "transform", "world"}
+"""What the data module, the user's own code and the trainer say."""
+
+
+def test_all_names_are_sorted_and_there() -> None:
+    names = lightning_streaming.__all__
+    assert names == sorted(names)
+    assert len(names) == len(set(names))
+    for name in names:
+        assert getattr(lightning_streaming, name) is not None
+
+
+def test_no_public_name_is_forgotten() -> None:
+    shown = {name for name in vars(lightning_streaming) if not name.startswith("_")}
+    modules = {name for name in shown if inspect.ismodule(getattr(lightning_streaming, name))}
+    other = shown - modules - {"annotations", "TYPE_CHECKING", "Any"}
+    assert other <= set(lightning_streaming.__all__)
+    assert set(lightning_streaming.__all__) <= set(dir(lightning_streaming))
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'Streaming'"):
+        lightning_streaming.Streaming  # noqa: B018 looking it up is the test
+
+
+def test_every_public_class_and_function_tells_its_meaning() -> None:
+    shown = [getattr(lightning_streaming, name) for name in lightning_streaming.__all__]
+    for one in shown:
+        assert inspect.getdoc(one)
+        members = vars(one).items() if inspect.isclass(one) else ()
+        untold = [
+            name for name, member in members if not name.startswith("_") and callable(member) and not member.__doc__
+        ]
+        assert not untold, f"{one.__name__}: {untold}"
+
+
+def _loaded_after(statement: str) -> set[str]:
+    script = f"import sys\n{statement}\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=True)
+    return {name.split(".")[0] for name in done.stdout.split()}
+
+
+def test_importing_the_package_imports_neither_lightning_nor_a_store() -> None:
+    heavy = {"lightning", "pytorch_lightning", "jsonargparse", "fsspec", "s3fs", "gcsfs", "matplotlib"}
+    assert not heavy & _loaded_after("import lightning_streaming")
+
+
+def test_asking_for_a_trainer_name_imports_lightning() -> None:
+    assert "lightning" in _loaded_after("from lightning_streaming import StreamingDataModule")
+
+
+def _parameters(of: Any) -> dict[str, Any]:
+    return {name: parameter.default for name, parameter in inspect.signature(of).parameters.items()}
+
+
+def test_a_config_has_the_fields_and_defaults_of_the_dataset() -> None:
+    of_dataset = {name: value for name, value in _parameters(StreamingDataset).items() if name not in NOT_IN_A_CONFIG}
+    of_config = {field.name: field.default for field in dataclasses.fields(StreamingConfig)}
+    assert of_config.pop("shuffle") is None  # yes for training, no otherwise
+    assert of_dataset.pop("shuffle") is False
+    assert of_config == of_dataset
+    assert list(of_config) == list(of_dataset)
+
+
+def test_config_and_dataset_document_the_same_things() -> None:
+    for one in (StreamingConfig, StreamingDataset):
+        documented = {line.split(":")[0].strip() for line in (inspect.getdoc(one) or "").splitlines() if ": " in line}
+        assert set(_parameters(one)) <= documented
