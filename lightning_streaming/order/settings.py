@@ -53,9 +53,11 @@ class OrderSettings:
         require_served("partition_algo", self.partition_algo, PARTITION_ALGOS)
         require_served("batching_method", self.batching_method, BATCHING_METHODS, BATCHING_METHODS_LATER)
         _check_whole("shuffle_seed", self.shuffle_seed, least=0)
-        _check_whole("shuffle_block_size", self.shuffle_block_size, least=1)
-        _check_whole("num_canonical_nodes", self.num_canonical_nodes, least=0)
         _check_whole("sampling_granularity", self.sampling_granularity, least=1)
+        if self.shuffle_block_size is not None:
+            _check_whole("shuffle_block_size", self.shuffle_block_size, least=1)
+        if self.num_canonical_nodes is not None:
+            _check_whole("num_canonical_nodes", self.num_canonical_nodes, least=0)
 
     @property
     def redraws_shards(self) -> bool:
@@ -77,8 +79,6 @@ class OrderSettings:
         return replace(self, num_canonical_nodes=canonical, shuffle_block_size=block)
 
 
-def _check_whole(name: str, value: int | None, least: int) -> None:
-    if value is None:
-        return
+def _check_whole(name: str, value: int, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value < _TOO_MANY:
         raise ConfigError(f"{name} must be a whole number of at least {least} and below 2**63, but got {value!r}")

@@ -78,7 +78,6 @@ def test_what_cannot_work_is_refused_at_birth(root: Path, name: str, value: Any)
     assert len(str(caught.value)) > 30
 
 
-@pytest.mark.xfail(strict=True, reason="OrderSettings lets None through where a number is needed")
 @pytest.mark.parametrize("name", ["shuffle_seed", "sampling_granularity"])
 def test_none_is_refused_where_a_number_is_needed(root: Path, name: str) -> None:
     with pytest.raises(ConfigError):

@@ -91,13 +91,6 @@ def test_a_killed_worker_is_an_error_and_not_a_hang(root: Path) -> None:
     assert (said, trainer.returncode) == ("", 1)
 
 
-@pytest.mark.xfail(strict=True, reason="workers do not ignore the signals that a trainer handles yet")
-def test_a_sigterm_to_everybody_does_not_take_the_workers_from_a_trainer_that_handles_it(root: Path) -> None:
-    with _start_trainer(root, signal_to_workers="SIGTERM") as trainer:
-        said, _ = trainer.communicate(timeout=20)
-    assert said == "28\n"
-
-
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_end_at_once_when_their_parent_is_killed(root: Path, method: str) -> None:
     with _start_trainer(root, method) as trainer:
