@@ -57,6 +57,19 @@ def test_persistent_workers_end_with_their_loader(root: Path) -> None:
     assert wait_until(lambda: not workers & children())
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_end_when_their_loader_is_closed(root: Path, persistent: bool) -> None:
+    before = children()
+    loader = make_loader(root, workers=2, loader={"persistent_workers": persistent})
+    iterator = iter(loader)
+    next(iterator)
+    workers = children() - before
+    loader.close()
+    assert len(workers) == 2
+    assert wait_until(lambda: not workers & children())
+    assert next(iterator, None) is None
+
+
 TRAINER = """
 import os, signal, sys, time
 from tests.helpers import ids, make_loader
