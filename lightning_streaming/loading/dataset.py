@@ -219,7 +219,7 @@ class StreamingDataset(IterableDataset[Any]):
         if num_samples is None:
             num_samples, from_beginning = self._samples_read() * self.current_world().num_ranks, False
         position = num_samples if from_beginning else began.sample_in_epoch + num_samples
-        return self.state_at(Cursor(began.epoch, position))
+        return self.state_at(self.epochs.without_repeats(Cursor(began.epoch, position), self.current_world()))
 
     def state_at(self, cursor: Cursor) -> dict[str, Any]:
         """The state of a reader who stands at ``cursor``; the end of an epoch is the beginning of the next."""

@@ -127,6 +127,15 @@ class Epochs:
         position = sequence.resume_position(cursor.sample_in_epoch, world.num_ranks)
         return cursor.passes_later(1) if position == len(sequence) else Cursor(cursor.epoch, position)
 
+    def without_repeats(self, cursor: Cursor, world: World) -> Cursor:
+        """A place that was counted by samples read, without those that were read twice to keep the ranks even.
+
+        For example 8 ranks that begin at 1 of 53 samples read 56, up to 57; no state of a whole pass counts so many.
+        """
+        length = len(self._sequence(self.settle(world), world))
+        repeats = cursor.sample_in_epoch - length
+        return Cursor(cursor.epoch, length) if 0 < repeats < world.num_ranks else cursor
+
     def saved(self, cursor: Cursor, world: World) -> SavedPosition:
         """The position ``cursor`` with all that makes it mean the same again."""
         settings = self.settle(world)

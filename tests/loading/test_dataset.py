@@ -171,6 +171,15 @@ def test_the_end_of_an_epoch_is_saved_as_the_beginning_of_the_next(root: Path) -
     assert (state["epoch"], state["sample_in_epoch"]) == (1, 0)
 
 
+@pytest.mark.parametrize("start", [0, 1, 7, 28])
+def test_a_pass_that_began_between_two_rounds_of_the_ranks_ends_where_the_next_begins(root: Path, start: int) -> None:
+    dataset = make_dataset(root, world=World(ranks_per_node=8), num_canonical_nodes=8)
+    dataset.load_state_dict({**dataset.state_dict(), "sample_in_epoch": start})
+    assert len(list(dataset)) * 8 >= 29 - start
+    state = dataset.state_dict()
+    assert (state["epoch"], state["sample_in_epoch"]) == (1, 0)
+
+
 def test_saving_right_after_loading_gives_the_same_state(root: Path) -> None:
     samples = iter(dataset := make_dataset(root))
     next(samples)
