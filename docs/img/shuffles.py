@@ -11,7 +11,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-from lightning_streaming.order.partition import CanonicalSequence
+from lightning_streaming.order.sequence import CanonicalSequence
 from lightning_streaming.order.shuffle import shuffle_map
 
 SHARDS = np.full(24, 100)

@@ -15,7 +15,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.cursor import Cursor, Handover, PassStart
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.epochs import OnChange
-from lightning_streaming.order.partition import Deal
+from lightning_streaming.order.deal import Deal
 
 _MOST_UNCLAIMED = 1024
 """Batches whose ends are remembered for :meth:`StreamingDataLoader.claim`, should nobody claim them."""

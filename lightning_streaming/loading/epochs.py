@@ -12,9 +12,11 @@ from lightning_streaming.loading.cursor import Cursor, PassStart
 from lightning_streaming.loading.order_store import shared_order
 from lightning_streaming.loading.source import SampleSource
 from lightning_streaming.loading.state import SavedPosition, changes, fingerprint
-from lightning_streaming.order.partition import CanonicalSequence, Deal, canonical_sequence
-from lightning_streaming.order.plan import DatasetShape, EpochPlan, plan_epoch
+from lightning_streaming.order.deal import Deal
+from lightning_streaming.order.plan import EpochPlan, plan_epoch
+from lightning_streaming.order.sequence import CanonicalSequence, canonical_sequence
 from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.order.shape import DatasetShape
 from lightning_streaming.order.weights import ResolvedWeights, StreamWeight, resolve_weights
 from lightning_streaming.world import World
 

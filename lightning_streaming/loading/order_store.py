@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from lightning_streaming.cache.layout import orders_directory
 from lightning_streaming.files import appears_whole, hold_lock
-from lightning_streaming.order.plan import DatasetShape, draw_order, order_digest
+from lightning_streaming.order.draw import Order, draw_order, is_identity, order_digest
 from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.order.shape import DatasetShape
 
 _SMALL_EPOCH = 1 << 16
 """Samples up to which each process makes its own copy: half a megabyte and some milliseconds."""
@@ -20,8 +21,8 @@ _LOCK_SECONDS = 3600.0
 _SUFFIX = ".order"
 
 
-def shared_order(settings: OrderSettings, shape: DatasetShape, epoch: int) -> NDArray[np.int64] | None:
-    """The order of one epoch, as :func:`lightning_streaming.order.plan.draw_order` makes it.
+def shared_order(settings: OrderSettings, shape: DatasetShape, epoch: int) -> Order | None:
+    """The order of one epoch, as :func:`lightning_streaming.order.draw.draw_order` makes it.
 
     A large one lies in a file of this node's runtime directory, named by a digest of all it depends on. Whoever takes
     the lock first makes the file; everyone maps it read-only, so more workers take no more memory. A process holds a
@@ -29,7 +30,7 @@ def shared_order(settings: OrderSettings, shape: DatasetShape, epoch: int) -> ND
     and what killed makers left: so finished epochs and killed runs leave at most one file, until the next run on this
     node.
     """
-    if shape.epoch_size <= _SMALL_EPOCH or _is_identity(settings, shape):
+    if shape.epoch_size <= _SMALL_EPOCH or is_identity(settings, shape):
         return draw_order(settings, shape, epoch)
     directory = orders_directory()
     path = directory / (order_digest(settings, shape, epoch) + _SUFFIX)
@@ -44,16 +45,11 @@ def shared_order(settings: OrderSettings, shape: DatasetShape, epoch: int) -> ND
             order = draw_order(settings, shape, epoch)
             assert order is not None, "only the identity needs none"
             with appears_whole(path) as partial:
-                order.tofile(partial)
+                np.asarray(order).tofile(partial)
             mapped = _map_if_present(path, shape.epoch_size)
             if mapped is None:  # whoever cleans temporary directories was quicker
                 return order
     return mapped
-
-
-def _is_identity(settings: OrderSettings, shape: DatasetShape) -> bool:
-    sizes = [int(sizes.sum()) for sizes in shape.shard_sizes]
-    return not settings.shuffle and list(shape.weights.choose) == sizes
 
 
 def _map_if_present(path: Path, samples: int) -> NDArray[np.int64] | None:

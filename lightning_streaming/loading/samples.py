@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.prefetch import ShardNeed, ShardPrefetcher
 from lightning_streaming.loading.source import SampleSource
-from lightning_streaming.order.partition import Deal
+from lightning_streaming.order.deal import Deal
 from lightning_streaming.order.plan import EpochPlan
 
 _WINDOW_SAMPLES = 1024

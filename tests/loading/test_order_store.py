@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from lightning_streaming import Stream
 from lightning_streaming.loading.order_store import shared_order
-from lightning_streaming.order.plan import DatasetShape, draw_order
+from lightning_streaming.order.draw import draw_order
 from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.order.shape import DatasetShape
 from lightning_streaming.order.weights import StreamWeight, resolve_weights
 from tests.helpers import ids, make_loader, write_dataset
 from tests.loading.processes import wait_until

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.order.partition import Deal
+from lightning_streaming.order.deal import Deal
 from lightning_streaming.order.plan import EpochPlan
 from tests.golden import golden_path
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.order.partition import Deal
+from lightning_streaming.order.deal import Deal
 
 Topology = tuple[int, int, int]
 """Nodes, ranks per node, batch size."""

@@ -10,9 +10,11 @@ import pytest
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import StreamingError, UnsupportedError
-from lightning_streaming.order.partition import Deal
-from lightning_streaming.order.plan import DatasetShape, draw_order, plan_epoch
+from lightning_streaming.order.deal import Deal
+from lightning_streaming.order.draw import draw_order
+from lightning_streaming.order.plan import plan_epoch
 from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.order.shape import DatasetShape
 from lightning_streaming.order.weights import ResolvedWeights, StreamWeight, resolve_weights
 from lightning_streaming.units import parse_count
 from lightning_streaming.world import World

@@ -11,9 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_streaming.errors import ConfigError, UnsupportedError
-from lightning_streaming.order.partition import CanonicalSequence, Deal
-from lightning_streaming.order.plan import DatasetShape, EpochPlan, draw_order, order_digest, plan_epoch
+from lightning_streaming.order.deal import Deal
+from lightning_streaming.order.draw import draw_order, order_digest
+from lightning_streaming.order.plan import EpochPlan, plan_epoch
+from lightning_streaming.order.sequence import CanonicalSequence
 from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.order.shape import DatasetShape
 from lightning_streaming.order.weights import StreamWeight, resolve_weights
 
 CANONICAL = 12

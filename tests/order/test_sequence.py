@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, SampleIndexError, StateError, UnsupportedError
-from lightning_streaming.order.partition import CanonicalSequence, Deal, canonical_sequence
+from lightning_streaming.order.deal import Deal
 from lightning_streaming.order.plan import EpochPlan
+from lightning_streaming.order.sequence import CanonicalSequence, canonical_sequence
 from tests.order.reference import assert_is, load, reference_start, work_array
 
 CASES = load("order_components.json")["partitions"]

@@ -1,0 +1,124 @@
+"""How a sequence is dealt to nodes, ranks and batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deal:
+    """How the rest of a sequence is dealt to nodes, ranks and batches.
+
+    Global batch ``t`` is the ``t``-th run of ``global_batch_size`` entries from ``start`` on. Its entries go to the
+    nodes in turn, and within each node to the ranks in turn. At the end some entries are read a second time, so that
+    all ranks have equally many.
+    """
+
+    length: int
+    """Entries of the sequence."""
+    start: int
+    """Position where dealing starts, in ``[0, length]``."""
+    num_nodes: int
+    """Nodes to deal to, P."""
+    ranks_per_node: int
+    """Ranks on each node, R."""
+    batch_size: int
+    """Samples in a batch of one rank, B."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.length:
+            raise ConfigError(f"dealing must start in [0, {self.length}], but got {self.start}")
+        if min(self.num_nodes, self.ranks_per_node, self.batch_size) < 1:
+            raise ConfigError(
+                f"nodes, ranks per node and batch size must be positive, but got {self.num_nodes}, "
+                f"{self.ranks_per_node} and {self.batch_size}"
+            )
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks over all nodes."""
+        return self.num_nodes * self.ranks_per_node
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples that all ranks read in one step."""
+        return self.num_ranks * self.batch_size
+
+    @property
+    def remaining(self) -> int:
+        """Entries to deal."""
+        return self.length - self.start
+
+    def samples_per_rank(self) -> int:
+        """Entries that each rank reads, the ones read twice included."""
+        return -(-self.remaining // self.num_ranks)
+
+    def num_batches(self, drop_last: bool = False) -> int:
+        """Batches of each rank, the same for all; 0 where all has been read.
+
+        Args:
+            drop_last: Leave out a last batch that is not full.
+        """
+        return (self.samples_per_rank() + (0 if drop_last else self.batch_size - 1)) // self.batch_size
+
+    def position_after(self, t: int) -> int:
+        """Where another deal would start after ``t`` global batches of this one."""
+        return min(self.start + t * self.global_batch_size, self.length)
+
+    def batch(self, t: int, node: int, rank_of_node: int) -> NDArray[np.int64]:
+        """Positions that one rank reads in batch ``t``; fewer in the last batch, none beyond.
+
+        Args:
+            t: Counts global batches from ``start``.
+            node: In ``[0, num_nodes)``.
+            rank_of_node: In ``[0, ranks_per_node)``.
+
+        Raises:
+            ConfigError: There is no such rank, or ``t`` is negative.
+        """
+        positions: NDArray[np.int64] = self.batches(np.asarray([t], np.int64), node, rank_of_node)[0]
+        return positions[positions >= 0]
+
+    def batches(self, ts: NDArray[np.int64], node: int, rank_of_node: int) -> NDArray[np.int64]:
+        """Positions that one rank reads in several batches.
+
+        Args:
+            ts: Global batches, counted from ``start``, in any order.
+            node: In ``[0, num_nodes)``.
+            rank_of_node: In ``[0, ranks_per_node)``.
+
+        Returns:
+            Positions of shape (len(ts), batch_size); -1 after the end.
+
+        Raises:
+            ConfigError: There is no such rank, or a batch is negative.
+        """
+        if not (0 <= node < self.num_nodes and 0 <= rank_of_node < self.ranks_per_node):
+            raise ConfigError(
+                f"there is no rank {rank_of_node} of node {node} among {self.num_nodes} nodes of {self.ranks_per_node}"
+            )
+        if ts.size and ts.min() < 0:
+            raise ConfigError(f"batches count from 0, but got {ts.min()}")
+        rank = rank_of_node * self.num_nodes + node
+        steps = ts[:, np.newaxis] * self.global_batch_size + np.arange(self.batch_size) * self.num_ranks + rank
+        steps = self._repeat_at_end(steps)
+        return np.where(steps < 0, -1, self.start + steps)
+
+    def _repeat_at_end(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Send steps past the last entry back to entries to read again, and those past every rank's end to -1.
+
+        For example one node of 4 ranks reads 10 entries as 0 1 2 3 | 4 5 6 7 | 8 9 5 6. Where the entries do not reach
+        back that far, they are read again from 0: one node of 4 ranks reads 2 entries as 0 1 0 1.
+        """
+        dealt = self.samples_per_rank() * self.num_ranks
+        lag = self.num_ranks - self.num_nodes + dealt - self.remaining
+        past = steps >= self.remaining
+        if not past.any():
+            return steps
+        repeated = steps - lag if lag <= self.remaining else steps % max(self.remaining, 1)
+        return np.where(past, np.where(steps < dealt, repeated, -1), steps)
