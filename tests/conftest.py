@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings as hypothesis_settings
 
 from tests.servers import HttpStore, S3Store, fresh_store, http_server, s3_server
 
@@ -41,7 +42,9 @@ for _name in _UNSET:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep caches and locks of this run in a directory that goes away with it."""
+    """Keep caches and locks of this run in a directory that goes away with it; hold no example to a time."""
+    hypothesis_settings.register_profile("untimed", deadline=None)
+    hypothesis_settings.load_profile("untimed")
     directory = Path(tempfile.mkdtemp(prefix="lightning-streaming-tests-"))
     config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
     os.environ["XDG_CACHE_HOME"] = str(directory / "cache")

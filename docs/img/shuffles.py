@@ -32,7 +32,7 @@ def main() -> None:
     sequence = CanonicalSequence(num_samples=samples, num_canonical_nodes=CANONICAL_NODES, num_nodes=1)
     figure, axes = plt.subplots(1, len(PANELS), figsize=(13, 3), sharey=True, layout="constrained")
     for axis, (title, algo, block_size) in zip(axes, PANELS, strict=True):
-        ids = sequence.canonical_positions(positions)
+        ids = sequence.places(positions)
         if algo is not None:
             ids = shuffle_map(algo, SHARDS, CANONICAL_NODES, seed=9176, epoch=0, block_size=block_size)[ids]
         for node, colour in enumerate(("tab:blue", "tab:orange")):

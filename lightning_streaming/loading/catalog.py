@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, SampleIndexError
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
+from lightning_streaming.order.runs import RunLookup
 
 
 class SamplePlace(NamedTuple):
@@ -45,7 +46,7 @@ class Catalog:
         self.samples_per_shard: NDArray[np.int64] = np.concatenate(self.shard_sizes_per_stream)
         self.shards_per_stream = [len(sizes) for sizes in self.shard_sizes_per_stream]
         self.stream_of_shard: NDArray[np.int64] = np.repeat(np.arange(len(indexes)), self.shards_per_stream)
-        self._shard_ends = np.cumsum(self.samples_per_shard)
+        self._runs = RunLookup(np.cumsum(self.samples_per_shard))
 
     @cached_property
     def num_samples(self) -> int:
@@ -55,12 +56,11 @@ class Catalog:
     @cached_property
     def first_sample_of_shard(self) -> NDArray[np.int64]:
         """Sample id at which each shard starts."""
-        return self._shard_ends - self.samples_per_shard
+        return self._runs.stops - self.samples_per_shard
 
     def shard_of(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """The shard, counted over all streams, that holds each of these samples."""
-        # side="right" also steps over empty shards, which end where they start.
-        return np.searchsorted(self._shard_ends, sample_ids, side="right")
+        return self._runs.find(sample_ids)
 
     def places(self, sample_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Shards, and indexes within them, of many samples at once."""
@@ -79,7 +79,7 @@ class Catalog:
         wanted = sample_id + self.num_samples if sample_id < 0 else sample_id
         if not 0 <= wanted < self.num_samples:
             raise SampleIndexError(f"sample {sample_id} does not exist; the dataset has {self.num_samples} samples")
-        shard = int(np.searchsorted(self._shard_ends, wanted, side="right"))
+        shard = int(self.shard_of(np.asarray([wanted]))[0])
         return SamplePlace(int(self.stream_of_shard[shard]), shard, wanted - int(self.first_sample_of_shard[shard]))
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.order.layout import BatchGeometry
 from lightning_streaming.world import World
 
 
@@ -35,6 +36,8 @@ class PassStart:
     """The world in which samples are dealt: ranks that read the same samples count as one."""
     batch_size: int
     """Samples per batch on each rank."""
+    geometry: BatchGeometry
+    """What the epoch's batches were made for; not this world, where it changed in the middle of the epoch."""
     shuffle_seed: int
     num_canonical_nodes: int
     shuffle_block_size: int
@@ -48,12 +51,14 @@ class Handover:
     """
 
     def __init__(self) -> None:
-        self._words = _shared_words(9)
+        self._words = _shared_words(12)
 
     def assign(self, start: PassStart) -> None:
         """Tell workers that begin from now on to read this pass."""
         world = start.world
         words = [*start.cursor, world.num_nodes, world.ranks_per_node, world.rank, start.batch_size]
+        geometry = start.geometry
+        words += [geometry.num_nodes, geometry.ranks_per_node, geometry.batch_size]
         words += [start.shuffle_seed, start.num_canonical_nodes, start.shuffle_block_size]
         self._words[:] = torch.tensor(words)
 
@@ -64,9 +69,10 @@ class Handover:
             cursor=Cursor(words[0], words[1]),
             world=World(num_nodes=words[2], ranks_per_node=words[3], rank=words[4]),
             batch_size=words[5],
-            shuffle_seed=words[6],
-            num_canonical_nodes=words[7],
-            shuffle_block_size=words[8],
+            geometry=BatchGeometry(num_nodes=words[6], ranks_per_node=words[7], batch_size=words[8]),
+            shuffle_seed=words[9],
+            num_canonical_nodes=words[10],
+            shuffle_block_size=words[11],
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -172,8 +171,7 @@ class StreamingDataLoader(DataLoader[Any]):
         self._unclaimed.clear()
 
     def _deal_from(self, cursor: Cursor) -> Deal:
-        start = self.dataset.epochs.start(Cursor(0, 0), self.dataset.current_world(), self._samples_per_batch)
-        return self.dataset.epochs.deal(replace(start, cursor=cursor))
+        return self.dataset.epochs.deal_from(cursor, self.dataset.current_world(), self._samples_per_batch)
 
 
 class LoaderPass(Iterator[Any]):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import ceil
 from typing import Any
@@ -22,6 +24,7 @@ from lightning_streaming.loading.state import read_state
 from lightning_streaming.loading.stream import Stream, StreamDefaults, named_streams
 from lightning_streaming.loading.transform import keyed_transform
 from lightning_streaming.loading.worker import prepare_worker_process
+from lightning_streaming.order.seeds import stretched_seed
 from lightning_streaming.order.settings import OrderSettings
 from lightning_streaming.units import parse_count
 from lightning_streaming.world import World
@@ -49,15 +52,17 @@ class StreamingDataset(IterableDataset[Any]):
         sampling_method: "balanced" draws anew each epoch what a weight below or above 1 leaves open; "fixed" always
             draws the same.
         sampling_granularity: Samples drawn from a shard at a time.
-        partition_algo: "relaxed" or "orig"; the same sequence wherever both are defined.
+        partition_algo: "relaxed" lets a run go on on any number of nodes; "orig" on those that the canonical nodes fit.
         num_canonical_nodes: Slices of the sample space that make the order independent of the machine count. None:
-            the number of nodes of the first run (64 per node for "py1s"), kept in every saved position.
+            one per node of the first run (64 for "py1s" and "py2s", 16 for "blockwise"), kept in every saved position.
         batch_size: Samples per batch on each rank. The loader gives its own if this is None.
         shuffle: Whether to shuffle.
-        shuffle_algo: "py1e", "py1s" or "naive"; see docs/order.md.
+        shuffle_algo: "py1e", "blockwise", "py1br", "py1s", "py2s", "naive" or, deprecated, "py1b"; see docs/order.md.
         shuffle_seed: Seed of everything random about the order.
-        shuffle_block_size: Samples within which "py1e" mixes. None: 4 million per canonical node, at least 262144.
-        batching_method: "random".
+        shuffle_block_size: Samples within which "py1e", "py1br", "py1b" and "blockwise" mix. None: 4 million over all
+            canonical nodes, at least 262144 in each (16384 with "blockwise").
+        batching_method: Which samples share a batch: "random", "stratified", "per_stream" or "device_per_stream".
+        stretch_seed: Use the seed that MosaicML Streaming 0.2 made of ``shuffle_seed``; with "py2s" this is its order.
         allow_unsafe_types: Whether columns may be unpickled. Unpickling runs code found in the data.
         replication: This many consecutive ranks read the same samples (tensor or sequence parallelism).
         transform: Applied to each decoded sample in the worker. If it has a parameter ``rng`` it is given a
@@ -95,6 +100,7 @@ class StreamingDataset(IterableDataset[Any]):
         shuffle_seed: int = 9176,
         shuffle_block_size: int | None = None,
         batching_method: str = "random",
+        stretch_seed: bool = False,
         allow_unsafe_types: bool = False,
         replication: int | None = None,
         transform: Callable[..., Any] | None = None,
@@ -126,6 +132,10 @@ class StreamingDataset(IterableDataset[Any]):
             partition_algo=partition_algo,
             batching_method=batching_method,
         )
+        if stretch_seed:
+            settings = replace(settings, shuffle_seed=stretched_seed(settings.shuffle_seed))
+        if shuffle_algo == "py1b":
+            warnings.warn("shuffle_algo='py1b' is deprecated; use 'py1br'", DeprecationWarning, stacklevel=2)
         defaults = StreamDefaults(
             split=split,
             download_retry=download_retry,
@@ -140,6 +150,7 @@ class StreamingDataset(IterableDataset[Any]):
             [stream.weight() for stream in self.streams.values()],
             _parse_epoch_size(epoch_size),
             self._source,
+            batch_size,
         )
         self._next = Cursor(0, 0)
         self._counter = PassCounter()
@@ -280,6 +291,7 @@ class StreamingDataset(IterableDataset[Any]):
         """Stop fetching and unmap every shard. The dataset may be used again; it then opens what it needs."""
         if self._reading is not None:
             self._reading.close()
+        self.epochs.close()
         self._source.close()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -291,6 +303,7 @@ class StreamingDataset(IterableDataset[Any]):
             source=self._source,
             transform=keyed_transform(self.transform, self.seed_global_rng, start),
             predownload=self.predownload or max(64, 8 * start.batch_size),
+            near_end=partial(self.epochs.prepare_next, start),
         )
 
     def _pass_began(self) -> Cursor:

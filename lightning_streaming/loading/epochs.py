@@ -9,12 +9,15 @@ from typing import Any, Literal, get_args
 
 from lightning_streaming.errors import ConfigError, StateMismatchError
 from lightning_streaming.loading.cursor import Cursor, PassStart
+from lightning_streaming.loading.order_ahead import OrderAhead
 from lightning_streaming.loading.order_store import shared_order
 from lightning_streaming.loading.source import SampleSource
 from lightning_streaming.loading.state import SavedPosition, changes, fingerprint
+from lightning_streaming.order.batching import EpochSequence
 from lightning_streaming.order.deal import Deal
-from lightning_streaming.order.plan import EpochPlan, plan_epoch
-from lightning_streaming.order.sequence import CanonicalSequence, canonical_sequence
+from lightning_streaming.order.geometry import epoch_geometry, layout
+from lightning_streaming.order.layout import BatchGeometry
+from lightning_streaming.order.plan import EpochPlan, epoch_sequence, plan_epoch, resume_position
 from lightning_streaming.order.settings import OrderSettings
 from lightning_streaming.order.shape import DatasetShape
 from lightning_streaming.order.weights import ResolvedWeights, StreamWeight, resolve_weights
@@ -34,6 +37,7 @@ class Epochs:
         stream_weights: Each stream's weight, in stream order.
         epoch_size: Samples per epoch, if the user chose.
         source: Where the data's sizes are known from; looked at only when they are needed.
+        batch_size: Samples per batch on each rank, if it is known before the first pass.
     """
 
     def __init__(
@@ -42,12 +46,17 @@ class Epochs:
         stream_weights: Sequence[StreamWeight],
         epoch_size: int | None,
         source: SampleSource,
+        batch_size: int | None = None,
     ) -> None:
         self._asked = settings
         self._settings = settings
         self._stream_weights = list(stream_weights)
         self._epoch_size = epoch_size
         self._source = source
+        self._batch_size = batch_size
+        self._ahead = OrderAhead()
+        self._under_way: tuple[int, BatchGeometry] | None = None
+        self._latest_sequence: tuple[tuple[OrderSettings, BatchGeometry, int], EpochSequence] | None = None
         self._weights: ResolvedWeights | None = None
         self._initial_nodes: int | None = None
         self._resumed_from_nodes: int | None = None
@@ -85,39 +94,59 @@ class Epochs:
         # From what was asked, not from what has been settled since: the block size follows the canonical nodes.
         self._use(replace(self._asked, shuffle_seed=saved.shuffle_seed, num_canonical_nodes=saved.num_canonical_nodes))
         self._initial_nodes = self._resumed_from_nodes = saved.initial_physical_nodes
+        self._under_way = None if saved.geometry is None else (saved.cursor.epoch, saved.geometry)
         self._unchecked = None if saved.fingerprint is None else (saved.fingerprint, on_change)
 
     def start(self, cursor: Cursor, world: World, batch_size: int) -> PassStart:
-        """All that a process must know to begin a pass at ``cursor``."""
-        settings = self.settle(world)
-        assert settings.num_canonical_nodes is not None, "settled"
-        assert settings.shuffle_block_size is not None, "settled"
-        return PassStart(
-            cursor=self.normalise(cursor, world),
-            world=world,
-            batch_size=batch_size,
-            shuffle_seed=settings.shuffle_seed,
-            num_canonical_nodes=settings.num_canonical_nodes,
-            shuffle_block_size=settings.shuffle_block_size,
-        )
+        """All that a process must know to begin a pass at ``cursor``, which makes it the pass under way."""
+        self._batch_size = batch_size
+        cursor = self.normalise(cursor, world)
+        start = self._start_at(cursor, world, batch_size)
+        self._under_way = cursor.epoch, start.geometry
+        composed = self._settings.batching_method != "random"
+        if composed and start.geometry.global_batch_size != world.num_ranks * batch_size:
+            _log.warning(
+                "epoch %d goes on with global batches of %d samples, made for %d nodes of %d ranks; they are dealt in "
+                "runs of %d to its end, and may so be divided",
+                cursor.epoch,
+                start.geometry.global_batch_size,
+                start.geometry.num_nodes,
+                start.geometry.ranks_per_node,
+                world.num_ranks * batch_size,
+            )
+        return start
 
     def plan(self, start: PassStart) -> EpochPlan:
         """The sample ids of a pass by position, with the seed and canonical nodes that ``start`` carries."""
         settings = self._settings_of(start)
         self._use(settings)
-        shape = DatasetShape(shard_sizes=self._source.catalog.shard_sizes_per_stream, weights=self.weights)
-        order = shared_order(settings, shape, start.cursor.epoch)
-        return plan_epoch(settings, shape, start.world.num_nodes, order, self._resumed_from_nodes)
+        order = shared_order(settings, self._shape, start.cursor.epoch)
+        return plan_epoch(settings, self._shape, start.geometry, start.cursor.epoch, order)
+
+    def prepare_next(self, start: PassStart) -> None:
+        """Begin to make the order of the epoch after this pass, so that nobody waits for it then."""
+        self._ahead.prepare(self._settings_of(start), self._shape, start.cursor.epoch + 1)
+
+    def close(self) -> None:
+        """Keep no order that was made ahead."""
+        self._ahead.close()
 
     def deal(self, start: PassStart) -> Deal:
         """How the samples of a pass are dealt to ranks and batches."""
+        settings, current = self._settings_of(start), _geometry(start.world, start.batch_size)
         return Deal(
-            length=len(self._sequence(self._settings_of(start), start.world)),
+            length=len(self._sequence(settings, start.geometry, start.cursor.epoch)),
             start=start.cursor.sample_in_epoch,
             num_nodes=start.world.num_nodes,
             ranks_per_node=start.world.ranks_per_node,
             batch_size=start.batch_size,
+            layout=layout(settings, current, start.geometry),
         )
+
+    def deal_from(self, cursor: Cursor, world: World, batch_size: int) -> Deal:
+        """How the samples from ``cursor`` to the end of its epoch would be dealt; none of them at the end."""
+        self._batch_size = batch_size
+        return self.deal(self._start_at(cursor, world, batch_size))
 
     def normalise(self, cursor: Cursor, world: World) -> Cursor:
         """The same place, the end of an epoch written as the beginning of the next.
@@ -125,8 +154,8 @@ class Epochs:
         Raises:
             StateError: The place is beyond the epoch's end.
         """
-        sequence = self._sequence(self.settle(world), world)
-        position = sequence.resume_position(cursor.sample_in_epoch, world.num_ranks)
+        sequence = self._sequence_at(cursor, world)
+        position = resume_position(sequence, cursor.sample_in_epoch, world.num_ranks)
         return cursor.passes_later(1) if position == len(sequence) else Cursor(cursor.epoch, position)
 
     def without_repeats(self, cursor: Cursor, world: World) -> Cursor:
@@ -134,7 +163,7 @@ class Epochs:
 
         For example 8 ranks that begin at 1 of 53 samples read 56, up to 57; no state of a whole pass counts so many.
         """
-        length = len(self._sequence(self.settle(world), world))
+        length = len(self._sequence_at(cursor, world))
         repeats = cursor.sample_in_epoch - length
         return Cursor(cursor.epoch, length) if 0 < repeats < world.num_ranks else cursor
 
@@ -147,17 +176,59 @@ class Epochs:
             shuffle_seed=settings.shuffle_seed,
             num_canonical_nodes=settings.num_canonical_nodes,
             initial_physical_nodes=self._initial_nodes,
+            geometry=self._geometry_to_save(cursor, world),
             fingerprint=self._fingerprint(),
         )
 
-    def _sequence(self, settings: OrderSettings, world: World) -> CanonicalSequence:
+    def _geometry_to_save(self, cursor: Cursor, world: World) -> BatchGeometry | None:
+        """None where any machines read the same sequence, or may begin the epoch with batches of their own."""
+        if self._settings.batching_method == "random" or not cursor.sample_in_epoch:
+            return None
+        return self._geometry_at(cursor, world, self._known_batch_size())
+
+    @property
+    def _shape(self) -> DatasetShape:
+        return DatasetShape(shard_sizes=self._source.catalog.shard_sizes_per_stream, weights=self.weights)
+
+    def _start_at(self, cursor: Cursor, world: World, batch_size: int) -> PassStart:
+        settings = self.settle(world)
         assert settings.num_canonical_nodes is not None, "settled"
-        return canonical_sequence(
-            settings.partition_algo,
-            self.weights.epoch_size,
-            settings.num_canonical_nodes,
-            world.num_nodes,
-            self._resumed_from_nodes,
+        assert settings.shuffle_block_size is not None, "settled"
+        return PassStart(
+            cursor=cursor,
+            world=world,
+            batch_size=batch_size,
+            geometry=self._geometry_at(cursor, world, batch_size),
+            shuffle_seed=settings.shuffle_seed,
+            num_canonical_nodes=settings.num_canonical_nodes,
+            shuffle_block_size=settings.shuffle_block_size,
+        )
+
+    def _geometry_at(self, cursor: Cursor, world: World, batch_size: int) -> BatchGeometry:
+        """What the batches of an epoch are made for: within the pass under way that stays what it was."""
+        if cursor.sample_in_epoch and self._under_way and self._under_way[0] == cursor.epoch:
+            return self._under_way[1]
+        return epoch_geometry(self.settle(world), _geometry(world, batch_size), self._resumed_from_nodes)
+
+    def _sequence_at(self, cursor: Cursor, world: World) -> EpochSequence:
+        settings = self.settle(world)
+        return self._sequence(settings, self._geometry_at(cursor, world, self._known_batch_size()), cursor.epoch)
+
+    def _sequence(self, settings: OrderSettings, geometry: BatchGeometry, epoch: int) -> EpochSequence:
+        """Kept for the next call: where training stands is asked for at every step."""
+        asked = settings, geometry, epoch
+        if self._latest_sequence is None or self._latest_sequence[0] != asked:
+            self._latest_sequence = asked, epoch_sequence(settings, self._shape, geometry, epoch)
+        return self._latest_sequence[1]
+
+    def _known_batch_size(self) -> int:
+        if self._batch_size is not None:
+            return self._batch_size
+        if self._settings.batching_method == "random":
+            return 1  # the sequence is the same for all
+        raise ConfigError(
+            f"batching_method={self._settings.batching_method!r} makes batches of a known size; pass batch_size= to "
+            "the dataset, or iterate through a StreamingDataLoader that has one"
         )
 
     def _settings_of(self, start: PassStart) -> OrderSettings:
@@ -170,7 +241,9 @@ class Epochs:
 
     def _use(self, settings: OrderSettings) -> None:
         if settings.shuffle_seed != self._settings.shuffle_seed:
-            self._weights = None  # the seed also decides which streams get the samples that rounding left over
+            self._weights = self._latest_sequence = (
+                None  # the seed also decides which streams get the samples that rounding left over
+            )
         self._settings = settings
 
     def _fingerprint(self) -> dict[str, Any]:
@@ -193,3 +266,7 @@ class Epochs:
         if found:
             _log.warning("resuming although data or order have changed: %s", "; ".join(found))
         self._unchecked = None
+
+
+def _geometry(world: World, batch_size: int) -> BatchGeometry:
+    return BatchGeometry(num_nodes=world.num_nodes, ranks_per_node=world.ranks_per_node, batch_size=batch_size)

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.cache.layout import orders_directory
+from lightning_streaming.cache.layout import RUNTIME_VARIABLE, orders_directory
+from lightning_streaming.errors import LockTimeoutError, StorageError
 from lightning_streaming.files import appears_whole, hold_lock
-from lightning_streaming.order.draw import Order, draw_order, is_identity, order_digest
+from lightning_streaming.order.draw import (
+    Order,
+    draw_into,
+    draw_order,
+    is_identity,
+    is_on_demand,
+    order_digest,
+    order_dtype,
+)
 from lightning_streaming.order.settings import OrderSettings
 from lightning_streaming.order.shape import DatasetShape
 
 _SMALL_EPOCH = 1 << 16
-"""Samples up to which each process makes its own copy: half a megabyte and some milliseconds."""
+"""Samples up to which each process makes its own copy: a quarter of a megabyte and some milliseconds."""
 _LOCK_SECONDS = 3600.0
 _SUFFIX = ".order"
+
+_Ids = NDArray[np.integer[Any]]
 
 
 def shared_order(settings: OrderSettings, shape: DatasetShape, epoch: int) -> Order | None:
@@ -29,30 +42,103 @@ def shared_order(settings: OrderSettings, shape: DatasetShape, epoch: int) -> Or
     shared ``flock`` on the file for as long as it maps it, and whoever makes an order removes those that nobody holds
     and what killed makers left: so finished epochs and killed runs leave at most one file, until the next run on this
     node.
+
+    Raises:
+        ConfigError: See :func:`~lightning_streaming.order.draw.draw_order`.
+        StorageError: There is no room for the file.
+        LockTimeoutError: Another process takes more than an hour to make an order.
     """
-    if shape.epoch_size <= _SMALL_EPOCH or is_identity(settings, shape):
+    if not is_shared(settings, shape):
         return draw_order(settings, shape, epoch)
-    directory = orders_directory()
-    path = directory / (order_digest(settings, shape, epoch) + _SUFFIX)
-    mapped = _map_if_present(path, shape.epoch_size)
+    path = _path(settings, shape, epoch)
+    mapped = _map_if_present(path, shape)
     if mapped is not None:
         return mapped
     # One lock for all orders, so that its holder knows whatever is half written to be a dead maker's.
-    with hold_lock(directory / "lock", _LOCK_SECONDS, f"make the order of epoch {epoch}"):
-        mapped = _map_if_present(path, shape.epoch_size)
-        if mapped is None:
-            _remove_unused(directory)
-            order = draw_order(settings, shape, epoch)
-            assert order is not None, "only the identity needs none"
-            with appears_whole(path) as partial:
-                np.asarray(order).tofile(partial)
-            mapped = _map_if_present(path, shape.epoch_size)
-            if mapped is None:  # whoever cleans temporary directories was quicker
-                return order
-    return mapped
+    with hold_lock(path.parent / "lock", _LOCK_SECONDS, f"make the order of epoch {epoch}"):
+        return _make(path, settings, shape, epoch)
 
 
-def _map_if_present(path: Path, samples: int) -> NDArray[np.int64] | None:
+def order_ahead_of_use(settings: OrderSettings, shape: DatasetShape, epoch: int) -> Order | None:
+    """Make the file of an order that will be asked for, unless somebody is making an order just now.
+
+    Args:
+        settings: Of an order that :func:`is_shared`.
+        shape: The data.
+        epoch: Counts from 0.
+
+    Returns:
+        The order, whose file nobody removes as long as it is kept; None where somebody else is busy.
+
+    Raises:
+        ConfigError: See :func:`~lightning_streaming.order.draw.draw_order`.
+        StorageError: There is no room for the file.
+    """
+    path = _path(settings, shape, epoch)
+    mapped = _map_if_present(path, shape)
+    if mapped is not None:
+        return mapped
+    try:
+        with hold_lock(path.parent / "lock", 0, f"make the order of epoch {epoch} ahead of time"):
+            return _make(path, settings, shape, epoch)
+    except LockTimeoutError:
+        return None
+
+
+def is_shared(settings: OrderSettings, shape: DatasetShape) -> bool:
+    """Whether an order is worth a file: it is large, and has to be drawn before it is read."""
+    return shape.epoch_size > _SMALL_EPOCH and not is_on_demand(settings) and not is_identity(settings, shape)
+
+
+def _path(settings: OrderSettings, shape: DatasetShape, epoch: int) -> Path:
+    return orders_directory() / (order_digest(settings, shape, epoch) + _SUFFIX)
+
+
+def _make(path: Path, settings: OrderSettings, shape: DatasetShape, epoch: int) -> _Ids:
+    """Map the file, made if it is missing. Must be called while holding the lock of the directory."""
+    mapped = _map_if_present(path, shape)
+    if mapped is not None:
+        return mapped
+    _remove_unused(path.parent)
+    with appears_whole(path) as partial:
+        order = _room(partial, shape)
+        draw_into(settings, shape, epoch, order)
+    mapped = _map_if_present(path, shape)
+    # Whoever cleans temporary directories may have been quicker; what we drew stays as long as we map it.
+    return order if mapped is None else mapped
+
+
+def _room(path: Path, shape: DatasetShape) -> _Ids:
+    """A new file as an array to fill.
+
+    Its blocks are reserved at once: to find a disk full when writing to a map kills the process.
+    """
+    num_bytes = _num_bytes(shape)
+    with path.open("w+b") as file:
+        try:
+            _reserve(file.fileno(), num_bytes)
+        except OSError as error:
+            raise StorageError(
+                f"cannot reserve {num_bytes} bytes for the sample order in {path}: {error.strerror}; make room there, "
+                f"or set {RUNTIME_VARIABLE} to a directory with more room on this node"
+            ) from error
+        return np.frombuffer(mmap.mmap(file.fileno(), num_bytes), order_dtype(shape))
+
+
+def _reserve(descriptor: int, num_bytes: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, num_bytes)
+        return
+    zeros = bytes(1 << 20)  # macOS
+    for start in range(0, num_bytes, len(zeros)):
+        os.pwrite(descriptor, zeros[: num_bytes - start], start)
+
+
+def _num_bytes(shape: DatasetShape) -> int:
+    return shape.epoch_size * order_dtype(shape).itemsize
+
+
+def _map_if_present(path: Path, shape: DatasetShape) -> _Ids | None:
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -61,10 +147,11 @@ def _map_if_present(path: Path, samples: int) -> NDArray[np.int64] | None:
         fcntl.flock(file, fcntl.LOCK_SH)
         found = os.fstat(file.fileno())
         # Removed between our open and our lock, or cut short when the machine went down.
-        if found.st_nlink == 0 or found.st_size != samples * np.dtype(np.int64).itemsize:
+        if found.st_nlink == 0 or found.st_size != _num_bytes(shape):
             return None
         # The map keeps a duplicate of the descriptor, and with it the lock, until it is freed or the process dies.
-        return np.memmap(file, dtype=np.int64, mode="r")
+        held = mmap.mmap(file.fileno(), found.st_size, access=mmap.ACCESS_READ)
+        return np.frombuffer(held, order_dtype(shape))
 
 
 def _remove_unused(directory: Path) -> None:

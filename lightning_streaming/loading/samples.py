@@ -16,8 +16,10 @@ from lightning_streaming.loading.source import SampleSource
 from lightning_streaming.order.deal import Deal
 from lightning_streaming.order.plan import EpochPlan
 
-_WINDOW_SAMPLES = 1024
+_WINDOW_SAMPLES = 8192
 """Samples whose ids are worked out together: enough for numpy to be fast, few enough to start at once."""
+_NEAR_END = 0.75
+"""Part of a share after which what the next pass needs is made ready."""
 
 Transform = Callable[[dict[str, Any], int], Any]
 """Turns a decoded sample, and its position in the epoch, into what the worker hands out."""
@@ -41,7 +43,12 @@ class Share:
         for first in range(0, len(batches), step):
             window = np.asarray(batches[first : first + step], np.int64)
             positions = self.deal.batches(window, self.node, self.rank_of_node).reshape(-1)
-            yield positions[positions >= 0]
+            # Only an epoch's last batch has gaps.
+            yield positions if positions[-1] >= 0 else positions[positions >= 0]
+
+    def num_samples(self) -> int:
+        """About how many samples :meth:`windows` gives, exactly if the last batch is full."""
+        return len(range(self.worker, self.deal.num_batches(), self.num_workers)) * self.deal.batch_size
 
 
 class _Window(NamedTuple):
@@ -77,14 +84,20 @@ class WorkerSamples(Iterator[Any]):
         source: Where from.
         transform: What to make of each sample.
         predownload: Samples ahead of the reader for which shards are fetched.
+        near_end: Called once, when most of the share has been read.
     """
 
     def __init__(
-        self, make_share: Callable[[], Share], source: SampleSource, transform: Transform | None, predownload: int
+        self,
+        make_share: Callable[[], Share],
+        source: SampleSource,
+        transform: Transform | None,
+        predownload: int,
+        near_end: Callable[[], None],
     ) -> None:
         self.samples_read = 0
         """Samples handed out so far."""
-        self._samples = _read(make_share, source, transform, predownload)
+        self._samples = _read(make_share, source, transform, predownload, near_end)
 
     def __next__(self) -> Any:
         sample = next(self._samples)
@@ -97,12 +110,19 @@ class WorkerSamples(Iterator[Any]):
 
 
 def _read(
-    make_share: Callable[[], Share], source: SampleSource, transform: Transform | None, predownload: int
+    make_share: Callable[[], Share],
+    source: SampleSource,
+    transform: Transform | None,
+    predownload: int,
+    near_end: Callable[[], None],
 ) -> Generator[Any, None, None]:
     share = make_share()
+    near_end_at = share.num_samples() * _NEAR_END
     with _prefetching(share, source, predownload) as prefetcher:
         samples_read = 0
         for window in _located(share, source.catalog):
+            if samples_read <= near_end_at < samples_read + len(window.positions):
+                near_end()
             places = zip(window.positions.tolist(), window.shards.tolist(), window.indexes.tolist(), strict=True)
             for position, shard, index in places:
                 if prefetcher is not None:

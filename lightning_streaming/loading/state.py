@@ -3,8 +3,9 @@
     {"version": 1, "epoch": 3, "sample_in_epoch": 51200, "shuffle_seed": 9176, "num_canonical_nodes": 2,
      "initial_physical_nodes": 2, "fingerprint": {...}}
 
-It loads with ``torch.load(..., weights_only=True)``. The four or five keys that MosaicML Streaming writes are accepted
-too; such a state carries no fingerprint, so it cannot be checked against the data.
+Within an epoch whose batches are composed, "batch_geometry" also says for which nodes, ranks and batch size. All loads
+with ``torch.load(..., weights_only=True)``. The four or five keys that MosaicML Streaming writes are accepted too; such
+a state carries no fingerprint, so it cannot be checked against the data.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from lightning_streaming.errors import StateError
 from lightning_streaming.loading.catalog import Catalog, shard_table
 from lightning_streaming.loading.cursor import Cursor
+from lightning_streaming.order.layout import BatchGeometry
 from lightning_streaming.order.settings import OrderSettings
 from lightning_streaming.order.weights import ResolvedWeights
 
@@ -37,6 +39,8 @@ class SavedPosition:
     shuffle_seed: int
     num_canonical_nodes: int
     initial_physical_nodes: int | None
+    geometry: BatchGeometry | None
+    """What the batches of the epoch are made for, where they are composed."""
     fingerprint: Mapping[str, Any] | None
 
     def as_state(self) -> dict[str, Any]:
@@ -48,6 +52,7 @@ class SavedPosition:
             "shuffle_seed": self.shuffle_seed,
             "num_canonical_nodes": self.num_canonical_nodes,
             "initial_physical_nodes": self.initial_physical_nodes,
+            **({} if self.geometry is None else {"batch_geometry": asdict(self.geometry)}),
             "fingerprint": self.fingerprint,
         }
 
@@ -80,8 +85,17 @@ def read_state(state: Mapping[str, Any]) -> SavedPosition:
         initial_physical_nodes=None
         if initial_nodes is None
         else _whole_number(state, "initial_physical_nodes", least=1),
+        geometry=_geometry(state.get("batch_geometry")),
         fingerprint=saved_fingerprint,
     )
+
+
+def _geometry(saved: object) -> BatchGeometry | None:
+    if saved is None:
+        return None
+    if not isinstance(saved, Mapping):
+        raise StateError(f"'batch_geometry' of a saved position is a dict, but got {type(saved).__name__}")
+    return BatchGeometry(**{field.name: _whole_number(saved, field.name, least=1) for field in fields(BatchGeometry)})
 
 
 def _whole_number(state: Mapping[str, Any], key: str, least: int) -> int:

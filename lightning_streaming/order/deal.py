@@ -8,15 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.order.layout import IN_TURN, BatchGeometry, Layout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Deal:
     """How the rest of a sequence is dealt to nodes, ranks and batches.
 
-    Global batch ``t`` is the ``t``-th run of ``global_batch_size`` entries from ``start`` on. Its entries go to the
-    nodes in turn, and within each node to the ranks in turn. At the end some entries are read a second time, so that
-    all ranks have equally many.
+    Global batch ``t`` is the ``t``-th run of ``global_batch_size`` entries from ``start`` on, divided by ``layout``.
+    What is left at the end and fills no global batch is dealt in turn, and a few entries are read a second time, so
+    that all ranks have equally many batches and samples.
     """
 
     length: int
@@ -29,6 +30,8 @@ class Deal:
     """Ranks on each node, R."""
     batch_size: int
     """Samples in a batch of one rank, B."""
+    layout: Layout = IN_TURN
+    """Which entries of a global batch each rank gets."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.length:
@@ -38,6 +41,11 @@ class Deal:
                 f"nodes, ranks per node and batch size must be positive, but got {self.num_nodes}, "
                 f"{self.ranks_per_node} and {self.batch_size}"
             )
+
+    @property
+    def geometry(self) -> BatchGeometry:
+        """What the batches are dealt to."""
+        return BatchGeometry(num_nodes=self.num_nodes, ranks_per_node=self.ranks_per_node, batch_size=self.batch_size)
 
     @property
     def num_ranks(self) -> int:
@@ -104,21 +112,33 @@ class Deal:
             )
         if ts.size and ts.min() < 0:
             raise ConfigError(f"batches count from 0, but got {ts.min()}")
-        rank = rank_of_node * self.num_nodes + node
-        steps = ts[:, np.newaxis] * self.global_batch_size + np.arange(self.batch_size) * self.num_ranks + rank
-        steps = self._repeat_at_end(steps)
-        return np.where(steps < 0, -1, self.start + steps)
+        firsts = (self.start + ts * self.global_batch_size)[:, np.newaxis]
+        positions: NDArray[np.int64] = firsts + self.layout.entries(self.geometry, node, rank_of_node)
+        full = self.remaining // self.global_batch_size
+        if ts.size and ts.max() >= full:
+            in_turn = IN_TURN.entries(self.geometry, node, rank_of_node)
+            at_end = (ts[ts >= full] * self.global_batch_size)[:, np.newaxis] + in_turn
+            steps = read_again(at_end, self.remaining, self.num_nodes, self.num_ranks)
+            positions[ts >= full] = np.where(steps < 0, -1, self.start + steps)
+        return positions
 
-    def _repeat_at_end(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Send steps past the last entry back to entries to read again, and those past every rank's end to -1.
 
-        For example one node of 4 ranks reads 10 entries as 0 1 2 3 | 4 5 6 7 | 8 9 5 6. Where the entries do not reach
-        back that far, they are read again from 0: one node of 4 ranks reads 2 entries as 0 1 0 1.
-        """
-        dealt = self.samples_per_rank() * self.num_ranks
-        lag = self.num_ranks - self.num_nodes + dealt - self.remaining
-        past = steps >= self.remaining
-        if not past.any():
-            return steps
-        repeated = steps - lag if lag <= self.remaining else steps % max(self.remaining, 1)
-        return np.where(past, np.where(steps < dealt, repeated, -1), steps)
+def read_again(steps: NDArray[np.int64], length: int, num_nodes: int, num_ranks: int) -> NDArray[np.int64]:
+    """Send steps past the last entry back to entries to read again, and those past every rank's end to -1.
+
+    For example one node of 4 ranks reads 10 entries as 0 1 2 3 | 4 5 6 7 | 8 9 5 6. Where the entries do not reach
+    back that far, they are read again from 0: one node of 4 ranks reads 2 entries as 0 1 0 1.
+
+    Args:
+        steps: Entries counted from where dealing starts, dealt in turn; of any shape.
+        length: Entries that there are.
+        num_nodes: Nodes that they are dealt to.
+        num_ranks: Ranks on all these nodes.
+    """
+    past = steps >= length
+    if not past.any():
+        return steps
+    dealt = -(-length // num_ranks) * num_ranks
+    lag = num_ranks - num_nodes + dealt - length
+    repeated = steps - lag if lag <= length else steps % max(length, 1)
+    return np.where(past, np.where(steps < dealt, repeated, -1), steps)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.errors import ConfigError
+from lightning_streaming.errors import ConfigError, StateError
+from lightning_streaming.order.batching import BATCHINGS, EpochFacts, EpochSequence
 from lightning_streaming.order.draw import Order
-from lightning_streaming.order.sequence import CanonicalSequence, canonical_sequence
+from lightning_streaming.order.layout import BatchGeometry
 from lightning_streaming.order.settings import OrderSettings
 from lightning_streaming.order.shape import DatasetShape
 
@@ -18,8 +19,8 @@ from lightning_streaming.order.shape import DatasetShape
 class EpochPlan:
     """The sample at each position of one epoch, at random access."""
 
-    sequence: CanonicalSequence
-    """Where in ``order`` each position reads."""
+    sequence: EpochSequence
+    """Which place of ``order`` each position reads."""
     order: Order | None
     """What :func:`~lightning_streaming.order.draw.draw_order` made, maybe memory-mapped; None for the identity."""
 
@@ -31,7 +32,11 @@ class EpochPlan:
             )
 
     def __len__(self) -> int:
-        """Positions of the epoch; a little more than its samples where they do not divide evenly."""
+        """Positions of the epoch.
+
+        With batching method ``random`` a little more than its samples where they do not divide evenly; with the others
+        a little less, since what fills no batch is left out.
+        """
         return len(self.sequence)
 
     def ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -46,36 +51,67 @@ class EpochPlan:
         Raises:
             SampleIndexError: A position lies outside the epoch.
         """
-        canonical = self.sequence.canonical_positions(positions)
-        return canonical if self.order is None else self.order[canonical].astype(np.int64, copy=False)
+        places = self.sequence.places(positions)
+        return places if self.order is None else self.order[places].astype(np.int64, copy=False)
 
     def ids_between(self, start: int, stop: int) -> NDArray[np.int64]:
         """Sample ids at positions ``[start, stop)``."""
         return self.ids(np.arange(start, stop))
 
 
+def epoch_sequence(settings: OrderSettings, shape: DatasetShape, geometry: BatchGeometry, epoch: int) -> EpochSequence:
+    """In which order the places of an epoch's order are read; quick, whatever the epoch's size.
+
+    Args:
+        settings: Settled; see :meth:`OrderSettings.settled`.
+        shape: The data.
+        geometry: What batches are made for; see :func:`~lightning_streaming.order.geometry.epoch_geometry`.
+        epoch: Counts from 0.
+
+    Raises:
+        ConfigError: Batches cannot be made so from this data.
+    """
+    facts = EpochFacts(settings=settings, shape=shape, geometry=geometry, epoch=epoch)
+    return BATCHINGS[settings.batching_method](facts)
+
+
 def plan_epoch(
-    settings: OrderSettings,
-    shape: DatasetShape,
-    num_nodes: int,
-    order: Order | None,
-    initial_num_nodes: int | None = None,
+    settings: OrderSettings, shape: DatasetShape, geometry: BatchGeometry, epoch: int, order: Order | None
 ) -> EpochPlan:
     """Plan an epoch whose order has been drawn.
 
     Args:
         settings: Settled; see :meth:`OrderSettings.settled`.
         shape: The data.
-        num_nodes: Nodes to deal to, replication divided out.
-        order: What :func:`~lightning_streaming.order.draw.draw_order` gave for the same settings and data.
-        initial_num_nodes: Nodes that the run began with; None for a run that begins now.
+        geometry: What batches are made for; see :func:`~lightning_streaming.order.geometry.epoch_geometry`.
+        epoch: Counts from 0.
+        order: What :func:`~lightning_streaming.order.draw.draw_order` gave for the same settings, data and epoch.
 
     Raises:
-        UnsupportedError: The run cannot go on on this number of nodes yet.
-        ConfigError: The canonical nodes do not fit the nodes, or ``order`` is not of this epoch.
+        ConfigError: Batches cannot be made so from this data, or ``order`` is not of this epoch.
     """
-    assert settings.num_canonical_nodes, "settle the settings first"
-    sequence = canonical_sequence(
-        settings.partition_algo, shape.epoch_size, settings.num_canonical_nodes, num_nodes, initial_num_nodes
-    )
-    return EpochPlan(sequence=sequence, order=order)
+    return EpochPlan(sequence=epoch_sequence(settings, shape, geometry, epoch), order=order)
+
+
+def resume_position(sequence: EpochSequence, consumed: int, num_ranks: int) -> int:
+    """Where to go on after ``consumed`` samples, counted over all ranks with what they read twice to stay even.
+
+    Args:
+        sequence: The epoch's.
+        consumed: Samples as a saved state counts them, replication divided out.
+        num_ranks: Ranks to deal to.
+
+    Returns:
+        A position in ``[0, len(sequence)]``: the end where all has been read, and where only repeats are left their
+        beginning, which is a position on any number of nodes.
+
+    Raises:
+        StateError: More was consumed than any epoch of this size has.
+    """
+    most = sequence.most_counted(num_ranks)
+    if not 0 <= consumed <= most:
+        raise StateError(
+            f"{consumed} samples were consumed of an epoch that has {sequence.num_samples}, or {most} with repeats; "
+            "the state belongs to other data or another epoch size"
+        )
+    return len(sequence) if consumed >= len(sequence) else min(consumed, sequence.read_once)

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
+from lightning_streaming.order.run_ids import write_runs
+from lightning_streaming.order.runs import RunLookup
 from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.order.shuffle.items import shuffle_items
+
+_CHUNK = 1 << 18
+"""Picks that are counted at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -17,12 +24,16 @@ class Resampled:
 
     units: NDArray[np.int64]
     """Sizes of the runs that shuffling treats as one shard: each full repeat, and each part of a shard."""
-    sample_ids: NDArray[np.int64] | None
+    sample_ids: NDArray[np.integer[Any]] | None
     """The samples drawn, unit after unit; None where each sample is drawn once, in order."""
 
 
 def resample(
-    shard_sizes: Sequence[NDArray[np.int64]], choose: Sequence[int], settings: OrderSettings, epoch: int
+    shard_sizes: Sequence[NDArray[np.int64]],
+    choose: Sequence[int],
+    settings: OrderSettings,
+    epoch: int,
+    dtype: DTypeLike = np.int64,
 ) -> Resampled:
     """Draw ``choose[s]`` samples from each stream ``s``.
 
@@ -33,6 +44,7 @@ def resample(
         choose: Samples to draw from each stream; more than it holds repeats it.
         settings: Seed, method and granularity.
         epoch: Counts from 0.
+        dtype: Of the sample ids.
     """
     seed = settings.shuffle_seed
     shard_seed = seed + epoch if settings.redraws_shards else seed
@@ -48,12 +60,8 @@ def resample(
     if np.array_equal(counts, sizes):
         return Resampled(units=sizes[sizes > 0], sample_ids=None)
 
-    repeats, rest = np.divmod(counts, np.maximum(sizes, 1))
-    units = np.repeat(
-        np.column_stack([sizes, rest]).ravel(),
-        np.column_stack([repeats, rest > 0]).ravel(),
-    )
-    return Resampled(units=units, sample_ids=_draw(sizes, repeats, rest, sample_seed))
+    sample_ids = np.empty(int(counts.sum()), dtype)
+    return Resampled(units=_draw(sizes, counts, sample_seed, sample_ids), sample_ids=sample_ids)
 
 
 def per_shard_choice(sizes: NDArray[np.int64], choose: int, granularity: int, seed: int) -> NDArray[np.int64]:
@@ -78,35 +86,52 @@ def per_shard_choice(sizes: NDArray[np.int64], choose: int, granularity: int, se
 
     picks = -(-sizes // granularity)
     pick_stops = np.cumsum(picks)
-    pick_sizes = np.full(pick_stops[-1], granularity, np.int64)
+    last_sizes = sizes - (picks - 1) * granularity
     # An empty shard has no pick: as in the reference, this makes the pick before it a full one, which may take more
-    # from that shard than it has left. Where several shards name one pick the last of them wins.
-    pick_sizes[pick_stops - 1] = sizes - (picks - 1) * granularity
+    # from that shard than it has left.
+    last_sizes[:-1][picks[1:] == 0] = granularity
 
-    order = np.random.default_rng(seed).permutation(len(pick_sizes))
-    pick_sizes = pick_sizes[order]
-    drawn = np.cumsum(pick_sizes)
-    last = int(np.searchsorted(drawn, rest))
-    pick_sizes[last] -= drawn[last] - rest
-    shards = np.searchsorted(pick_stops, order[: last + 1], side="right")
-    np.add.at(counts, shards, pick_sizes[: last + 1])
+    order = _permutation(int(pick_stops[-1]), seed)
+    lookup, start = RunLookup(pick_stops), 0
+    while rest > 0:
+        # As many as there are left to take, and the short ones, of which a shard has one at most.
+        chunk = order[start : start + min(rest // granularity + len(sizes) + 1, _CHUNK)].astype(np.int64)
+        start += len(chunk)
+        shards = lookup.find(chunk)
+        pick_sizes = np.where(chunk == pick_stops[shards] - 1, last_sizes[shards], granularity)
+        # What each pick finds left to take; nothing after the last one.
+        left = rest - (np.cumsum(pick_sizes) - pick_sizes)
+        np.add.at(counts, shards, np.clip(left, 0, pick_sizes))
+        rest = int(left[-1] - pick_sizes[-1])
     return counts
 
 
+def _permutation(size: int, seed: int) -> NDArray[np.integer[Any]]:
+    """``np.random.default_rng(seed).permutation(size)`` in half the memory where numbers are small."""
+    order = np.arange(size, dtype=np.uint32 if size <= 1 << 32 else np.int64)
+    shuffle_items(order, np.random.default_rng(seed))
+    return order
+
+
 def _draw(
-    sizes: NDArray[np.int64], repeats: NDArray[np.int64], rest: NDArray[np.int64], seed: int
+    sizes: NDArray[np.int64], counts: NDArray[np.int64], seed: int, out: NDArray[np.integer[Any]]
 ) -> NDArray[np.int64]:
-    """Write out each shard's ids ``repeats`` times, then ``rest`` of them at random, in rising order."""
-    generator = np.random.default_rng(seed)
-    sample_ids = np.empty(int((sizes * repeats + rest).sum()), np.int64)
+    """Write out each shard's ids as often as it gives all of them, then the rest of ``counts`` at random, rising.
+
+    Returns:
+        Sizes of the runs written: each full repeat, and each part of a shard.
+    """
+    repeats, rest = np.divmod(counts, np.maximum(sizes, 1))
+    times = np.column_stack([repeats, rest > 0]).ravel()
+    units = np.repeat(np.column_stack([sizes, rest]).ravel(), times)
     first_ids = np.cumsum(sizes) - sizes
-    stop = 0
-    for first, size, times, part in zip(
-        first_ids.tolist(), sizes.tolist(), repeats.tolist(), rest.tolist(), strict=True
+    write_runs(np.repeat(np.repeat(first_ids, 2), times), units, out)
+
+    generator = np.random.default_rng(seed)
+    parts = np.flatnonzero(rest)
+    part_stops = np.cumsum(counts)[parts]
+    for first, size, part, stop in zip(
+        first_ids[parts].tolist(), sizes[parts].tolist(), rest[parts].tolist(), part_stops.tolist(), strict=True
     ):
-        start, stop = stop, stop + times * size
-        sample_ids[start:stop].reshape(times, size)[:] = np.arange(first, first + size)
-        if part:
-            start, stop = stop, stop + part
-            sample_ids[start:stop] = first + np.sort(generator.choice(size, part, replace=False))
-    return sample_ids
+        out[stop - part : stop] = first + np.sort(generator.choice(size, part, replace=False))
+    return units

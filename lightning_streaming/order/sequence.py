@@ -1,11 +1,9 @@
-"""One sequence from many canonical nodes, and its dealing to nodes, ranks and batches.
+"""One sequence from many canonical nodes.
 
-An epoch's samples lie in a canonical order, cut into ``C`` slices, the canonical nodes. The *sequence* reads the first
-sample of each slice, then the second of each, and so on. A *deal* hands it out: a global batch is the next
-``P * R * B`` entries, on ``P`` nodes of ``R`` ranks with ``B`` samples a batch. So what the model sees, and in which
-order, does not change with the machines as long as ``C`` is a multiple of ``P``.
-
-Both are arithmetic: nothing here is as long as an epoch.
+Samples lie in an order, cut into ``C`` slices, the canonical nodes. The sequence reads the first sample of each slice,
+then the second of each, and so on. A :class:`~lightning_streaming.order.deal.Deal` hands it out in global batches. So
+what the model sees, and in which order, does not change with the machines as long as ``C`` is a multiple of ``P``, the
+number of nodes. All this is arithmetic: nothing here is as long as an epoch.
 """
 
 from __future__ import annotations
@@ -15,15 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.errors import ConfigError, SampleIndexError, StateError, UnsupportedError
+from lightning_streaming.errors import ConfigError, SampleIndexError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CanonicalSequence:
-    """The order in which the canonical positions of an epoch are read."""
+    """The order in which places are read, canonical nodes in turn."""
 
     num_samples: int
-    """Canonical positions, S."""
+    """Places of the order, S."""
     num_canonical_nodes: int
     """Slices of them, C."""
     num_nodes: int
@@ -35,15 +33,10 @@ class CanonicalSequence:
             raise ConfigError(
                 f"an epoch needs samples, canonical nodes and nodes, but got {samples}, {canonical} and {nodes}"
             )
-        if not _fits(canonical, nodes):
+        if not fits(canonical, nodes):
             raise ConfigError(
                 f"num_canonical_nodes={canonical} must be a multiple or a divisor of the {nodes} nodes; "
                 f"set it to a multiple of {nodes}"
-            )
-        if not self._is_scarce and self._padding and self._slice_size < self._padding_lag:
-            raise ConfigError(
-                f"{samples} samples in {canonical} canonical nodes are too few for {nodes} nodes; "
-                f"set num_canonical_nodes to a multiple of {nodes}"
             )
 
     def __len__(self) -> int:
@@ -82,14 +75,14 @@ class CanonicalSequence:
             return self.num_canonical_nodes < self.num_nodes
         return self.num_samples < self.num_canonical_nodes
 
-    def canonical_positions(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Which canonical positions the sequence reads.
+    def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Which places of the order the sequence reads.
 
         Args:
             positions: Positions in the sequence, of any shape, each in ``[0, len(self))``.
 
         Returns:
-            Canonical positions in ``[0, num_samples)``, of the same shape.
+            Places in ``[0, num_samples)``, of the same shape.
 
         Raises:
             SampleIndexError: A position lies outside the sequence.
@@ -98,66 +91,40 @@ class CanonicalSequence:
             raise SampleIndexError(
                 f"positions must be in [0, {len(self)}), but range from {positions.min()} to {positions.max()}"
             )
-        steps, slices = np.divmod(positions, self.num_canonical_nodes)
+        if self.num_canonical_nodes == 1 and not self._is_scarce and not self._padding:
+            return positions
+        steps = positions // self.num_canonical_nodes
+        slices = positions - steps * self.num_canonical_nodes
         if self._is_scarce:
             return (slices * self._row_size + steps) % self.num_samples
         if self._padding:
-            steps = np.where(steps < self._slice_size, steps, steps - self._padding_lag)
-        firsts = slices * self.num_samples // self.num_canonical_nodes
-        stops = (slices + 1) * self.num_samples // self.num_canonical_nodes
-        # A slice with one sample less repeats its last one.
-        canonical: NDArray[np.int64] = np.minimum(firsts + steps, stops - 1)
-        return canonical
+            # Where a slice does not reach back that far it is read again from its beginning.
+            reaches = self._padding_lag <= self._slice_size
+            again = steps - self._padding_lag if reaches else steps % self._slice_size
+            steps = np.where(steps < self._slice_size, steps, again)
+        places = slices * self.num_samples // self.num_canonical_nodes
+        places += steps
+        if self.num_samples % self.num_canonical_nodes:
+            # A slice with one sample less repeats its last one.
+            np.minimum(places, (slices + 1) * self.num_samples // self.num_canonical_nodes - 1, out=places)
+        return places
 
-    def resume_position(self, consumed: int, num_ranks: int) -> int:
-        """Where to go on after ``consumed`` samples, counted over all ranks with what they read twice to stay even.
+    @property
+    def read_once(self) -> int:
+        """Position from which on nothing is read that has not been read before, on any number of nodes."""
+        return self.num_canonical_nodes * self._slice_size
+
+    def most_counted(self, num_ranks: int) -> int:
+        """The most samples that a reader of the whole epoch counts, over all ranks, with those read twice.
 
         Args:
-            consumed: Samples as a saved state of the reference counts them, replication divided out.
-            num_ranks: Ranks to deal to.
-
-        Returns:
-            A position in ``[0, len(self)]``; the end where all has been read.
-
-        Raises:
-            StateError: More was consumed than any epoch of this size has.
+            num_ranks: Ranks that the sequence is dealt to.
         """
         whole_rounds = -(-len(self) // num_ranks) * num_ranks
-        most = max(whole_rounds, self.num_samples + num_ranks - self.num_samples % num_ranks)
-        if not 0 <= consumed <= most:
-            raise StateError(
-                f"{consumed} samples were consumed of an epoch that has {self.num_samples}, or {most} with repeats; "
-                "the state belongs to other data or another epoch size"
-            )
-        return min(consumed, len(self))
+        # The reference may count up to one sample a rank beyond its samples.
+        return max(whole_rounds, self.num_samples + num_ranks - self.num_samples % num_ranks)
 
 
-def canonical_sequence(
-    partition_algo: str, num_samples: int, num_canonical_nodes: int, num_nodes: int, initial_num_nodes: int | None
-) -> CanonicalSequence:
-    """The sequence that a partition algorithm reads.
-
-    ``relaxed`` is ``orig`` wherever the canonical nodes fit the nodes. Where they do not, it goes on with the sequence
-    of the nodes that the run began with.
-
-    Args:
-        partition_algo: ``orig`` or ``relaxed``.
-        num_samples: Samples in the epoch.
-        num_canonical_nodes: Slices of the epoch.
-        num_nodes: Nodes to deal to.
-        initial_num_nodes: Nodes that the run began with; None for a run that begins now.
-
-    Raises:
-        UnsupportedError: ``relaxed`` would have to differ from ``orig``.
-        ConfigError: The canonical nodes do not fit the nodes, or the samples are too few for them.
-    """
-    if partition_algo == "relaxed" and initial_num_nodes is not None and not _fits(num_canonical_nodes, num_nodes):
-        raise UnsupportedError(
-            f"a run that began on {initial_num_nodes} nodes with {num_canonical_nodes} canonical nodes cannot go on "
-            f"on {num_nodes} nodes yet; use a number of nodes that divides {num_canonical_nodes}"
-        )
-    return CanonicalSequence(num_samples=num_samples, num_canonical_nodes=num_canonical_nodes, num_nodes=num_nodes)
-
-
-def _fits(num_canonical_nodes: int, num_nodes: int) -> bool:
+def fits(num_canonical_nodes: int, num_nodes: int) -> bool:
+    """Whether nodes have whole canonical nodes, or canonical nodes whole nodes, so that the work is even."""
     return num_canonical_nodes % num_nodes == 0 or num_nodes % num_canonical_nodes == 0

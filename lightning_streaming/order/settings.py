@@ -5,19 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.order.names import require_served
-from lightning_streaming.order.shuffle import SHUFFLES, SHUFFLES_LATER
+from lightning_streaming.order.names import require_known
+from lightning_streaming.order.shuffle import SHUFFLES
 
 DEFAULT_SHUFFLE_SEED = 9176
 
 PARTITION_ALGOS = ("orig", "relaxed")
 SAMPLING_METHODS = ("balanced", "fixed")
-BATCHING_METHODS = ("random",)
-BATCHING_METHODS_LATER = ("device_per_stream", "per_stream", "stratified")
+BATCHING_METHODS = ("device_per_stream", "per_stream", "random", "stratified")
+SHUFFLE_ALGOS = ("blockwise", *SHUFFLES)
 
-_MANY_NODE_SHUFFLES = frozenset({"py1s", "py2s"})
-"""Shuffles that mix by having many canonical nodes rather than by blocks."""
-_CANONICAL_NODES_PER_NODE = 64
+_CANONICAL_NODES_PER_NODE = {"blockwise": 16, "py1s": 64, "py2s": 64}
+"""Where a shuffle mixes by having many canonical nodes, or meets fewer block borders at a time with them; others: 1."""
 _BLOCK_BUDGET = 4_000_000
 _SMALLEST_BLOCK = 262_144
 _TOO_MANY = 2**63
@@ -31,27 +30,31 @@ class OrderSettings:
     shuffle: bool = False
     """Whether to shuffle; False reads shards one after another within each canonical node."""
     shuffle_algo: str = "py1e"
-    """How to shuffle: naive, py1s or py1e."""
+    """How to shuffle: naive, py1s, py2s, py1b, py1br, py1e or blockwise; see docs/order.md."""
     shuffle_seed: int = DEFAULT_SHUFFLE_SEED
     """Seed of everything random about order."""
     shuffle_block_size: int | None = None
-    """Samples that py1e mixes with each other, roughly; None for 4,000,000 over all canonical nodes, at least 2**18."""
+    """Samples to mix with each other, in py1b, py1br, py1e and blockwise; None for 4,000,000 over all canonical nodes,
+    at least 2**18 in each (blockwise: 2**14)."""
     num_canonical_nodes: int | None = None
-    """Slices of the epoch that are shuffled each by itself; None or 0 for one per node (py1s and py2s: 64 per node)."""
+    """Slices of the epoch that are shuffled each by itself; None or 0 for one per node (py1s and
+    py2s: 64 per node, blockwise: 16)."""
     sampling_method: str = "balanced"
     """What is left out or repeated in each epoch: balanced draws anew, fixed draws the same."""
     sampling_granularity: int = 1
     """Consecutive samples drawn together when a stream is drawn in part."""
     partition_algo: str = "relaxed"
-    """How an epoch is divided among nodes: orig or relaxed."""
+    """How an epoch is divided among nodes that its canonical nodes do not fit: not at all (orig), or as it was among
+    those that the run began with (relaxed)."""
     batching_method: str = "random"
-    """Which samples may share a batch: random lets all."""
+    """Which samples share a batch: random lets all; with stratified each global batch holds every stream's share, with
+    per_stream each is from one stream, with device_per_stream each batch of one rank is."""
 
     def __post_init__(self) -> None:
-        require_served("shuffle_algo", self.shuffle_algo, SHUFFLES, SHUFFLES_LATER)
-        require_served("sampling_method", self.sampling_method, SAMPLING_METHODS)
-        require_served("partition_algo", self.partition_algo, PARTITION_ALGOS)
-        require_served("batching_method", self.batching_method, BATCHING_METHODS, BATCHING_METHODS_LATER)
+        require_known("shuffle_algo", self.shuffle_algo, SHUFFLE_ALGOS)
+        require_known("sampling_method", self.sampling_method, SAMPLING_METHODS)
+        require_known("partition_algo", self.partition_algo, PARTITION_ALGOS)
+        require_known("batching_method", self.batching_method, BATCHING_METHODS)
         _check_whole("shuffle_seed", self.shuffle_seed, least=0)
         _check_whole("sampling_granularity", self.sampling_granularity, least=1)
         if self.shuffle_block_size is not None:
@@ -73,9 +76,11 @@ class OrderSettings:
         Args:
             num_nodes: Nodes of the run, replication divided out.
         """
-        nodes_each = _CANONICAL_NODES_PER_NODE if self.shuffle_algo in _MANY_NODE_SHUFFLES else 1
+        nodes_each = _CANONICAL_NODES_PER_NODE.get(self.shuffle_algo, 1)
         canonical = self.num_canonical_nodes or nodes_each * num_nodes
-        block = self.shuffle_block_size or max(_BLOCK_BUDGET // canonical, _SMALLEST_BLOCK)
+        # With blockwise the blocks of one node's canonical nodes together are as large as one block of the others.
+        smallest = _SMALLEST_BLOCK // (nodes_each if self.shuffle_algo == "blockwise" else 1)
+        block = self.shuffle_block_size or max(_BLOCK_BUDGET // canonical, smallest)
         return replace(self, num_canonical_nodes=canonical, shuffle_block_size=block)
 
 

@@ -31,14 +31,17 @@ class StreamingConfig:
         cache_limit: Not served yet; leave null.
         sampling_method: "balanced" draws anew each epoch what weights leave open; "fixed" always draws the same.
         sampling_granularity: Samples drawn from a shard at a time.
-        partition_algo: "relaxed" or "orig".
+        partition_algo: "relaxed" lets a run go on on any number of nodes; "orig" on those that the canonical nodes fit.
         num_canonical_nodes: Slices of the sample space that make the order independent of the machine count. None:
             that of the first run, kept in the checkpoint.
         shuffle: Whether to shuffle. None: yes for training, no otherwise.
-        shuffle_algo: "py1e", "py1s" or "naive".
+        shuffle_algo: "py1e", "blockwise", "py1br", "py1s", "py2s", "naive" or, deprecated, "py1b".
         shuffle_seed: Seed of everything random about the order.
-        shuffle_block_size: Samples within which "py1e" mixes.
-        batching_method: "random".
+        shuffle_block_size: Samples within which "py1e", "py1br", "py1b" and "blockwise" mix. None: 4 million over all
+            canonical nodes, at least 262144 in each (16384 with "blockwise").
+        batching_method: Which samples share a batch: "random", "stratified" (each global batch holds every stream's
+            share), "per_stream" (each is of one stream) or "device_per_stream" (each batch of one rank is).
+        stretch_seed: Use the seed that MosaicML Streaming 0.2 made of shuffle_seed; with "py2s" this is its order.
         allow_unsafe_types: Whether columns may be unpickled. Unpickling runs code found in the data.
         replication: This many consecutive ranks read the same samples. None: as the strategy's device mesh wants it.
         seed_global_rng: Seed random, numpy.random and torch from each sample's key before its transform.
@@ -65,6 +68,7 @@ class StreamingConfig:
     shuffle_seed: int = 9176
     shuffle_block_size: int | None = None
     batching_method: str = "random"
+    stretch_seed: bool = False
     allow_unsafe_types: bool = False
     replication: int | None = None
     seed_global_rng: bool = False

@@ -48,10 +48,11 @@ REFUSED: dict[str, list[Any]] = {
     "num_canonical_nodes": [-1, 1.5, "2"],
     "batch_size": [0, -1, 2.5, "4"],
     "shuffle": [],
-    "shuffle_algo": ["py3", None, "py2s", "py1b", "py1br", "blockwise"],
+    "shuffle_algo": ["py3", None],
     "shuffle_seed": [-1, 1.5, 2**63],
     "shuffle_block_size": [0, -1, 1.5],
-    "batching_method": ["best", None, "stratified", "per_stream", "device_per_stream"],
+    "batching_method": ["best", None],
+    "stretch_seed": [],
     "allow_unsafe_types": [],
     "replication": [0, -1, 2.0],
     "transform": [3, "rotate"],
@@ -60,8 +61,6 @@ REFUSED: dict[str, list[Any]] = {
 }
 NOT_SERVED_YET: dict[str, list[Any]] = {
     "cache_limit": ["10gb", 0, 1.5, 2**40],
-    "shuffle_algo": ["py2s", "py1b", "py1br", "blockwise"],
-    "batching_method": ["stratified", "per_stream", "device_per_stream"],
 }
 
 

@@ -11,6 +11,7 @@ import pytest
 from lightning_streaming import World
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.cursor import Cursor, Handover, PassCounter, PassStart
+from lightning_streaming.order.layout import BatchGeometry
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
@@ -18,6 +19,7 @@ START = PassStart(
     cursor=Cursor(3, 2**40),
     world=World(num_nodes=4, ranks_per_node=8, rank=31),
     batch_size=7,
+    geometry=BatchGeometry(num_nodes=2, ranks_per_node=16, batch_size=3),
     shuffle_seed=2**63 - 1,
     num_canonical_nodes=64,
     shuffle_block_size=2**20,

@@ -66,6 +66,17 @@ def test_the_sequence_goes_on_in_another_world(root: Path, before: Launch, after
     assert read[: len(first)] == first
 
 
+def test_a_state_taken_among_repeats_goes_on_where_there_are_none(root: Path) -> None:
+    # 30 samples for 4 nodes are 32 entries; from 3 on, steps of 4 come to 31, where one repeat is left.
+    state = {**Launch().loaders(root, num_canonical_nodes=1)[0].state_dict(), "sample_in_epoch": 3}
+    ranks = Launch(4, 1, 1).loaders(root, state, num_canonical_nodes=1)
+    *_, (_, before_last), (_, last) = read_together(ranks)
+    assert (before_last["epoch"], before_last["sample_in_epoch"]) == (0, 30)
+    assert (last["epoch"], last["sample_in_epoch"]) == (1, 0)
+    (alone,) = Launch().loaders(root, before_last, num_canonical_nodes=1)
+    assert (alone.state_dict()["epoch"], alone.state_dict()["sample_in_epoch"]) == (1, 0)
+
+
 def test_replicated_ranks_read_the_same_and_count_once(root: Path) -> None:
     first, _ = _sequences(root)
     ranks = Launch(1, 4, 3).loaders(root, replication=2)

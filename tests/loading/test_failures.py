@@ -22,6 +22,10 @@ from lightning_streaming.errors import (
     ShardCorruptError,
     StateMismatchError,
 )
+from lightning_streaming.loading import epochs
+from lightning_streaming.order.draw import Order, draw_order
+from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.order.shape import DatasetShape
 from tests.helpers import ids, make_loader, raises, write_dataset
 from tests.loading.processes import wait_until
 from tests.servers import HttpStore, S3Store
@@ -123,11 +127,23 @@ def test_a_transform_that_fails_raises_its_own_error_in_its_step(tmp_path: Path,
     assert _steps_before(loader, EncodingError, "a bad sample") == 3
 
 
-def test_workers_that_live_on_tell_why_a_later_pass_cannot_begin(tmp_path: Path) -> None:
-    loader = make_loader(write_dataset(tmp_path / "data"), workers=2, loader={"persistent_workers": True})
+def _first_epoch_only(settings: OrderSettings, shape: DatasetShape, epoch: int) -> Order | None:
+    if epoch:
+        raise ConfigError(f"there is no order for epoch {epoch}")
+    return draw_order(settings, shape, epoch)
+
+
+def test_workers_that_live_on_tell_why_a_later_pass_cannot_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epochs, "shared_order", _first_epoch_only)
+    loader = make_loader(
+        write_dataset(tmp_path / "data"),
+        workers=2,
+        loader={"persistent_workers": True, "multiprocessing_context": "fork"},
+    )
     assert len(ids(loader)) == 8
-    loader.load_state_dict({**loader.state_dict(), "num_canonical_nodes": 64, "fingerprint": None})
-    with raises(ConfigError, "64 canonical nodes"):
+    with raises(ConfigError, "no order for epoch 1"):
         next(iter(loader))
 
 

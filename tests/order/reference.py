@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.order.deal import Deal
+from lightning_streaming.order.batching.device_per_stream import DevicePerStream
+from lightning_streaming.order.deal import Deal, read_again
+from lightning_streaming.order.layout import BatchGeometry, Regrouped
 from lightning_streaming.order.plan import EpochPlan
+from lightning_streaming.order.settings import OrderSettings
 from tests.golden import golden_path
 
 
@@ -20,9 +23,10 @@ def load(name: str) -> dict[str, Any]:
     return loaded
 
 
-def reference_start(consumed: int, num_nodes: int) -> int:
-    """Where the reference starts dealing: it rounds down to whole turns of the nodes, and may so read entries again."""
-    return consumed - consumed % num_nodes
+def reference_start(settings: OrderSettings, consumed: int, current: BatchGeometry, epoch: BatchGeometry) -> int:
+    """Where the reference starts dealing: it rounds down, to whole turns of the nodes or to whole global batches."""
+    step = epoch.num_nodes if settings.batching_method == "random" else current.global_batch_size
+    return consumed - consumed % step
 
 
 def work_array(plan: EpochPlan, deal: Deal, workers: int) -> NDArray[np.int64]:
@@ -38,6 +42,37 @@ def work_array(plan: EpochPlan, deal: Deal, workers: int) -> NDArray[np.int64]:
             for worker in range(workers):
                 positions = deal.batches(worker + workers * np.arange(batches_each), node, rank)
                 array[node, rank, worker][positions >= 0] = plan.ids(positions[positions >= 0])
+    return array
+
+
+def reference_work_array(plan: EpochPlan, deal: Deal, workers: int) -> NDArray[np.int64]:
+    """Like :func:`work_array`, with the endings of the reference that leave ranks with unequal batches.
+
+    Ours deals such an ending in turn, or leaves it out where batches are composed per rank.
+    """
+    array = work_array(plan, deal, workers)
+    t = deal.remaining // deal.global_batch_size
+    if isinstance(deal.layout, Regrouped) and deal.remaining % deal.global_batch_size:
+        nodes = deal.layout.initial_num_nodes
+        for node, rank in np.ndindex(deal.num_nodes, deal.ranks_per_node):
+            steps = t * deal.global_batch_size + deal.layout.entries(deal.geometry, node, rank)
+            steps = read_again(steps, deal.remaining, nodes, nodes * deal.ranks_per_node)
+            batch = np.full(deal.batch_size, -1)
+            batch[steps >= 0] = plan.ids(deal.start + steps[steps >= 0])
+            array[node, rank, t % workers, t // workers] = batch
+    if isinstance(plan.sequence, DevicePerStream):
+        rows = sum(plan.sequence.rows_per_stream)
+        ending = np.full((deal.num_ranks, deal.batch_size), -1)
+        left_out = rows % deal.ranks_per_node * deal.num_nodes * deal.batch_size
+        places = plan.sequence.places_of_rows(np.arange(deal.length, deal.length + left_out))
+        ending.ravel()[:left_out] = places if plan.order is None else plan.order[places]
+        # The reference adds 1 to N * R rows of -1 on each node.
+        rounds = (rows // deal.num_ranks + 1) * deal.num_nodes - deal.start // deal.global_batch_size
+        batches_each = -(-rounds // workers)
+        whole = np.full((*array.shape[:3], batches_each, deal.batch_size), -1)
+        whole[:, :, :, : array.shape[3]] = array
+        whole[:, :, t % workers, t // workers] = ending.reshape(*array.shape[:2], -1)
+        return whole
     return array
 
 

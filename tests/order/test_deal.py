@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.order.deal import Deal
+from lightning_streaming.order.layout import IN_TURN, InBlocks, Layout, Regrouped
 
 Topology = tuple[int, int, int]
 """Nodes, ranks per node, batch size."""
@@ -58,6 +61,17 @@ def reference_repeats(deal: Deal) -> list[int]:
     return list((deal.start + repeated.T.ravel()).tolist())
 
 
+@st.composite
+def laid_out_deals(draw: st.DrawFn) -> Deal:
+    """Deals in every layout; where batches are regrouped, those of the first nodes divide a global batch."""
+    initial, (nodes, ranks, batch_size) = draw(st.integers(1, 4)), draw(topologies)
+    layouts: list[Layout] = [IN_TURN, InBlocks(), Regrouped(initial)]
+    layout = draw(st.sampled_from(layouts))
+    if isinstance(layout, Regrouped):
+        batch_size *= initial
+    return replace(draw(deals()), num_nodes=nodes, ranks_per_node=ranks, batch_size=batch_size, layout=layout)
+
+
 @given(columns=st.integers(0, 60), topology=topologies)
 def test_the_entries_read_twice_are_those_of_the_reference(columns: int, topology: Topology) -> None:
     deal = make_deal(columns * topology[0], 0, topology)
@@ -85,7 +99,24 @@ def test_four_ranks_of_one_node(length: int, expected: list[list[int]]) -> None:
     assert [deal.batch(0, 0, rank).tolist() for rank in range(4)] == expected
 
 
-@given(deal=deals())
+@given(deal=laid_out_deals())
+def test_all_ranks_together_read_each_global_batch_whatever_its_layout(deal: Deal) -> None:
+    for t in range(deal.num_batches()):
+        positions = global_batch(deal, t)
+        new = range(deal.position_after(t), deal.position_after(t + 1))
+        assert set(new) <= set(positions)
+        is_full = len(new) == deal.global_batch_size
+        assert len(positions) - len(new) == (0 if is_full else -deal.remaining % deal.num_ranks)
+
+
+@given(deal=laid_out_deals())
+def test_what_fills_no_global_batch_is_dealt_in_turn_whatever_the_layout(deal: Deal) -> None:
+    ending = deal.num_batches() - 1
+    if deal.remaining % deal.global_batch_size:
+        assert global_batch(deal, ending) == global_batch(replace(deal, layout=IN_TURN), ending)
+
+
+@given(deal=laid_out_deals())
 def test_all_ranks_have_equally_many_batches_and_samples(deal: Deal) -> None:
     for node in range(deal.num_nodes):
         for rank in range(deal.ranks_per_node):
@@ -96,7 +127,7 @@ def test_all_ranks_have_equally_many_batches_and_samples(deal: Deal) -> None:
             assert sizes.count(deal.batch_size) == deal.num_batches(drop_last=True)
 
 
-@given(deal=deals(), data=st.data())
+@given(deal=laid_out_deals(), data=st.data())
 def test_several_batches_at_once_equal_one_by_one(deal: Deal, data: st.DataObject) -> None:
     node = data.draw(st.integers(0, deal.num_nodes - 1))
     rank = data.draw(st.integers(0, deal.ranks_per_node - 1))

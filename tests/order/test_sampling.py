@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from lightning_streaming.order import sampling
 from lightning_streaming.order.sampling import Resampled, per_shard_choice, resample
 from lightning_streaming.order.settings import OrderSettings
 from tests.order.reference import load
@@ -56,6 +57,42 @@ def test_shards_give_as_many_samples_as_in_the_reference(case: dict[str, Any]) -
 def test_choosing_at_once_equals_picking_one_by_one(sizes: list[int], choose: int, granularity: int, seed: int) -> None:
     counts = per_shard_choice(np.asarray(sizes, np.int64), choose, granularity, seed)
     assert counts.tolist() == picked_one_by_one(sizes, choose, granularity, seed).tolist()
+
+
+@given(sizes=shards, choose=st.integers(0, 200), granularity=st.integers(1, 40))
+def test_picks_are_counted_the_same_however_many_at_once(sizes: list[int], choose: int, granularity: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "_CHUNK", 3)
+        counts = per_shard_choice(np.asarray(sizes, np.int64), choose, granularity, 7)
+    assert counts.tolist() == picked_one_by_one(sizes, choose, granularity, 7).tolist()
+
+
+def drawn_one_by_one(sizes: list[int], counts: list[int], seed: int) -> tuple[list[int], list[int]]:
+    """The units and sample ids of an epoch spelled out, a shard at a time."""
+    generator, units, sample_ids, first = np.random.default_rng(seed), [], [], 0
+    for size, count in zip(sizes, counts, strict=True):
+        repeats, rest = divmod(count, size) if size else (0, 0)
+        units += [size] * repeats
+        sample_ids += list(range(first, first + size)) * repeats
+        if rest:
+            units.append(rest)
+            sample_ids += sorted((first + generator.choice(size, rest, replace=False)).tolist())
+        first += size
+    return units, sample_ids
+
+
+@given(sizes=shards, choose=st.integers(1, 300), seed=st.integers(0, 2**40), dtype=st.sampled_from(["<u4", "<i8"]))
+def test_drawing_at_once_equals_a_shard_at_a_time(sizes: list[int], choose: int, seed: int, dtype: str) -> None:
+    lengths = np.asarray(sizes, np.int64)
+    drawn = resample([lengths], [choose], OrderSettings(shuffle_seed=seed), epoch=0, dtype=np.dtype(dtype))
+    counts = per_shard_choice(lengths, choose, 1, seed)
+    units, sample_ids = drawn_one_by_one(sizes, counts.tolist(), seed)
+    assert drawn.units.tolist() == units
+    if drawn.sample_ids is None:
+        assert sample_ids == list(range(sum(sizes)))
+    else:
+        assert drawn.sample_ids.dtype == np.dtype(dtype)
+        assert drawn.sample_ids.tolist() == sample_ids
 
 
 @given(sizes=shards)

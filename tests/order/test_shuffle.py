@@ -8,15 +8,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lightning_streaming.errors import ConfigError, UnsupportedError
-from lightning_streaming.order.shuffle import SHUFFLES, SHUFFLES_LATER, shuffle_map
-from lightning_streaming.order.shuffle.sorting import argsort_within
-from lightning_streaming.order.shuffle.spans import Spans, cut
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.order.shuffle import SHUFFLES, arrivals, drift, items, shuffle_into, shuffle_map
+from lightning_streaming.order.shuffle.spans import Spans, cut, epoch_parts
+from lightning_streaming.order.shuffle.task import ShuffleTask
 from tests.order.reference import assert_is, load
 
 COMPONENTS = load("order_components.json")
-SERVED = [case for case in COMPONENTS["shuffles"] if case["algo"] in ("naive", "py1s", "py1e")]
-LATER = [case for case in COMPONENTS["shuffles"] if case["algo"] in ("py1b", "py1br", "py2s")]
+CASES = COMPONENTS["shuffles"]
 
 
 def shuffle_case(case: dict[str, Any]) -> NDArray[np.int64]:
@@ -29,23 +28,28 @@ def name(case: dict[str, Any]) -> str:
 
 
 def test_all_golden_shuffles_are_here() -> None:
-    assert (len(SERVED), len(LATER)) == (21, 21)
-    assert len(SERVED) + len(LATER) == len(COMPONENTS["shuffles"])
+    assert len(CASES) == 42
+    assert {case["algo"] for case in CASES} == set(SHUFFLES)
 
 
-@pytest.mark.parametrize("case", SERVED, ids=name)
+@pytest.mark.parametrize("case", CASES, ids=name)
 def test_a_shuffle_is_that_of_the_reference(case: dict[str, Any]) -> None:
     assert_is(shuffle_case(case), case["out"])
 
 
-@pytest.mark.parametrize("case", LATER, ids=name)
-def test_a_shuffle_that_is_not_served_yet_says_so(case: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedError, match=case["algo"]):
-        shuffle_case(case)
-
-
-def test_no_shuffle_is_both_served_and_not() -> None:
-    assert not set(SHUFFLES) & set(SHUFFLES_LATER)
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_a_shuffle_fills_four_byte_ids_as_it_fills_eight_byte_ids(case: dict[str, Any]) -> None:
+    units = np.asarray(COMPONENTS["unit_sets"][case["units"]], np.int64)
+    task = ShuffleTask(
+        units=units,
+        num_canonical_nodes=case["canonical"],
+        seed=case["seed"],
+        epoch=case["epoch"],
+        block_size=case["block"],
+    )
+    out = np.empty(task.num_samples, np.uint32)
+    shuffle_into(case["algo"], task, out)
+    assert out.tolist() == shuffle_case(case).tolist()
 
 
 @given(
@@ -54,7 +58,7 @@ def test_no_shuffle_is_both_served_and_not() -> None:
     canonical=st.integers(1, 12),
     seed=st.integers(0, 2**60),
     epoch=st.integers(0, 9),
-    block=st.integers(1, 100),
+    block=st.integers(2, 100),
 )
 def test_a_shuffle_reads_every_sample_once(
     algo: str, units: list[int], canonical: int, seed: int, epoch: int, block: int
@@ -64,7 +68,7 @@ def test_a_shuffle_reads_every_sample_once(
     assert sorted(shuffled.tolist()) == list(range(sum(units)))
 
 
-@pytest.mark.parametrize("algo", ["py1e", "py1s"])
+@pytest.mark.parametrize("algo", sorted(set(SHUFFLES) - {"naive"}))
 def test_a_canonical_node_reads_the_same_samples_in_every_epoch(algo: str) -> None:
     units = np.asarray([7, 5, 9, 4, 11, 3, 8, 6], np.int64)
     first, second = (np.split(shuffle_map(algo, units, 4, 1, epoch, 20), [13, 26, 39]) for epoch in (0, 1))
@@ -73,11 +77,9 @@ def test_a_canonical_node_reads_the_same_samples_in_every_epoch(algo: str) -> No
         assert sorted(once.tolist()) == sorted(again.tolist())
 
 
-def test_py1e_needs_a_sample_for_each_canonical_node() -> None:
-    units = np.asarray([2, 1], np.int64)
-    with pytest.raises(ConfigError, match="fewer canonical nodes"):
-        shuffle_map("py1e", units, 4, 0, 0, 10)
-    assert sorted(shuffle_map("py1s", units, 4, 0, 0, 10).tolist()) == [0, 1, 2]
+@pytest.mark.parametrize("algo", sorted(SHUFFLES))
+def test_fewer_samples_than_canonical_nodes_are_shuffled_all_the_same(algo: str) -> None:
+    assert sorted(shuffle_map(algo, np.asarray([2, 1], np.int64), 4, 0, 0, 10).tolist()) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("argument", ["num_canonical_nodes", "block_size", "seed", "epoch"])
@@ -114,17 +116,114 @@ def test_cutting_at_once_equals_walking(sizes: list[int], num_parts: int) -> Non
     assert as_pairs == walk_and_cut(sizes, num_parts)
 
 
-@given(shares=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=50))
-@example(shares=[0.5, 0.5, 0.0, 0.5])
-@example(shares=[0.5, 0.5 - 1e-15, 0.5 + 1e-15, 0.5])  # alike in fixed point, yet in an order of their own
-def test_argsort_within_is_numpys_stable_argsort(shares: list[float]) -> None:
-    values = np.nextafter(np.asarray(shares) * len(shares), 0.0)
-    assert argsort_within(values).tolist() == np.argsort(values, kind="stable").tolist()
+def literal_py1e(task: ShuffleTask) -> list[int]:
+    """The algorithm as it is defined: all positions of a canonical node at once, sorted stably."""
+    generator, order = task.epoch_generator(), []
+    for part in epoch_parts(task, generator):
+        ids, arrivals, start = [], np.arange(part.num_samples, dtype=np.float64), 0
+        for first, size in zip(part.firsts.tolist(), part.sizes.tolist(), strict=True):
+            span = np.arange(first, first + size)
+            generator.shuffle(span)
+            ids += span.tolist()
+        for size in part.sizes.tolist():
+            block = int(generator.integers(int(0.75 * task.block_size), int(1.25 * task.block_size)))
+            reach = max((block - size) / 2, 0)
+            earliest, latest = max(-reach, -start), min(reach, len(arrivals) - start - size)
+            arrivals[start : start + size] += generator.uniform(earliest, latest, size=size)
+            start += size
+        order += [ids[place] for place in np.argsort(arrivals, kind="stable").tolist()]
+    return order
 
 
-def test_argsort_within_orders_what_fixed_point_cannot_tell_apart() -> None:
+def literal_py1br(task: ShuffleTask) -> list[int]:
+    """The algorithm as it is defined, on a list."""
+    generator, order = task.epoch_generator(), np.empty(0, np.int64)
+    shortest, longest = int(0.75 * task.block_size), int(1.25 * task.block_size)
+    parts = epoch_parts(task, generator)
+    staggers = generator.integers(0, shortest, size=len(parts)).tolist()
+    for part, stagger in zip(parts, staggers, strict=True):
+        start = place = len(order)
+        runs = zip(part.firsts.tolist(), part.sizes.tolist(), strict=True)
+        order = np.concatenate([order, *(np.arange(first, first + size) for first, size in runs)])
+        ranges = []
+        while place < len(order):
+            length = int(generator.integers(shortest, longest))
+            ranges.append((max(place - stagger, start), min(place + length - stagger, len(order))))
+            place += ranges[-1][1] - ranges[-1][0]
+        for first, stop in ranges:
+            generator.shuffle(order[first:stop])
+    return list(order.tolist())
+
+
+LITERAL = {"py1e": literal_py1e, "py1br": literal_py1br}
+
+
+@pytest.mark.parametrize("algo", sorted(LITERAL))
+@given(
+    units=st.lists(st.integers(1, 3000), min_size=1, max_size=30),
+    canonical=st.integers(1, 5),
+    block=st.integers(2, 9000),
+    seed=st.integers(0, 2**40),
+    small=st.booleans(),
+)
+def test_a_shuffle_in_pieces_equals_the_whole(
+    algo: str, units: list[int], canonical: int, block: int, seed: int, small: bool
+) -> None:
+    task = ShuffleTask(
+        units=np.asarray(units, np.int64),
+        num_canonical_nodes=min(canonical, sum(units)),
+        seed=seed,
+        epoch=1,
+        block_size=block,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        if small:  # so that a part has many windows and buckets
+            patch.setattr(drift, "_WINDOW", 97)
+            patch.setattr(arrivals, "_SMALLEST_BUCKET", 16)
+            patch.setattr(items, "_LARGEST_BUFFER", 100)
+        out = np.empty(task.num_samples, np.uint32)
+        shuffle_into(algo, task, out)
+    assert out.tolist() == LITERAL[algo](task)
+
+
+def test_a_large_epoch_of_many_windows_equals_the_whole() -> None:
+    units = np.random.default_rng(0).integers(1, 9000, size=200)
+    task = ShuffleTask(units=units, num_canonical_nodes=2, seed=3, epoch=4, block_size=100_000)
+    out = np.empty(task.num_samples, np.uint32)
+    shuffle_into("py1e", task, out)
+    assert out.tolist() == literal_py1e(task)
+
+
+def test_samples_that_arrive_at_the_same_place_keep_their_order() -> None:
     generator = np.random.default_rng(0)
-    values = 1000 + generator.random(100_000) * 1e-9
-    values[::7] = generator.random(len(values[::7])) * len(values)
-    values[5::9] = values[5]
-    assert (argsort_within(values) == np.argsort(values, kind="stable")).all()
+    places = np.arange(5000)
+    found = np.clip(places + np.round(generator.uniform(-40, 40, 5000)), 0, 4999)
+    ids = generator.permutation(5000).astype(np.uint32)
+    expected = ids[np.argsort(found, kind="stable")]
+    arrivals.order_by_arrival(ids, iter(np.split(found, range(64, 5000, 64))), reach=40)
+    assert ids.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(("algo", "block"), [("py1e", 0), ("py1b", 0), ("py1br", 0), ("py1br", 1)])
+def test_a_block_that_is_too_small_is_refused_by_those_who_need_one(algo: str, block: int) -> None:
+    with pytest.raises(ConfigError, match=f"'{algo}' needs blocks"):
+        shuffle_map(algo, np.asarray([5], np.int64), 1, 0, 0, block)
+
+
+@pytest.mark.parametrize(("algo", "block"), [("naive", 0), ("py1s", 0), ("py2s", 0), ("py1e", 1), ("py1b", 1)])
+def test_a_small_block_is_fine_with_the_others(algo: str, block: int) -> None:
+    assert sorted(shuffle_map(algo, np.asarray([5, 3], np.int64), 2, 0, 0, block).tolist()) == list(range(8))
+
+
+def test_py1b_mixes_each_block_and_nothing_else() -> None:
+    units = np.full(10, 10, np.int64)
+    spans = shuffle_map("py1b", units, 1, 5, 0, 1)  # blocks of one sample
+    mixed = shuffle_map("py1b", units, 1, 5, 0, 25)
+    assert spans.tolist() != mixed.tolist()
+    for start in range(0, 100, 25):
+        assert sorted(spans[start : start + 25]) == sorted(mixed[start : start + 25])
+
+
+def test_an_algorithm_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(ConfigError, match="naive, py1b, py1br, py1e, py1s, py2s"):
+        shuffle_map("py3x", np.asarray([5], np.int64), 1, 0, 0, 1)

@@ -139,6 +139,8 @@ class Run:
     validate: bool = True
     schedule_from_trainer: bool = False
     plain_module: bool = False
+    order: dict[str, Any] = field(default_factory=dict)
+    """More order settings of the training data."""
     trainer: dict[str, Any] = field(default_factory=dict)
 
     def datamodule(self) -> StreamingDataModule:
@@ -148,6 +150,7 @@ class Run:
                 shuffle=self.shuffle,
                 shuffle_seed=self.shuffle_seed,
                 shuffle_block_size=16,
+                **self.order,
             ),
             val=StreamingConfig(remote=str(self.data / "val")) if self.validate else None,
             batch_size=self.batch_size,

@@ -95,6 +95,18 @@ IN_EVERY_WAY = {
         trigger=save_in("on_train_batch_end", 5, 6), run={"schedule_from_trainer": True}
     ),
     "overfit_batches": Case(trigger=save_in("on_train_batch_end", 2, 4), trainer={"overfit_batches": 3}),
+    "stratified batches": Case(
+        trigger=save_in("on_train_batch_end", 4, 3), run={"order": {"batching_method": "stratified"}}
+    ),
+    "batches of one stream, epoch end": Case(
+        trigger=save_in("on_train_epoch_end", 1, 1), run={"order": {"batching_method": "per_stream"}}
+    ),
+    "batches of one stream per device": Case(
+        trigger=save_in("on_validation_end", 2, 3),
+        trainer={"val_check_interval": 2},
+        run={"order": {"batching_method": "device_per_stream"}},
+    ),
+    "blockwise": Case(trigger=save_in("on_train_batch_end", 4, 3), run={"order": {"shuffle_algo": "blockwise"}}),
     "no shuffle": Case(trigger=save_in("on_train_batch_end", 4, 3), run={"shuffle": False}),
 }
 

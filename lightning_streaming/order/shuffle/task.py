@@ -23,12 +23,13 @@ class ShuffleTask:
     epoch: int
     """Counts from 0."""
     block_size: int
-    """Samples to mix with each other, for algorithms that work in blocks."""
+    """Samples to mix with each other, for algorithms that work in blocks; 0 where a stream's share of a block is none,
+    which the other algorithms do not mind."""
 
     def __post_init__(self) -> None:
-        if self.num_canonical_nodes < 1 or self.block_size < 1:
+        if self.num_canonical_nodes < 1 or self.block_size < 0:
             raise ConfigError(
-                f"shuffling needs at least one canonical node and a positive block size, but got "
+                f"shuffling needs at least one canonical node and a block size that is not negative, but got "
                 f"{self.num_canonical_nodes} and {self.block_size}"
             )
         if self.seed < 0 or self.epoch < 0:

@@ -1,0 +1,27 @@
+"""Settings and data for tests of order, settled and weighted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.order.shape import DatasetShape
+from lightning_streaming.order.weights import StreamWeight, resolve_weights
+
+CANONICAL = 12
+
+
+def make_shape(*streams: list[int], epoch_size: int | None = None, **said: Any) -> DatasetShape:
+    """Streams of these shard sizes, all of the same weight."""
+    sizes = tuple(np.asarray(stream, np.int64) for stream in streams)
+    weights = resolve_weights(
+        [StreamWeight(**said)] * len(sizes), [int(stream.sum()) for stream in sizes], epoch_size, seed=0
+    )
+    return DatasetShape(shard_sizes=sizes, weights=weights)
+
+
+def make_settings(**said: Any) -> OrderSettings:
+    """Shuffled, in 12 canonical nodes, unless said otherwise."""
+    return OrderSettings(**{"shuffle": True, "num_canonical_nodes": CANONICAL, **said}).settled(1)

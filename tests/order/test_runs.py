@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_streaming.order.runs import RunLookup
+
+
+def assert_finds_as_spelled_out(sizes: list[int]) -> None:
+    expected = np.repeat(np.arange(len(sizes)), sizes)
+    lookup = RunLookup(np.cumsum(np.asarray(sizes, np.int64)))
+    assert len(lookup) == len(expected)
+    assert lookup.find(np.arange(len(expected))).tolist() == expected.tolist()
+
+
+def test_places_are_found_in_the_example() -> None:
+    lookup = RunLookup(np.asarray([4, 5, 12]))
+    assert lookup.find(np.asarray([11, 0, 3, 4, 5, 6])).tolist() == [2, 0, 0, 1, 2, 2]
+
+
+@given(st.lists(st.integers(0, 40), max_size=60))
+def test_every_place_is_found(sizes: list[int]) -> None:
+    assert_finds_as_spelled_out(sizes)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [],
+        [0],
+        [0, 0, 1],
+        [1, 0, 0],
+        [100_000] + [1] * 5_000,  # a bucket of the guide holds many runs
+        [1] * 5_000 + [100_000],
+        [0] * 3_000 + [7, 0, 50_000, 0, 0],
+        [4096] * 50,
+    ],
+    ids=lambda sizes: f"{len(sizes)} runs of {sum(sizes)}",
+)
+def test_skewed_runs_are_found(sizes: list[int]) -> None:
+    assert_finds_as_spelled_out(sizes)
+
+
+@given(st.lists(st.integers(0, 10**11), min_size=1, max_size=50).filter(any), st.data())
+def test_far_places_are_found(sizes: list[int], data: st.DataObject) -> None:
+    stops = np.cumsum(np.asarray(sizes, np.int64))
+    place = data.draw(st.integers(0, int(stops[-1]) - 1))
+    borders = np.unique(np.clip(np.concatenate([stops - 1, stops, [place]]), 0, stops[-1] - 1))
+    assert RunLookup(stops).find(borders).tolist() == np.searchsorted(stops, borders, side="right").tolist()
