@@ -145,7 +145,7 @@ def our_share(case: Case) -> Share:
     from lightning_streaming.order.shape import DatasetShape
     from lightning_streaming.order.weights import StreamWeight, resolve_weights
 
-    shuffled = {"shuffle": True, "shuffle_algo": case.order} if case.order != "none" else {}
+    shuffled: dict[str, Any] = {"shuffle": True, "shuffle_algo": case.order} if case.order != "none" else {}
     settings = OrderSettings(shuffle_seed=SEED, **shuffled).settled(case.nodes)
     weights = resolve_weights([StreamWeight()], [case.samples], None, SEED)
     shape = DatasetShape(shard_sizes=(case.shards,), weights=weights)

@@ -65,7 +65,7 @@ class Case:
         return BatchGeometry(num_nodes=NODES, ranks_per_node=RANKS, batch_size=self.batch_size)
 
 
-SIZES = (
+SIZES: tuple[dict[str, Any], ...] = (
     {"name": "10^5", "shards": 25, "shard_samples": 4_000},
     {"name": "10^8", "shards": 24_415, "shard_samples": 4_096},
     {"name": "10^10", "shards": 1_000_000, "shard_samples": 10_000},
@@ -73,7 +73,7 @@ SIZES = (
     {"name": "10^10, 1,024 canonical nodes", "shards": 1_000_000, "shard_samples": 10_000, "canonical_nodes": 1024},
     {"name": "10^11", "shards": 1_000_000, "shard_samples": 100_000},
 )
-STREAMS = {
+STREAMS: dict[str, Any] = {
     "name": "1,000 weighted streams",
     "streams": 1_000,
     "shards": 25,
