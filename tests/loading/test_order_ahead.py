@@ -25,6 +25,7 @@ from lightning_streaming.order.draw import Order, draw_order, order_digest
 from lightning_streaming.order.settings import OrderSettings
 from lightning_streaming.order.shape import DatasetShape
 from lightning_streaming.order.weights import StreamWeight, resolve_weights
+from tests.helpers import make_loader, write_dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
@@ -256,3 +257,19 @@ def test_a_process_ends_while_its_background_is_busy(orders: Path) -> None:
     assert subprocess.run([sys.executable, "-c", LEAVES], env=environment, timeout=60, check=False).returncode == 0
     shared_order(SETTINGS, SHAPE, 2)
     assert made(orders) == {name(2)}
+
+
+def test_whoever_reads_most_of_an_epoch_prepares_the_next(tmp_path: Path, orders: Path) -> None:
+    loader = make_loader(write_dataset(tmp_path / "data"), epoch_size=70_000, batch_size=1000)
+    iterator = iter(loader)
+    for _ in range(48):
+        next(iterator)
+    finish()
+    assert len(list(orders.glob("*.order"))) == 1
+    for _ in range(22):
+        next(iterator)
+    finish()
+    assert len(list(orders.glob("*.order"))) == 2
+    next(iter(loader))
+    assert len(list(orders.glob("*.order"))) == 2
+    loader.close()
