@@ -1,7 +1,7 @@
 """Whole epochs of random settings, ours against MosaicML Streaming's: every worker's every sample.
 
 Run from the root of the repository where MosaicML Streaming 0.13 is installed: python -m benchmarks.compare_order
-Prints how many epochs are equal, how many differ in a way that docs/order.md describes, and shows each that differs
+Prints how many epochs are equal, how many differ in a way that decision 0002 describes, and shows each that differs
 otherwise; there must be none of these, and the exit status says so.
 """
 
@@ -20,10 +20,6 @@ from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
-from streaming.base.batching import generate_work
-from streaming.base.dataset import StreamingDataset
-from streaming.base.stream import Stream
-from streaming.base.world import World as ReferenceWorld
 
 from lightning_streaming.errors import StateError, StreamingError
 from lightning_streaming.order.deal import Deal
@@ -36,6 +32,14 @@ from lightning_streaming.order.shape import DatasetShape
 from lightning_streaming.order.weights import StreamWeight, resolve_weights
 from lightning_streaming.world import World
 from tests.order.reference import reference_work_array, work_array
+
+try:
+    from streaming.base.batching import generate_work
+    from streaming.base.dataset import StreamingDataset
+    from streaming.base.stream import Stream
+    from streaming.base.world import World as ReferenceWorld
+except ImportError as missing:
+    sys.exit(f"{__doc__}\nThis interpreter does not have it ({missing}).")
 
 T = TypeVar("T")
 

@@ -11,8 +11,11 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
+from lightning_streaming.order.draw import draw_order
 from lightning_streaming.order.sequence import CanonicalSequence
-from lightning_streaming.order.shuffle import shuffle_map
+from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.order.shape import DatasetShape
+from lightning_streaming.order.weights import StreamWeight, resolve_weights
 
 SHARDS = np.full(24, 100)
 CANONICAL_NODES = 2
@@ -22,6 +25,11 @@ PANELS = (
     ("py1e, blocks of 300", "py1e", 300),
     ("py1e, blocks of 900", "py1e", 900),
     ("naive", "naive", 1),
+    ("blockwise, blocks of 300", "blockwise", 300),
+    ("blockwise, blocks of 900", "blockwise", 900),
+    ("py1br, blocks of 300", "py1br", 300),
+    ("py1b, blocks of 300", "py1b", 300),
+    ("py2s", "py2s", 1),
 )
 
 
@@ -30,17 +38,26 @@ def main() -> None:
     samples = int(SHARDS.sum())
     positions = np.arange(samples)
     sequence = CanonicalSequence(num_samples=samples, num_canonical_nodes=CANONICAL_NODES, num_nodes=1)
-    figure, axes = plt.subplots(1, len(PANELS), figsize=(13, 3), sharey=True, layout="constrained")
-    for axis, (title, algo, block_size) in zip(axes, PANELS, strict=True):
-        ids = sequence.places(positions)
-        if algo is not None:
-            ids = shuffle_map(algo, SHARDS, CANONICAL_NODES, seed=9176, epoch=0, block_size=block_size)[ids]
+    weights = resolve_weights([StreamWeight()], sizes=[samples], epoch_size=None, seed=9176)
+    shape = DatasetShape(shard_sizes=(SHARDS,), weights=weights)
+    figure, axes = plt.subplots(2, len(PANELS) // 2, figsize=(13, 6), sharex=True, sharey=True, layout="constrained")
+    for axis, (title, algo, block_size) in zip(axes.flat, PANELS, strict=True):
+        settings = OrderSettings(
+            shuffle=algo is not None,
+            shuffle_algo=algo or "naive",
+            num_canonical_nodes=CANONICAL_NODES,
+            shuffle_block_size=block_size,
+        )
+        order = draw_order(settings.settled(CANONICAL_NODES), shape, epoch=0)
+        places = sequence.places(positions)
+        ids = places if order is None else order[places]
         for node, colour in enumerate(("tab:blue", "tab:orange")):
             own = positions % CANONICAL_NODES == node
             axis.scatter(positions[own], ids[own], s=1, linewidths=0, color=colour)
-        axis.set(title=title, xlabel="position in the sequence", yticks=np.arange(0, samples + 1, 400))
+        axis.set(title=title, yticks=np.arange(0, samples + 1, 400))
         axis.margins(0.01)
-    axes[0].set_ylabel("sample (24 shards of 100)")
+    figure.supxlabel("position in the sequence")
+    figure.supylabel("sample (24 shards of 100)")
     figure.savefig(Path(__file__).with_suffix(".png"), dpi=110)
 
 

@@ -55,7 +55,7 @@ class Epochs:
         self._source = source
         self._batch_size = batch_size
         self._ahead = OrderAhead()
-        self._under_way: tuple[int, BatchGeometry] | None = None
+        self._geometries: dict[int, BatchGeometry] = {}
         self._latest_sequence: tuple[tuple[OrderSettings, BatchGeometry, int], EpochSequence] | None = None
         self._weights: ResolvedWeights | None = None
         self._initial_nodes: int | None = None
@@ -94,7 +94,7 @@ class Epochs:
         # From what was asked, not from what has been settled since: the block size follows the canonical nodes.
         self._use(replace(self._asked, shuffle_seed=saved.shuffle_seed, num_canonical_nodes=saved.num_canonical_nodes))
         self._initial_nodes = self._resumed_from_nodes = saved.initial_physical_nodes
-        self._under_way = None if saved.geometry is None else (saved.cursor.epoch, saved.geometry)
+        self._geometries = {} if saved.geometry is None else {saved.cursor.epoch: saved.geometry}
         self._unchecked = None if saved.fingerprint is None else (saved.fingerprint, on_change)
 
     def start(self, cursor: Cursor, world: World, batch_size: int) -> PassStart:
@@ -102,12 +102,14 @@ class Epochs:
         self._batch_size = batch_size
         cursor = self.normalise(cursor, world)
         start = self._start_at(cursor, world, batch_size)
-        self._under_way = cursor.epoch, start.geometry
+        # Whoever consumes batches later than they are handed out may still stand in the epoch before.
+        before = {epoch: geometry for epoch, geometry in self._geometries.items() if epoch == cursor.epoch - 1}
+        self._geometries = {**before, cursor.epoch: start.geometry}
         composed = self._settings.batching_method != "random"
         if composed and start.geometry.global_batch_size != world.num_ranks * batch_size:
             _log.warning(
-                "epoch %d goes on with global batches of %d samples, made for %d nodes of %d ranks; they are dealt in "
-                "runs of %d to its end, and may so be divided",
+                "epoch %d goes on with global batches of %d samples, made for %d nodes of %d ranks; read in steps of "
+                "%d, these are not whole until the next epoch",
                 cursor.epoch,
                 start.geometry.global_batch_size,
                 start.geometry.num_nodes,
@@ -205,9 +207,9 @@ class Epochs:
         )
 
     def _geometry_at(self, cursor: Cursor, world: World, batch_size: int) -> BatchGeometry:
-        """What the batches of an epoch are made for: within the pass under way that stays what it was."""
-        if cursor.sample_in_epoch and self._under_way and self._under_way[0] == cursor.epoch:
-            return self._under_way[1]
+        """What the batches of an epoch are made for: once it has begun, that stays what it was."""
+        if cursor.sample_in_epoch and cursor.epoch in self._geometries:
+            return self._geometries[cursor.epoch]
         return epoch_geometry(self.settle(world), _geometry(world, batch_size), self._resumed_from_nodes)
 
     def _sequence_at(self, cursor: Cursor, world: World) -> EpochSequence:
@@ -241,9 +243,9 @@ class Epochs:
 
     def _use(self, settings: OrderSettings) -> None:
         if settings.shuffle_seed != self._settings.shuffle_seed:
-            self._weights = self._latest_sequence = (
-                None  # the seed also decides which streams get the samples that rounding left over
-            )
+            # The seed also decides which streams get the samples that rounding left over.
+            self._weights = None
+            self._latest_sequence = None
         self._settings = settings
 
     def _fingerprint(self) -> dict[str, Any]:

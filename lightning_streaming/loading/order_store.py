@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,8 @@ def shared_order(settings: OrderSettings, shape: DatasetShape, epoch: int) -> Or
     A large one lies in a file of this node's runtime directory, named by a digest of all it depends on. Whoever takes
     the lock first makes the file; everyone maps it read-only, so more workers take no more memory. A process holds a
     shared ``flock`` on the file for as long as it maps it, and whoever makes an order removes those that nobody holds
-    and what killed makers left: so finished epochs and killed runs leave at most one file, until the next run on this
-    node.
+    and what killed makers left: so finished epochs and killed runs leave at most this epoch's file and the next
+    one's, until the next run on this node.
 
     Raises:
         ConfigError: See :func:`~lightning_streaming.order.draw.draw_order`.
@@ -157,9 +158,7 @@ def _map_if_present(path: Path, shape: DatasetShape) -> _Ids | None:
 def _remove_unused(directory: Path) -> None:
     """Remove what no process maps. Must be called while holding the lock of the directory."""
     for path in directory.glob(f"*{_SUFFIX}*"):
-        with path.open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
+        # Whoever cleans temporary directories may be quicker.
+        with suppress(FileNotFoundError, BlockingIOError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()

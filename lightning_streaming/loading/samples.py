@@ -18,7 +18,7 @@ from lightning_streaming.order.plan import EpochPlan
 
 _WINDOW_SAMPLES = 8192
 """Samples whose ids are worked out together: enough for numpy to be fast, few enough to start at once."""
-_NEAR_END = 0.75
+_NEAR_END = 0.5
 """Part of a share after which what the next pass needs is made ready."""
 
 Transform = Callable[[dict[str, Any], int], Any]
@@ -117,11 +117,14 @@ def _read(
     near_end: Callable[[], None],
 ) -> Generator[Any, None, None]:
     share = make_share()
-    near_end_at = share.num_samples() * _NEAR_END
+    # A share of one batch that is not full has all of its end in sight.
+    near_end_at = (share.num_samples() - share.deal.batch_size) * _NEAR_END
+    is_near_end = False
     with _prefetching(share, source, predownload) as prefetcher:
         samples_read = 0
         for window in _located(share, source.catalog):
-            if samples_read <= near_end_at < samples_read + len(window.positions):
+            if not is_near_end and samples_read + len(window.positions) > near_end_at:
+                is_near_end = True
                 near_end()
             places = zip(window.positions.tolist(), window.shards.tolist(), window.indexes.tolist(), strict=True)
             for position, shard, index in places:

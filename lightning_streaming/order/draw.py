@@ -131,7 +131,7 @@ def is_identity(settings: OrderSettings, shape: DatasetShape) -> bool:
 
 def is_on_demand(settings: OrderSettings) -> bool:
     """Whether ids are worked out when asked for, so that nothing is drawn beforehand."""
-    return settings.shuffle_algo == "blockwise"
+    return settings.shuffle and settings.shuffle_algo == "blockwise"
 
 
 def _check_epoch(epoch: int) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from lightning_streaming import Stream, StreamingDataLoader, World
 from lightning_streaming.errors import ConfigError, StateError
+from lightning_streaming.loading.cursor import Cursor
 from tests.helpers import State, assert_resumes_at_every_step, ids, json_copy, make_loader, worlds, write_dataset
 
 METHODS = ["stratified", "per_stream", "device_per_stream"]
@@ -177,3 +178,17 @@ def test_a_device_batch_needs_whole_canonical_nodes(roots: tuple[Path, Path]) ->
                 str(roots[0]), batching_method="device_per_stream", num_canonical_nodes=4, world=World(num_nodes=3)
             )
         )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_place_in_an_epoch_that_was_left_keeps_its_batches(roots: tuple[Path, Path], method: str) -> None:
+    # A trainer that fetches ahead, or accumulates, may stand in an epoch that its loader has left.
+    before, *_ = loaders(roots, method, 1, 1, batch_size=8)
+    next(iter(before))
+    (loader,) = loaders(roots, method, 1, 1, batch_size=5, state=before.state_dict())
+    assert len(ids(loader)) > 1
+    place = Cursor(0, 40)
+    saved = loader.dataset.state_at(place)
+    assert saved["batch_geometry"]["batch_size"] == 8
+    next(iter(loader))
+    assert loader.dataset.state_at(place) == saved

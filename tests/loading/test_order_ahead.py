@@ -262,11 +262,11 @@ def test_a_process_ends_while_its_background_is_busy(orders: Path) -> None:
 def test_whoever_reads_most_of_an_epoch_prepares_the_next(tmp_path: Path, orders: Path) -> None:
     loader = make_loader(write_dataset(tmp_path / "data"), epoch_size=70_000, batch_size=1000)
     iterator = iter(loader)
-    for _ in range(48):
+    for _ in range(30):
         next(iterator)
     finish()
     assert len(list(orders.glob("*.order"))) == 1
-    for _ in range(22):
+    for _ in range(40):
         next(iterator)
     finish()
     assert len(list(orders.glob("*.order"))) == 2

@@ -1,13 +1,16 @@
-"""Settings and data for tests of order, settled and weighted."""
+"""Settings and data for tests of order, settled and weighted, and shuffles by themselves."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightning_streaming.order.settings import OrderSettings
 from lightning_streaming.order.shape import DatasetShape
+from lightning_streaming.order.shuffle import shuffle_into
+from lightning_streaming.order.shuffle.task import ShuffleTask
 from lightning_streaming.order.weights import StreamWeight, resolve_weights
 
 CANONICAL = 12
@@ -25,3 +28,15 @@ def make_shape(*streams: list[int], epoch_size: int | None = None, **said: Any) 
 def make_settings(**said: Any) -> OrderSettings:
     """Shuffled, in 12 canonical nodes, unless said otherwise."""
     return OrderSettings(**{"shuffle": True, "num_canonical_nodes": CANONICAL, **said}).settled(1)
+
+
+def shuffle_map(
+    algo: str, units: NDArray[np.int64], num_canonical_nodes: int, seed: int, epoch: int, block_size: int
+) -> NDArray[np.int64]:
+    """What a shuffle makes of runs of these sizes."""
+    task = ShuffleTask(
+        units=units, num_canonical_nodes=num_canonical_nodes, seed=seed, epoch=epoch, block_size=block_size
+    )
+    permutation = np.empty(task.num_samples, np.int64)
+    shuffle_into(algo, task, permutation)
+    return permutation

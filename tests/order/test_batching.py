@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, SampleIndexError
 from lightning_streaming.order.batching import EpochSequence
-from lightning_streaming.order.batching.rows import shuffled_origins
+from lightning_streaming.order.batching.origins import FoundOrigins, drawn_origins
 from lightning_streaming.order.batching.stratified import shares_of_batch
 from lightning_streaming.order.deal import Deal
 from lightning_streaming.order.geometry import layout
@@ -241,10 +241,27 @@ def test_few_samples_over_many_nodes_are_all_read_and_by_all_ranks_equally(
 
 
 def test_origins_keep_each_streams_rows_in_order() -> None:
-    origins = shuffled_origins([3, 0, 2], np.random.default_rng(0))
+    origins = drawn_origins([3, 0, 2], np.random.default_rng(0))
     assert sorted(origins.streams.tolist()) == [0, 0, 0, 2, 2]
     assert origins.ordinals[origins.streams == 0].tolist() == [0, 1, 2]
     assert origins.ordinals[origins.streams == 2].tolist() == [0, 1]
+
+
+@given(rows=st.lists(st.integers(0, 3000), min_size=1, max_size=40).filter(any), data=st.data())
+def test_origins_that_are_worked_out_keep_each_streams_rows_in_order(rows: list[int], data: st.DataObject) -> None:
+    origins = FoundOrigins(rows, seed=(1, 2))
+    streams, ordinals = origins.find(np.arange(sum(rows)))
+    for stream, count in enumerate(rows):
+        assert ordinals[streams == stream].tolist() == list(range(count))
+    some = np.asarray(data.draw(st.lists(st.integers(0, sum(rows) - 1), max_size=9)), np.int64)
+    assert [found.tolist() for found in origins.find(some)] == [streams[some].tolist(), ordinals[some].tolist()]
+
+
+def test_origins_that_are_worked_out_mix_the_streams_all_along() -> None:
+    streams, _ = FoundOrigins([30_000, 10_000], seed=(0,)).find(np.arange(40_000))
+    shares = (streams == 1).reshape(40, 1000).mean(axis=1)
+    assert abs(shares - 0.25).max() < 0.06
+    assert 0.3 < (streams[1:] != streams[:-1]).mean() < 0.45  # 0.375 where each is drawn for itself
 
 
 @pytest.mark.parametrize(

@@ -109,9 +109,9 @@ def test_an_order_on_demand_has_every_sample_drawn(batching: str) -> None:
     assert ids.tolist() == np.repeat(np.arange(90), 2).tolist()
 
 
-def test_only_blockwise_is_on_demand_shuffled_or_not() -> None:
+def test_only_a_blockwise_shuffle_is_on_demand() -> None:
     assert is_on_demand(make_settings(shuffle_algo="blockwise"))
-    assert is_on_demand(make_settings(shuffle_algo="blockwise", shuffle=False))
+    assert not is_on_demand(make_settings(shuffle_algo="blockwise", shuffle=False))
     assert not is_on_demand(make_settings())
 
 

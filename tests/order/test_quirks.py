@@ -27,10 +27,9 @@ from lightning_streaming.order.plan import EpochPlan, epoch_sequence, plan_epoch
 from lightning_streaming.order.sampling import per_shard_choice
 from lightning_streaming.order.settings import OrderSettings
 from lightning_streaming.order.shape import DatasetShape
-from lightning_streaming.order.shuffle import shuffle_map
 from lightning_streaming.order.weights import StreamWeight, resolve_weights
 from lightning_streaming.world import World
-from tests.order.builders import make_settings, make_shape
+from tests.order.builders import make_settings, make_shape, shuffle_map
 from tests.order.reference import reference_work_array, work_array
 
 

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.order.shuffle import SHUFFLES, arrivals, drift, items, shuffle_into, shuffle_map
+from lightning_streaming.order.shuffle import SHUFFLES, arrivals, drift, items, shuffle_into
 from lightning_streaming.order.shuffle.spans import Spans, cut, epoch_parts
 from lightning_streaming.order.shuffle.task import ShuffleTask
+from tests.order.builders import shuffle_map
 from tests.order.reference import assert_is, load
 
 COMPONENTS = load("order_components.json")

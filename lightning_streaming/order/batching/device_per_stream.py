@@ -8,12 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.order.batching.rows import RowOrigins, check_positions, places_by_stream, shuffled_origins
+from lightning_streaming.order.batching.composed import Composed
+from lightning_streaming.order.batching.origins import RowOrigins, row_origins
+from lightning_streaming.order.batching.rows import check_positions, places_by_stream
 from lightning_streaming.order.batching.sequence import EpochFacts
 from lightning_streaming.order.batching.stream_entries import entries_per_stream
 
 
-class DevicePerStream:
+class DevicePerStream(Composed):
     """Each node fills as many whole batches from each stream as it can; their order is random, node by node.
 
     The sequence takes one batch of each node in turn. A last round that does not give every rank a batch is left out;
@@ -27,7 +29,7 @@ class DevicePerStream:
     """
 
     def __init__(self, facts: EpochFacts) -> None:
-        self._facts = facts
+        super().__init__(facts)
         self._row_size = facts.geometry.batch_size
         self._num_nodes = facts.geometry.num_nodes
         self._slices_per_node = facts.num_canonical_nodes // self._num_nodes
@@ -42,20 +44,10 @@ class DevicePerStream:
                 "leave it out"
             )
 
-    @property
-    def num_samples(self) -> int:
-        """Places of the order."""
-        return self._facts.shape.epoch_size
-
     def __len__(self) -> int:
         """Positions of the epoch: whole global batches."""
         ranks_per_node = self._facts.geometry.ranks_per_node
         return sum(self.rows_per_stream) // ranks_per_node * self._facts.geometry.global_batch_size
-
-    @property
-    def read_once(self) -> int:
-        """The whole epoch: its repeats are not at its end."""
-        return len(self)
 
     def most_counted(self, num_ranks: int) -> int:
         """The most samples that a reader of the whole epoch counts: the reference's last round may be partial."""
@@ -73,8 +65,11 @@ class DevicePerStream:
         rounds = rows // self._num_nodes
         nodes = rows - rounds * self._num_nodes
         columns = positions - rows * self._row_size
-        entries = self._origins.ordinals[nodes, rounds].astype(np.int64) * self._row_size + columns
-        streams = self._origins.streams[nodes, rounds]
+        streams, ordinals = np.empty_like(rows), np.empty_like(rows)
+        for node in np.unique(nodes).tolist():
+            ours = nodes == node
+            streams[ours], ordinals[ours] = self._origins[node].find(rounds[ours])
+        entries = ordinals * self._row_size + columns
         return places_by_stream(streams, self._entries_of_stream(nodes, entries), self._places_of_stream)
 
     def _entries_of_stream(self, nodes: NDArray[np.int64], entries: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -89,8 +84,6 @@ class DevicePerStream:
         return self._streams[stream].places(entries)
 
     @cached_property
-    def _origins(self) -> RowOrigins:
-        """Of shape (nodes, rounds)."""
-        generator = self._facts.batch_generator()
-        each = [shuffled_origins(self.rows_per_stream, generator) for _ in range(self._num_nodes)]
-        return RowOrigins(np.stack([one.streams for one in each]), np.stack([one.ordinals for one in each]))
+    def _origins(self) -> list[RowOrigins]:
+        """Of the rounds of each node."""
+        return row_origins(self._facts, self.rows_per_stream, self._num_nodes)

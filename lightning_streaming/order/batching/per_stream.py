@@ -8,12 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.order.batching.rows import RowOrigins, check_positions, places_by_stream, shuffled_origins
+from lightning_streaming.order.batching.composed import Composed
+from lightning_streaming.order.batching.origins import RowOrigins, row_origins
+from lightning_streaming.order.batching.rows import check_positions, places_by_stream
 from lightning_streaming.order.batching.sequence import EpochFacts
 from lightning_streaming.order.batching.stream_entries import entries_per_stream
 
 
-class PerStream:
+class PerStream(Composed):
     """Each stream fills as many whole global batches as it can; their order is random.
 
     Args:
@@ -24,7 +26,7 @@ class PerStream:
     """
 
     def __init__(self, facts: EpochFacts) -> None:
-        self._facts = facts
+        super().__init__(facts)
         self._streams = entries_per_stream(facts, facts.geometry.num_nodes)
         self._row_size = facts.geometry.global_batch_size
         self._rows_per_stream = [len(stream) // self._row_size for stream in self._streams]
@@ -35,33 +37,19 @@ class PerStream:
                 f"batch of {self._row_size}; raise its weight, lower the batch size or leave it out"
             )
 
-    @property
-    def num_samples(self) -> int:
-        """Places of the order."""
-        return self._facts.shape.epoch_size
-
     def __len__(self) -> int:
         """Positions of the epoch: whole global batches."""
         return sum(self._rows_per_stream) * self._row_size
-
-    @property
-    def read_once(self) -> int:
-        """The whole epoch: its repeats are not at its end."""
-        return len(self)
-
-    def most_counted(self, num_ranks: int) -> int:
-        """The most samples that a reader of the whole epoch counts."""
-        return len(self) + -len(self) % num_ranks
 
     def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """See :class:`~lightning_streaming.order.batching.sequence.EpochSequence`."""
         check_positions(positions, len(self))
         rows = positions // self._row_size
-        entries = positions + (self._origins.ordinals[rows].astype(np.int64) - rows) * self._row_size
-        return places_by_stream(
-            self._origins.streams[rows], entries, lambda stream, ours: self._streams[stream].places(ours)
-        )
+        streams, ordinals = self._origins.find(rows)
+        entries = positions + (ordinals - rows) * self._row_size
+        return places_by_stream(streams, entries, lambda stream, ours: self._streams[stream].places(ours))
 
     @cached_property
     def _origins(self) -> RowOrigins:
-        return shuffled_origins(self._rows_per_stream, self._facts.batch_generator())
+        (origins,) = row_origins(self._facts, self._rows_per_stream, num_nodes=1)
+        return origins

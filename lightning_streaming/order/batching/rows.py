@@ -1,9 +1,8 @@
-"""Rows: runs of positions that are filled from one stream each, in random order."""
+"""Looking up positions that are filled from several streams."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -23,31 +22,6 @@ def check_positions(positions: NDArray[np.int64], length: int) -> None:
         raise SampleIndexError(
             f"positions must be in [0, {length}), but range from {positions.min()} to {positions.max()}"
         )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RowOrigins:
-    """Which stream fills each row, and how many it has filled before; in few bytes, as every process has its own."""
-
-    streams: NDArray[np.unsignedinteger[Any]]
-    """Stream of each row."""
-    ordinals: NDArray[np.unsignedinteger[Any]]
-    """Counts the rows of that stream from 0."""
-
-
-def shuffled_origins(rows_per_stream: Sequence[int], generator: np.random.Generator) -> RowOrigins:
-    """Put the rows of all streams in random order; each stream's rows keep theirs.
-
-    For example with 2 rows of stream 0 and 1 of stream 1: streams 0 1 0, ordinals 0 0 1.
-    """
-    # What is shuffled does not change how.
-    streams = np.repeat(
-        np.arange(len(rows_per_stream), dtype=np.min_scalar_type(len(rows_per_stream))), rows_per_stream
-    )
-    generator.shuffle(streams)
-    ordinals = np.empty(len(streams), np.min_scalar_type(len(streams)))
-    ordinals[np.argsort(streams, kind="stable")] = np.concatenate([np.arange(rows) for rows in rows_per_stream])
-    return RowOrigins(streams, ordinals)
 
 
 def places_by_stream(

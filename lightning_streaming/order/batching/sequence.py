@@ -58,10 +58,10 @@ class EpochFacts:
         assert self.settings.num_canonical_nodes, "settle the settings first"
         return self.settings.num_canonical_nodes
 
-    def batch_generator(self) -> np.random.Generator:
-        """A fresh generator for which batch comes from which stream."""
-        varies = self.epoch if self.settings.redraws_shards else 0
-        return np.random.default_rng(self.settings.shuffle_seed + varies)
+    @property
+    def batch_seed(self) -> int:
+        """Decides which batch comes from which stream."""
+        return self.settings.shuffle_seed + (self.epoch if self.settings.redraws_shards else 0)
 
 
 Batching = Callable[[EpochFacts], EpochSequence]

@@ -6,12 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.order.batching.composed import Composed
 from lightning_streaming.order.batching.rows import check_positions, places_by_stream
 from lightning_streaming.order.batching.sequence import EpochFacts
 from lightning_streaming.order.batching.stream_entries import entries_per_stream
 
 
-class Stratified:
+class Stratified(Composed):
     """Each global batch holds every stream's share of it, stream by stream; the shortest stream ends the epoch.
 
     Args:
@@ -22,7 +23,7 @@ class Stratified:
     """
 
     def __init__(self, facts: EpochFacts) -> None:
-        self._facts = facts
+        super().__init__(facts)
         self._row_size = facts.geometry.global_batch_size
         self._shares = shares_of_batch(np.asarray(facts.shape.weights.proportion), self._row_size)
         self._stops = np.cumsum(self._shares)
@@ -38,23 +39,9 @@ class Stratified:
                 f"{self._shares[stream]} in a global batch of {self._row_size}; draw more or lower the batch size"
             )
 
-    @property
-    def num_samples(self) -> int:
-        """Places of the order."""
-        return self._facts.shape.epoch_size
-
     def __len__(self) -> int:
         """Positions of the epoch: whole global batches."""
         return self._rows * self._row_size
-
-    @property
-    def read_once(self) -> int:
-        """The whole epoch: its repeats are not at its end."""
-        return len(self)
-
-    def most_counted(self, num_ranks: int) -> int:
-        """The most samples that a reader of the whole epoch counts."""
-        return len(self) + -len(self) % num_ranks
 
     def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """See :class:`~lightning_streaming.order.batching.sequence.EpochSequence`."""

@@ -45,30 +45,3 @@ def shuffle_into(algo: str, task: ShuffleTask, out: NDArray[np.integer[Any]]) ->
     """
     require_known("shuffle_algo", algo, SHUFFLES)
     SHUFFLES[algo](task, out)
-
-
-def shuffle_map(
-    algo: str, units: NDArray[np.int64], num_canonical_nodes: int, seed: int, epoch: int, block_size: int
-) -> NDArray[np.int64]:
-    """Permute ``units.sum()`` samples that lie in runs of the given sizes.
-
-    Args:
-        algo: A name in :data:`SHUFFLES`.
-        units: Sizes of the runs to keep together, in order; runs are shards or parts of them.
-        num_canonical_nodes: Slices to shuffle each by itself.
-        seed: The same for all epochs.
-        epoch: Counts from 0.
-        block_size: Samples to mix with each other, for algorithms that work in blocks.
-
-    Returns:
-        A permutation of ``arange(units.sum())``.
-
-    Raises:
-        ConfigError: The algorithm is unknown, or cannot work with these arguments.
-    """
-    task = ShuffleTask(
-        units=units, num_canonical_nodes=num_canonical_nodes, seed=seed, epoch=epoch, block_size=block_size
-    )
-    permutation = np.empty(task.num_samples, np.int64)
-    shuffle_into(algo, task, permutation)
-    return permutation
