@@ -14,8 +14,8 @@ import pytest
 
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset, World
 from lightning_streaming.formats.index import INDEX_BASENAME, dump_index
+from lightning_streaming.writing.mds_recipe import make_mds_recipe
 from lightning_streaming.writing.settings import parse_settings
-from lightning_streaming.writing.shards import make_recipe, make_shard
 
 State = dict[str, Any]
 
@@ -30,14 +30,15 @@ def write_dataset(root: Path, samples: int = 29, *, first_id: int = 0, **writer:
 
 def write_shards(root: Path, sizes: Sequence[int]) -> Path:
     """Write samples whose ``id`` counts from 0, in shards of these sizes; gives ``root``."""
-    recipe = make_recipe({"id": "int"}, parse_settings(None, None, None))
+    recipe = make_mds_recipe({"id": "int"}, parse_settings(None, None, None))
     root.mkdir(parents=True)
     first, infos = 0, []
     for number, size in enumerate(sizes):
-        samples = [recipe.layout.encode({"id": index}) for index in range(first, first + size)]
-        info, stored = make_shard(number, samples, recipe)
-        (root / info.raw_data.basename).write_bytes(stored)
-        infos.append(info)
+        samples = [recipe.encode({"id": index}) for index in range(first, first + size)]
+        made = recipe.make(number, samples)
+        for name, data in made.files:
+            (root / name).write_bytes(data)
+        infos.append(made.info)
         first += size
     (root / INDEX_BASENAME).write_bytes(dump_index(tuple(infos)))
     return root

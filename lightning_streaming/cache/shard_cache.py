@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from lightning_streaming.cache.config import CacheConfig
 from lightning_streaming.cache.layout import ORIGIN_BASENAME, lock_path, origin_of
 from lightning_streaming.cache.sources import InPlaceSource, RemoteSource
-from lightning_streaming.cache.verify import find_size
+from lightning_streaming.cache.verify import find_identity, find_size
 from lightning_streaming.errors import ConfigError, IndexFormatError, LockTimeoutError, StreamingError
 from lightning_streaming.files import appears_whole, hold_lock, join_under, remove_partials
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, parse_index
@@ -102,16 +103,28 @@ class ShardCache:
                 self._verified[key] = directory
         return directory
 
-    def discard(self, shard: ShardInfo) -> None:
-        """Remove a shard's raw files from our directory, because they turned out to be damaged or have vanished.
+    def discard(self, shard: ShardInfo) -> bool:
+        """Remove a shard's files from our directory, because a raw one turned out to be damaged or has vanished.
 
-        The next :meth:`ensure` fetches them again. Files that are read in place are left alone.
+        The next :meth:`ensure` makes them anew. A compressed file that was kept goes too: the damage may come from it.
+        Where a raw file has vanished, or another process has made one anew while this one waited, nothing is removed.
+
+        Returns:
+            Whether that may help; False for raw files that are read in place, which are left alone.
         """
-        self._verified.pop(shard.raw_data.basename, None)
-        if isinstance(self._source, RemoteSource):
-            with self._lock(shard.raw_data.basename, self._patience(len(shard.files))):
-                for raw, _ in shard.files:
-                    join_under(self._directory, raw.basename).unlink(missing_ok=True)
+        directory = self._verified.pop(shard.raw_data.basename, None)
+        if isinstance(self._source, InPlaceSource) and directory != self._directory:
+            return False
+        damaged = self._identities(shard)
+        with self._named(), self._lock(shard.raw_data.basename, self._patience(len(shard.files))):
+            if None not in damaged and self._identities(shard) == damaged:
+                for file in chain(*shard.files):
+                    if file is not None:
+                        join_under(self._directory, file.basename).unlink(missing_ok=True)
+        return True
+
+    def _identities(self, shard: ShardInfo) -> list[tuple[int, int] | None]:
+        return [find_identity(join_under(self._directory, raw.basename)) for raw, _ in shard.files]
 
     def _cached_index(self, source: RemoteSource) -> DatasetIndex | None:
         path = self._directory / INDEX_BASENAME

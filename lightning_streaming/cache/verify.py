@@ -38,6 +38,15 @@ def find_size(path: Path) -> int | None:
         return None
 
 
+def find_identity(path: Path) -> tuple[int, int] | None:
+    """What tells a file from one that takes its place later; None if there is no such file."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
 def choose_hash(file: FileInfo, wanted: str | None) -> str | None:
     """Which recorded hash a file is checked by.
 

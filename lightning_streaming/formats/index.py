@@ -34,6 +34,9 @@ MAX_RAW_BYTES = 2**32 - 1
 """Most bytes of a raw file, and most samples of a shard: both are written in 32 bits."""
 
 _ANYWHERE = Path()
+_MOST_NAME_BYTES = 255
+_MOST_PATH_BYTES = 1024
+"""What file systems, and buckets, let a file name and a key have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +52,7 @@ class FileInfo:
 
     def __post_init__(self) -> None:
         join_under(_ANYWHERE, self.basename)
+        _check_length(self.basename)
         if self.bytes < 0:
             raise IndexFormatError(f"bytes of {self.basename} must not be negative, but is {self.bytes}")
 
@@ -112,6 +116,15 @@ class DatasetIndex:
     def samples_per_shard(self) -> NDArray[np.int64]:
         """Samples of each shard, of shape (shards,)."""
         return np.fromiter((shard.samples for shard in self.shards), np.int64, len(self.shards))
+
+
+def _check_length(basename: str) -> None:
+    name = basename.encode()
+    if len(name) > _MOST_PATH_BYTES or max(map(len, name.split(b"/"))) > _MOST_NAME_BYTES:
+        raise IndexFormatError(
+            f"a file name can have {_MOST_NAME_BYTES} bytes, and {_MOST_PATH_BYTES} with its directories, but is "
+            f"{brief(basename)}"
+        )
 
 
 def dump_index(shards: Iterable[ShardInfo]) -> bytes:

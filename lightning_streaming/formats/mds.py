@@ -24,17 +24,15 @@ import numpy as np
 from lightning_streaming.errors import (
     ConfigError,
     FormatError,
-    IndexFormatError,
     ObjectNotFoundError,
     SampleIndexError,
     ShardCorruptError,
     StorageError,
-    UnsupportedError,
 )
 from lightning_streaming.files import join_under
-from lightning_streaming.formats.encodings import is_unsafe
+from lightning_streaming.formats.columns import check_columns
 from lightning_streaming.formats.index import INDEX_VERSION, MAX_RAW_BYTES, ShardInfo
-from lightning_streaming.formats.mds_sample import SampleLayout, compile_layout
+from lightning_streaming.formats.mds_decoder import read_decoder
 
 _COUNT = struct.Struct("<I")
 _OFFSET_PAIR = struct.Struct("<II")
@@ -43,27 +41,36 @@ _OFFSET_PAIR = struct.Struct("<II")
 class MDSReader:
     """A shard file, memory-mapped. No sample shares memory with the map, so samples outlive the reader."""
 
-    def __init__(self, info: ShardInfo, directory: Path, *, allow_unsafe_types: bool = False) -> None:
+    def __init__(
+        self,
+        info: ShardInfo,
+        directory: Path,
+        *,
+        allow_unsafe_types: bool = False,
+        columns: Sequence[str] | None = None,
+    ) -> None:
         """Map the raw file and check its size and its offsets.
 
         Args:
             info: The shard, as its index describes it.
             directory: Where the dataset's files are.
             allow_unsafe_types: Whether encodings may be read that can run code of whoever wrote the data.
+            columns: Names of the columns to read; None for all.
 
         Raises:
             ShardCorruptError: The file is not the one that the index describes.
             ObjectNotFoundError: The file is not there.
             StorageError: The file cannot be opened.
             IndexFormatError: The index describes columns that cannot be.
-            ConfigError: A column is unsafe and that was not allowed.
-            UnsupportedError: This version does not serve an encoding.
+            ConfigError: The shard lacks a wanted column, or one is unsafe and that was not allowed.
+            MissingDependencyError: A wanted column needs a package that is not installed.
         """
-        self._layout = read_layout(info, allow_unsafe_types=allow_unsafe_types)
+        check_columns(info, columns)
+        self._decoder = read_decoder(info, allow_unsafe_types=allow_unsafe_types, columns=columns)
         self._path = join_under(directory, info.raw_data.basename)
         self._num_samples = info.samples
         self._view = _map_file(self._path, info.raw_data.bytes)
-        _check_offsets(self._view, info.samples, self._layout.smallest_bytes, self._path)
+        _check_offsets(self._view, info.samples, self._decoder.smallest_bytes, self._path)
 
     def __len__(self) -> int:
         return self._num_samples
@@ -80,7 +87,7 @@ class MDSReader:
             raise SampleIndexError(f"{self._path} has {self._num_samples} samples, but sample {index} was asked for")
         start, stop = _OFFSET_PAIR.unpack_from(self._view, 4 + 4 * index)
         try:
-            return self._layout.decode(self._view[start:stop])
+            return self._decoder.decode(self._view[start:stop])
         except FormatError as error:
             raise type(error)(f"{self._path}, sample {index}: {error}") from error
 
@@ -90,35 +97,6 @@ class MDSReader:
         Only the traceback of a failed decode can hold such a slice for longer.
         """
         self._view.release()
-
-
-def read_layout(info: ShardInfo, *, allow_unsafe_types: bool) -> SampleLayout:
-    """The layout of a shard's samples, or why it cannot be read.
-
-    Raises:
-        IndexFormatError: The index describes columns that cannot be.
-        ConfigError: A column is unsafe and that was not allowed.
-        UnsupportedError: This version does not serve an encoding.
-    """
-    names, encoding_names = info.schema["column_names"], info.schema["column_encodings"]
-    unsafe = [name for name in encoding_names if is_unsafe(name)]
-    if unsafe and not allow_unsafe_types:
-        raise ConfigError(
-            f"{info.raw_data.basename} has a column of encoding {unsafe[0]}, which can run any code when it is read; "
-            "pass allow_unsafe_types=True if you trust whoever wrote it"
-        )
-    try:
-        layout = compile_layout(names, encoding_names)
-    except UnsupportedError as error:
-        raise UnsupportedError(f"{info.raw_data.basename} cannot be read: {error}") from None
-    except ConfigError as error:
-        raise IndexFormatError(f"the index entry of {info.raw_data.basename} cannot be read: {error}") from None
-    if layout.sizes != info.schema["column_sizes"]:
-        raise IndexFormatError(
-            f"the index entry of {info.raw_data.basename} has column_sizes {info.schema['column_sizes']}, but its "
-            f"encodings have {layout.sizes}"
-        )
-    return layout
 
 
 def encode_config(

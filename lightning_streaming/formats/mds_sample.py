@@ -1,4 +1,4 @@
-"""One MDS sample: its columns in bytes.
+"""One MDS sample in bytes, as it is written; mds_decoder reads it.
 
     uint32 size of each column whose size varies, in column order
     payload of each column, in column order
@@ -14,9 +14,67 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from lightning_streaming.errors import ConfigError, EncodingError, ShardCorruptError
-from lightning_streaming.formats.encodings import Encoding, encode_value, encoding
+import numpy as np
+
+from lightning_streaming.errors import ConfigError, EncodingError
+from lightning_streaming.formats.checks import check_length
+from lightning_streaming.formats.encodings import Encoding, encoding
 from lightning_streaming.formats.index import MAX_RAW_BYTES
+from lightning_streaming.formats.ndarray import NdarrayEncoding
+
+_SIZE = struct.Struct("<I")
+
+_NUMBERS: Mapping[str, tuple[str, type]] = {
+    "int": ("q", int),
+    "int8": ("b", int),
+    "int16": ("h", int),
+    "int32": ("i", int),
+    "int64": ("q", int),
+    "uint8": ("B", int),
+    "uint16": ("H", int),
+    "uint32": ("I", int),
+    "uint64": ("Q", int),
+    "float32": ("f", float),
+    "float64": ("d", float),
+}
+"""Encodings that :mod:`struct` writes as numpy does, as long as the value is of exactly this type and fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PlainNumbers:
+    """Samples of nothing but numbers, written in one step where all values are Python's own."""
+
+    names: tuple[str, ...]
+    types: list[type]
+    packed: struct.Struct
+
+    def encode(self, sample: Mapping[str, Any]) -> bytes | None:
+        """The sample's bytes; None where a value needs a closer look."""
+        try:
+            values = [sample[name] for name in self.names]
+            return self.packed.pack(*values) if list(map(type, values)) == self.types else None
+        except (KeyError, OverflowError, struct.error):
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class _OneArray:
+    """Samples of one array, copied once."""
+
+    name: str
+    encoding: NdarrayEncoding
+
+    def encode(self, sample: Mapping[str, Any]) -> bytes | None:
+        """The sample's bytes; None where the value needs a closer look."""
+        value = sample.get(self.name)
+        if type(value) is not np.ndarray or value.nbytes > MAX_RAW_BYTES // 2:
+            return None
+        try:
+            head, values = self.encoding.parts(value)
+        except EncodingError as error:
+            raise EncodingError(f"column {self.name!r}: {error}") from error
+        size = b"" if self.encoding.shape else _SIZE.pack(len(head) + values.nbytes)
+        return b"".join((size, head, values))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +91,10 @@ class SampleLayout:
     """Bytes of each column, or None where they vary."""
     header: struct.Struct
     """Sizes of the columns that vary."""
-    smallest_bytes: int
-    """Bytes of a sample whose columns that vary are empty."""
+    varying: tuple[int, ...]
+    """Places of the columns that vary."""
+    quick: _PlainNumbers | _OneArray | None
+    """A quick way for samples of numbers alone, or of one array alone."""
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -51,37 +111,31 @@ class SampleLayout:
         Raises:
             EncodingError: A column is missing, or its value does not fit.
         """
-        payloads = [_encode_column(sample, *column) for column in zip(self.names, self.encodings, strict=True)]
-        if sum(map(len, payloads)) > MAX_RAW_BYTES:
-            raise EncodingError(f"a sample can have {MAX_RAW_BYTES} bytes, but got {sum(map(len, payloads))}")
-        varying = (len(payload) for payload, size in zip(payloads, self.sizes, strict=True) if size is None)
-        return b"".join([self.header.pack(*varying), *payloads])
+        if self.quick is not None and type(sample) is dict:  # another mapping may make up what it lacks
+            data = self.quick.encode(sample)
+            if data is not None:
+                return data
+        payloads = self._payloads(sample)
+        sizes = [*map(len, payloads)]
+        if sum(sizes) > MAX_RAW_BYTES:
+            raise EncodingError(f"a sample can have {MAX_RAW_BYTES} bytes, but got {sum(sizes)}")
+        return b"".join([self.header.pack(*[sizes[place] for place in self.varying]), *payloads])
 
-    def decode(self, data: memoryview) -> dict[str, Any]:
-        """Turn the bytes of a sample into its columns.
-
-        Raises:
-            ShardCorruptError: The sizes in the bytes do not add up to their length.
-            EncodingError: A payload is not one of its column's encoding.
-        """
-        if len(data) < self.smallest_bytes:
-            raise ShardCorruptError(f"expected at least {self.smallest_bytes} bytes, but found {len(data)}")
-        varying = self.header.unpack_from(data)
-        if self.smallest_bytes + sum(varying) != len(data):
-            raise ShardCorruptError(
-                f"expected {self.smallest_bytes + sum(varying)} bytes by the column sizes, but found {len(data)}"
-            )
-        sample: dict[str, Any] = {}
-        next_varying = iter(varying)
-        start = self.header.size
+    def _payloads(self, sample: Mapping[str, Any]) -> list[bytes]:
+        payloads = []
         for name, column_encoding, size in zip(self.names, self.encodings, self.sizes, strict=True):
-            stop = start + (next(next_varying) if size is None else size)
+            if name not in sample:
+                found = ", ".join(map(repr, sample)) or "none"
+                raise EncodingError(f"column {name!r} is missing; the sample has {found}")
+            value = sample[name]
             try:
-                sample[name] = column_encoding.decode(data[start:stop])
+                data = value if isinstance(value, bytes) else column_encoding.encode(value)
+                if size is not None and size != len(data):
+                    check_length(data, size)
             except EncodingError as error:
                 raise EncodingError(f"column {name!r}: {error}") from error
-            start = stop
-        return sample
+            payloads.append(data)
+        return payloads
 
 
 @lru_cache(maxsize=1024)
@@ -94,30 +148,42 @@ def compile_layout(names: tuple[str, ...], encoding_names: tuple[str, ...]) -> S
 
     Raises:
         ConfigError: There are no columns, two share a name, or an encoding does not exist.
-        UnsupportedError: This version does not serve an encoding.
+        MissingDependencyError: An encoding needs a package that is not installed.
+    """
+    check_names(names, encoding_names)
+    encodings = tuple(map(encoding, encoding_names))
+    sizes = tuple(column_encoding.size for column_encoding in encodings)
+    varying = tuple(place for place, size in enumerate(sizes) if size is None)
+    return SampleLayout(
+        names=names,
+        encoding_names=encoding_names,
+        encodings=encodings,
+        sizes=sizes,
+        header=struct.Struct(f"<{len(varying)}I"),
+        varying=varying,
+        quick=_quick_way(names, encoding_names, encodings),
+    )
+
+
+def check_names(names: tuple[str, ...], encoding_names: tuple[str, ...]) -> None:
+    """Refuse columns that no sample can have.
+
+    Raises:
+        ConfigError: There are none, two share a name, or one lacks an encoding.
     """
     if not names or len(names) != len(encoding_names) or len(set(names)) != len(names):
         raise ConfigError(
             f"a sample needs at least one column, and for each its own name and an encoding, but got {names} "
             f"and {encoding_names}"
         )
-    encodings = tuple(map(encoding, encoding_names))
-    sizes = tuple(column_encoding.size for column_encoding in encodings)
-    header = struct.Struct(f"<{sizes.count(None)}I")
-    return SampleLayout(
-        names=names,
-        encoding_names=encoding_names,
-        encodings=encodings,
-        sizes=sizes,
-        header=header,
-        smallest_bytes=header.size + sum(size for size in sizes if size is not None),
-    )
 
 
-def _encode_column(sample: Mapping[str, Any], name: str, column_encoding: Encoding) -> bytes:
-    if name not in sample:
-        raise EncodingError(f"column {name!r} is missing; the sample has {', '.join(map(repr, sample)) or 'none'}")
-    try:
-        return encode_value(column_encoding, sample[name])
-    except EncodingError as error:
-        raise EncodingError(f"column {name!r}: {error}") from error
+def _quick_way(
+    names: tuple[str, ...], encoding_names: tuple[str, ...], encodings: tuple[Encoding, ...]
+) -> _PlainNumbers | _OneArray | None:
+    if len(names) == 1 and isinstance(encodings[0], NdarrayEncoding):
+        return _OneArray(names[0], encodings[0])
+    if not all(name in _NUMBERS for name in encoding_names):
+        return None
+    codes = "".join(_NUMBERS[name][0] for name in encoding_names)
+    return _PlainNumbers(names, [_NUMBERS[name][1] for name in encoding_names], struct.Struct("<" + codes))

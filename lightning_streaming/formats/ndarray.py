@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,11 @@ _CODES = {
 }
 _NAMES = {code: name for name, code in _CODES.items()}
 _DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name).newbyteorder("<") for name in _CODES}
+_NAME_OF_DTYPE = {
+    **{dtype: name for name, dtype in _DTYPES.items()},
+    **{dtype.newbyteorder(">"): name for name, dtype in _DTYPES.items()},
+}
+"""By a dtype of either byte order. numpy works ``dtype.name`` out anew each time, which takes longer than the rest."""
 _DIM_DTYPES = ("<u1", "<u2", "<u4", "<u8")
 _MOST_DIMS = 63  # six bits of the shape header
 _SHAPE_TEXT = re.compile(r"[1-9]\d{0,18}(,[1-9]\d{0,18})*", re.ASCII)
@@ -58,13 +64,21 @@ class NdarrayEncoding:
         return math.prod(self.shape) * _DTYPES[self.dtype].itemsize
 
     def encode(self, value: Any) -> bytes:
-        check_type(value, np.ndarray)
-        array: NDArray[Any] = value
-        self._check_array(array)
-        head = b"" if self.dtype else bytes([_CODES[array.dtype.name]])
+        return b"".join(self.parts(value))
+
+    def parts(self, value: Any) -> tuple[bytes, memoryview]:
+        """The payload in two parts: what stands before the values, and the values as they lie on disk.
+
+        Raises:
+            EncodingError: The value does not fit.
+        """
+        if type(value) is not np.ndarray:
+            check_type(value, np.ndarray)
+        name = self._check_array(value)
+        head = b"" if self.dtype else bytes([_CODES[name]])
         if self.shape is None:
-            head += _shape_header(array.shape)
-        return head + array.astype(_DTYPES[array.dtype.name], copy=False).tobytes()
+            head += _shape_header(value.shape)
+        return head, np.ascontiguousarray(value, _DTYPES[name]).data
 
     def decode(self, data: bytes | memoryview) -> NDArray[Any]:
         dtype, shape, start = self.dtype, self.shape, 0
@@ -83,16 +97,18 @@ class NdarrayEncoding:
             raise EncodingError(f"numpy cannot hold shape {shape}: {error}") from None
         return array
 
-    def _check_array(self, array: NDArray[Any]) -> None:
-        name = array.dtype.name
-        if name not in _CODES or (self.dtype and name != self.dtype):
-            raise EncodingError(f"expected dtype {self.dtype or ' or '.join(_CODES)}, but got {name}")
+    def _check_array(self, array: NDArray[Any]) -> str:
+        """The name of the array's dtype, if it may be written."""
+        name = _NAME_OF_DTYPE.get(array.dtype)
+        if name is None or (self.dtype and name != self.dtype):
+            raise EncodingError(f"expected dtype {self.dtype or ' or '.join(_CODES)}, but got {array.dtype.name}")
         if self.shape is not None and array.shape != self.shape:
             raise EncodingError(f"expected shape {self.shape}, but got {array.shape}")
         if array.size == 0 or not 1 <= array.ndim <= _MOST_DIMS:
             raise EncodingError(
                 f"expected 1 to {_MOST_DIMS} dimensions and at least one value, but got shape {array.shape}"
             )
+        return name
 
 
 def parse_ndarray(config: str) -> NdarrayEncoding:
@@ -114,6 +130,7 @@ def parse_ndarray(config: str) -> NdarrayEncoding:
     )
 
 
+@lru_cache(maxsize=1024)
 def _shape_header(shape: tuple[int, ...]) -> bytes:
     width = next(w for w in range(4) if max(shape) < 2 ** (8 * 2**w))
     return bytes([len(shape) << 2 | width]) + np.array(shape, _DIM_DTYPES[width]).tobytes()

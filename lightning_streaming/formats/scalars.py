@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 
 from lightning_streaming.errors import EncodingError
 from lightning_streaming.formats.checks import brief, check_length, check_type
+
+_IS_LITTLE_ENDIAN = sys.byteorder == "little"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,8 @@ class NumpyFloatEncoding:
         return self.dtype.itemsize
 
     def encode(self, value: Any) -> bytes:
+        if type(value) is self.dtype.type and _IS_LITTLE_ENDIAN:
+            return bytes(value)  # its memory, which is much quicker than tobytes()
         try:
             number = np.asarray(value, self.dtype)
         except (TypeError, ValueError, OverflowError):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from lightning_streaming.errors import UnsupportedError
+from lightning_streaming.formats.columns import check_columns
 from lightning_streaming.formats.compression import check_algorithm
 from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.formats.mds import MDSReader, read_layout
+from lightning_streaming.formats.mds import MDSReader
+from lightning_streaming.formats.mds_decoder import read_decoder
+from lightning_streaming.formats.split import read_split_layout
+from lightning_streaming.formats.split_reader import SplitReader
 
 
 class ShardReader(Protocol):
@@ -32,45 +36,47 @@ class ShardReader(Protocol):
         ...
 
 
-def check_shard(info: ShardInfo, *, allow_unsafe_types: bool = False) -> None:
+def check_shard(info: ShardInfo, *, allow_unsafe_types: bool = False, columns: Sequence[str] | None = None) -> None:
     """Refuse a shard that could not be read, before anything of it is downloaded.
 
     Args:
         info: The shard, as its index describes it.
         allow_unsafe_types: Whether encodings may be read that can run code of whoever wrote the data.
+        columns: Names of the columns to read; None for all.
 
     Raises:
-        UnsupportedError: This version does not serve its format, compression or an encoding.
-        MissingDependencyError: Its compression needs a package that is not installed.
+        MissingDependencyError: Its compression, or a wanted column, needs a package that is not installed.
         IndexFormatError: The index describes columns that cannot be.
-        ConfigError: A column is unsafe and that was not allowed.
+        ConfigError: The shard lacks a wanted column, or one is unsafe and that was not allowed.
     """
-    _check_format(info)
-    read_layout(info, allow_unsafe_types=allow_unsafe_types)
+    check_columns(info, columns)
+    if info.format == "mds":
+        read_decoder(info, allow_unsafe_types=allow_unsafe_types, columns=columns)
+    else:
+        read_split_layout(info)
     if info.compression is not None:
         check_algorithm(info.compression)
 
 
-def open_shard(info: ShardInfo, directory: Path, *, allow_unsafe_types: bool = False) -> ShardReader:
+def open_shard(
+    info: ShardInfo, directory: Path, *, allow_unsafe_types: bool = False, columns: Sequence[str] | None = None
+) -> ShardReader:
     """Open the raw files of a shard.
 
     Args:
         info: The shard, as its index describes it.
         directory: Where the dataset's files are.
         allow_unsafe_types: Whether encodings may be read that can run code of whoever wrote the data.
+        columns: Names of the columns to read; None for all. What is not wanted is not decoded.
 
     Raises:
         ShardCorruptError: A file is not the one that the index describes.
         ObjectNotFoundError: A file is not there.
         StorageError: A file cannot be opened.
-        UnsupportedError: This version does not serve its format or an encoding.
         IndexFormatError: The index describes columns that cannot be.
-        ConfigError: A column is unsafe and that was not allowed.
+        ConfigError: The shard lacks a wanted column, or one is unsafe and that was not allowed.
+        MissingDependencyError: A wanted column needs a package that is not installed.
     """
-    _check_format(info)
-    return MDSReader(info, directory, allow_unsafe_types=allow_unsafe_types)
-
-
-def _check_format(info: ShardInfo) -> None:
     if info.format != "mds":
-        raise UnsupportedError(f"shards of format {info.format} are not served by this version, only mds")
+        return SplitReader(info, directory, columns=columns)
+    return MDSReader(info, directory, allow_unsafe_types=allow_unsafe_types, columns=columns)

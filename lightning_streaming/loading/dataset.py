@@ -64,6 +64,8 @@ class StreamingDataset(IterableDataset[Any]):
         batching_method: Which samples share a batch: "random", "stratified", "per_stream" or "device_per_stream".
         stretch_seed: Use the seed that MosaicML Streaming 0.2 made of ``shuffle_seed``; with "py2s" this is its order.
         allow_unsafe_types: Whether columns may be unpickled. Unpickling runs code found in the data.
+        columns: Names of the columns to read; the others are not decoded, and need not be readable. None: all. Every
+            shard must have them. Neither order nor saved positions depend on it.
         replication: This many consecutive ranks read the same samples (tensor or sequence parallelism).
         transform: Applied to each decoded sample in the worker. If it has a parameter ``rng`` it is given a
             ``numpy.random.Generator`` keyed by the sample, so that augmentation survives any resume.
@@ -102,6 +104,7 @@ class StreamingDataset(IterableDataset[Any]):
         batching_method: str = "random",
         stretch_seed: bool = False,
         allow_unsafe_types: bool = False,
+        columns: Sequence[str] | None = None,
         replication: int | None = None,
         transform: Callable[..., Any] | None = None,
         seed_global_rng: bool = False,
@@ -144,14 +147,9 @@ class StreamingDataset(IterableDataset[Any]):
             keep_zip=keep_zip,
         )
         caches = {name: ShardCache(stream.cache_config(name, defaults)) for name, stream in self.streams.items()}
-        self._source = SampleSource(caches, allow_unsafe_types)
-        self.epochs = Epochs(
-            settings,
-            [stream.weight() for stream in self.streams.values()],
-            _parse_epoch_size(epoch_size),
-            self._source,
-            batch_size,
-        )
+        self._source = SampleSource(caches, allow_unsafe_types, columns)
+        weights = [stream.weight() for stream in self.streams.values()]
+        self.epochs = Epochs(settings, weights, _parse_epoch_size(epoch_size), self._source, batch_size)
         self._next = Cursor(0, 0)
         self._counter = PassCounter()
         self._told: Handover | None = None  # in workers of a StreamingDataLoader

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning_streaming.cache import ShardCache
-from lightning_streaming.errors import FormatError, ObjectNotFoundError, ShardCorruptError, StreamingError
+from lightning_streaming.errors import ConfigError, FormatError, ObjectNotFoundError, ShardCorruptError, StreamingError
+from lightning_streaming.formats.columns import check_columns, check_selection
+from lightning_streaming.formats.encodings import register_encoding, registered_encodings
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.formats.shard import ShardReader, check_shard, open_shard
 from lightning_streaming.loading.catalog import Catalog
 
-_MOST_OPEN_SHARDS = 256
-"""Shards mapped at a time by one process; each holds one file descriptor, of which a process often may have 1024."""
+_MOST_OPEN_FILES = 256
+"""Shard files mapped at a time by one process; each holds a file descriptor, of which a process often may have 1024."""
 
 
 class SampleSource:
@@ -26,19 +28,33 @@ class SampleSource:
     Args:
         caches: Where each stream's files are, by stream name.
         allow_unsafe_types: Whether columns may be unpickled.
+        columns: Names of the columns to decode; None for all.
+
+    Raises:
+        ConfigError: ``columns`` is not a list of names.
     """
 
-    def __init__(self, caches: Mapping[str, ShardCache], allow_unsafe_types: bool) -> None:
+    def __init__(
+        self, caches: Mapping[str, ShardCache], allow_unsafe_types: bool, columns: Sequence[str] | None = None
+    ) -> None:
         self._caches = dict(caches)
         self._allow_unsafe_types = allow_unsafe_types
+        self._columns = check_selection(columns)
         self._catalog: Catalog | None = None
         self._open: OrderedDict[int, ShardReader] = OrderedDict()
+        self._open_files = 0
 
     @property
     def catalog(self) -> Catalog:
-        """Every shard and sample; the indexes are read, and if need be downloaded, at the first look."""
+        """Every shard and sample; the indexes are read, and if need be downloaded, at the first look.
+
+        Raises:
+            ConfigError: A stream holds no sample, or a shard lacks a column that is to be read.
+        """
         if self._catalog is None:
-            self._catalog = Catalog({name: cache.read_index() for name, cache in self._caches.items()})
+            catalog = Catalog({name: cache.read_index() for name, cache in self._caches.items()})
+            self._check_columns(catalog)
+            self._catalog = catalog
         return self._catalog
 
     @property
@@ -79,10 +95,26 @@ class SampleSource:
     def close(self) -> None:
         """Unmap every shard. Samples read before stay valid."""
         while self._open:
-            self._open.popitem()[1].close()
+            self._close_oldest()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_catalog": None, "_open": OrderedDict()}
+        fresh: dict[str, Any] = {"_catalog": None, "_open": OrderedDict(), "_open_files": 0}
+        return {**self.__dict__, **fresh, "encodings": registered_encodings()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, encoding_class in state.pop("encodings").items():
+            register_encoding(name, encoding_class)
+        self.__dict__.update(state)
+
+    def _check_columns(self, catalog: Catalog) -> None:
+        """Look at every shard now, rather than in the step that first needs one that lacks a column."""
+        place = 0
+        try:
+            for place, info in enumerate(catalog.shards if self._columns else ()):  # noqa: B007  # the handler tells it
+                check_columns(info, self._columns)
+        except ConfigError as error:
+            name = catalog.stream_names[int(catalog.stream_of_shard[place])]
+            raise ConfigError(f"stream {name!r}: {error}") from None
 
     def _reader(self, shard: int) -> ShardReader:
         reader = self._open.get(shard)
@@ -90,11 +122,17 @@ class SampleSource:
             info = self.catalog.shards[shard]
             reader = self._open_shard(shard, info)
             self._open[shard] = reader
-            if len(self._open) > _MOST_OPEN_SHARDS:
-                self._open.popitem(last=False)[1].close()
+            self._open_files += len(info.files)
+            while self._open_files > _MOST_OPEN_FILES:
+                self._close_oldest()
         else:
             self._open.move_to_end(shard)
         return reader
+
+    def _close_oldest(self) -> None:
+        shard, reader = self._open.popitem(last=False)
+        self._open_files -= len(self.catalog.shards[shard].files)
+        reader.close()
 
     def _open_shard(self, shard: int, info: ShardInfo) -> ShardReader:
         cache = self._caches[self._stream_of(shard)]
@@ -102,11 +140,11 @@ class SampleSource:
             directory = self._find(shard, wait=True)
             assert directory is not None, "it waits"
             try:
-                return open_shard(info, directory, allow_unsafe_types=self._allow_unsafe_types)
+                return open_shard(info, directory, allow_unsafe_types=self._allow_unsafe_types, columns=self._columns)
             except (ShardCorruptError, ObjectNotFoundError) as error:
-                if attempt == "last" or cache.reads_in_place:
+                # Damaged or removed on this node since it was made present, unless it is read in place.
+                if attempt == "last" or not cache.discard(info):
                     raise self._named(error, shard) from error
-                cache.discard(info)  # damaged or removed on this node since it was fetched
             except StreamingError as error:
                 raise self._named(error, shard) from error
         raise AssertionError("the last attempt returns or raises")
@@ -114,7 +152,8 @@ class SampleSource:
     def _find(self, shard: int, wait: bool) -> Path | None:
         info = self.catalog.shards[shard]
         try:
-            check_shard(info, allow_unsafe_types=self._allow_unsafe_types)  # before anything is downloaded
+            # Before anything is downloaded.
+            check_shard(info, allow_unsafe_types=self._allow_unsafe_types, columns=self._columns)
         except StreamingError as error:
             raise self._named(error, shard) from error
         return self._caches[self._stream_of(shard)].ensure(info, wait=wait)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -43,6 +43,7 @@ class StreamingConfig:
             share), "per_stream" (each is of one stream) or "device_per_stream" (each batch of one rank is).
         stretch_seed: Use the seed that MosaicML Streaming 0.2 made of shuffle_seed; with "py2s" this is its order.
         allow_unsafe_types: Whether columns may be unpickled. Unpickling runs code found in the data.
+        columns: Names of the columns to read; the others are not decoded. None: all.
         replication: This many consecutive ranks read the same samples. None: as the strategy's device mesh wants it.
         seed_global_rng: Seed random, numpy.random and torch from each sample's key before its transform.
     """
@@ -70,6 +71,7 @@ class StreamingConfig:
     batching_method: str = "random"
     stretch_seed: bool = False
     allow_unsafe_types: bool = False
+    columns: Sequence[str] | None = None
     replication: int | None = None
     seed_global_rng: bool = False
 

@@ -175,6 +175,8 @@ def test_a_file_that_is_no_index_is_refused_with_its_source(text: bytes, words: 
         ({"raw_data": file(basename="a/../../shard.mds")}, "must stay inside its dataset directory"),
         ({"raw_data": file(basename="\ud800.mds")}, "must stay inside its dataset directory"),
         ({"raw_data": file(basename="/etc/passwd")}, "must stay inside its dataset directory"),
+        ({"raw_data": file(basename="é" * 128)}, "raw_data: a file name can have 255 bytes, and 1024 with its dir"),
+        ({"raw_data": file(basename="part/" * 205)}, "raw_data: a file name can have 255 bytes"),
         ({"compression": "zstd", "zip_data": file(basename="../x")}, "zip_data: a file name in an index must stay"),
         ({"column_names": NOWHERE}, "'column_names' is missing"),
         ({"column_names": "id"}, "column_names must be list"),

@@ -19,7 +19,6 @@ from lightning_streaming.errors import (
     ShardCorruptError,
     StorageError,
     StreamingError,
-    UnsupportedError,
 )
 from lightning_streaming.formats.index import FileInfo
 from lightning_streaming.formats.mds import MDSReader, check_shard_bytes, encode_shard, shard_bytes
@@ -141,14 +140,13 @@ def test_a_column_that_reaches_beyond_its_sample_is_refused(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        (schema(column_sizes=(4, None)), IndexFormatError, r"column_sizes \(4, None\), but its encodings have \(8"),
+        (schema(column_sizes=(4, None)), IndexFormatError, "column_sizes has 4 for encoding int, which has 8"),
         (schema(column_sizes=(8, 8)), IndexFormatError, "column_sizes"),
         (schema(column_sizes=(8,)), IndexFormatError, "column_sizes"),
         (schema(column_names=("id", "id")), IndexFormatError, "its own name"),
         (schema(column_names=("id",)), IndexFormatError, "for each its own name and an encoding"),
         (schema(column_names=(), column_encodings=(), column_sizes=()), IndexFormatError, "at least one column"),
         (schema(column_encodings=("int", "text")), IndexFormatError, "but got 'text'"),
-        (schema(column_encodings=("int", "png")), UnsupportedError, "the encoding png is not served"),
         (schema(column_encodings=("int", "pkl")), ConfigError, "pass allow_unsafe_types=True"),
     ],
 )
@@ -167,7 +165,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         MDSReader(shard_info(DATA), tmp_path)
 
 
-@pytest.mark.parametrize("basename", ["x" * 300, "shard.mds/x", "folder"])
+@pytest.mark.parametrize("basename", ["shard.mds/x", "folder"])
 def test_a_file_that_cannot_be_opened_is_named(basename: str, tmp_path: Path) -> None:
     put_shard(tmp_path)
     (tmp_path / "folder").mkdir()

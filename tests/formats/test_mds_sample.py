@@ -1,32 +1,32 @@
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lightning_streaming.errors import ConfigError, EncodingError, ShardCorruptError, UnsupportedError
+from lightning_streaming.errors import ConfigError, EncodingError
 from lightning_streaming.formats import mds_sample
+from lightning_streaming.formats.encodings import encode_value, encoding
 from lightning_streaming.formats.mds_sample import compile_layout
 
-VALUES = {
-    "bytes": st.binary(),
-    "str": st.text(),
-    "int": st.integers(-(2**63), 2**63 - 1),
-    "uint16": st.integers(0, 2**16 - 1),
-    "json": st.lists(st.integers(), max_size=3),
-}
 LAYOUT = compile_layout(("a", "b", "c"), ("str", "uint8", "bytes"))
-
-
-@given(st.dictionaries(st.text(), st.sampled_from(sorted(VALUES)), min_size=1, max_size=6), st.data())
-def test_a_sample_comes_back_as_it_was(columns: dict[str, str], data: st.DataObject) -> None:
-    layout = compile_layout(tuple(columns), tuple(columns.values()))
-    sample = {name: data.draw(VALUES[encoding_name]) for name, encoding_name in columns.items()}
-    encoded = layout.encode(sample)
-    assert len(encoded) >= layout.smallest_bytes
-    assert layout.decode(memoryview(encoded)) == sample
+NUMBERS = ("int", "int8", "int32", "uint16", "uint64", "float32", "float64")
+VALUES = st.one_of(
+    st.integers(),
+    st.integers(-(2**7), 2**7 - 1),
+    st.floats(),
+    st.floats(width=32).map(np.float32),
+    st.integers(0, 2**16 - 1).map(np.uint16),
+    st.booleans(),
+    st.binary(min_size=8, max_size=8),
+    st.sampled_from(["3.5", "x", None, Decimal("1.5"), [1.0]]),
+)
 
 
 def test_sizes_of_varying_columns_come_first() -> None:
@@ -48,11 +48,6 @@ def test_the_column_of_a_wrong_value_is_named() -> None:
         LAYOUT.encode({"a": "", "b": 256, "c": b""})
 
 
-def test_the_column_of_a_wrong_payload_is_named() -> None:
-    with pytest.raises(EncodingError, match="column 'a': expected UTF-8"):
-        LAYOUT.decode(memoryview(LAYOUT.encode({"a": b"\xff", "b": 0, "c": b""})))
-
-
 def test_a_sample_of_4_gib_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mds_sample, "MAX_RAW_BYTES", 10)
     assert LAYOUT.encode({"a": "12345", "b": 0, "c": b"6789"})
@@ -60,32 +55,75 @@ def test_a_sample_of_4_gib_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         LAYOUT.encode({"a": "12345", "b": 0, "c": b"67890"})
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered")  # numpy's, where a float becomes infinite
+@given(st.lists(st.tuples(st.sampled_from(NUMBERS), VALUES), min_size=1, max_size=4))
+@example([("int", 2**63)])
+@example([("float32", 1e300)])
+@example([("uint16", True), ("int", np.int64(1))])
+def test_samples_of_numbers_are_written_as_their_columns_are(columns: list[tuple[str, Any]]) -> None:
+    """The quick way for numbers alone, beside the careful one."""
+    layout = compile_layout(tuple(map(str, range(len(columns)))), tuple(name for name, _ in columns))
+    sample = {str(place): value for place, (_, value) in enumerate(columns)}
+    try:
+        expected = b"".join(encode_value(encoding(name), value) for name, value in columns)
+    except EncodingError:
+        with pytest.raises(EncodingError, match="column '"):
+            layout.encode(sample)
+    else:
+        assert layout.encode(sample) == expected
+
+
+@pytest.mark.parametrize("encoding_name", ["ndarray", "ndarray:uint16", "ndarray:uint16:2,3"])
 @pytest.mark.parametrize(
-    "data",
+    "array",
     [
-        b"",
-        bytes(8),  # the fixed column is missing
-        bytes(10),  # a byte too many
-        b"\x01" + bytes(8),  # a size goes beyond the sample
-        b"\xff" * 4 + bytes(5),
-        b"\xff" * 8 + bytes(1),  # the sum does not wrap
+        np.arange(6, dtype="<u2").reshape(2, 3),
+        np.arange(6, dtype=">u2").reshape(2, 3),
+        np.arange(6, dtype="<u2").reshape(3, 2).T,
+        np.arange(12, dtype="<u2").reshape(2, 6)[:, ::2],
+        np.arange(6, dtype="<u2").reshape(2, 3).view(np.matrix),
+        np.zeros((2, 0), np.uint16),
+        np.zeros(3, np.complex64),
+        [1, 2],
     ],
 )
-def test_sizes_that_do_not_add_up_are_refused(data: bytes) -> None:
-    with pytest.raises(ShardCorruptError, match=r"expected .* bytes.*, but found"):
-        LAYOUT.decode(memoryview(data))
+def test_a_sample_of_one_array_is_written_as_its_column_is(encoding_name: str, array: Any) -> None:
+    layout = compile_layout(("a",), (encoding_name,))
+    assert _outcome(lambda: layout.encode({"a": array})) == _outcome(lambda: _payload(encoding_name, array))
+
+
+def _outcome(encode: Callable[[], bytes]) -> bytes | str:
+    try:
+        return encode()
+    except EncodingError as error:
+        return str(error)
+
+
+def _payload(encoding_name: str, array: Any) -> bytes:
+    try:
+        payload = encode_value(encoding(encoding_name), array)
+    except EncodingError as error:
+        raise EncodingError(f"column 'a': {error}") from None
+    return payload if encoding(encoding_name).size else len(payload).to_bytes(4, "little") + payload
+
+
+@pytest.mark.parametrize("sample", [{"b": 1}, defaultdict(int, b=1)])
+def test_a_missing_number_is_not_made_up(sample: dict[str, int]) -> None:
+    with pytest.raises(EncodingError, match="column 'a' is missing; the sample has 'b'"):
+        compile_layout(("a", "b"), ("int", "int")).encode(sample)
+    assert list(sample) == ["b"]
+
+
+def test_bytes_are_stored_as_they_are_where_they_have_the_columns_size() -> None:
+    layout = compile_layout(("a", "b"), ("float32", "str"))
+    assert layout.encode({"a": b"1234", "b": b"\xff"}) == b"\1\0\0\0" + b"1234" + b"\xff"
+    with pytest.raises(EncodingError, match="column 'a': expected 4 bytes, but found 5"):
+        layout.encode({"a": b"12345", "b": ""})
 
 
 @pytest.mark.parametrize(
-    ("names", "encoding_names", "error"),
-    [
-        ((), (), ConfigError),
-        (("a",), (), ConfigError),
-        (("a", "a"), ("int", "int"), ConfigError),
-        (("a",), ("text",), ConfigError),
-        (("a",), ("jpeg",), UnsupportedError),
-    ],
+    ("names", "encoding_names"), [((), ()), (("a",), ()), (("a", "a"), ("int", "int")), (("a",), ("text",))]
 )
-def test_columns_that_cannot_be_are_refused(names: Any, encoding_names: Any, error: type[Exception]) -> None:
-    with pytest.raises(error):
+def test_columns_that_cannot_be_are_refused(names: Any, encoding_names: Any) -> None:
+    with pytest.raises(ConfigError):
         compile_layout(names, encoding_names)

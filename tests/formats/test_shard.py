@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_streaming.errors import ConfigError, MissingDependencyError, UnsupportedError
+from lightning_streaming.errors import ConfigError, MissingDependencyError
 from lightning_streaming.formats.index import FileInfo
 from lightning_streaming.formats.shard import check_shard, open_shard
 from tests.formats.small_shards import SAMPLES, put_shard, shard_info
@@ -23,18 +23,26 @@ def test_an_mds_shard_is_opened(tmp_path: Path) -> None:
 
 
 def test_pickles_are_refused_unless_they_were_allowed() -> None:
-    with pytest.raises(ConfigError, match="encoding pkl, which can run any code") as caught:
+    with pytest.raises(ConfigError, match="encoding pkl, which can run any code"):
         check_shard(shard_info(b"", schema=UNSAFE))
-    assert not isinstance(caught.value, UnsupportedError)
-    with pytest.raises(UnsupportedError, match="the encoding pkl is not served"):
-        check_shard(shard_info(b"", schema=UNSAFE), allow_unsafe_types=True)
+    check_shard(shard_info(b"", schema=UNSAFE), allow_unsafe_types=True)
 
 
-def test_a_format_or_compression_to_come_is_named_before_anything_is_read() -> None:
-    with pytest.raises(UnsupportedError, match="format csv"):
-        check_shard(shard_info(b"", format="csv", schema={}))
-    with pytest.raises(UnsupportedError, match="bz2 compression"):
-        check_shard(shard_info(b"", compression="bz2", zip_data=ZIP))
+def test_only_wanted_columns_are_read(tmp_path: Path) -> None:
+    info = put_shard(tmp_path)
+    check_shard(info, columns=["text"])
+    reader = open_shard(info, tmp_path, columns=["text"])
+    assert [reader[index] for index in range(3)] == [{"text": sample["text"]} for sample in SAMPLES]
+    reader.close()
+
+
+@pytest.mark.parametrize("columns", [["label"], ["text", "label"]])
+def test_a_column_that_is_not_there_is_refused_before_anything_is_read(tmp_path: Path, columns: list[str]) -> None:
+    info = put_shard(tmp_path)
+    with pytest.raises(ConfigError, match=r"shard\.mds has no column 'label'; it has 'id', 'text'"):
+        check_shard(info, columns=columns)
+    with pytest.raises(ConfigError, match="no column 'label'"):
+        open_shard(info, tmp_path / "nowhere", columns=columns)
 
 
 def test_a_missing_package_is_named_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,7 @@ REFUSED: dict[str, list[Any]] = {
     "batching_method": ["best", None],
     "stretch_seed": [],
     "allow_unsafe_types": [],
+    "columns": [[], "id", [3], 3, {"id"}],
     "replication": [0, -1, 2.0],
     "transform": [3, "rotate"],
     "seed_global_rng": [],
@@ -249,7 +250,7 @@ def test_columns_that_need_unpickling_are_refused_before_anything_is_fetched(tmp
     root = write_dataset(tmp_path / "data")
     index = (root / "index.json").read_text()
     (root / "index.json").write_text(index.replace('["int"]', '["pkl"]'))
-    expected = "not served" if allowed else "allow_unsafe_types"
+    expected = "column_sizes" if allowed else "allow_unsafe_types"
     with pytest.raises(StreamingError, match=expected):
         list(make_dataset(root, local=str(tmp_path / "cache"), allow_unsafe_types=allowed))
     assert not list((tmp_path / "cache").glob("shard*"))

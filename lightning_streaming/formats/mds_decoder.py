@@ -1,0 +1,155 @@
+"""One MDS sample out of its bytes: all of its columns, or those that are wanted."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from lightning_streaming.errors import (
+    ConfigError,
+    EncodingError,
+    IndexFormatError,
+    MissingDependencyError,
+    ShardCorruptError,
+)
+from lightning_streaming.formats.encodings import encoding, is_unsafe
+from lightning_streaming.formats.index import ShardInfo
+from lightning_streaming.formats.mds_sample import check_names
+
+_Decode = Callable[[memoryview], Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleDecoder:
+    """Reads samples of one schema; made once for all its shards by :func:`read_decoder`."""
+
+    header: struct.Struct
+    """Sizes of the columns that vary."""
+    smallest_bytes: int
+    """Bytes of a sample whose columns that vary are empty."""
+    columns: tuple[tuple[str, _Decode | None, int | None], ...]
+    """Name, decoder and size of each column up to the last that is wanted. None for the decoder of one that is not, and
+    for a size that varies."""
+    fixed: tuple[tuple[str, _Decode, slice], ...] | None
+    """Name, decoder and place of each wanted column, where no size varies."""
+
+    def decode(self, data: memoryview) -> dict[str, Any]:
+        """Turn the bytes of a sample into its wanted columns.
+
+        Raises:
+            ShardCorruptError: The sizes in the bytes do not add up to their length.
+            EncodingError: A payload is not one of its column's encoding.
+        """
+        sample: dict[str, Any] = {}
+        name = ""
+        if self.fixed is not None and len(data) == self.smallest_bytes:
+            try:
+                for name, decode, place in self.fixed:
+                    sample[name] = decode(data[place])
+            except EncodingError as error:
+                raise EncodingError(f"column {name!r}: {error}") from error
+            return sample
+        next_varying = iter(self._varying_sizes(data))
+        start = self.header.size
+        try:
+            for name, maybe_decode, size in self.columns:
+                stop = start + (next(next_varying) if size is None else size)
+                if maybe_decode is not None:
+                    sample[name] = maybe_decode(data[start:stop])
+                start = stop
+        except EncodingError as error:
+            raise EncodingError(f"column {name!r}: {error}") from error
+        return sample
+
+    def _varying_sizes(self, data: memoryview) -> Sequence[int]:
+        if len(data) < self.smallest_bytes:
+            raise ShardCorruptError(f"expected at least {self.smallest_bytes} bytes, but found {len(data)}")
+        varying = self.header.unpack_from(data)
+        expected = self.smallest_bytes + sum(varying)
+        if expected != len(data):
+            raise ShardCorruptError(f"expected {expected} bytes by the column sizes, but found {len(data)}")
+        return varying
+
+
+def read_decoder(info: ShardInfo, *, allow_unsafe_types: bool, columns: Sequence[str] | None = None) -> SampleDecoder:
+    """What reads a shard's samples, or why nothing can. What is not wanted need not be readable.
+
+    Args:
+        info: The shard, as its index describes it.
+        allow_unsafe_types: Whether encodings may be read that can run code of whoever wrote the data.
+        columns: The columns wanted, which the shard has; None for all.
+
+    Raises:
+        IndexFormatError: The index describes columns that cannot be.
+        ConfigError: A wanted column is unsafe and that was not allowed.
+        MissingDependencyError: A wanted column needs a package that is not installed.
+    """
+    names, encoding_names = info.schema["column_names"], info.schema["column_encodings"]
+    unsafe = [
+        one for name, one in zip(names, encoding_names, strict=False) if is_unsafe(one) and _wanted(name, columns)
+    ]
+    if unsafe and not allow_unsafe_types:
+        raise ConfigError(
+            f"{info.raw_data.basename} has a column of encoding {unsafe[0]}, which can run any code when it is read; "
+            "pass allow_unsafe_types=True if you trust whoever wrote it, or columns= to read others only"
+        )
+    wanted = None if columns is None else frozenset(columns)
+    try:
+        return _compile_decoder(names, encoding_names, info.schema["column_sizes"], wanted)
+    except MissingDependencyError as error:
+        raise MissingDependencyError(f"{info.raw_data.basename} cannot be read: {error}") from None
+    except ConfigError as error:
+        raise IndexFormatError(f"the index entry of {info.raw_data.basename} cannot be read: {error}") from None
+
+
+@lru_cache(maxsize=1024)
+def _compile_decoder(
+    names: tuple[str, ...],
+    encoding_names: tuple[str, ...],
+    sizes: tuple[int | None, ...],
+    wanted: frozenset[str] | None,
+) -> SampleDecoder:
+    check_names(names, encoding_names)
+    if len(sizes) != len(names):
+        raise ConfigError(f"column_sizes must be {len(names)}, one for each column, but are {sizes}")
+    columns = [
+        (name, _decoder(encoding_name, size, wanted=_wanted(name, wanted)), size)
+        for name, encoding_name, size in zip(names, encoding_names, sizes, strict=True)
+    ]
+    varying = sizes.count(None)
+    return SampleDecoder(
+        header=struct.Struct(f"<{varying}I"),
+        smallest_bytes=4 * varying + sum(size or 0 for size in sizes),
+        columns=tuple(columns[: 1 + max(place for place, column in enumerate(columns) if column[1] is not None)]),
+        fixed=None if varying else _fixed_places(columns),
+    )
+
+
+def _decoder(encoding_name: str, size: int | None, *, wanted: bool) -> _Decode | None:
+    """What decodes a column; None if it is not wanted, which then may be anything of the size that the index says."""
+    try:
+        found = encoding(encoding_name)
+    except (ConfigError, MissingDependencyError):
+        if wanted:
+            raise
+        return None
+    if found.size != size:
+        raise ConfigError(f"column_sizes has {size} for encoding {encoding_name}, which has {found.size}")
+    return found.decode if wanted else None
+
+
+def _wanted(name: str, columns: Sequence[str] | frozenset[str] | None) -> bool:
+    return columns is None or name in columns
+
+
+def _fixed_places(columns: Sequence[tuple[str, _Decode | None, int | None]]) -> tuple[tuple[str, _Decode, slice], ...]:
+    places, start = [], 0
+    for name, decode, size in columns:
+        stop = start + (size or 0)
+        if decode is not None:
+            places.append((name, decode, slice(start, stop)))
+        start = stop
+    return tuple(places)

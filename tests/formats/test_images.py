@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import io
+import struct
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from lightning_streaming.errors import EncodingError
+from lightning_streaming.formats.encodings import encoding
+from lightning_streaming.formats.images import _BITS_OF_MODE
+
+SIZES = st.tuples(st.integers(1, 20), st.integers(1, 20))
+PNG_MODES = ("1", "L", "LA", "RGB", "RGBA", "I;16")
+
+
+@st.composite
+def images(draw: st.DrawFn, modes: Any = tuple(_BITS_OF_MODE)) -> Image.Image:
+    mode, (width, height) = draw(st.sampled_from(sorted(modes))), draw(SIZES)
+    raw = draw(st.binary(min_size=16, max_size=16)) * (width * height)
+    needed = (width * _BITS_OF_MODE[mode] + 7) // 8 * height
+    return Image.frombytes(mode, (width, height), raw[:needed])
+
+
+def there_and_back(name: str, value: Any) -> Any:
+    """A value encoded, and decoded from a slice as a reader has it."""
+    return encoding(name).decode(memoryview(encoding(name).encode(value)))
+
+
+def same(one: Image.Image, other: Image.Image) -> bool:
+    return (one.mode, one.size, one.tobytes()) == (other.mode, other.size, other.tobytes())
+
+
+def file_of(image: Image.Image, kind: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def pil_payload(width: int, height: int, mode: bytes, pixels: bytes) -> bytes:
+    return struct.pack("<III", width, height, len(mode)) + mode + pixels
+
+
+@given(images())
+def test_pixels_of_every_mode_come_back_as_they_were(image: Image.Image) -> None:
+    assert same(there_and_back("pil", image), image)
+
+
+@given(images(PNG_MODES))
+def test_png_loses_nothing(image: Image.Image) -> None:
+    found = there_and_back("png", image)
+    assert found.format == "PNG"
+    assert same(found, image)
+
+
+@given(images(("L", "RGB", "CMYK")))
+def test_jpeg_keeps_mode_and_size(image: Image.Image) -> None:
+    found = there_and_back("jpeg", image)
+    assert (found.format, found.mode, found.size) == ("JPEG", image.mode, image.size)
+
+
+@given(st.lists(images(("L", "RGB")), max_size=4))
+def test_lists_of_any_length_come_back(value: list[Image.Image]) -> None:
+    for name in ("list[pil]", "list[png]"):
+        found = there_and_back(name, value)
+        assert len(found) == len(value)
+        assert all(map(same, found, value))
+    assert [one.size for one in there_and_back("list[jpeg]", value)] == [one.size for one in value]
+    files = [file_of(image, "JPEG") for image in value]
+    for name in ("jpeg_array", "jpegarray"):
+        found = there_and_back(name, [bytearray(file) if place else file for place, file in enumerate(files)])
+        assert all(map(same, found, [Image.open(io.BytesIO(file)) for file in files]))
+
+
+def test_an_unchanged_jpeg_file_is_stored_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    path.write_bytes(file_of(Image.effect_noise((64, 64), 50), "JPEG", quality=31) + b"trailer")
+    with Image.open(path) as image:
+        assert encoding("jpeg").encode(image) == path.read_bytes()
+        assert encoding("png").encode(image) == file_of(image, "PNG")
+
+
+def test_a_jpeg_file_that_is_gone_or_of_another_size_by_now_is_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    path.write_bytes(file_of(Image.new("RGB", (64, 64)), "JPEG"))
+    with Image.open(path) as image:
+        image.thumbnail((16, 16))
+        assert there_and_back("jpeg", image).size == (16, 16)
+    with Image.open(path) as image:
+        image.load()
+        path.write_bytes(b"no image any more")
+        assert there_and_back("jpeg", image).size == (64, 64)
+        path.unlink()
+        assert there_and_back("jpeg", image).size == (64, 64)
+
+
+def test_an_image_shares_no_memory_with_its_payload() -> None:
+    image = Image.effect_noise((8, 8), 50)
+    for name in ("pil", "png"):
+        shard = bytearray(encoding(name).encode(image))
+        found = encoding(name).decode(memoryview(shard))
+        shard[:] = bytes(len(shard))
+        assert same(found, image)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("pil", b"x".decode(), "expected Image, but got str"),
+        ("png", None, "expected Image, but got NoneType"),
+        ("pil", Image.new("L", (0, 5)), "at least one pixel, but found 0 x 5"),
+        ("jpeg", Image.new("RGBA", (2, 2)), "an image that JPEG can hold"),
+        ("png", Image.new("CMYK", (2, 2)), "an image that PNG can hold"),
+        ("jpeg_array", "text", "expected a sequence of JPEG files as bytes, but got 'text'"),
+        ("jpeg_array", [Image.new("L", (1, 1))], "expected a sequence of JPEG files as bytes"),
+        ("jpegarray", 3, "expected a sequence of JPEG files as bytes, but got 3"),
+        ("list[pil]", Image.new("L", (1, 1)), "expected list, but got Image"),
+        ("list[png]", ["x"], "expected Image, but got str"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused_in_words(name: str, value: Any, words: str) -> None:
+    with pytest.raises(EncodingError) as caught:
+        encoding(name).encode(value)
+    assert words in str(caught.value)
+
+
+PNG = file_of(Image.new("L", (4, 4)), "PNG")
+JPEG = file_of(Image.new("L", (4, 4)), "JPEG")
+
+
+@pytest.mark.parametrize(
+    ("name", "payload", "words"),
+    [
+        ("pil", b"", "at least 12 bytes"),
+        ("pil", pil_payload(2, 2, b"L", b"123"), "expected 4 bytes of pixels"),
+        ("pil", pil_payload(2, 2, b"L", b"12345"), "expected 4 bytes of pixels"),
+        ("pil", pil_payload(2, 2, b"XYZ", b"1234"), "expected an image mode"),
+        ("pil", pil_payload(2, 2, b"\xff", b"1234"), "expected an image mode"),
+        ("pil", struct.pack("<III", 1, 1, 2**32 - 1), "expected an image mode"),
+        ("pil", pil_payload(0, 2**32 - 1, b"L", b""), "at least one pixel"),
+        ("pil", pil_payload(2**32 - 1, 2**32 - 1, b"RGB", b""), "expected 55340232195358851075 bytes"),
+        ("png", b"", "expected a JPEG or PNG file"),
+        ("png", PNG[:20], "expected a"),
+        ("jpeg", b"GIF89a" + bytes(50), "expected a JPEG or PNG file"),
+        ("jpeg", JPEG[:4], "expected a"),
+        ("jpeg_array", b"", "expected 4 bytes"),
+        ("jpeg_array", struct.pack("<I", 2**32 - 1), "for the sizes of 4294967295 parts"),
+        ("jpeg_array", struct.pack("<II", 1, 5) + b"1234", "expected 13 bytes by the sizes of the parts"),
+        ("jpeg_array", struct.pack("<II", 1, 4) + b"1234", "expected a JPEG or PNG file"),
+        ("list[png]", b"", "at least 8 bytes"),
+        ("list[png]", struct.pack("<II", 0, 1), "for the sizes of 1 parts"),
+        ("list[pil]", struct.pack("<III", 0, 1, 0), "at least 12 bytes"),
+        ("list[pil]", struct.pack("<II", 0, 0) + b"x", "by the sizes of the parts"),
+    ],
+)
+def test_a_payload_that_is_none_is_refused(name: str, payload: bytes, words: str) -> None:
+    with pytest.raises(EncodingError, match=words):
+        encoding(name).decode(memoryview(payload))
+
+
+def test_the_reserved_word_of_a_list_is_ignored() -> None:
+    assert encoding("list[pil]").decode(b"\xff\xff\xff\xff\0\0\0\0") == []
+
+
+def test_an_image_that_its_bytes_cannot_hold_is_refused() -> None:
+    """Dimensions of 8000 x 8000 written over those of a small file, in both kinds of file."""
+    at = JPEG.index(b"\xff\xc0")
+    jpeg = JPEG[: at + 5] + struct.pack(">HH", 8000, 8000) + JPEG[at + 9 :]
+    with pytest.raises(EncodingError, match="bytes of JPEG cannot hold an image of 8000 x 8000"):
+        encoding("jpeg").decode(jpeg)
+    big = Image.new("1", (8000, 8000))
+    assert encoding("png").decode(file_of(big, "PNG")).size == (8000, 8000)  # an honest one
+    with pytest.raises(EncodingError, match="bytes of PNG cannot hold an image of 8000 x 8000"):
+        encoding("png").decode(file_of(big, "PNG")[:100])
+
+
+def test_what_pillow_takes_for_a_bomb_is_refused_with_a_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 7)
+    with pytest.raises(EncodingError, match="decompression bomb"):
+        encoding("png").decode(PNG)
+
+
+def test_memory_follows_the_payload_and_not_what_it_says() -> None:
+    payloads = [
+        ("pil", pil_payload(2**31, 2**31, b"RGBA", b"")),
+        ("list[pil]", struct.pack("<III", 0, 2**30, 1)),
+        ("jpeg_array", struct.pack("<II", 1, 2**32 - 1)),
+    ]
+    tracemalloc.start()
+    for name, payload in payloads:
+        with pytest.raises(EncodingError):
+            encoding(name).decode(payload)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**20
