@@ -14,6 +14,7 @@
     │   ├── AccessDeniedError (PermissionError)
     │   ├── DownloadError                              every attempt failed
     │   └── IntegrityError                             what arrived is not what the index promises
+    ├── PartError (RuntimeError)                   a part of a dataset could not be written
     ├── LockTimeoutError (TimeoutError)            another process held a lock for too long
     └── StateError (ValueError)                    a saved position that cannot be used
         └── StateMismatchError                         ... because data or order settings changed
@@ -79,6 +80,10 @@ class DownloadError(StorageError):
 
 class IntegrityError(StorageError):
     """An object whose size or hash is not the one its index promises."""
+
+
+class PartError(StreamingError, RuntimeError):
+    """Some part of a dataset could not be written; the others are there, for ``mode="resume"``."""
 
 
 class LockTimeoutError(StreamingError, TimeoutError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,84 @@ def upload(local: Path, url: str, options: Mapping[str, Any], *, retry: int = 5,
 
     purpose = f"upload {local} to {mask_url(url)}"
     Attempts(purpose=purpose, options=options, retry=retry, timeout=timeout, failure=StorageError).run(attempt)
+
+
+def upload_bytes(data: bytes, url: str, options: Mapping[str, Any], *, retry: int = 5) -> None:
+    """Store bytes under a URL.
+
+    Args:
+        data: The whole object.
+        url: Where to; not a local path.
+        options: Arguments of the filesystem.
+        retry: Attempts in total, at least 1.
+
+    Raises:
+        StorageError: As for :func:`upload`.
+        ConfigError: As for :func:`upload`.
+        MissingDependencyError: As for :func:`upload`.
+    """
+
+    def attempt() -> None:
+        filesystem, path = open_filesystem(url, options)
+        call(filesystem, "pipe_file", path, data, timeout=None)
+
+    purpose = f"upload {len(data)} bytes to {mask_url(url)}"
+    Attempts(purpose=purpose, options=options, retry=retry, timeout=None, failure=StorageError).run(attempt)
+
+
+def remove(url: str, options: Mapping[str, Any], *, retry: int = 5, timeout: float = 60.0) -> None:
+    """Remove one object; if there is none, nothing is to be done.
+
+    Args:
+        url: URL of the object; not a local path.
+        options: Arguments of the filesystem.
+        retry: Attempts in total, at least 1.
+        timeout: Seconds per attempt.
+
+    Raises:
+        StorageError: As for :func:`upload`.
+        ConfigError: As for :func:`upload`.
+        MissingDependencyError: As for :func:`upload`.
+    """
+
+    def attempt() -> None:
+        filesystem, path = open_filesystem(url, options)
+        with suppress(FileNotFoundError):
+            call(filesystem, "rm_file", path, timeout=timeout)
+
+    purpose = f"remove {mask_url(url)}"
+    Attempts(purpose=purpose, options=options, retry=retry, timeout=timeout, failure=StorageError).run(attempt)
+
+
+def file_sizes(url: str, options: Mapping[str, Any], *, retry: int = 5, timeout: float = 600.0) -> dict[str, int]:
+    """List the objects directly under a URL.
+
+    Args:
+        url: URL of a directory, which need not exist; not a local path.
+        options: Arguments of the filesystem.
+        retry: Attempts in total, at least 1.
+        timeout: Seconds per attempt.
+
+    Returns:
+        Name to size in bytes.
+
+    Raises:
+        StorageError: As for :func:`upload`.
+        ConfigError: As for :func:`upload`.
+        MissingDependencyError: As for :func:`upload`.
+    """
+
+    def attempt() -> dict[str, int]:
+        filesystem, path = open_filesystem(url, options)
+        filesystem.invalidate_cache()  # it may remember what was there before others wrote
+        try:
+            found = call(filesystem, "ls", path, True, timeout=timeout)
+        except FileNotFoundError:
+            return {}
+        return {entry["name"].rpartition("/")[2]: entry["size"] for entry in found if entry["type"] == "file"}
+
+    purpose = f"list {mask_url(url)}"
+    return Attempts(purpose=purpose, options=options, retry=retry, timeout=timeout, failure=StorageError).run(attempt)
 
 
 def _download_attempts(url: str, options: Mapping[str, Any], retry: int, timeout: float) -> Attempts:

@@ -1,10 +1,26 @@
 """Samples to shards to a place for them.
 
-    writer         takes samples, cuts them into shards, publishes the index last
-    shards         one shard: from encoded samples to its file
+    writer         the writers, one a format
+    core           what they all do: take samples, store shards in the background, publish the index last
+    start          where a writer begins: with nothing, or behind what is there
+    journal        what a writer that may be killed has to say to the one that goes on
+    cutter         where one shard ends and the next begins
+    recipe         one shard: from encoded samples to its files; mds_recipe and split_recipe do it
     settings       how shards are cut, compressed and hashed
     columns        encodings, told from a sample
+    background     work in threads, bounded and in order
     destination    a directory, a bucket, or both
+    place          one of them
+    directories    what may lie in a directory, and what of it is removed
+    names          every file name
+    progress       how far storing has come
+    merge          many datasets as one, without moving a shard
+    locations      where a part lies, seen from the dataset it belongs to
+    parallel       many parts at a time, from many inputs
+    parts          one part by one call, anywhere
+    part_plan      what a part is made of
+    part_directory one writer a part
+    engines        what runs parts: local processes, Ray
 
 Sharding, names and bytes are those of MosaicML Streaming 0.13.
 """

@@ -1,4 +1,4 @@
-"""Encodings of a dataset's columns, told from its first sample."""
+"""Encodings of a dataset's columns, told from its first sample or from one of its shards."""
 
 from __future__ import annotations
 
@@ -37,6 +37,31 @@ def infer_columns(sample: Mapping[str, Any]) -> dict[str, str]:
         ConfigError: A value has another type.
     """
     return {name: _infer(name, value) for name, value in sample.items()}
+
+
+def infer_text_columns(sample: Mapping[str, Any]) -> dict[str, str]:
+    """Choose ``str``, ``int`` or ``float`` for each column of a sample, for the formats that know no other.
+
+    Returns:
+        Column name to encoding name.
+
+    Raises:
+        ConfigError: A value has another type; bool too, which would come back as a number or a text.
+    """
+    for name, value in sample.items():
+        if type(value) not in (str, int, float):
+            raise ConfigError(
+                f"column {name!r} is a {type(value).__name__}, but this format knows str, int and float only; "
+                "turn it into one of them, or use MDSWriter"
+            )
+    return {name: type(value).__name__ for name, value in sample.items()}
+
+
+def columns_of(schema: Mapping[str, Any]) -> dict[str, str]:
+    """Column name to encoding name, from what an index says of the columns in any format."""
+    if "columns" in schema:
+        return dict(schema["columns"])
+    return dict(zip(schema["column_names"], schema["column_encodings"], strict=True))
 
 
 def _infer(name: str, value: object) -> str:

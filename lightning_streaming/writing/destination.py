@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from lightning_streaming.errors import ConfigError, ObjectNotFoundError
-from lightning_streaming.files import appears_whole
-from lightning_streaming.formats.index import INDEX_BASENAME, parse_index
-from lightning_streaming.storage import join_url, local_path, mask_url, read_bytes, upload
+from lightning_streaming.errors import ConfigError, ObjectNotFoundError, ShardCorruptError
+from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo, parse_index
+from lightning_streaming.storage import local_path, mask_url
+from lightning_streaming.storage.filesystems import prepare
+from lightning_streaming.writing.directories import check_is_directory, prepare_directory, stored_names, tidy_directory
+from lightning_streaming.writing.names import WRITING, is_shard_file, record_name, record_number
+from lightning_streaming.writing.place import Bucket, Directory, Place
+from lightning_streaming.writing.progress import Progress
 
 
 class Destination:
-    """Takes whole files, one after the other.
+    """Takes whole files, from any thread.
 
-    Nothing is removed that it did not write, but for a dataset that it was allowed to replace.
+    Nothing is removed that no writer wrote, but for a dataset that may be replaced.
     """
 
     def __init__(
@@ -24,75 +27,140 @@ class Destination:
         out: str | Path | tuple[str, str],
         *,
         keep_local: bool = False,
-        exist_ok: bool = False,
+        retry: int = 5,
+        progress_bar: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Make the local directory ready.
+        """Nothing is touched yet.
 
         Args:
             out: A directory; or a URL; or (directory, URL or second directory) for both.
-            keep_local: Whether the directory of such a pair keeps its files after their upload.
-            exist_ok: Whether a dataset that lies in the directory may be removed, and one under the URL written over.
+            keep_local: Whether the directory of such a pair is filled too; if not, it is not used.
+            retry: Attempts in total for each transfer.
+            progress_bar: Whether to show how many bytes are stored.
             storage_options: Arguments for the filesystem of the URL.
 
         Raises:
-            ConfigError: ``out`` is not one of these, nothing serves its URL, there is a dataset under it, or the
-                directory holds what may not be removed.
-            StorageError: The store does not say whether there is a dataset under the URL.
+            ConfigError: ``out`` is not one of these, or nothing serves its URL.
             MissingDependencyError: The package that serves the URL is not installed.
         """
         directory, self._remote = parse_out(out)
-        self._options = dict(storage_options or {})
-        if self._remote is not None and not exist_ok:
-            _refuse_published(self._remote, self._options)
-        self._keep_local = keep_local or self._remote is None
-        self._written: set[Path] = set()
-        self._temporary: TemporaryDirectory[str] | None = None
-        if directory is None:
-            if keep_local:
-                raise ConfigError("keep_local=True needs a directory to keep files in; write out=(directory, URL)")
-            self._temporary = TemporaryDirectory(prefix="lightning_streaming_")
-            directory = Path(self._temporary.name)
-        self._directory = directory
-        self._found_directory = directory.exists()
-        prepare_directory(directory, exist_ok=exist_ok)
+        if directory is None and keep_local:
+            raise ConfigError("keep_local=True needs a directory to keep files in; write out=(directory, URL)")
+        own = None
+        if directory is not None and (keep_local or self._remote is None):
+            check_is_directory(directory)
+            own = Directory(directory)
+        self.truth: Place
+        """Where the dataset is looked for."""
+        if self._remote is not None:
+            self.truth = _remote_place(self._remote, storage_options or {}, retry)
+        else:
+            assert own is not None
+            self.truth = own
+        self._own = own
+        self._mirror = None if own is self.truth else own
+        self._progress = Progress(shown=progress_bar)
 
-    def put(self, basename: str, data: bytes) -> None:
-        """Write a file, whole or not at all, and upload it.
+    def start_anew(self, *, exist_ok: bool) -> None:
+        """Make room for a new dataset.
+
+        Args:
+            exist_ok: Whether a dataset that lies in the directory may be removed, and one under the URL written over.
 
         Raises:
-            StorageError: The upload failed.
+            ConfigError: There is a dataset, be it unfinished, or the directory holds what may not be removed.
+            StorageError: The store does not say whether there is a dataset under the URL.
         """
-        path = self._directory / basename
-        with appears_whole(path) as partial:
-            partial.write_bytes(data)
-        self._written.add(path)
-        if self._remote is not None:
-            upload(path, join_url(self._remote, basename), self._options)
-            if not self._keep_local:
-                self._remove(path)
+        if self._remote is not None and not exist_ok:
+            _refuse_published(self.truth, self._remote)
+        if self._own is not None:
+            prepare_directory(self._own.path, exist_ok=exist_ok)
+        if self._remote is not None and exist_ok:
+            _retract(self.truth)
+
+    def tidy(self, shards: Iterable[ShardInfo]) -> None:
+        """Remove what a killed writer left in directories, but for the files of these shards.
+
+        Raises:
+            ConfigError: A directory holds files named like those of shards that no writer left.
+        """
+        named = {name for shard in shards for name in stored_names(shard)}
+        for directory in self._directories():
+            tidy_directory(directory.path, named)
+
+    def fill(self, shards: Iterable[ShardInfo], index: bytes | None) -> None:
+        """Fetch what the directory of a pair does not have of these shards, and of the index.
+
+        Raises:
+            ShardCorruptError: A shard is not what its index promises.
+        """
+        if self._mirror is None:
+            return
+        there = self._mirror.sizes()
+        files = [compressed or raw for shard in shards for raw, compressed in shard.files]
+        for file in files:
+            if there.get(file.basename) != file.bytes:
+                data = self.truth.get(file.basename)
+                if len(data) != file.bytes:
+                    raise ShardCorruptError(f"{file.basename} must have {file.bytes} bytes, but has {len(data)}")
+                self._mirror.put(file.basename, data)
+        if index is not None:
+            self._mirror.put(INDEX_BASENAME, index)
+
+    def published(self) -> tuple[DatasetIndex, bytes] | None:
+        """The index and its text; None while there is none.
+
+        Raises:
+            IndexFormatError: It cannot be read.
+        """
+        try:
+            text = self.truth.get(INDEX_BASENAME)
+        except ObjectNotFoundError:
+            return None
+        return parse_index(text, INDEX_BASENAME), text
+
+    def put(self, name: str, data: bytes) -> None:
+        """Store a file.
+
+        Raises:
+            StorageError: It could not be.
+        """
+        self.put_aside(name, data)
+        if self._mirror is not None:
+            self._mirror.put(name, data)
+
+    def put_aside(self, name: str, data: bytes) -> None:
+        """Store a file that is not part of the dataset.
+
+        Raises:
+            StorageError: It could not be.
+        """
+        self._progress.expect(len(data))
+        self.truth.put(name, data)
+        self._progress.stored(len(data))
+
+    def make_folder(self, name: str) -> None:
+        """Make a folder in each directory."""
+        for directory in self._directories():
+            directory.make_folder(name)
+
+    def remove_folder(self, name: str) -> None:
+        """Remove an empty folder from each directory."""
+        for directory in self._directories():
+            directory.remove_folder(name)
+
+    def undo(self) -> None:
+        """Remove from the local directory what was put there, because the dataset will not be whole."""
+        if self._own is not None:
+            self._own.undo()
 
     def close(self) -> None:
-        """Everything was put: remove the local directory if nothing is to be kept there."""
-        if not self._keep_local:
-            self._remove_directory()
+        """Nothing more is put."""
+        self._progress.close()
 
-    def abandon(self) -> None:
-        """Remove from the local directory what was put there, because the dataset will not be whole."""
-        for path in sorted(self._written):
-            self._remove(path)
-        if self._temporary or not self._found_directory:
-            self._remove_directory()
-
-    def _remove(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
-        self._written.discard(path)
-
-    def _remove_directory(self) -> None:
-        if self._temporary is not None:
-            self._temporary.cleanup()
-        elif not any(self._directory.iterdir()):
-            self._directory.rmdir()
+    def _directories(self) -> list[Directory]:
+        return [place for place in (self.truth, self._mirror) if isinstance(place, Directory)]
 
 
 def parse_out(out: str | Path | tuple[str, str]) -> tuple[Path | None, str | None]:
@@ -112,52 +180,39 @@ def parse_out(out: str | Path | tuple[str, str]) -> tuple[Path | None, str | Non
     raise ConfigError(f"out must be a directory, a URL, or a pair (directory, another place), but got {shown!r}")
 
 
-def _refuse_published(remote: str, options: Mapping[str, Any]) -> None:
-    # Its shards would be written over one by one while its index still names them.
-    try:
-        read_bytes(join_url(remote, INDEX_BASENAME), options, retry=2, timeout=60.0)
-    except ObjectNotFoundError:
-        return
-    raise ConfigError(f"{mask_url(remote)} holds a dataset; choose another place, or exist_ok=True to write over it")
-
-
-def prepare_directory(directory: Path, *, exist_ok: bool) -> None:
-    """Make an empty directory, out of a missing one or, with ``exist_ok``, out of one that holds a dataset.
-
-    Only the files that the dataset's index names, and the index, are removed; the index first, so that no half
-    dataset looks whole. If there is anything else, nothing is removed.
-
-    Raises:
-        ConfigError: The directory is a file, or holds something that may not be removed.
-        IndexFormatError: The directory holds an index that cannot be read.
-    """
-    if directory.exists() and not directory.is_dir():
-        raise ConfigError(f"{directory} must be a directory, but is a file")
-    directory.mkdir(parents=True, exist_ok=True)
-    found = sorted(directory.iterdir())
-    if found and not exist_ok:
-        raise ConfigError(f"{directory} must be empty, but holds {found[0].name}; exist_ok=True replaces a dataset")
-    named = dict.fromkeys(_names_of_dataset(directory))
-    foreign = [path.name for path in found if path.name not in named or not path.is_file()]
-    if foreign:
-        raise ConfigError(
-            f"{directory} holds {foreign[0]}, which no index names as part of a dataset; remove it, or choose another "
-            "directory"
-        )
-    for name in named:  # in order, the index first
-        (directory / name).unlink(missing_ok=True)
-
-
-def _names_of_dataset(directory: Path) -> list[str]:
-    """The index, then the files directly in ``directory`` that it names; none if there is no index."""
-    path = directory / INDEX_BASENAME
-    if not path.is_file():
-        return []
-    pairs = [pair for shard in parse_index(path.read_bytes(), str(path)).shards for pair in shard.files]
-    basenames = [file.basename for pair in pairs for file in pair if file is not None]
-    return [INDEX_BASENAME, *(name for name in basenames if "/" not in name)]
-
-
 def _same_place(directory: Path, remote: str) -> bool:
     path = local_path(remote)
     return path is not None and path.resolve() == directory.resolve()
+
+
+def _remote_place(remote: str, options: Mapping[str, Any], retry: int) -> Place:
+    path = local_path(remote)
+    if path is None:
+        prepare(remote)  # while this process has one thread
+        return Bucket(remote, options, retry=retry)
+    check_is_directory(path)
+    return Directory(path)
+
+
+def _refuse_published(place: Place, shown: str) -> None:
+    # Its shards would be written over one by one while its index, or its records, still name them.
+    for name, what, way_out in (
+        (INDEX_BASENAME, "a dataset", ""),
+        (record_name(0), "a dataset that is not finished", "mode='resume' to go on, "),
+    ):
+        try:
+            place.get(name)
+        except ObjectNotFoundError:
+            continue
+        raise ConfigError(
+            f"{mask_url(shown)} holds {what}; choose another place, {way_out}or exist_ok=True to write over it"
+        )
+
+
+def _retract(place: Place) -> None:
+    """Remove all that says there is a dataset. Its shards are written over."""
+    place.remove(INDEX_BASENAME)
+    for name in place.sizes(WRITING):
+        if name == INDEX_BASENAME or is_shard_file(name) or record_number(name) is not None:
+            place.remove(f"{WRITING}/{name}")
+    place.remove_folder(WRITING)

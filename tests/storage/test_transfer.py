@@ -15,7 +15,8 @@ from lightning_streaming.errors import (
     StorageError,
     StreamingError,
 )
-from lightning_streaming.storage import download, read_bytes, upload
+from lightning_streaming.storage import download, join_url, read_bytes, upload
+from lightning_streaming.storage.transfer import file_sizes, remove, upload_bytes
 from tests.servers import HttpStore, S3Store, refused_port
 
 DATA = bytes(range(256)) * 40
@@ -184,3 +185,30 @@ def test_uploads_to_a_missing_bucket_are_told(s3: S3Store, tmp_path: Path) -> No
     url = f"{s3.make_bucket()}-missing/x"
     with pytest.raises(ObjectNotFoundError, match=f"could not upload {tmp_path}/x to {url}"):
         upload(tmp_path / "x", url, s3.options)
+
+
+def test_objects_of_a_bucket_are_stored_listed_and_removed(s3: S3Store) -> None:
+    root = f"{s3.make_bucket()}/data"
+    assert file_sizes(root, s3.options) == {}
+    for name in ("a b.mds", "c/d", "e"):
+        upload_bytes(DATA[: len(name)], join_url(root, name), s3.options)
+    assert file_sizes(root, s3.options) == {"a b.mds": 7, "e": 1}
+    assert file_sizes(f"{root}/c", s3.options) == {"d": 3}
+    upload_bytes(DATA, join_url(root, "e"), s3.options)
+    for _ in range(2):  # one that is not there is no error
+        remove(join_url(root, "a b.mds"), s3.options)
+    assert file_sizes(root, s3.options) == {"e": len(DATA)}
+    assert read_bytes(join_url(root, "e"), s3.options, retry=1, timeout=5) == DATA
+
+
+def test_an_upload_of_bytes_to_a_bucket_that_is_not_there_says_so(s3: S3Store) -> None:
+    with pytest.raises(ObjectNotFoundError, match="could not upload 3 bytes to s3://no-such-bucket/x: not found"):
+        upload_bytes(b"abc", "s3://no-such-bucket/x", s3.options)
+
+
+def test_a_store_that_does_not_answer_is_named() -> None:
+    with refused_port() as port:
+        options = {"endpoint_url": f"http://127.0.0.1:{port}", "key": "k", "secret": "s"}
+        for call, what in ((remove, "remove"), (file_sizes, "list")):
+            with pytest.raises(StorageError, match=f"could not {what} s3://bucket/x: 1 attempt"):
+                call("s3://bucket/x", options, retry=1)

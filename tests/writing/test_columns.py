@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.writing.columns import infer_columns
-from lightning_streaming.writing.writer import MDSWriter
-from tests.formats.golden_datasets import read_samples
+from lightning_streaming.writing.columns import columns_of, infer_columns, infer_text_columns
+from lightning_streaming.writing.core import ShardWriter
+from lightning_streaming.writing.writer import CSVWriter, JSONWriter, MDSWriter
+from tests.formats.golden_datasets import read_index, read_samples
 
 SAMPLE = {
     "array": np.arange(4, dtype=np.int16).reshape(2, 2),
@@ -56,3 +57,21 @@ def test_what_is_inferred_comes_back_equal(tmp_path: Path) -> None:
 def test_other_types_are_refused_with_their_column(value: object) -> None:
     with pytest.raises(ConfigError, match=r"column 'x', a .*; pass columns="):
         infer_columns({"id": 1, "x": value})
+
+
+def test_text_formats_know_three_types() -> None:
+    assert infer_text_columns({"a": "x", "b": 1, "c": 0.5}) == {"a": "str", "b": "int", "c": "float"}
+
+
+@pytest.mark.parametrize("value", [True, None, b"x", [1], np.int64(1), np.float64(1)])
+def test_text_formats_refuse_other_types_with_their_column(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"column 'x' is a .*, but this format knows str, int and float only"):
+        infer_text_columns({"id": 1, "x": value})
+
+
+@pytest.mark.parametrize("writer", [MDSWriter, JSONWriter, CSVWriter])
+def test_columns_are_found_in_an_index(writer: type[ShardWriter], tmp_path: Path) -> None:
+    columns = {"b": "int", "a": "str"}
+    with writer(out=tmp_path, columns=columns) as written:
+        written.write({"a": "x", "b": 1})
+    assert columns_of(read_index(tmp_path).shards[0].schema) == columns

@@ -8,13 +8,15 @@ import fsspec
 import pytest
 
 from lightning_streaming.errors import ConfigError, IndexFormatError
-from lightning_streaming.writing.destination import Destination, parse_out, prepare_directory
+from lightning_streaming.writing.destination import Destination, parse_out
+from lightning_streaming.writing.directories import prepare_directory
 from lightning_streaming.writing.writer import MDSWriter
 
 
 @pytest.fixture
 def bucket() -> Iterator[str]:
     """A URL in fsspec's own memory."""
+    fsspec.filesystem("memory").touch("/bucket/beside")
     yield "memory://bucket/data"
     fsspec.filesystem("memory").rm("/bucket", recursive=True)
 
@@ -23,7 +25,7 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-def write_dataset(out: Path, **settings: Any) -> None:
+def write_dataset(out: Any, **settings: Any) -> None:
     with MDSWriter(columns={"id": "int"}, out=out, size_limit=300, **settings) as writer:
         for number in range(40):
             writer.write({"id": number})
@@ -71,8 +73,6 @@ def test_files_of_a_url_leave_nothing_here(bucket: str, tmp_path: Path, monkeypa
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     destination = Destination(bucket)
     destination.put("a.mds", b"a")
-    (temporary,) = tmp_path.iterdir()
-    assert names(temporary) == []
     destination.close()
     assert names(tmp_path) == []
     assert fsspec.filesystem("memory").cat("/bucket/data/a.mds") == b"a"
@@ -98,15 +98,14 @@ def test_the_second_place_of_a_pair_may_be_a_directory(tmp_path: Path) -> None:
 
 def test_a_url_has_no_directory_to_keep(bucket: str) -> None:
     with pytest.raises(ConfigError, match="keep_local=True needs a directory"):
-        Destination("memory://bucket", keep_local=True)
-    fsspec.filesystem("memory").touch("/bucket/x")
+        Destination(bucket, keep_local=True)
 
 
 def test_only_what_was_put_is_removed(tmp_path: Path) -> None:
     destination = Destination(tmp_path / "out")
     destination.put("a.mds", b"a")
     (tmp_path / "out" / "mine.txt").touch()
-    destination.abandon()
+    destination.undo()
     assert names(tmp_path / "out") == ["mine.txt"]
 
 
@@ -115,7 +114,7 @@ def test_a_directory_that_was_there_stays(tmp_path: Path) -> None:
     for name in ("found", "made"):
         destination = Destination(tmp_path / name)
         destination.put("a.mds", b"a")
-        destination.abandon()
+        destination.undo()
     assert names(tmp_path) == ["found"]
     assert names(tmp_path / "found") == []
 
@@ -178,5 +177,36 @@ def test_a_dataset_under_a_url_is_not_written_over_unless_told(
 
     write_dataset(out("first"))
     with pytest.raises(ConfigError, match="holds a dataset"):
-        Destination(out("second"))
+        Destination(out("second")).start_anew(exist_ok=False)
     write_dataset(out("third"), exist_ok=True)
+
+
+@pytest.mark.parametrize("kind", ["URL", "directory"])
+def test_a_remote_dataset_that_is_replaced_is_no_dataset_meanwhile(kind: str, bucket: str, tmp_path: Path) -> None:
+    remote = bucket if kind == "URL" else str(tmp_path / "remote")
+    out = (str(tmp_path / "out"), remote)
+    write_dataset(out)
+    writer = MDSWriter(columns={"id": "int"}, out=out, size_limit=300, exist_ok=True)
+    assert Destination(out).published() is None
+    writer.write({"id": 0})
+    writer.finish()
+    found = Destination(out).published()
+    assert found is not None
+    assert found[0].num_samples == 1
+
+
+def test_the_directory_of_a_pair_is_not_used_unless_it_is_to_be_kept(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "mine.txt").touch()
+    write_dataset((str(tmp_path / "mine"), str(tmp_path / "remote")))
+    assert names(tmp_path / "mine") == ["mine.txt"]
+    with pytest.raises(ConfigError, match=r"must be empty, but holds mine\.txt"):
+        write_dataset((str(tmp_path / "mine"), str(tmp_path / "other")), keep_local=True)
+
+
+@pytest.mark.parametrize("mode", ["create", "resume", "append"])
+def test_a_file_is_no_directory(mode: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for out in (str(tmp_path / "file"), (str(tmp_path / "here"), str(tmp_path / "file"))):
+        with pytest.raises(ConfigError, match="must be a directory, but is a file"):
+            MDSWriter(columns={"id": "int"}, out=out, mode=mode)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lightning_streaming.errors import ConfigError, MissingDependencyError, UnsupportedError
+from lightning_streaming.errors import ConfigError, MissingDependencyError
 from lightning_streaming.writing.settings import ShardSettings, parse_settings
 
 
@@ -41,11 +41,6 @@ def test_a_size_limit_is_bytes(written: Any, size: int) -> None:
 def test_settings_that_cannot_work_are_refused(compression: Any, hashes: Any, size_limit: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         parse_settings(compression, hashes, size_limit)
-
-
-def test_a_compression_to_come_is_named_as_such() -> None:
-    with pytest.raises(UnsupportedError, match="gz"):
-        parse_settings("gz", None, None)
 
 
 @pytest.mark.parametrize(("package", "given"), [("zstandard", ("zstd", None, 0)), ("xxhash", (None, ["xxh64"], 0))])

@@ -1,0 +1,284 @@
+"""What the writers of all formats do."""
+
+from __future__ import annotations
+
+import operator
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, get_args
+
+from lightning_streaming.errors import ConfigError, EncodingError, StreamingError
+from lightning_streaming.formats.index import INDEX_BASENAME, ShardInfo, dump_index
+from lightning_streaming.writing.background import Background
+from lightning_streaming.writing.columns import columns_of
+from lightning_streaming.writing.cutter import Cutter
+from lightning_streaming.writing.destination import Destination
+from lightning_streaming.writing.journal import Journal
+from lightning_streaming.writing.recipe import ShardRecipe
+from lightning_streaming.writing.settings import ShardSettings, parse_settings
+from lightning_streaming.writing.start import Mode, check_format, check_settings, find_start, go_on
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+DEFAULT_SIZE_LIMIT = 2**26
+DEFAULT_RETRY = 5
+
+
+class ShardWriter(ABC):
+    """Cuts samples into shards, which are made and stored in the background; the index is published last.
+
+    A ``with`` block that ends in an exception publishes no index.
+    """
+
+    format: ClassVar[str]
+    """The format's name in the index."""
+
+    def __init__(
+        self,
+        *,
+        columns: Mapping[str, str] | None = None,
+        out: str | Path | tuple[str, str],
+        keep_local: bool = False,
+        compression: str | None = None,
+        hashes: Sequence[str] | None = None,
+        size_limit: int | float | str | None = DEFAULT_SIZE_LIMIT,
+        progress_bar: bool = False,
+        max_workers: int | None = None,
+        retry: int = DEFAULT_RETRY,
+        exist_ok: bool = False,
+        mode: Mode = "create",
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Check the settings, look at what is there, and make room.
+
+        Args:
+            columns: Column name to encoding, for example ``{"id": "int", "image": "ndarray:uint8:32,32,3"}``. What
+                samples hold beside these is left out. None tells them from the first sample, and all others must have
+                the same.
+            out: A directory; or a URL that fsspec serves; or (directory, URL or second directory) for both.
+            keep_local: Whether the directory of such a pair is filled too.
+            compression: Algorithm, for example ``"zstd"`` or ``"zstd:19"``; None for raw shards.
+            hashes: Names of the hashes to record of each file, sorted.
+            size_limit: Most raw bytes of a shard, as a number or like ``"64mb"``; a sample that is larger gets a shard
+                of its own. None or 0 for one shard of any size below 4 GiB.
+            progress_bar: Whether to show how many bytes are stored.
+            max_workers: Shards that are compressed, hashed and stored at a time. One more may wait: so many and one
+                are in memory, beside the one that is gathered. None for one a CPU, from 2 to 8.
+            retry: Attempts in total for each upload.
+            exist_ok: Whether a dataset that lies in the local directory is removed first, and one under the URL written
+                over. Only what its index names is removed; a directory that holds anything else is refused.
+            mode: ``"create"`` begins anew. ``"resume"`` begins too, but records each shard that is stored, and goes on
+                after the last of them if the writer before was stopped; a finished dataset is left as it is.
+                ``"append"`` goes on after a finished dataset. See :attr:`num_samples`.
+            storage_options: Arguments for the filesystem of the URL.
+
+        Raises:
+            ConfigError: A setting cannot work or is not that of the dataset to go on with, there is a dataset where
+                none should be, or none where one should be.
+            UnsupportedError: This version does not serve the compression or an encoding.
+            MissingDependencyError: A package that a setting needs is not installed.
+            StorageError: The store does not say what is there.
+        """
+        self._settings = parse_settings(compression, hashes, size_limit)
+        workers = _check_counts(max_workers, retry)
+        _check_mode(mode, exist_ok)
+        recipe = None if columns is None else self._make_recipe(columns, self._settings)
+        self._destination = Destination(
+            out, keep_local=keep_local, retry=retry, progress_bar=progress_bar, storage_options=storage_options
+        )
+        self._journal = None if mode == "create" else Journal(self._destination)
+        self._start = find_start(mode, self._destination, exist_ok=exist_ok)
+        recipe = self._check_start(recipe)
+        journal = self._journal
+        samples = [] if journal is None else go_on(self._start, self._destination, journal, recipe)
+        self._shards = list(self._start.safe)
+        self._num_samples = sum(shard.samples for shard in self._shards)
+        self._cutter = None if recipe is None else Cutter(recipe, number=len(self._shards), samples=samples)
+        self._exact_names = None if recipe is None or columns is not None else columns_of(recipe.schema).keys()
+        self._background = Background(workers)
+        self._is_closed = False
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that are safe: stored, and said to be, so that they need not be written again.
+
+        After ``mode="resume"`` or ``"append"`` this is how many the dataset has, so how many of all samples to skip:
+        ``for sample in itertools.islice(samples, writer.num_samples, None): writer.write(sample)``.
+        """
+        return max(self._start.num_samples, self._num_samples)
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Add a sample. If this raises, the sample was not added.
+
+        It waits while ``max_workers + 1`` shards are not stored yet.
+
+        Raises:
+            EncodingError: A column is missing, or its value does not fit. Other samples can still be added.
+            ConfigError: The shard would have 4 GiB or more, the writer or the dataset is finished, or no encoding can
+                be told.
+            StorageError: A shard before could not be stored; then none will be.
+        """
+        if self._is_closed or self._start.is_finished or self._background.failure is not None:
+            self._refuse()
+        cutter = self._cutter
+        if cutter is None:
+            self._tell_columns(sample)
+            self.write(sample)
+            return
+        if self._exact_names is not None and sample.keys() != self._exact_names:
+            raise EncodingError(
+                f"the first sample had columns {sorted(self._exact_names)}, but this one has {list(sample)}"
+            )
+        before = cutter.add(cutter.recipe.encode(sample))
+        if before is not None:
+            self._submit(cutter, cutter.number - 1, before, is_last=False)
+
+    def finish(self) -> None:
+        """Store the last shard, and then publish the index. Done once; a second call does nothing.
+
+        Raises:
+            StorageError: A shard or the index could not be stored. If it was the index, it may be called again.
+        """
+        if self._is_closed:
+            return
+        if not self._start.is_finished:
+            self._store_rest()
+            self._publish()
+        self._end()
+
+    def close(self) -> None:
+        """Stop; without :meth:`finish` before, no index is published.
+
+        With ``mode="create"`` the shards in the local directory are removed, and those under a URL stay, named by none.
+        With the other modes the shards that are whole are stored, and everything stays, to go on with.
+        """
+        if self._is_closed:
+            return
+        if self._journal is not None:
+            self._end()
+            return
+        self._background.drop()
+        self._end()
+        self._destination.undo()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self.finish()
+        finally:
+            self.close()
+
+    @abstractmethod
+    def _make_recipe(self, columns: Mapping[str, str], settings: ShardSettings) -> ShardRecipe:
+        """What all shards have in common."""
+
+    @abstractmethod
+    def _infer(self, sample: Mapping[str, Any]) -> dict[str, str]:
+        """Columns that fit a sample."""
+
+    def _check_start(self, recipe: ShardRecipe | None) -> ShardRecipe | None:
+        """Compare the settings with those of what is there, whose columns are taken where none are given."""
+        known = self._start.known
+        if not known:
+            return recipe
+        check_format(known, self.format)
+        recipe = recipe or self._make_recipe(columns_of(known[0].schema), self._settings)
+        check_settings(known, recipe)
+        return recipe
+
+    def _tell_columns(self, sample: Mapping[str, Any]) -> None:
+        recipe = self._make_recipe(self._infer(sample), self._settings)
+        recipe.encode(sample)  # a sample that does not fit decides nothing
+        self._cutter = Cutter(recipe)
+        self._exact_names = columns_of(recipe.schema).keys()
+
+    def _submit(self, cutter: Cutter, number: int, samples: Sequence[bytes], *, is_last: bool) -> None:
+        reopened, published = self._start.reopened, self._start.published or ()
+        if reopened is not None and number == len(self._start.safe) and len(samples) == reopened.samples:
+            self._commit(reopened)  # nothing was added to it; and nothing is at work, for it is the first
+            return
+        put = self._destination.put
+        commit = self._commit
+        if self._journal is not None:
+            put = self._journal.put_aside if number < len(published) else put
+            # The last shard needs no record: the index follows.
+            commit = commit if is_last else partial(self._record, self._journal, number)
+        self._background.submit(partial(_store, cutter.recipe, number, samples, put), commit)
+
+    def _store_rest(self) -> None:
+        if self._background.failure is None and self._cutter is not None and self._cutter.has_samples:
+            self._submit(self._cutter, self._cutter.number, self._cutter.take(), is_last=True)
+        self._background.wait()
+        if self._background.failure is not None:
+            self._refuse()
+
+    def _record(self, journal: Journal, number: int, shard: ShardInfo) -> None:
+        journal.record(number, shard)
+        self._commit(shard)
+
+    def _commit(self, shard: ShardInfo) -> None:
+        self._shards.append(shard)
+        self._num_samples += shard.samples
+
+    def _publish(self) -> None:
+        published, shards = self._start.published, tuple(self._shards)
+        index = dump_index(shards)
+        if self._journal is not None and any(map(operator.ne, published or (), shards)):
+            self._journal.decide(index)
+            self._journal.carry_out()
+        elif shards != published:
+            self._destination.put(INDEX_BASENAME, index)
+        if self._journal is not None:
+            self._journal.close()
+
+    def _refuse(self) -> NoReturn:
+        failure = self._background.failure
+        if isinstance(failure, StreamingError):
+            raise type(failure)(str(failure)) from failure
+        if failure is not None:
+            raise failure
+        if self._start.is_finished:
+            raise ConfigError("this dataset is finished; mode='append' adds to it")
+        raise ConfigError("this writer is finished; make another one to write more")
+
+    def _end(self) -> None:
+        self._is_closed = True
+        self._background.close()
+        self._destination.close()
+
+
+def _store(recipe: ShardRecipe, number: int, samples: Sequence[bytes], put: Callable[[str, bytes], None]) -> ShardInfo:
+    made = recipe.make(number, samples)
+    for name, data in made.files:
+        put(name, data)
+    return made.info
+
+
+def _check_counts(max_workers: int | None, retry: int) -> int:
+    """The number of workers."""
+    if retry < 1:
+        raise ConfigError(f"retry must be at least 1, the attempts in total, but got {retry}")
+    if max_workers is None:
+        return max(2, min(8, os.cpu_count() or 1))
+    if max_workers < 1:
+        raise ConfigError(f"max_workers must be at least 1, but got {max_workers}")
+    return max_workers
+
+
+def _check_mode(mode: str, exist_ok: bool) -> None:
+    if mode not in get_args(Mode):
+        raise ConfigError(f"mode must be one of {', '.join(get_args(Mode))}, but got {mode!r}")
+    if exist_ok and mode != "create":
+        raise ConfigError(
+            f"exist_ok=True replaces what is there, but mode={mode!r} goes on with it; choose one of both"
+        )

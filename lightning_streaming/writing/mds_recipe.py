@@ -1,0 +1,73 @@
+"""The recipe of MDS shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.formats.index import ShardInfo
+from lightning_streaming.formats.mds import encode_config, encode_shard, shard_bytes
+from lightning_streaming.formats.mds_sample import SampleLayout, compile_layout
+from lightning_streaming.writing.names import shard_name
+from lightning_streaming.writing.recipe import MadeShard, cut_samples, store_file
+from lightning_streaming.writing.settings import ShardSettings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MDSRecipe:
+    """One file a shard; ``size_limit`` counts all of it."""
+
+    layout: SampleLayout
+    """The columns."""
+    settings: ShardSettings
+    """How to cut, compress and hash."""
+    config: bytes
+    """The text that describes both, and stands in every shard."""
+    schema: Mapping[str, Any]
+    """What the index says of the columns."""
+    format: str = "mds"
+    uncounted_bytes: int = 0
+
+    def encode(self, sample: Mapping[str, Any]) -> bytes:
+        return self.layout.encode(sample)
+
+    def raw_bytes(self, num_samples: int, data_bytes: int) -> int:
+        return shard_bytes(num_samples, data_bytes, len(self.config))
+
+    def make(self, number: int, samples: Sequence[bytes]) -> MadeShard:
+        file = store_file(shard_name(number, self.format), encode_shard(samples, self.config), self.settings)
+        info = ShardInfo(
+            format=self.format,
+            samples=len(samples),
+            compression=self.settings.compression,
+            hashes=self.settings.hashes,
+            size_limit=self.settings.size_limit,
+            raw_data=file.raw,
+            zip_data=file.compressed,
+            schema=self.schema,
+        )
+        return MadeShard(info=info, files=(file.stored,))
+
+    def samples_in(self, contents: Sequence[bytes]) -> list[bytes]:
+        (data,) = contents
+        return cut_samples(data, data)
+
+
+def make_mds_recipe(columns: Mapping[str, str], settings: ShardSettings) -> MDSRecipe:
+    """Lay out the columns, sorted by name.
+
+    Raises:
+        ConfigError: There are no columns, one is not named by a text, or an encoding does not exist.
+        UnsupportedError: This version does not serve an encoding.
+    """
+    if not all(isinstance(text, str) for pair in columns.items() for text in pair):
+        raise ConfigError(f"columns must map names to encodings, all of them texts, but got {dict(columns)}")
+    names = tuple(sorted(columns))
+    layout = compile_layout(names, tuple(columns[name] for name in names))
+    schema = layout.schema
+    config = encode_config(
+        schema, compression=settings.compression, hashes=settings.hashes, size_limit=settings.size_limit
+    )
+    return MDSRecipe(layout=layout, settings=settings, config=config, schema=schema)

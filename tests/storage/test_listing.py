@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lightning_streaming.errors import AccessDeniedError, StorageError
+from lightning_streaming.storage import read_bytes, upload
+from lightning_streaming.storage.listing import list_files
+from tests.servers import S3Store, refused_port
+
+
+def files(root: Path) -> Path:
+    for name in ("b/x", "a", "b/c/d e"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    return root
+
+
+def test_files_of_a_directory_are_found_at_any_depth(tmp_path: Path) -> None:
+    root = files(tmp_path / "root")
+    (root / "empty").mkdir()
+    for location in (str(root), f"{root}/", f"file://{root}"):
+        assert list_files(location, {}, retry=1, timeout=5) == ["a", "b/c/d e", "b/x"]
+
+
+def test_objects_under_a_url_are_found_also_those_of_others(s3: S3Store, tmp_path: Path) -> None:
+    bucket, root = s3.make_bucket(), files(tmp_path)
+    for name in ("root/a", "root/b/c/d e", "rootless/x"):
+        upload(root / "a", f"{bucket}/{name}", s3.options)
+    for location in (f"{bucket}/root", f"{bucket}/root/"):
+        assert list_files(location, s3.options, retry=2, timeout=10) == ["a", "b/c/d e"]
+    upload(root / "a", f"{bucket}/root/new", {**s3.options, "use_listings_cache": False})  # a filesystem of its own
+    assert list_files(f"{bucket}/root", s3.options, retry=2, timeout=10) == ["a", "b/c/d e", "new"]
+    assert list_files(bucket, s3.options, retry=2, timeout=10)[-1] == "rootless/x"
+
+
+def test_an_object_that_came_after_a_listing_can_be_read(s3: S3Store, tmp_path: Path) -> None:
+    bucket, root = s3.make_bucket(), files(tmp_path)
+    upload(root / "a", f"{bucket}/root/a", s3.options)
+    assert list_files(f"{bucket}/root", s3.options, retry=1, timeout=10) == ["a"]
+    upload(root / "a", f"{bucket}/root/new", {**s3.options, "use_listings_cache": False})
+    assert read_bytes(f"{bucket}/root/new", s3.options, retry=1, timeout=10) == b"a"
+
+
+def test_nothing_there_is_no_file(s3: S3Store, tmp_path: Path) -> None:
+    assert list_files(str(tmp_path / "missing"), {}, retry=1, timeout=5) == []
+    assert list_files(f"{s3.make_bucket()}/missing", s3.options, retry=2, timeout=10) == []
+
+
+def test_a_store_that_does_not_answer_is_an_error_without_secrets() -> None:
+    with refused_port() as port:
+        options = {"key": "k", "secret": "hush-hush", "endpoint_url": f"http://127.0.0.1:{port}"}
+        with pytest.raises(StorageError, match="could not list s3://bucket/x") as caught:
+            list_files("s3://bucket/x", options, retry=1, timeout=5)
+    assert "hush" not in str(caught.value)
+    assert not isinstance(caught.value, AccessDeniedError)

@@ -1,0 +1,384 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from lightning_streaming.errors import (
+    ConfigError,
+    EncodingError,
+    MissingDependencyError,
+    ObjectNotFoundError,
+    PartError,
+)
+from lightning_streaming.storage.listing import list_files
+from lightning_streaming.writing.parallel import write_parallel
+from lightning_streaming.writing.parts import plan_parts
+from tests.loading.processes import is_alive, wait_until
+from tests.servers import S3Store
+from tests.writing import part_functions as make
+from tests.writing.test_merge import contents, ids
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+
+INPUTS = [range(first, first + 10) for first in range(0, 50, 10)]
+SETTINGS: dict[str, Any] = {
+    "columns": {"id": "int", "text": "str"},
+    "size_limit": make.SIZE_LIMIT,
+    "num_workers": 2,
+    "progress_bar": False,
+    "start_method": "fork",
+}
+
+
+def write(out: Path | str, fn: Any = make.count, inputs: Any = INPUTS, **settings: Any) -> Any:
+    write_parallel(inputs, fn, out, **{**SETTINGS, **settings})
+    return out
+
+
+def notes(directory: Path) -> list[int]:
+    """Inputs of the calls that were noted."""
+    return sorted(int(path.name.split("-")[0]) for path in directory.glob("*-*"))
+
+
+def with_notes(directory: Path) -> list[tuple[str, range]]:
+    directory.mkdir()
+    return [(str(directory), numbers) for numbers in INPUTS]
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver", "fork"])
+def test_samples_stand_in_the_order_of_the_inputs(start_method: str, tmp_path: Path) -> None:
+    out = write(tmp_path / "out", make.count_last_first, start_method=start_method)
+    assert ids(out) == list(range(50))
+    assert not children_of_pool()
+
+
+def test_each_input_has_a_part_and_bytes_do_not_depend_on_workers(tmp_path: Path) -> None:
+    one, two = (contents(write(tmp_path / str(workers), num_workers=workers)) for workers in (1, 2))
+    assert one == two
+    tops = {name.split("/")[0] for name in one}
+    assert tops == {"index.json", "parts.plan", *(f"part.{number:06}" for number in range(5))}
+
+
+def test_settings_reach_every_shard(tmp_path: Path) -> None:
+    out = write(tmp_path / "out", compression="zstd", hashes=["sha1"], size_limit="300b")
+    names = [name for name in contents(out) if "shard" in name]
+    assert len(names) > 5
+    assert all(name.endswith(".mds.zstd") for name in names)
+    assert ids(out, validate_hash="sha1") == list(range(50))
+
+
+def test_columns_may_be_told_and_must_agree(tmp_path: Path) -> None:
+    assert ids(write(tmp_path / "a", columns=None)) == list(range(50))
+    with pytest.raises(
+        ConfigError, match=r"part.000002/shard.00000.mds has columns \{'id': 'float64'\}, but part.000000/"
+    ):
+        write(tmp_path / "b", make.give_another_type, columns=None)
+    assert not (tmp_path / "b" / "index.json").exists()
+
+
+def test_parts_may_be_empty_and_fewer_than_workers(tmp_path: Path) -> None:
+    assert ids(write(tmp_path / "out", inputs=[range(0), range(3), range(0)], num_workers=8)) == [0, 1, 2]
+
+
+def test_a_bucket_is_written(s3: S3Store, tmp_path: Path) -> None:
+    url = f"{s3.make_bucket()}/corpus"
+    for mode in ("create", "resume"):
+        write(url, mode=mode, storage_options=s3.options)
+    assert ids(url, local=str(tmp_path / "cache"), storage_options=s3.options) == list(range(50))
+    local = write(tmp_path / "out")
+    assert list_files(url, s3.options, retry=1, timeout=10) == sorted(contents(local))
+    for taken in ("create", "resume"):
+        with pytest.raises(ConfigError):
+            write(url, mode=taken, inputs=INPUTS[1:], storage_options=s3.options)
+
+
+def test_a_part_that_was_half_in_a_bucket_is_written_again(s3: S3Store, tmp_path: Path) -> None:
+    url = s3.make_bucket()
+    settings = {"size_limit": 250, "storage_options": s3.options}
+    with pytest.raises(PartError, match="part 2"):
+        write(url, make.fail_at_20, **settings)
+    assert "part.000002/shard.00000.mds" in list_files(url, s3.options, retry=1, timeout=10)
+    write(url, mode="resume", **settings)
+    assert list_files(url, s3.options, retry=1, timeout=10) == sorted(contents(write(tmp_path / "out", size_limit=250)))
+    assert ids(url, local=str(tmp_path / "cache"), storage_options=s3.options) == list(range(50))
+
+
+def test_a_failure_names_its_input_and_shows_the_traceback(tmp_path: Path) -> None:
+    with pytest.raises(PartError) as caught:
+        write(tmp_path / "out", make.fail_at_20)
+    message = str(caught.value)
+    assert "part 2 could not be written, from input range(20, 30): " in message
+    assert "LocalOnlyError: cannot make number 25" in message
+    assert type(caught.value.__cause__) is make.LocalOnlyError
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "in fail_at_20" in shown
+    assert 'raise LocalOnlyError("cannot make number 25")' in shown
+    copied = pickle.loads(pickle.dumps(caught.value))
+    assert (type(copied), str(copied)) == (PartError, message)
+    assert not (tmp_path / "out" / "index.json").exists()
+
+
+def test_an_error_that_cannot_travel_comes_as_text(tmp_path: Path) -> None:
+    with pytest.raises(PartError, match="PickyError: not here") as caught:
+        write(tmp_path / "out", make.fail_with_a_picky_error, num_workers=1)
+    assert "in fail_with_a_picky_error" in str(caught.value.__cause__)
+
+
+def test_a_sample_that_does_not_fit_is_a_failure_of_its_input(tmp_path: Path) -> None:
+    with pytest.raises(PartError, match=r"range\(0, 10\).*column 'id'") as caught:
+        write(tmp_path / "out", columns={"id": "str"}, num_workers=1)
+    assert isinstance(caught.value.__cause__, EncodingError)
+
+
+def test_after_a_failure_no_part_is_begun_and_finished_ones_are_kept(tmp_path: Path) -> None:
+    inputs = with_notes(tmp_path / "notes")
+    with pytest.raises(PartError, match="part 2"):
+        write(tmp_path / "out", make.fail_unless_mended, inputs, num_workers=1)
+    assert notes(tmp_path / "notes") == [0, 10, 20]
+    (tmp_path / "notes" / "mended").touch()
+    write(tmp_path / "out", make.fail_unless_mended, inputs, num_workers=1, mode="resume")
+    assert notes(tmp_path / "notes") == [0, 10, 20, 20, 30, 40]
+    assert ids(tmp_path / "out") == list(range(50))
+
+
+def test_a_finished_dataset_is_resumed_without_a_call(tmp_path: Path) -> None:
+    inputs = with_notes(tmp_path / "notes")
+    out = write(tmp_path / "out", make.record_calls, inputs, mode="resume")
+    before = contents(out)
+    (out / "index.json").unlink()
+    write(out, make.record_calls, inputs, mode="resume")
+    assert contents(out) == before
+    assert notes(tmp_path / "notes") == [0, 10, 20, 30, 40]
+
+
+def test_a_part_that_a_crash_cut_short_is_written_again(tmp_path: Path) -> None:
+    out = write(tmp_path / "out")
+    before = contents(out)
+    (out / "part.000001" / "index.json").write_bytes(b'{"sha')
+    shard = out / "part.000003" / "shard.00000.mds"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    (out / "part.000004" / "shard.00000.mds").unlink()
+    (out / "part.000000" / "index.json").unlink()
+    (out / "part.000000" / "shard.00009.mds").touch()
+    (out / "part.000000" / "shard.00000.mds.some-host-77-8.part").touch()
+    write(out, mode="resume")
+    assert contents(out) == before
+
+
+def test_what_no_writer_made_stops_a_part_and_stays(tmp_path: Path) -> None:
+    out = write(tmp_path / "out")
+    (out / "part.000001" / "index.json").unlink()
+    (out / "part.000001" / "notes.txt").write_text("mine")
+    with pytest.raises(PartError, match=r"part 1 .*holds notes.txt"):
+        write(out, mode="resume")
+    assert (out / "part.000001" / "notes.txt").read_text() == "mine"
+
+
+def test_creating_where_something_is_is_refused(tmp_path: Path) -> None:
+    out = write(tmp_path / "out")
+    with pytest.raises(ConfigError, match="mode='resume' goes on with it"):
+        write(out)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").touch()
+    for mode in ("create", "resume"):
+        with pytest.raises(ConfigError, match=r"holds notes\.txt"):
+            write(tmp_path / "other", mode=mode)
+    with pytest.raises(ConfigError, match="is a file"):
+        write(tmp_path / "other" / "notes.txt")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"inputs": INPUTS[:4]}, "there are 4 inputs, but there were 5"),
+        ({"inputs": [*INPUTS[:4], range(1)]}, r"input 4 is range\(0, 1\), but was range\(40, 50\)"),
+        ({"inputs": INPUTS[::-1]}, "input 0 is"),
+        ({"compression": "zstd"}, "compression is 'zstd', but was None"),
+        ({"hashes": ["md5"]}, "hashes is"),
+        ({"size_limit": 500}, "size_limit is 500, but was 400"),
+        ({"columns": None}, "columns is None"),
+        ({"columns": {"id": "int"}}, "columns is"),
+    ],
+)
+def test_a_resume_with_other_inputs_or_settings_is_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    out = write(tmp_path / "out")
+    before = contents(out)
+    with pytest.raises(ConfigError, match=rf"{words}.* write to another place"):
+        write(out, mode="resume", **change)
+    assert contents(out) == before
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"inputs": []}, "at least one"),
+        ({"inputs": "abc"}, "at least one"),
+        ({"inputs": [object()]}, "repr that is the same in every run"),
+        ({"num_workers": 0}, "num_workers must be at least 1"),
+        ({"engine": "threads"}, "engine must be one of processes, ray"),
+        ({"mode": "append"}, "mode must be"),
+        ({"start_method": "thread"}, "start_method must be one of"),
+        ({"columns": {"id": "integer"}}, "integer"),
+        ({"hashes": ["sha1", "md5"]}, "sorted"),
+        ({"out": ("/here", "/there")}, "must be a directory or a URL"),
+        ({"out": "nowhere://bucket/x"}, "nowhere"),
+    ],
+)
+def test_arguments_are_checked_before_anything_is_touched(wrong: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        write(**{"out": tmp_path / "out", **wrong})
+    assert [path for path in contents(tmp_path) if "part." in path] == []
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+def test_a_function_that_cannot_be_sent_is_refused(start_method: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="must be a function of a module"):
+        write(tmp_path / "out", lambda numbers: [], start_method=start_method)
+
+
+def test_an_input_that_cannot_be_sent_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="input 1 cannot be sent"):
+        write(tmp_path / "out", inputs=[range(3), Unpicklable()])
+
+
+class Unpicklable:
+    def __repr__(self) -> str:
+        return "Unpicklable()"
+
+    def __reduce__(self) -> str:
+        raise TypeError("stays here")
+
+
+@pytest.mark.parametrize(
+    ("fn", "words"),
+    [
+        (make.die_in_the_middle, "was killed by SIGKILL; it may have run out of memory"),
+        (make.exit_in_the_middle, "ended with exit code 3"),
+    ],
+)
+def test_a_worker_that_dies_is_told_by_its_input(fn: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(PartError, match=rf"part 2 .* from input range\(20, 30\): its worker process {words}") as caught:
+        write(tmp_path / "out", fn)
+    assert caught.value.__cause__ is None
+    assert not children_of_pool()
+    write(tmp_path / "out", mode="resume")
+    assert contents(tmp_path / "out") == contents(write(tmp_path / "undisturbed"))
+
+
+def children_of_pool() -> list[Any]:
+    return [child for child in multiprocessing.active_children() if child.name == "write_parallel"]
+
+
+SCRIPT = """
+from tests.writing import part_functions as make
+from lightning_streaming.writing.parallel import write_parallel
+{guard}write_parallel({inputs!r}, make.{fn}, {out!r}, start_method={start_method!r}, num_workers=2)
+"""
+
+
+def script(path: Path, **words: Any) -> list[str]:
+    defaults = {"guard": 'if __name__ == "__main__": ', "inputs": INPUTS, "fn": "count", "start_method": "spawn"}
+    path.write_text(SCRIPT.format(**{**defaults, **words}))
+    return [sys.executable, "-W", "error", str(path)]
+
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+
+
+def test_a_script_shows_one_bar_on_stderr_and_nothing_on_stdout(tmp_path: Path) -> None:
+    command = script(tmp_path / "convert.py", out=str(tmp_path / "out"))
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+    last = done.stderr.rstrip().splitlines()[-1]
+    assert last.rpartition("\r")[2].startswith("writing: 100%")
+    assert "5/5" in last
+    assert "samples=50" in last
+    assert ids(tmp_path / "out") == list(range(50))
+
+
+def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
+    command = script(tmp_path / "convert.py", out=str(tmp_path / "out"), guard="")
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert 'must call write_parallel under if __name__ == "__main__":' in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("start_method", "kill"),
+    [
+        ("spawn", signal.SIGINT),
+        ("spawn", signal.SIGTERM),
+        ("spawn", signal.SIGKILL),
+        ("forkserver", signal.SIGKILL),
+        ("fork", signal.SIGKILL),
+        ("fork", signal.SIGINT),
+    ],
+)
+def test_workers_end_with_the_program(start_method: str, kill: signal.Signals, tmp_path: Path) -> None:
+    command = script(
+        tmp_path / "convert.py",
+        out=str(tmp_path / "out"),
+        fn="wait_for_ever",
+        inputs=with_notes(tmp_path / "notes"),
+        start_method=start_method,
+    )
+    with subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.DEVNULL, start_new_session=True) as program:
+        assert wait_until(lambda: len(notes(tmp_path / "notes")) == 2, seconds=60)
+        workers = [int(path.name.split("-")[1]) for path in (tmp_path / "notes").iterdir()]
+        assert all(map(is_alive, workers))
+        if kill == signal.SIGINT:  # as a terminal does on Ctrl-C
+            os.killpg(program.pid, kill)
+        else:
+            program.send_signal(kill)
+        assert program.wait(timeout=30) == -kill
+    assert wait_until(lambda: not any(map(is_alive, workers)), seconds=10)
+
+
+def test_ray_that_is_not_installed_is_told_with_the_line_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'lightning-streaming\[ray\]'"):
+        write(tmp_path / "out", engine="ray")
+
+
+def test_an_engine_of_ones_own_writes_the_same(tmp_path: Path) -> None:
+    job = plan_parts(INPUTS, make.count, tmp_path / "own", columns=SETTINGS["columns"], size_limit=make.SIZE_LIMIT)
+    job = pickle.loads(pickle.dumps(job))
+    with pytest.raises(ObjectNotFoundError, match=r"part\.000000"):
+        job.publish()
+    for number in (3, 0, 1, 4, 2, 2):
+        assert job.write(number, INPUTS[number]) == 10
+    job.publish()
+    assert contents(tmp_path / "own") == contents(write(tmp_path / "out"))
+
+
+def test_a_memory_store_is_written_by_one_process(tmp_path: Path) -> None:
+    job = plan_parts(INPUTS[:2], make.count, "memory://parts/own")
+    for number in range(2):
+        job.write(number, INPUTS[number])
+    job.publish()
+    store = fsspec.filesystem("memory")
+    names = [name.removeprefix("/parts/own/") for name in store.find("/parts/own")]
+    store.rm("/parts", recursive=True)
+    assert names == [
+        "index.json",
+        *(f"part.00000{n}/{name}" for n in (0, 1) for name in ("index.json", "shard.00000.mds")),
+        "parts.plan",
+    ]
+
+
+def test_secrets_do_not_show(tmp_path: Path) -> None:
+    job = plan_parts(INPUTS, make.count, tmp_path / "out", storage_options={"secret": "hush"})
+    assert "hush" not in repr(job)
+    assert "hush" not in (tmp_path / "out" / "parts.plan").read_text()

@@ -1,0 +1,255 @@
+"""Storing in the background: how much at a time, what of failures, and that nothing is left running."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from lightning_streaming.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError
+from lightning_streaming.formats.index import parse_index
+from lightning_streaming.writing.writer import MDSWriter
+from tests.formats.golden_datasets import read_samples
+from tests.servers import S3Store
+from tests.writing.faulty_s3 import FaultyS3, faulty_s3
+
+COLUMNS = {"id": "int"}
+
+
+@pytest.fixture
+def faulty(s3: S3Store) -> Iterator[FaultyS3]:
+    """An S3 server of this test, that can be made to fail."""
+    with faulty_s3(s3) as store:
+        yield store
+
+
+class WatchedStore(MemoryFileSystem):  # type: ignore[misc]
+    """Counts the objects that are being stored, and stores none before it is let."""
+
+    protocol = "watched"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    lock = threading.Lock()
+    open_gate: threading.Event
+    entered: threading.Semaphore
+    active: int
+    most: int
+
+    @classmethod
+    def reset(cls) -> None:
+        """Begin a test. Filesystems are kept open, so all tests have the same class."""
+        cls.store.clear()
+        cls.open_gate, cls.entered, cls.active, cls.most = threading.Event(), threading.Semaphore(0), 0, 0
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **more: Any) -> None:
+        """Store an object when the gate is open."""
+        cls = type(self)
+        with cls.lock:
+            cls.active += 1
+            cls.most = max(cls.most, cls.active)
+        cls.entered.release()
+        assert cls.open_gate.wait(30)
+        super().pipe_file(path, value, mode, **more)
+        with cls.lock:
+            cls.active -= 1
+
+
+@pytest.fixture
+def watched() -> Iterator[type[WatchedStore]]:
+    """The class of a store whose uploads wait, as fsspec knows it."""
+    fsspec.register_implementation("watched", WatchedStore, clobber=True)
+    WatchedStore.reset()
+    yield WatchedStore
+    WatchedStore.open_gate.set()
+
+
+def write_ids(number_of_ids: int, out: Any, **settings: Any) -> None:
+    with MDSWriter(**{"columns": COLUMNS, "out": out, "size_limit": 300, **settings}) as writer:
+        for number in range(number_of_ids):
+            writer.write({"id": number})
+
+
+def write_until_it_fails(writer: MDSWriter, numbers: Iterator[int]) -> None:
+    for number in numbers:
+        writer.write({"id": number})
+
+
+def fetch(url: str, options: dict[str, Any], to: Path) -> list[int]:
+    """The ids of a dataset in a bucket."""
+    store = fsspec.filesystem("s3", **options, skip_instance_cache=True)
+    to.mkdir()
+    for path in store.find(url):
+        (to / path.rpartition("/")[2]).write_bytes(store.cat_file(path))
+    return [sample["id"] for sample in read_samples(to, to / "scratch")]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_no_more_shards_than_agreed_are_in_memory(workers: int, watched: type[WatchedStore]) -> None:
+    written = 0
+
+    def write() -> None:
+        nonlocal written
+        with MDSWriter(columns=COLUMNS, out="watched://bucket/data", size_limit=300, max_workers=workers) as writer:
+            for number in range(200):  # 11 to a shard
+                writer.write({"id": number})
+                written += 1
+                stored = sum("shard." in path for path in watched.store)
+                # Those not stored, without the one that is gathered, are at most those that may be in flight.
+                assert number // 11 - stored <= workers + 1
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    for _ in range(workers):
+        assert watched.entered.acquire(timeout=30)
+    assert not watched.store
+    watched.open_gate.set()
+    thread.join(60)
+    assert written == 200
+    assert watched.most == workers
+    assert sum("shard." in path for path in watched.store) == 19
+
+
+def test_a_writer_that_waits_for_its_uploads_has_gathered_no_more_than_agreed(watched: type[WatchedStore]) -> None:
+    progress = threading.Semaphore(0)
+
+    def write() -> None:
+        with MDSWriter(columns=COLUMNS, out="watched://bucket/data", size_limit=300, max_workers=2) as writer:
+            for number in range(100):
+                writer.write({"id": number})
+                progress.release()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    # Two at work, one waiting, and eleven samples gathered; the next does not get in before one is stored.
+    for _ in range(4 * 11):
+        assert progress.acquire(timeout=30)
+    assert not progress.acquire(timeout=0.2)
+    watched.open_gate.set()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_failures_that_pass_heal(faulty: FaultyS3, s3: S3Store, tmp_path: Path) -> None:
+    url = f"{s3.make_bucket()}/data"
+    faulty.fail(r"PUT .*shard\.00001", 503, times=2)
+    faulty.fail(r"PUT .*shard\.00002", 0, times=1)
+    faulty.fail(r"PUT .*index\.json", 500, times=1)
+    write_ids(30, url, storage_options=faulty.options)
+    assert sum("shard.00001" in request for request in faulty.requests) == 3
+    assert fetch(url, s3.options, tmp_path / "copy") == list(range(30))
+
+
+def test_a_failure_that_stays_is_raised_at_the_next_write_with_its_object_and_cause(
+    faulty: FaultyS3, s3: S3Store
+) -> None:
+    url = f"{s3.make_bucket()}/data"
+    faulty.fail(r"PUT .*shard\.00001", 403)
+    faulty.fail(r"PUT .*shard\.00003", 403)
+    writer = MDSWriter(columns=COLUMNS, out=url, size_limit=300, max_workers=1, storage_options=faulty.options)
+    written = count()
+    with pytest.raises(AccessDeniedError, match=r"data/shard\.00001\.mds: access denied"):
+        write_until_it_fails(writer, written)
+    assert next(written) < 11 * 6
+    with pytest.raises(AccessDeniedError, match=r"shard\.00001\.mds"):
+        writer.write({"id": 0})
+    with pytest.raises(AccessDeniedError, match=r"shard\.00001\.mds"):
+        writer.finish()
+    writer.close()
+    assert not [request for request in faulty.requests if request.startswith("PUT") and "index.json" in request]
+
+
+def test_the_failure_of_the_last_shard_is_raised_by_finish(faulty: FaultyS3, s3: S3Store) -> None:
+    faulty.fail(r"PUT .*shard\.00000", 500)
+    writer = MDSWriter(columns=COLUMNS, out=f"{s3.make_bucket()}/data", retry=1, storage_options=faulty.options)
+    writer.write({"id": 0})
+    with pytest.raises(StorageError, match=r"shard\.00000\.mds: 1 attempt failed, the last with .*PutObject") as caught:
+        writer.finish()
+    assert caught.value.__cause__ is not None
+    writer.close()
+    assert not any("index.json" in request for request in faulty.requests if request.startswith("PUT"))
+
+
+def test_an_index_that_could_not_be_stored_can_be_tried_again(faulty: FaultyS3, s3: S3Store, tmp_path: Path) -> None:
+    url = f"{s3.make_bucket()}/data"
+    faulty.fail(r"PUT .*index\.json", 500, times=1)
+    writer = MDSWriter(columns=COLUMNS, out=url, retry=1, storage_options=faulty.options)
+    writer.write({"id": 7})
+    with pytest.raises(StorageError, match=r"index\.json"):
+        writer.finish()
+    writer.finish()
+    assert fetch(url, s3.options, tmp_path / "copy") == [7]
+
+
+def test_what_failed_is_resumed(faulty: FaultyS3, s3: S3Store, tmp_path: Path) -> None:
+    url = f"{s3.make_bucket()}/data"
+    faulty.fail(r"PUT .*shard\.00002", 403, times=1)
+    settings: dict[str, Any] = {"max_workers": 2, "storage_options": faulty.options, "mode": "resume"}
+    with pytest.raises(AccessDeniedError):
+        write_ids(50, url, **settings)
+    with MDSWriter(columns=COLUMNS, out=url, size_limit=300, **settings) as writer:
+        assert writer.num_samples == 22
+        for number in range(22, 50):
+            writer.write({"id": number})
+    assert fetch(url, s3.options, tmp_path / "copy") == list(range(50))
+
+
+def test_a_bucket_that_is_not_there_is_named(s3: S3Store) -> None:
+    with pytest.raises(ObjectNotFoundError, match="no-such-bucket"):
+        write_ids(3, "s3://no-such-bucket/data", storage_options=s3.options)
+
+
+def test_the_index_is_stored_after_every_shard(faulty: FaultyS3, s3: S3Store) -> None:
+    write_ids(100, f"{s3.make_bucket()}/data", max_workers=4, storage_options=faulty.options)
+    stored = [request for request in faulty.requests if request.startswith("PUT")]
+    assert len(stored) == 11
+    assert "index.json" in stored[-1]
+
+
+def test_a_file_that_cannot_be_written_is_told_in_words(tmp_path: Path) -> None:
+    writer = MDSWriter(columns=COLUMNS, out=tmp_path / "out", size_limit=300)
+    (tmp_path / "out" / "shard.00000.mds").mkdir()  # a file cannot be renamed to it
+    with pytest.raises(StorageError, match=r"could not write .*shard\.00000\.mds: .*; make room there"):
+        write_until_it_fails(writer, count())
+    writer.close()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_threads_end_with_the_writer(fails: bool, tmp_path: Path) -> None:
+    before = threading.enumerate()
+    try:
+        with MDSWriter(columns=COLUMNS, out=tmp_path / "out", size_limit=300, progress_bar=True) as writer:
+            for number in range(100):
+                writer.write({"id": number})
+            assert any(thread.name.startswith("shard-writer") for thread in threading.enumerate())
+            if fails:
+                raise RuntimeError("the source broke")
+    except RuntimeError:
+        assert fails
+    assert threading.enumerate() == before
+
+
+def test_progress_shows_the_bytes_stored(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write_ids(30, (str(tmp_path / "here"), str(tmp_path / "there")), progress_bar=True)
+    (*_, last) = capsys.readouterr().err.strip().split("\r")
+    index = parse_index((tmp_path / "there" / "index.json").read_bytes(), "index")
+    stored = sum(path.stat().st_size for path in (tmp_path / "there").iterdir())
+    assert len(index.shards) == 3
+    assert f"{stored / 1024:.2f}k/{stored / 1024:.2f}k" in last
+
+
+def test_nothing_is_shown_unasked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write_ids(30, tmp_path / "out")
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("wrong", [{"max_workers": 0}, {"retry": 0}, {"mode": "continue"}])
+def test_counts_and_modes_that_cannot_work_are_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong))} must be"):
+        MDSWriter(**{"columns": COLUMNS, "out": tmp_path / "out", **wrong})
+    assert not (tmp_path / "out").exists()
