@@ -1,0 +1,14 @@
+"""``lightning-streaming <tool>``: datasets made, looked at, checked and moved from the command line.
+
+    commands       the table of tools; finds one, runs it, tells its errors
+    options        arguments that several tools have
+    console        progress, exit codes, JSON, errors; tables draws what people read
+    inspect        shows a dataset: summary adds up its index, peek reads samples, render writes values out
+    verify         checks a dataset: examine looks at one shard, repair mends one, verify_report tells
+    copy           copies a dataset: carry takes one file, claim tells whose the destination is
+    merge          joins datasets; writing.merge does the work
+    convert        makes datasets: sources reads other formats, packing cuts tokens into blocks
+    place          where a dataset is, for all of them; raw_files and objects read parts of it
+
+Only the tool that is asked for is imported.
+"""

@@ -1,0 +1,57 @@
+"""``lightning-streaming``: the data tools by name, and Lightning's command line for all else.
+
+A tool starts without importing lightning, which takes seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from lightning_streaming.tools.commands import COMMANDS, PROGRAM, find_command, run_command
+from lightning_streaming.tools.console import FINE, UNUSABLE
+from lightning_streaming.trainer.help import DESCRIPTION, SUBCOMMANDS
+
+_TRAINER = "lightning_streaming.trainer.cli"
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        args: Arguments after the program's name. None: those of this process.
+
+    Returns:
+        The exit code of the process.
+
+    Raises:
+        SystemExit: The arguments cannot be parsed, or ask for help.
+    """
+    given = list(sys.argv[1:] if args is None else args)
+    if not given or given[0] in ("-h", "--help"):
+        (sys.stdout if given else sys.stderr).write(help_text())
+        return FINE if given else UNUSABLE
+    command = find_command(given[0])
+    if command is not None:
+        return run_command(command, given[1:])
+    if given[0] not in SUBCOMMANDS and not given[0].startswith("-"):
+        known = ", ".join([*SUBCOMMANDS, *(command.name for command in COMMANDS)])
+        sys.stderr.write(f"{PROGRAM}: error: {given[0]!r} is not a command; choose one of {known}\n")
+        return UNUSABLE
+    import_module(_TRAINER).main(given)
+    return FINE
+
+
+def help_text() -> str:
+    """What ``--help`` shows: the tools, and how to train."""
+    tools = "".join(f"    {command.name:<12}{command.help}\n" for command in COMMANDS)
+    return (
+        f"usage: {PROGRAM} {{{','.join(SUBCOMMANDS)}}} [--config FILE] [--FIELD VALUE ...]\n"
+        f"       {PROGRAM} TOOL [ARGUMENT ...]\n\n"
+        f"Tools for datasets; `{PROGRAM} TOOL --help` explains each:\n\n{tools}\n{DESCRIPTION}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

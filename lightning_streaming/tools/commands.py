@@ -1,0 +1,123 @@
+"""The tools by name, and how one of them is run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from io import TextIOWrapper
+from typing import Protocol
+
+from lightning_streaming.errors import FormatError, IntegrityError, StreamingError
+from lightning_streaming.tools.console import BAD, INTERRUPTED, UNUSABLE, print_error
+
+PROGRAM = "lightning-streaming"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Command:
+    """One tool, whose module is not imported before it is asked for."""
+
+    name: str
+    """What is typed after ``lightning-streaming``."""
+    help: str
+    """What it does, in one line."""
+    module: str
+    """Where it is: a :class:`Tool`."""
+
+
+class Tool(Protocol):
+    """What the module of a tool has. Its docstring is the tool's description."""
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Say what the tool can be told."""
+        ...
+
+    def run(self, args: Namespace) -> int:
+        """Do the work, and return an exit code of :mod:`~lightning_streaming.tools.console`.
+
+        Raises:
+            StreamingError: It could not be done; shown without a traceback.
+        """
+        ...
+
+
+COMMANDS = (
+    Command(
+        name="convert",
+        help="make a dataset of JSON lines, CSV, Parquet, tar files, images or texts",
+        module="lightning_streaming.tools.convert",
+    ),
+    Command(
+        name="inspect",
+        help="show what a dataset holds: columns, sizes, first samples",
+        module="lightning_streaming.tools.inspect",
+    ),
+    Command(
+        name="verify",
+        help="check every file and every sample of a dataset, and repair it",
+        module="lightning_streaming.tools.verify",
+    ),
+    Command(
+        name="copy",
+        help="copy a dataset to another directory or store, checked",
+        module="lightning_streaming.tools.copy",
+    ),
+    Command(
+        name="merge",
+        help="join datasets under one index, without copying",
+        module="lightning_streaming.tools.merge",
+    ),
+)
+
+
+def find_command(name: str) -> Command | None:
+    """The tool of this name."""
+    return next((command for command in COMMANDS if command.name == name), None)
+
+
+def run_command(command: Command, args: Sequence[str]) -> int:
+    """Run a tool.
+
+    Args:
+        command: Which.
+        args: The arguments after its name.
+
+    Returns:
+        The exit code of the process.
+
+    Raises:
+        SystemExit: The arguments cannot be parsed, or ask for help.
+    """
+    tool = import_module(command.module)
+    parser = ArgumentParser(
+        prog=f"{PROGRAM} {command.name}",
+        description=tool.__doc__,
+        formatter_class=RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    tool.add_arguments(parser)
+    _print_whatever_comes()
+    parsed = parser.parse_args(args)
+    try:
+        code: int = tool.run(parsed)
+    except StreamingError as error:
+        print_error(parser.prog, error)
+        return BAD if isinstance(error, FormatError | IntegrityError) else UNUSABLE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever read the output, head for example, has seen enough
+        # Python would fail to flush what is left when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return INTERRUPTED
+    return code
+
+
+def _print_whatever_comes() -> None:
+    """Show a question mark where a terminal's encoding lacks a character of the data, rather than fail."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")

@@ -1,0 +1,90 @@
+"""What a tool shows: results on standard output, errors and progress on standard error, and an exit code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from lightning_streaming.errors import MissingDependencyError
+
+FINE = 0
+"""Exit code: done, and nothing is wrong."""
+BAD = 1
+"""Exit code: something is wrong with the data, and the output says what."""
+UNUSABLE = 2
+"""Exit code: it could not be done as asked: arguments, settings, a missing package, a store that does not answer."""
+INTERRUPTED = 130
+"""Exit code: stopped by the user."""
+
+
+def print_json(value: Any) -> None:
+    """Print a value as indented JSON, for programs; non-ASCII characters are escaped."""
+    print(json.dumps(value, indent=2))
+
+
+def print_error(program: str, error: Exception) -> None:
+    """Print an error: one line, or on a terminal one block."""
+    message = f"{program}: error: {error}"
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size((100, 24)).columns
+        message = textwrap.fill(message, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    print(message, file=sys.stderr)
+
+
+def print_note(program: str, words: str) -> None:
+    """Print something worth knowing that is no result."""
+    print(f"{program}: {words}", file=sys.stderr)
+
+
+def counted(number: int, thing: str) -> str:
+    """A number of things: ``"1 shard"``, ``"1,234 shards"``."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+def require_rich() -> ModuleType:
+    """The package that draws tables; asked for before the work, not after.
+
+    Raises:
+        MissingDependencyError: It is not installed.
+    """
+    try:
+        import rich
+    except ImportError:
+        raise MissingDependencyError(
+            "tables need the rich package; run: pip install 'lightning-streaming[tools]', or ask for --json"
+        ) from None
+    return rich
+
+
+@contextmanager
+def progress(total: int | None, words: str, unit: str) -> Iterator[Callable[[int], object]]:
+    """A progress bar on standard error, where that is a terminal.
+
+    Args:
+        total: Steps to take, None if it is not known.
+        words: What is going on, for example ``"copy"``.
+        unit: What is counted, for example ``"shard"``; ``"B"`` is shown as KB, MB, and so on.
+
+    Yields:
+        A function to be told how many steps were taken since it was last told; it may be called by any thread.
+    """
+    from tqdm import tqdm
+
+    in_bytes = unit == "B"
+    with tqdm(
+        total=total,
+        desc=words,
+        unit=unit if in_bytes else f" {unit}",
+        unit_scale=in_bytes,
+        unit_divisor=1024 if in_bytes else 1000,
+        file=sys.stderr,
+        disable=not sys.stderr.isatty(),
+        leave=False,
+    ) as bar:
+        yield bar.update

@@ -1,0 +1,246 @@
+"""Convert data of many kinds into a dataset of MDS shards.
+
+SOURCE is a file, a folder, a quoted pattern like 'data/*.jsonl', or the URL of one file. What it is, is told from the
+names of its files, or by --from:
+
+    jsonl         one JSON object a line: .jsonl, .ndjson, .json, also with .gz
+    csv, tsv      with a header row: .csv, .tsv, also with .gz
+    parquet       .parquet; needs pyarrow
+    huggingface   a folder that a Hugging Face dataset was saved to (save_to_disk); needs pyarrow
+    webdataset    .tar files of samples
+    images        a folder of images in a folder per class
+    text          a folder of text files, or one; each file is a document
+
+All files of a folder, in the order of their names, become one dataset. A row that cannot be written is an error that
+names its file and line; nothing is skipped.
+
+    lightning-streaming convert reviews.jsonl data/reviews --compression zstd
+    lightning-streaming convert corpus.parquet s3://corpus/train --columns text:str --columns id:int
+    lightning-streaming convert texts/ data/tokens --tokenize --tokenizer tokenizer.json --block-length 2049 --eot 0
+
+If it is stopped, even killed, run it again with --resume added.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import urlsplit
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.storage import download, local_path, mask_url
+from lightning_streaming.tools.console import FINE, print_json, print_note
+from lightning_streaming.tools.conversion import (
+    RowConversion,
+    TextConversion,
+    cut_source,
+    sum_tallies,
+    write_parts,
+)
+from lightning_streaming.tools.options import (
+    add_json,
+    add_storage_options,
+    add_workers,
+    positive,
+    storage_options,
+    usable_cpus,
+)
+from lightning_streaming.tools.packing import COLUMN, PackingSettings
+from lightning_streaming.tools.place import find_place
+from lightning_streaming.tools.sources.columns import Sample, choose_columns, parse_columns
+from lightning_streaming.tools.sources.detect import KINDS, open_source
+from lightning_streaming.tools.sources.source import Part, Source
+from lightning_streaming.tools.summary import summarize
+from lightning_streaming.tools.tokens import BYTES, DTYPES, choose_dtype, find_end, fingerprint, load_tokenizer
+from lightning_streaming.units import format_bytes, parse_bytes
+
+_PROGRAM = "lightning-streaming convert"
+_DOWNLOAD_SECONDS = 24 * 3600.0
+"""For one attempt at a source that is a URL; it may be any size."""
+_ONLY_TO_TOKENIZE = ("tokenizer", "block_length", "dtype", "eot", "text_column")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Say what it can be told."""
+    parser.add_argument("source", metavar="SOURCE", help="what to convert")
+    parser.add_argument("out", metavar="OUT", help="directory or URL of the dataset")
+    parser.add_argument("--from", dest="kind", choices=list(KINDS), help="what SOURCE is, if its names do not tell")
+    parser.add_argument(
+        "--columns",
+        metavar="NAME[:ENCODING]",
+        action="append",
+        default=[],
+        help="a column to write, and its encoding, which follows from the data if it is left out; may be given several "
+        "times, and then other columns are left out. All columns by default",
+    )
+    parser.add_argument("--limit", metavar="N", type=positive, help="stop after the first N rows; done by one process")
+    parser.add_argument("--compression", metavar="NAME[:LEVEL]", help="for example zstd or zstd:19; none by default")
+    parser.add_argument("--hashes", metavar="NAME,...", default="", help="hashes to record, for example sha1,xxh3_64")
+    parser.add_argument(
+        "--size-limit", metavar="SIZE", default="64mb", help="most raw bytes of a shard; 64mb by default"
+    )
+    add_workers(parser, usable_cpus(), "processes that convert parts; by default one for each processor")
+    parser.add_argument(
+        "--part-size",
+        metavar="SIZE",
+        default="256mb",
+        help="bytes of input that make a part, the piece of work of one process; 256mb by default. A source that has "
+        "more than one is written into folders of OUT, the same ones whatever --workers is",
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on where a run with the same source and options was stopped"
+    )
+    _add_tokenizing(parser)
+    add_json(parser)
+    add_storage_options(parser, of="OUT")
+    add_storage_options(parser, "--source-options", of="SOURCE")
+
+
+def _add_tokenizing(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("text to blocks of tokens")
+    group.add_argument(
+        "--tokenize",
+        action="store_true",
+        help=f"write one column, {COLUMN}: documents packed end to end into blocks that are all full. What is left at "
+        "the end of each part is dropped, and its size told",
+    )
+    group.add_argument("--tokenizer", metavar="FILE.json", help=f"file of the tokenizers package, or {BYTES} for UTF-8")
+    group.add_argument("--block-length", metavar="N", type=positive, help="tokens in a block")
+    group.add_argument("--dtype", choices=DTYPES, help="of the tokens; the smallest that holds them by default")
+    group.add_argument("--eot", metavar="ID", help="token to put after each document: its number, or its name")
+    group.add_argument("--text-column", metavar="NAME", help="column of the documents; text by default")
+
+
+def run(args: Namespace) -> int:
+    """Convert, and say what was written."""
+    with _local_source(args.source, storage_options(args.source_options)) as location:
+        _check_is_apart(location, args.out)
+        source = open_source(location, args.kind)
+        result = _tokenize(args, source) if args.tokenize else _convert(args, source)
+    index = find_place(args.out, storage_options(args.storage_options)).read_index()
+    summary = summarize(index)
+    result = {
+        "out": mask_url(args.out),
+        "samples": summary.samples,
+        "shards": summary.shards,
+        "raw_bytes": summary.raw_bytes,
+        "stored_bytes": summary.stored_bytes,
+        **result,
+    }
+    if args.json:
+        print_json(result)
+    else:
+        _print(result)
+    return FINE
+
+
+def _convert(args: Namespace, source: Source) -> dict[str, Any]:
+    unused = [name for name in _ONLY_TO_TOKENIZE if getattr(args, name) is not None]
+    if unused:
+        raise ConfigError(f"--{unused[0].replace('_', '-')} is for --tokenize; add it, or leave this out")
+    schema = source.schema()
+    plan = choose_columns(schema, parse_columns(args.columns))
+    shown = ", ".join(f"{name} {encoding}" for name, encoding in plan.encodings.items())
+    print_note(_PROGRAM, f"columns, told from {schema.told_by}: {shown}")
+    conversion = RowConversion(source=source, plan=plan, limit=args.limit)
+    _write(args, source, conversion, plan.encodings, made_into=repr(plan))
+    return {"columns": dict(plan.encodings)}
+
+
+def _tokenize(args: Namespace, source: Source) -> dict[str, Any]:
+    settings = _packing(args, source)
+    columns = {COLUMN: settings.encoding}
+    print_note(_PROGRAM, f"columns: {COLUMN} {settings.encoding}")
+    with TemporaryDirectory(prefix="lightning_streaming_") as tallies:
+        conversion = TextConversion(source=source, settings=settings, limit=args.limit, tallies=tallies)
+        _write(args, source, conversion, columns, made_into=f"{settings} {fingerprint(args.tokenizer)}")
+        tally = sum_tallies(tallies)
+    return {"columns": columns, "documents": tally.documents, "tokens": tally.tokens, "dropped_tokens": tally.dropped}
+
+
+def _packing(args: Namespace, source: Source) -> PackingSettings:
+    """Check what was asked for against the tokenizer and the columns of the source."""
+    missing = [name for name in ("tokenizer", "block_length") if getattr(args, name) is None]
+    if missing:
+        raise ConfigError(f"--tokenize needs --{missing[0].replace('_', '-')} too")
+    if args.columns:
+        raise ConfigError("--tokenize writes the tokens alone; leave --columns out, and name the text by --text-column")
+    text_column = args.text_column or "text"
+    schema = source.schema()
+    if text_column not in schema.columns:
+        raise ConfigError(
+            f"there is no column {text_column!r} to tokenize; {schema.told_by} has the columns "
+            f"{', '.join(schema.columns)}; choose one by --text-column"
+        )
+    tokenizer = load_tokenizer(args.tokenizer)
+    end = None if args.eot is None else find_end(tokenizer, args.eot)
+    dtype = choose_dtype(max(tokenizer.num_ids, 0 if end is None else end + 1), args.dtype)
+    return PackingSettings(
+        tokenizer=args.tokenizer, text_column=text_column, block_length=args.block_length, dtype=dtype, end=end
+    )
+
+
+def _write(
+    args: Namespace,
+    source: Source,
+    convert: Callable[[Part], Iterator[Sample]],
+    columns: Mapping[str, str],
+    made_into: str,
+) -> None:
+    part_size = parse_bytes(args.part_size, "--part-size")
+    if not part_size:
+        raise ConfigError("--part-size must be at least 1 byte, but got 0")
+    write_parts(
+        cut_source(source, part_size, args.limit, made_into),
+        convert,
+        args.out,
+        workers=args.workers,
+        resume=args.resume,
+        storage_options=storage_options(args.storage_options),
+        columns=columns,
+        compression=args.compression,
+        hashes=sorted({name for name in args.hashes.split(",") if name}),
+        size_limit=args.size_limit,
+    )
+
+
+@contextmanager
+def _local_source(location: str, options: Mapping[str, Any]) -> Iterator[str]:
+    """The source on this machine; of a URL a copy, which is removed again."""
+    here = local_path(location)
+    if here is not None:
+        yield str(here)
+        return
+    name = PurePosixPath(urlsplit(location).path).name
+    if not name:
+        raise ConfigError(f"a SOURCE that is a URL must be one file, but got {mask_url(location)}")
+    with TemporaryDirectory(prefix="lightning_streaming_") as folder:
+        copy = Path(folder, "source", name)
+        copy.parent.mkdir()
+        download(location, options, copy, expected_bytes=None, retry=5, timeout=_DOWNLOAD_SECONDS)
+        yield str(copy)
+
+
+def _check_is_apart(source: str, out: str) -> None:
+    """What is written must not be read as a part of the source."""
+    directory = local_path(out)
+    if directory is not None and Path(source).is_dir() and directory.resolve().is_relative_to(Path(source).resolve()):
+        raise ConfigError(f"OUT must not be in SOURCE, but {out} is in {source}; choose another place")
+
+
+def _print(result: Mapping[str, Any]) -> None:
+    size = format_bytes(result["stored_bytes"])
+    print(f"{result['out']}: {_count(result['samples'], 'sample')} in {_count(result['shards'], 'shard')}, {size}")
+    if "tokens" in result:
+        print(
+            f"{_count(result['tokens'], 'token')} of {_count(result['documents'], 'document')}; dropped "
+            f"{result['dropped_tokens']}, which filled no block at the end of a part"
+        )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + "s" * (number != 1)

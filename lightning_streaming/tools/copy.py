@@ -1,0 +1,185 @@
+"""Copy a dataset to another directory or store: every file that its index names, then the index, unchanged.
+
+Every file is checked by its size, by all hashes that the index records, and if it is compressed by decompressing it
+(not with --quick). The index is published last, so a half copy is never taken for a dataset. A copy that was
+interrupted goes on when the same command is given again: what is already there and right is skipped.
+
+    lightning-streaming copy data/train s3://corpus/train
+    lightning-streaming copy s3://corpus/train gs://mirror/train --workers 32 --out-storage-options token=key.json
+
+Exit code: 0 if all was copied; 1 if files of the source are missing or damaged, then no index is published; 2 if it
+could not be done. Nothing is deleted at the destination, but with --exist-ok the index of the dataset that was there.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any
+
+from lightning_streaming.errors import ConfigError, IntegrityError, ObjectNotFoundError, StorageError
+from lightning_streaming.formats.compression import check_algorithm
+from lightning_streaming.formats.index import INDEX_BASENAME, parse_index
+from lightning_streaming.storage import location_key, prepare
+from lightning_streaming.storage.listing import list_files
+from lightning_streaming.tools.carry import Cargo, cargo_of, carry, is_there
+from lightning_streaming.tools.claim import CLAIM_BASENAME, OVER_OTHERS, claim_of, find_small, put_small, remove_small
+from lightning_streaming.tools.commands import PROGRAM
+from lightning_streaming.tools.console import BAD, FINE, counted, print_json, print_note, progress, require_rich
+from lightning_streaming.tools.options import add_json, add_storage_options, add_workers, storage_options
+from lightning_streaming.tools.place import RETRY, TIMEOUT, Place, find_place
+from lightning_streaming.tools.tables import print_table
+from lightning_streaming.units import format_bytes
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Say what it can be told."""
+    parser.add_argument("source", metavar="SOURCE", help="directory or URL of a dataset, or of its index.json")
+    parser.add_argument("out", metavar="OUT", help="directory or URL to copy it to")
+    parser.add_argument("--exist-ok", action="store_true", help="write over another dataset that is there")
+    parser.add_argument("--quick", action="store_true", help="check sizes and hashes only, decompress nothing")
+    add_workers(parser, 8, "files to copy at a time; 8 by default. From store to store each takes its size on disk")
+    add_json(parser)
+    add_storage_options(parser, of="both stores")
+    add_storage_options(parser, "--out-storage-options", of="OUT, instead of --storage-options")
+
+
+def run(args: Namespace) -> int:
+    """Copy what is not there yet, publish the index, and say what was done."""
+    if not args.json:
+        require_rich()
+    source, out = _places(args)
+    index_text = source.read_index_text()
+    cargo = cargo_of(parse_index(index_text, source.shown))
+    if not args.quick:
+        for algorithm in {one.compression for one in cargo if one.compression is not None}:
+            check_algorithm(algorithm)
+    to_copy = _take_possession(cargo, source, out, index_text, args)
+    failures = _carry_all(to_copy, source, out, args)
+    if not failures:
+        put_small(out, INDEX_BASENAME, index_text)
+        _give_up_claim(out)
+    copied = [one for one in to_copy if one.file.basename not in failures]
+    report = {
+        "dataset": source.shown,
+        "out": out.shown,
+        "files": len(cargo),
+        "copied": len(copied),
+        "copied_bytes": sum(one.file.bytes for one in copied),
+        "already_there": len(cargo) - len(to_copy),
+        "complete": not failures,
+        "bad_files": [{"file": file, "problem": words} for file, words in sorted(failures.items())],
+    }
+    (print_json if args.json else _print_report)(report)
+    return BAD if failures else FINE
+
+
+def _places(args: Namespace) -> tuple[Place, Place]:
+    options = storage_options(args.storage_options)
+    out_options = options if args.out_storage_options is None else storage_options(args.out_storage_options)
+    source, out = find_place(args.source, options), find_place(args.out, out_options)
+    if location_key(source.location, source.options) == location_key(out.location, out.options):
+        raise ConfigError(f"a dataset must be copied to another place, but both are {source.shown}")
+    if out.directory is not None and out.directory.exists() and not out.directory.is_dir():
+        raise ConfigError(f"{out.shown} must be a directory, but is a file")
+    for place in (source, out):
+        prepare(place.location)
+    return source, out
+
+
+def _take_possession(
+    cargo: Sequence[Cargo], source: Place, out: Place, index_text: bytes, args: Namespace
+) -> list[Cargo]:
+    """Make the destination this copy's, and tell which files are still to be copied.
+
+    Raises:
+        ConfigError: There is another dataset, or files of one, and it may not be written over.
+    """
+    found_index = find_small(out, INDEX_BASENAME)
+    if found_index not in (None, index_text) and not args.exist_ok:
+        raise ConfigError(f"{out.shown} holds another dataset; choose another place, or --exist-ok to write over it")
+    claim = claim_of(source, index_text)
+    found_claim = find_small(out, CLAIM_BASENAME) or b""
+    trusted = found_index in (None, index_text) and found_claim == claim
+    found = set(list_files(out.location, out.options, retry=RETRY, timeout=TIMEOUT))
+    right = _which_are_there([one for one in cargo if one.file.basename in found], out, trusted, args.workers)
+    to_copy = [one for one in cargo if one.file.basename not in right]
+    foreign = [] if trusted else [one.file.basename for one in to_copy if one.file.basename in found]
+    is_ours = found_index == index_text or found_claim.startswith(claim)
+    if foreign and not is_ours and not args.exist_ok:
+        raise ConfigError(
+            f"{out.shown} holds {counted(len(foreign), 'file')} that are not those of {source.shown}, or cannot be "
+            f"told from others, because no hashes are recorded: {foreign[0]}, ...; choose another place, or --exist-ok "
+            "to write over them"
+        )
+    if to_copy:
+        if found_index is not None:  # while files change, there is no dataset here
+            remove_small(out, INDEX_BASENAME)
+        put_small(out, CLAIM_BASENAME, claim + OVER_OTHERS if foreign else claim)
+    return to_copy
+
+
+def _which_are_there(cargo: Sequence[Cargo], out: Place, trusted: bool, workers: int) -> set[str]:
+    with (
+        ThreadPoolExecutor(workers) as pool,
+        progress(len(cargo), "look at what is there", "files") as advance,
+    ):
+
+        def look(one: Cargo) -> bool:
+            right = is_there(one.file, out, trusted=trusted)
+            advance(1)
+            return right
+
+        found = pool.map(look, cargo)
+        return {one.file.basename for one, right in zip(cargo, found, strict=True) if right}
+
+
+def _carry_all(cargo: Sequence[Cargo], source: Place, out: Place, args: Namespace) -> dict[str, str]:
+    """Copy files; those that the source does not have as promised, by name, with the reason."""
+    failures = {}
+    with (
+        ThreadPoolExecutor(args.workers) as pool,
+        progress(sum(one.file.bytes for one in cargo), "copy", "B") as advance,
+    ):
+        running = {pool.submit(_failure_of, one, source, out, quick=args.quick): one for one in cargo}
+        try:
+            for done in as_completed(running):
+                words = done.result()
+                advance(running[done].file.bytes)
+                if words is not None:
+                    failures[running[done].file.basename] = words
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return failures
+
+
+def _failure_of(cargo: Cargo, source: Place, out: Place, *, quick: bool) -> str | None:
+    try:
+        carry(cargo, source, out, quick=quick)
+    except (IntegrityError, ObjectNotFoundError) as error:
+        return str(error)
+    return None
+
+
+def _give_up_claim(out: Place) -> None:
+    if find_small(out, CLAIM_BASENAME) is None:
+        return
+    try:
+        remove_small(out, CLAIM_BASENAME)
+    except StorageError as error:
+        print_note(f"{PROGRAM} copy", f"{CLAIM_BASENAME} is of no more use, but could not be removed: {error}")
+
+
+def _print_report(report: dict[str, Any]) -> None:
+    if report["bad_files"]:
+        rows = [(bad["file"], bad["problem"]) for bad in report["bad_files"]]
+        print_table(f"bad files of {report['dataset']}", ("file", "what is wrong"), rows)
+    there = f", {report['already_there']:,} were there" if report["already_there"] else ""
+    print(
+        f"{report['dataset']} to {report['out']}: {report['copied']:,} of {counted(report['files'], 'file')} copied "
+        f"({format_bytes(report['copied_bytes'])}){there}"
+    )
+    if not report["complete"]:
+        print("no index was published; mend the source, for example with verify --repair, and copy again")

@@ -1,0 +1,150 @@
+"""Which columns are written, in which encodings; and rows to samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_streaming.errors import ConfigError, EncodingError
+from lightning_streaming.formats.encodings import encoding as find_encoding
+from lightning_streaming.tools.sources.source import Part, Schema, Source
+
+Sample = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnPlan:
+    """The columns of the dataset."""
+
+    encodings: Mapping[str, str]
+    """Encoding by name of the column."""
+    exact: bool
+    """Whether a row that has another column beside them is an error, because nobody said to leave it out."""
+
+
+def parse_columns(options: Sequence[str]) -> dict[str, str | None]:
+    """Columns as a user writes them: ``NAME:ENCODING``, or ``NAME`` for the encoding that follows from the data.
+
+    Raises:
+        ConfigError: A name is empty, or there twice.
+    """
+    columns: dict[str, str | None] = {}
+    for option in options:
+        name, _, encoding = option.partition(":")
+        if not name or name in columns:
+            raise ConfigError(
+                f"--columns must be NAME:ENCODING or NAME, for another column each time, but got {option!r}"
+            )
+        columns[name] = encoding or None
+    return columns
+
+
+def as_options(columns: Mapping[str, str | None]) -> str:
+    """Columns as a user would write them; None for the encoding that follows from the data."""
+    return " ".join(
+        f"--columns {name}:{encoding}" if encoding else f"--columns {name}" for name, encoding in columns.items()
+    )
+
+
+def choose_columns(schema: Schema, asked: Mapping[str, str | None]) -> ColumnPlan:
+    """Decide on the encodings.
+
+    Args:
+        schema: What the source found out.
+        asked: The columns that the user wants; none for all there are.
+
+    Raises:
+        ConfigError: The source has no such column, or no encoding follows for one.
+    """
+    unknown = [name for name in asked if name not in schema.columns]
+    if unknown:
+        raise ConfigError(
+            f"there is no column {unknown[0]!r}; {schema.told_by} has the columns {', '.join(schema.columns)}"
+        )
+    encodings: dict[str, str] = {}
+    for name in asked or schema.columns:
+        encoding = asked.get(name) or schema.columns[name].encoding
+        if encoding is None:
+            named = as_options({**dict.fromkeys(schema.columns), **asked, name: "ENCODING"})
+            raise ConfigError(
+                f"no encoding follows for the column {name!r}, which holds {schema.columns[name].what} "
+                f"({schema.told_by}); name one: {named}"
+            )
+        encodings[name] = encoding
+    return ColumnPlan(encodings, exact=not asked)
+
+
+class SampleEncoder:
+    """Rows to samples whose values are payloads already.
+
+    Encoding happens here rather than in the writer because here a value that does not fit has a place to name.
+    """
+
+    def __init__(self, source: Source, plan: ColumnPlan) -> None:
+        """Compile the columns.
+
+        Raises:
+            ConfigError: An encoding does not exist, or cannot hold what this source gives.
+        """
+        self._plan = plan
+        self._widest = source.widest
+        self._columns = [
+            (name, source.converter(encoding), find_encoding(encoding).encode)
+            for name, encoding in plan.encodings.items()
+        ]
+
+    def encode(self, row: Mapping[str, Any]) -> Sample:
+        """Turn a row into a sample.
+
+        Raises:
+            EncodingError: A column is missing, there is one too many, or a value does not fit.
+        """
+        sample: Sample = {}
+        for name, convert, encode in self._columns:
+            if name not in row:
+                raise EncodingError(f"the column {name!r} is missing, and there is {_list(row)}")
+            try:
+                value = convert(row[name])
+                sample[name] = value if isinstance(value, bytes) else encode(value)
+            except EncodingError as error:
+                raise EncodingError(self._explain(name, row[name], error)) from error
+        if self._plan.exact and len(row) != len(sample):
+            extra = next(name for name in row if name not in sample)
+            raise EncodingError(
+                f"the column {extra!r} is not in the first row; to leave it out, name those to keep: "
+                f"{as_options(self._plan.encodings)}"
+            )
+        return sample
+
+    def _explain(self, name: str, value: object, error: EncodingError) -> str:
+        """The error, and what to type if the value is right."""
+        encodings = self._plan.encodings
+        is_fraction = isinstance(value, float) and encodings[name] == "int"
+        wider = "float64" if is_fraction else "bytes" if isinstance(value, bytes) else self._widest
+        text = f"the column {name!r} is {encodings[name]}: {error}"
+        if wider == encodings[name]:
+            return text
+        return f"{text}; for another encoding, write for example: {as_options({**encodings, name: wider})}"
+
+
+def encoded_rows(source: Source, plan: ColumnPlan, part: Part) -> Iterator[Sample]:
+    """The samples of a part.
+
+    Raises:
+        EncodingError: A row cannot be written; the message names file and place.
+        FormatError: A file is damaged or not of the source's kind.
+    """
+    encode = SampleEncoder(source, plan).encode
+    names = list(plan.encodings)
+    for piece in part.pieces:
+        for number, row in source.rows(piece, names):
+            try:
+                sample = encode(row)
+            except EncodingError as error:
+                raise EncodingError(f"{source.place(piece, number)}: {error}") from error
+            yield sample
+
+
+def _list(row: Mapping[str, Any]) -> str:
+    return ", ".join(map(repr, row)) or "no other"

@@ -1,0 +1,144 @@
+"""CSV and TSV with a header row, plain or in gzip. Cells are text; numbers are parsed where nothing is lost."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from lightning_streaming.errors import ConfigError, EncodingError, FormatError
+from lightning_streaming.tools.sources.files import find_files, open_bytes, whole_files
+from lightning_streaming.tools.sources.source import Found, Piece, Schema
+from lightning_streaming.tools.sources.values import converter
+
+SUFFIXES = {",": (".csv", ".csv.gz"), "\t": (".tsv", ".tsv.gz")}
+"""Of files in a folder, by what separates cells."""
+
+# With a leading zero it may be a code, like a postal code, whose zeros a number would lose.
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]*)", re.ASCII)
+_FRACTION = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+([eE][-+]?[0-9]+)?", re.ASCII)
+_FLOAT = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?inf|nan", re.ASCII | re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Delimited:
+    """Rows of one or more files with the same columns. Cells may be quoted, and then hold line breaks."""
+
+    paths: tuple[str, ...]
+    separator: str
+    """What separates cells."""
+    widest: ClassVar[str] = "str"
+
+    @classmethod
+    def open_csv(cls, location: str) -> Delimited:
+        """Find the files of a location, with commas between cells."""
+        return cls(find_files(location, SUFFIXES[","]), ",")
+
+    @classmethod
+    def open_tsv(cls, location: str) -> Delimited:
+        """Find the files of a location, with tabs between cells."""
+        return cls(find_files(location, SUFFIXES["\t"]), "\t")
+
+    def pieces(self, most: int) -> Sequence[Piece]:  # noqa: ARG002
+        """Whole files: a line break may be inside a cell, so they cannot be cut."""
+        return whole_files(self.paths)
+
+    def schema(self) -> Schema:
+        """The header, and the cells of the first row: an integer, a number with a point, or text."""
+        for path in self.paths:
+            for number, row in self.rows(Piece(path, 0), ()):
+                columns = {name: Found(_told(cell), "text") for name, cell in row.items()}
+                return Schema(columns, self.place(Piece(path, 0), number))
+        raise FormatError(f"there is no row in {self.paths[0]}" + " and the files after it" * (len(self.paths) > 1))
+
+    def rows(self, piece: Piece, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:  # noqa: ARG002
+        """Numbers are those of the line in which a row ends, from 1."""
+        # The module's own limit is 128 KiB a cell, for all of the process; documents are longer.
+        csv.field_size_limit(sys.maxsize)
+        with open_bytes(piece.path) as file:
+            lines = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+            reader = csv.reader(lines, delimiter=self.separator, strict=True)
+            try:
+                header = _header(next(reader, []), piece.path)
+                for cells in reader:
+                    if not cells:  # an empty line
+                        continue
+                    if len(cells) != len(header):
+                        raise FormatError(
+                            f"{self.place(piece, reader.line_num)} has {len(cells)} cells, but the header has "
+                            f"{len(header)}"
+                        )
+                    yield reader.line_num, dict(zip(header, cells, strict=True))
+            except csv.Error as error:
+                raise FormatError(f"{self.place(piece, reader.line_num)} cannot be parsed: {error}") from error
+            except UnicodeDecodeError as error:
+                raise FormatError(f"{self.place(piece, reader.line_num + 1)} or later is not UTF-8: {error}") from error
+
+    def place(self, piece: Piece, number: int) -> str:
+        """The line in which the row ends, counted from 1."""
+        return f"{piece.path}, line {number}"
+
+    def converter(self, encoding: str) -> Callable[[Any], Any]:
+        """Cells are parsed as the encoding calls for; ``json`` and ``ndarray`` from JSON in the cell."""
+        convert = converter(encoding)
+        family = encoding.partition(":")[0]
+        if family == "str":
+            return convert
+        parse = next((parse for names, parse in _PARSERS if family.rstrip("0123456789") in names), None)
+        if parse is None:
+            raise ConfigError(f"a cell of text cannot become {encoding}; use str, numbers, json or ndarray")
+        return partial(_parse_and_convert, parse, convert)
+
+
+def _parse_and_convert(parse: Callable[[str], Any], convert: Callable[[Any], Any], cell: str) -> Any:
+    return convert(parse(cell))
+
+
+def _header(cells: list[str], path: str) -> list[str]:
+    if not cells or len(set(cells)) != len(cells) or not all(cells):
+        raise FormatError(f"{path} must begin with a row of different names, but begins with {cells}")
+    return cells
+
+
+def _told(cell: str) -> str:
+    if _INTEGER.fullmatch(cell) and -(2**63) <= int(cell) < 2**63:
+        return "int"
+    return "float64" if _FRACTION.fullmatch(cell) else "str"
+
+
+def _integer(cell: str) -> int:
+    if not _INTEGER.fullmatch(cell.strip()):
+        raise EncodingError(f"expected an integer without leading zeros, but got {cell[:60]!r}")
+    return int(cell)
+
+
+def _float(cell: str) -> float:
+    if not _FLOAT.fullmatch(cell.strip()):
+        raise EncodingError(f"expected a number, but got {cell[:60]!r}")
+    return float(cell)
+
+
+def _json(cell: str) -> Any:
+    try:
+        return json.loads(cell)
+    except (ValueError, RecursionError) as error:
+        raise EncodingError(f"expected JSON, but got {cell[:60]!r}: {error}") from None
+
+
+def _same(cell: str) -> str:
+    return cell
+
+
+_PARSERS: tuple[tuple[tuple[str, ...], Callable[[str], Any]], ...] = (
+    (("int", "uint", "str_int"), _integer),
+    (("float", "str_float"), _float),
+    (("str_decimal",), _same),
+    (("json", "ndarray"), _json),
+)
+"""Families of encodings, without their widths, and how their cells are parsed."""

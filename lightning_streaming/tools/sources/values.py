@@ -1,0 +1,156 @@
+"""Values of a source to what an encoding takes. What does not fit is an error: nothing is cut, wrapped or parsed.
+
+Only a float may be rounded, to the width of the encoding that was chosen for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date, time
+from decimal import Decimal, InvalidOperation
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.errors import ConfigError, EncodingError
+from lightning_streaming.formats.encodings import encoding as find_encoding
+
+IMAGE_BEGINNINGS = {"jpeg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n"}
+"""The first bytes of an image file, by the encoding that stores it."""
+
+Converter = Callable[[Any], Any]
+
+
+def converter(encoding: str) -> Converter:
+    """A function from a value, as JSON, Arrow or numpy give it, to what an encoding takes.
+
+    Integers go into floats that hold them exactly, lists of numbers into arrays, dates and times into ``str`` (ISO
+    8601), files of JPEG and PNG as they are into ``jpeg`` and ``png``. Other values must be of the encoding's own type.
+
+    Raises:
+        ConfigError: There is no such encoding, or none of these values can have it.
+    """
+    find_encoding(encoding)  # raises for what does not exist
+    family, _, config = encoding.partition(":")
+    if family == "ndarray":
+        dtype = config.partition(":")[0]
+        return partial(_array, dtype=np.dtype(dtype) if dtype else None)
+    if encoding in IMAGE_BEGINNINGS:
+        return partial(_image, encoding=encoding)
+    if encoding not in _CONVERTERS:
+        raise ConfigError(
+            f"convert does not write the encoding {encoding}; choose one of {', '.join(sorted(_CONVERTERS))}, ndarray, "
+            f"{', '.join(IMAGE_BEGINNINGS)}"
+        )
+    return _CONVERTERS[encoding]
+
+
+def image_encoding(data: bytes | None) -> str:
+    """``jpeg`` or ``png`` by the first bytes of a file; ``bytes`` for anything else."""
+    for encoding, beginning in IMAGE_BEGINNINGS.items():
+        if data is not None and data.startswith(beginning):
+            return encoding
+    return "bytes"
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        return int(value)
+    raise _expected("an integer", value)
+
+
+def _float(value: Any) -> float:
+    if isinstance(value, (float, np.floating)):
+        return float(value)
+    number = _integer_or_none(value)
+    if number is None:
+        raise _expected("a number", value)
+    if abs(number) > 2**53:
+        raise EncodingError(f"{number} would lose digits as a float")
+    return float(number)
+
+
+def _integer_or_none(value: Any) -> int | None:
+    return int(value) if isinstance(value, (int, np.integer)) and not isinstance(value, bool) else None
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (date, time)):  # datetime is a date
+        return value.isoformat()
+    raise _expected("text", value)
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    raise _expected("bytes", value)
+
+
+def _decimal(value: Any) -> Decimal:
+    if isinstance(value, (Decimal, int)) and not isinstance(value, bool):
+        return Decimal(value)
+    if isinstance(value, str):
+        try:
+            return Decimal(value)
+        except InvalidOperation:
+            pass
+    raise _expected("a decimal number", value)
+
+
+def _json(value: Any) -> Any:
+    # Bytes are stored as they are, whatever the encoding, and would not be JSON.
+    if isinstance(value, bytes):
+        raise _expected("what JSON can say", value)
+    return value
+
+
+def _array(value: Any, dtype: np.dtype[Any] | None) -> NDArray[Any]:
+    try:
+        found = np.asarray(value)
+    except (ValueError, OverflowError) as error:
+        raise EncodingError(f"expected numbers in rows of one length: {error}") from None
+    if found.dtype.kind not in "iuf":
+        raise _expected("a list of numbers", value)
+    if dtype is None or dtype == found.dtype:
+        return found
+    if dtype.kind != "f" and found.size and found.dtype.kind == "f":
+        raise EncodingError(f"expected {dtype} numbers, but got fractions ({found.dtype})")
+    made = found.astype(dtype)
+    if dtype.kind != "f" and not np.array_equal(made, found):
+        raise EncodingError(f"expected {dtype} numbers, but got {found.min()} to {found.max()}")
+    return made
+
+
+def _image(value: Any, encoding: str) -> bytes:
+    if isinstance(value, bytes) and value.startswith(IMAGE_BEGINNINGS[encoding]):
+        return value
+    raise _expected(f"the bytes of a {encoding.upper()} file", value)
+
+
+def _expected(what: str, value: object) -> EncodingError:
+    if value is None:
+        return EncodingError(f"expected {what}, but there is no value")
+    shown = f"{len(value)} bytes" if isinstance(value, bytes) else _short(repr(value))
+    return EncodingError(f"expected {what}, but got {shown} ({type(value).__name__})")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+_WIDTHS = (8, 16, 32, 64)
+_CONVERTERS: dict[str, Converter] = {
+    "int": _integer,
+    **{f"{kind}{width}": _integer for kind in ("int", "uint") for width in _WIDTHS},
+    **{f"float{width}": _float for width in (16, 32, 64)},
+    "str": _text,
+    "bytes": _bytes,
+    "json": _json,
+    "str_int": _integer,
+    "str_float": _float,
+    "str_decimal": _decimal,
+}

@@ -1,0 +1,148 @@
+"""Text to numbers: tokenizers, and the dtype that holds what they give."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.errors import ConfigError, EncodingError, MissingDependencyError
+
+BYTES = "bytes"
+"""Name of the tokenizer whose tokens are the bytes of UTF-8."""
+DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
+"""What tokens may be stored as; the smallest unsigned one that holds them is the default."""
+
+Tokens = NDArray[np.integer[Any]]
+
+
+class Tokenizer(Protocol):
+    """Turns documents into tokens."""
+
+    num_ids: int
+    """One more than the largest token."""
+
+    def encode(self, text: str) -> Tokens:
+        """The tokens of a document, of shape (tokens,); nothing is added, cut off or filled up.
+
+        Raises:
+            EncodingError: The text cannot be tokenized.
+        """
+        ...
+
+    def find(self, token: str) -> int | None:
+        """The number of a token, for example of ``"<|endoftext|>"``; None if there is no such token."""
+        ...
+
+
+class ByteTokenizer:
+    """The bytes of a text in UTF-8: 256 tokens."""
+
+    num_ids = 256
+
+    def encode(self, text: str) -> Tokens:
+        """See :class:`Tokenizer`."""
+        try:
+            return np.frombuffer(text.encode(), np.uint8)
+        except UnicodeEncodeError as error:
+            raise EncodingError(f"the text is not Unicode: {error}") from error
+
+    def find(self, token: str) -> int | None:  # noqa: ARG002
+        """Bytes have no names."""
+        return None
+
+
+class FileTokenizer:
+    """A tokenizer that the ``tokenizers`` package saved as JSON."""
+
+    def __init__(self, path: str) -> None:
+        """Load it.
+
+        Raises:
+            ConfigError: There is no such file, or it is none.
+            MissingDependencyError: The package is not installed.
+        """
+        try:
+            import tokenizers
+        except ImportError:
+            raise MissingDependencyError(
+                "a tokenizer's file needs the tokenizers package; run: pip install 'lightning-streaming[tokenizers]'"
+            ) from None
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(Path(path).read_bytes())
+        except OSError as error:
+            raise ConfigError(f"the tokenizer must be {BYTES} or a JSON file, but {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise ConfigError(f"{path} is no file of the tokenizers package: {error}") from error
+        # A model's file may say to cut long documents off and to fill short ones up.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.num_ids = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    def encode(self, text: str) -> Tokens:
+        """See :class:`Tokenizer`."""
+        try:
+            found = self._tokenizer.encode(text, add_special_tokens=False)
+        except TypeError as error:  # what tokenizers makes of a text that has no UTF-8
+            raise EncodingError(f"the text is not Unicode: {error}") from error
+        return np.array(found.ids, np.uint32)
+
+    def find(self, token: str) -> int | None:
+        """See :class:`Tokenizer`."""
+        number: int | None = self._tokenizer.token_to_id(token)
+        return number
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """Make a tokenizer.
+
+    Args:
+        name: ``bytes``, or the path of a JSON file of the ``tokenizers`` package.
+
+    Raises:
+        ConfigError: There is no such file, or it is none.
+        MissingDependencyError: The package is not installed.
+    """
+    return ByteTokenizer() if name == BYTES else FileTokenizer(name)
+
+
+def fingerprint(name: str) -> str:
+    """A text that is another one for any change of the tokenizer."""
+    return BYTES if name == BYTES else hashlib.sha256(Path(name).read_bytes()).hexdigest()
+
+
+def find_end(tokenizer: Tokenizer, end: str) -> int:
+    """The token that ends a document, as a user writes it: its number, or its name in the tokenizer.
+
+    Raises:
+        ConfigError: The tokenizer has no token of this name.
+    """
+    if end.isdecimal():
+        return int(end)
+    number = tokenizer.find(end)
+    if number is None:
+        raise ConfigError(f"--eot must be a number or a token of the tokenizer, but it has no token {end!r}")
+    return number
+
+
+def choose_dtype(num_ids: int, asked: str | None) -> str:
+    """The dtype that tokens are stored as.
+
+    Args:
+        num_ids: One more than the largest token.
+        asked: What the user wants; None for the smallest unsigned one.
+
+    Raises:
+        ConfigError: It does not hold the largest token.
+    """
+    if asked is None:
+        return next(name for name in DTYPES if num_ids - 1 <= np.iinfo(name).max)
+    if num_ids - 1 > np.iinfo(asked).max:
+        raise ConfigError(
+            f"--dtype must hold tokens up to {num_ids - 1}, but {asked} ends at {np.iinfo(asked).max}; "
+            f"{choose_dtype(num_ids, None)} is enough"
+        )
+    return asked

@@ -1,0 +1,180 @@
+"""Check a dataset: every file's size and hashes, every table of offsets, and that every sample can be decoded.
+
+Each bad shard is named with what is wrong and which samples it holds. Exit code: 0 if all is sound, or was repaired;
+1 if something is wrong; 2 if it could not be checked.
+
+    lightning-streaming verify data/train
+    lightning-streaming verify s3://corpus/train --quick
+    lightning-streaming verify data/train --repair s3://corpus/train
+
+--repair fetches bad and missing files again. What arrives is checked the same way before it takes its place; the bad
+file is not deleted but renamed to NAME.damaged. Without --repair, the shards are listed that are to be written again.
+"""
+
+from __future__ import annotations
+
+import signal
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from typing import Any
+
+from lightning_streaming.errors import ConfigError, StreamingError
+from lightning_streaming.formats.encodings import is_unsafe
+from lightning_streaming.formats.index import DatasetIndex, ShardInfo
+from lightning_streaming.formats.shard import check_shard
+from lightning_streaming.tools.console import BAD, FINE, print_json, progress, require_rich
+from lightning_streaming.tools.examine import Job, Problem, examine, stored_files
+from lightning_streaming.tools.options import (
+    add_json,
+    add_storage_options,
+    add_workers,
+    storage_options,
+    usable_cpus,
+)
+from lightning_streaming.tools.place import Place, find_place
+from lightning_streaming.tools.repair import Repair, find_index, repair
+from lightning_streaming.tools.summary import columns_of
+from lightning_streaming.tools.verify_report import print_report
+
+_BYTES_FOR_A_PROCESS = 2**29
+"""Raw bytes that are checked in about the time it takes to start a process."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Say what it can be told."""
+    parser.add_argument("dataset", metavar="DATASET", help="directory or URL of a dataset, or of its index.json")
+    parser.add_argument("--quick", action="store_true", help="check sizes and hashes of stored files only")
+    parser.add_argument(
+        "--repair", metavar="SOURCE", help="fetch bad files of a directory again, from another directory or a URL"
+    )
+    parser.add_argument(
+        "--allow-unsafe-types",
+        action="store_true",
+        help="also decode columns of encoding pkl, which can run any code of whoever wrote the data",
+    )
+    add_workers(parser, None, "processes to check with; one for each processor by default, fewer for small datasets")
+    add_json(parser)
+    add_storage_options(parser)
+
+
+def run(args: Namespace) -> int:
+    """Check all shards, repair them if that was asked for, and say how they are."""
+    if not args.json:
+        require_rich()
+    options = storage_options(args.storage_options)
+    place = find_place(args.dataset, options)
+    source = None if args.repair is None else _repair_source(place, find_place(args.repair, options))
+    index, index_repair = find_index(place, source)
+    _check_readable(index, args)
+    found = _examine_all(place, index, args)
+    repairs = {} if source is None else _repair_all(place, index, found, source, args)
+    report = {
+        **_totals(place, index, quick=args.quick),
+        "sound": all(_is_repaired(repairs.get(number)) for number in found),
+        "index_repaired": index_repair is not None,
+        "bad_shards": [_bad_shard(index, number, problems, repairs.get(number)) for number, problems in found.items()],
+    }
+    (print_json if args.json else print_report)(report)
+    return FINE if report["sound"] else BAD
+
+
+def _repair_source(place: Place, source: Place) -> Place:
+    if place.directory is None:
+        raise ConfigError(
+            f"only a directory can be repaired, but {place.shown} is on a store; copy a sound dataset there with "
+            "lightning-streaming copy"
+        )
+    if source.directory is not None and source.directory.resolve() == place.directory.resolve():
+        raise ConfigError(f"{place.shown} cannot be repaired from itself; name another directory or a URL")
+    return source
+
+
+def _check_readable(index: DatasetIndex, args: Namespace) -> None:
+    """Refuse what cannot be checked for another reason than the data, once for all shards that are alike."""
+    if args.quick:
+        return
+    for shard in {(id(shard.schema), shard.format, shard.compression): shard for shard in index.shards}.values():
+        check_shard(shard, allow_unsafe_types=True)
+        unsafe = [column for column in columns_of(shard.schema) if is_unsafe(column.encoding)]
+        if unsafe and not args.allow_unsafe_types:
+            raise ConfigError(
+                f"column {unsafe[0].name!r} is of encoding {unsafe[0].encoding}, which can run any code when it is "
+                "decoded; give --allow-unsafe-types if you trust whoever wrote it, or --quick to decode nothing"
+            )
+
+
+def _job(place: Place, shard: ShardInfo, args: Namespace) -> Job:
+    return Job(place=place, shard=shard, quick=args.quick, allow_unsafe_types=args.allow_unsafe_types)
+
+
+def _examine_all(place: Place, index: DatasetIndex, args: Namespace) -> dict[int, tuple[Problem, ...]]:
+    """What is wrong, by number of the shard; sound shards are left out."""
+    jobs = [_job(place, shard, args) for shard in index.shards]
+    raw_bytes = sum(raw.bytes for shard in index.shards for raw, _ in shard.files)
+    workers = args.workers or min(usable_cpus(), 1 + raw_bytes // _BYTES_FOR_A_PROCESS)
+    found = {}
+    with progress(len(jobs), "verify", "shards") as advance:
+        for number, problems in enumerate(_map(jobs, min(workers, len(jobs)))):
+            advance(1)
+            if problems:
+                found[number] = problems
+    return found
+
+
+def _map(jobs: Sequence[Job], workers: int) -> Any:
+    """Examine shards in order, in this process or in several."""
+    if workers <= 1:
+        yield from map(examine, jobs)
+        return
+    # Spawned, because a fork would copy the threads of a store's client in whatever state they are.
+    context = get_context("spawn")
+    # Ctrl-C reaches all processes of a terminal; ending the others is for this one to do.
+    with ProcessPoolExecutor(workers, context, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
+        try:
+            yield from pool.map(examine, jobs)
+        except BrokenProcessPool:
+            raise StreamingError(
+                f"one of {workers} processes was killed, perhaps for want of memory; try fewer with --workers"
+            ) from None
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _repair_all(
+    place: Place, index: DatasetIndex, found: Mapping[int, Sequence[Problem]], source: Place, args: Namespace
+) -> dict[int, Repair]:
+    repairs = {}
+    with progress(len(found), "repair", "shards") as advance:
+        for number in found:
+            repairs[number] = repair(_job(place, index.shards[number], args), source)
+            advance(1)
+    return repairs
+
+
+def _is_repaired(repair: Repair | None) -> bool:
+    return repair is not None and repair.failure is None
+
+
+def _totals(place: Place, index: DatasetIndex, *, quick: bool) -> dict[str, Any]:
+    return {
+        "dataset": place.shown,
+        "checked": "sizes and hashes" if quick else "everything",
+        "shards": len(index.shards),
+        "samples": index.num_samples,
+        "stored_bytes": sum(file.bytes for shard in index.shards for file in stored_files(shard)),
+    }
+
+
+def _bad_shard(index: DatasetIndex, number: int, problems: Sequence[Problem], repair: Repair | None) -> dict[str, Any]:
+    return {
+        "shard": number,
+        "first_sample": sum(shard.samples for shard in index.shards[:number]),
+        "samples": index.shards[number].samples,
+        "problems": [{"file": one.file, "problem": one.words} for one in problems],
+        "repaired": _is_repaired(repair),
+        "not_repaired_because": None if repair is None else repair.failure,
+        "kept_aside": [] if repair is None else list(repair.kept_aside),
+    }

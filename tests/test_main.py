@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from lightning_streaming import __main__ as program
+from lightning_streaming.tools.commands import COMMANDS
+from lightning_streaming.trainer.cli import StreamingCLI
+from lightning_streaming.trainer.help import SUBCOMMANDS
+from tests.tools.running import run, run_process
+
+
+def test_help_lists_the_tools_and_the_ways_to_train() -> None:
+    shown = run("--help")
+    assert shown.code == 0
+    for command in COMMANDS:
+        assert f"\n    {command.name:<12}{command.help}\n" in shown.out
+    assert "{fit,validate,test,predict}" in shown.out
+    assert "lightning-streaming fit --config run.yaml\n" in shown.out
+
+
+def test_no_arguments_are_answered_with_help_and_an_error() -> None:
+    assert run() == (2, "", run("-h").out)
+
+
+def test_what_training_can_be_asked_for_is_what_lightning_offers() -> None:
+    assert set(SUBCOMMANDS) == set(StreamingCLI.subcommands())
+
+
+def test_a_word_that_is_no_command_is_refused_with_all_that_are() -> None:
+    refused = run("inspekt", "data")
+    assert refused.code == 2
+    assert refused.out == ""
+    for name in ("fit", "predict", "inspect", "verify", "copy", "merge"):
+        assert name in refused.err
+
+
+@pytest.mark.parametrize("args", [["fit", "--help"], ["--config", "nowhere.yaml", "fit"], ["--print_shtab=bash"]])
+def test_all_else_goes_to_training(args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[list[str]] = []
+    monkeypatch.setattr("lightning_streaming.trainer.cli.main", heard.append)
+    monkeypatch.setattr(sys, "argv", ["lightning-streaming", *args])
+    assert program.main() == 0
+    assert heard == [args]
+
+
+def test_training_is_reached_in_a_real_process() -> None:
+    ended = run_process("fit", "--trainer.mx_steps=3")
+    assert ended.code == 2
+    assert "mx_steps" in ended.err
+
+
+def test_a_tool_does_not_import_lightning() -> None:
+    code = (
+        "import sys; from lightning_streaming.__main__ import main\n"
+        "try: main(['inspect', '--help'])\n"
+        "except SystemExit: pass\n"
+        "assert 'lightning_streaming.tools.inspect' in sys.modules\n"
+        "assert 'lightning' not in sys.modules and 'jsonargparse' not in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from argparse import ArgumentParser
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from lightning_streaming.errors import (
+    AccessDeniedError,
+    ConfigError,
+    DownloadError,
+    FormatError,
+    IntegrityError,
+    MissingDependencyError,
+    ObjectNotFoundError,
+    ShardCorruptError,
+)
+from lightning_streaming.tools.commands import COMMANDS, Command, find_command
+from lightning_streaming.writing.writer import MDSWriter
+from tests.tools.running import run, run_process, write_texts
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_tool_explains_itself(command: Command) -> None:
+    shown = run(command.name, "--help")
+    assert shown.code == 0
+    assert f"usage: lightning-streaming {command.name}" in shown.out
+    description = import_module(command.module).__doc__
+    assert description is not None
+    assert description.strip() in shown.out
+    assert f"lightning-streaming {command.name} " in description
+    assert find_command(command.name) is command
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_argument_has_help(command: Command) -> None:
+    parser = ArgumentParser()
+    import_module(command.module).add_arguments(parser)
+    assert all(action.help for action in parser._actions)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (FormatError, 1),
+        (ShardCorruptError, 1),
+        (IntegrityError, 1),
+        (ConfigError, 2),
+        (MissingDependencyError, 2),
+        (ObjectNotFoundError, 2),
+        (AccessDeniedError, 2),
+        (DownloadError, 2),
+    ],
+)
+def test_errors_end_with_their_words_and_a_code(
+    error: type[Exception], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(args: object) -> int:
+        raise error("this is why; do that")
+
+    monkeypatch.setattr("lightning_streaming.tools.merge.run", fail)
+    assert run("merge", "out") == (code, "", "lightning-streaming merge: error: this is why; do that\n")
+
+
+def test_mistakes_of_ours_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(args: object) -> int:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("lightning_streaming.tools.merge.run", fail)
+    with pytest.raises(ZeroDivisionError):
+        run("merge", "out")
+
+
+def test_ctrl_c_ends_a_tool_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(args: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lightning_streaming.tools.merge.run", fail)
+    assert run("merge", "out") == (130, "", "")
+
+
+def test_a_reader_that_has_seen_enough_gets_no_traceback(tmp_path: Path) -> None:
+    columns = {f"column{number}": "int" for number in range(5000)}  # more output than a pipe holds
+    with MDSWriter(out=tmp_path / "data", columns=columns) as writer:
+        writer.write(dict.fromkeys(columns, 7))
+    command = [sys.executable, "-m", "lightning_streaming", "inspect", str(tmp_path / "data"), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 130
+
+
+def test_output_that_cannot_show_a_character_shows_another(tmp_path: Path) -> None:
+    write_texts(tmp_path / "data")
+    shown = run_process("inspect", tmp_path / "data", env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert shown.code == 0
+    assert "text 000" in shown.out
+    assert "?" in shown.out

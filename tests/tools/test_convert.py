@@ -1,0 +1,320 @@
+"""``lightning-streaming convert``, run as a user would, and what it writes read again."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet
+
+from examples.byte_transformer import ByteTransformer
+from lightning_streaming import StreamingDataLoader, StreamingDataset
+from lightning_streaming.storage import upload
+from tests.servers import S3Store
+from tests.tools.running import Outcome, options, run
+from tests.tools.test_sources_files import image, write_tar
+from tests.tools.test_token_packing import word_tokenizer
+
+
+def convert(*args: object) -> Outcome:
+    """Run the command in this process; it must end well."""
+    outcome = run("convert", *args)
+    assert outcome.code == 0, outcome.err
+    return outcome
+
+
+def samples(out: Path | str) -> list[Any]:
+    """Every sample of a dataset."""
+    found: list[Any] = StreamingDataset(remote=str(out), batch_size=1)[:]
+    return found
+
+
+def tokens(out: Path) -> np.ndarray[Any, Any]:
+    """The blocks of a dataset, one row each."""
+    return np.stack([sample["tokens"] for sample in samples(out)])
+
+
+def files(out: Path) -> dict[str, bytes]:
+    """All files of a dataset, by their path in it."""
+    return {path.relative_to(out).as_posix(): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+
+
+def write_rows(path: Path, count: int, text: str = "text {}") -> Path:
+    """JSON lines with an ``id`` that counts from 0 and a ``text``."""
+    path.write_text("".join(json.dumps({"id": i, "text": text.format(i)}) + "\n" for i in range(count)))
+    return path
+
+
+def test_json_lines_become_a_dataset_with_columns_told(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "a.jsonl", 3)
+    outcome = convert(source, tmp_path / "out")
+    assert f"told from {source}, line 1: id int, text str\n" in outcome.err
+    assert outcome.out.startswith(f"{tmp_path / 'out'}: 3 samples in 1 shard, ")
+    assert samples(tmp_path / "out") == [{"id": i, "text": f"text {i}"} for i in range(3)]
+
+
+def test_the_shards_are_as_asked_for(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "a.jsonl", 200)
+    args = ["--compression", "zstd:1", "--hashes", "xxh3_64,sha1", "--size-limit", "2kb", "--columns", "text", "--json"]
+    found = convert(source, tmp_path / "out", *args).json
+    index = json.loads((tmp_path / "out" / "index.json").read_text())
+    first = index["shards"][0]
+    assert (first["compression"], first["hashes"], first["size_limit"]) == ("zstd:1", ["sha1", "xxh3_64"], 2048)
+    assert found["samples"] == 200
+    assert found["shards"] == len(index["shards"]) > 1
+    assert found["columns"] == {"text": "str"}
+    assert samples(tmp_path / "out")[7] == {"text": "text 7"}
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "parquet", "jsonl.gz"])
+def test_tables_of_every_kind_give_the_same_rows(tmp_path: Path, kind: str) -> None:
+    rows = [{"id": i, "text": f"a,b {i}", "score": i + 0.5} for i in range(5)]
+    path = tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        parquet.write_table(pa.Table.from_pylist(rows), path)
+    elif kind == "jsonl.gz":
+        path.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+    else:
+        cell = '"{}"' if kind == "csv" else "{}"
+        lines = [
+            ["id", "text", "score"],
+            *([str(row["id"]), cell.format(row["text"]), str(row["score"])] for row in rows),
+        ]
+        path.write_text("\n".join(("," if kind == "csv" else "\t").join(line) for line in lines))
+    convert(path, tmp_path / "out")
+    assert samples(tmp_path / "out") == rows
+
+
+def test_images_stay_the_files_they_were(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        (tmp_path / "images" / name / "a.png").write_bytes(image((len(name), 7, 0)))
+    convert(tmp_path / "images", tmp_path / "out")
+    cat, dog = samples(tmp_path / "out")
+    assert (cat["label"], cat["class"], dog["label"], dog["class"]) == (0, "cat", 1, "dog")
+    assert dog["image"].getpixel((0, 0)) == (3, 7, 0)
+    shard = (tmp_path / "out" / "shard.00000.mds").read_bytes()
+    assert image((3, 7, 0)) in shard
+
+
+def test_a_tar_set_with_jpegs_and_arrays(tmp_path: Path) -> None:
+    (tmp_path / "tars").mkdir()
+    for number in range(2):
+        members = {f"{number}{i}.{end}": data for i in range(3) for end, data in _members(number, i).items()}
+        write_tar(tmp_path / "tars" / f"{number}.tar", members)
+    convert(tmp_path / "tars", tmp_path / "out", "--part-size", "1", "--workers", "2")
+    found = samples(tmp_path / "out")
+    assert [sample["cls"] for sample in found] == [0, 1, 2, 10, 11, 12]
+    assert [sample["__key__"] for sample in found][4] == "11"
+    assert found[4]["jpg"].size == (4, 4)
+
+
+def _members(number: int, i: int) -> dict[str, bytes]:
+    return {"jpg": image((number, i, 0), "JPEG"), "cls": str(10 * number + i).encode()}
+
+
+def test_parts_are_the_same_for_any_number_of_workers(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "a.jsonl", 500)
+    for workers in (1, 2):
+        convert(source, tmp_path / f"by{workers}", "--part-size", "4kb", "--workers", workers)
+    assert files(tmp_path / "by1") == files(tmp_path / "by2")
+    assert [sample["id"] for sample in samples(tmp_path / "by2")] == list(range(500))
+    assert len(list((tmp_path / "by2").glob("part.*"))) > 3
+
+
+def test_a_limit_takes_the_first_rows(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "a.jsonl", 100)
+    convert(source, tmp_path / "out", "--limit", 7, "--part-size", "100")
+    assert [sample["id"] for sample in samples(tmp_path / "out")] == list(range(7))
+
+
+@pytest.mark.parametrize("part_size", ["1kb", "1gb"])
+def test_a_row_that_cannot_be_written_is_an_error_that_names_its_line(tmp_path: Path, part_size: str) -> None:
+    source = write_rows(tmp_path / "a.jsonl", 200)
+    lines = source.read_text().splitlines()
+    lines[120] = '{"id": "x", "text": ""}'
+    source.write_text("\n".join(lines))
+    outcome = run("convert", source, tmp_path / "out", "--part-size", part_size, "--workers", 2)
+    assert outcome.code == 1
+    assert f"error: {source}, line 121: the column 'id' is int: expected an integer, but got 'x'" in outcome.err
+    assert not (tmp_path / "out" / "index.json").exists()
+
+
+def test_a_conversion_that_failed_goes_on_once_its_source_is_mended(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "a.jsonl", 200)
+    whole = source.read_bytes()
+    source.write_bytes(whole.replace(b'"text 150"', b"5"))
+    args = (source, tmp_path / "out", "--size-limit", "1kb")
+    assert run("convert", *args).code == 1
+    stored = sorted((tmp_path / "out").glob("shard.*"))
+    written = [path.stat().st_mtime_ns for path in stored]
+    assert len(stored) > 3
+    source.write_bytes(whole)
+    assert "must be new or empty" in run("convert", *args).err
+    convert(*args, "--resume")
+    assert [path.stat().st_mtime_ns for path in stored] == written
+    convert(source, tmp_path / "in_one_go", "--size-limit", "1kb")
+    assert files(tmp_path / "out") == files(tmp_path / "in_one_go")
+    convert(*args, "--resume")
+    assert files(tmp_path / "out") == files(tmp_path / "in_one_go")
+
+
+def _kill_when(found: str, out: Path, *args: object) -> int:
+    """Run the command in a process of its own, and kill it when a number of such files are in ``out``; how it ended."""
+    command = [sys.executable, "-m", "lightning_streaming", "convert", *map(str, args)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None and len(list(out.glob(found))) < 2:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        return process.wait()
+
+
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [
+        (("--size-limit", "8kb"), "shard.*.mds"),
+        (("--part-size", "80kb", "--workers", 2), "part.*/index.json"),
+        (
+            ("--part-size", "80kb", "--workers", 2, "--tokenize", "--tokenizer", "bytes", "--block-length", 64),
+            "part.*/index.json",
+        ),
+    ],
+    ids=["one_part", "parts", "tokens"],
+)
+def test_a_killed_conversion_goes_on_to_the_same_dataset(tmp_path: Path, more: tuple[object, ...], found: str) -> None:
+    source = write_rows(tmp_path / "a.jsonl", 12_000)
+    out = tmp_path / "out"
+    assert _kill_when(found, out, source, out, *more) == -signal.SIGKILL
+    assert not (out / "index.json").exists()
+    assert run("convert", source, out, *more).code == 2
+    # By one worker, which starts faster than two; the dataset is the same.
+    convert(source, out, *more, "--resume", "--workers", 1)
+    convert(source, tmp_path / "in_one_go", *more, "--workers", 1)
+    assert files(out) == files(tmp_path / "in_one_go")
+
+
+def test_parts_go_on_only_with_the_same_source_and_options(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "a.jsonl", 200)
+    tokenizer = word_tokenizer(tmp_path / "t.json")
+    args = ["--part-size", "1kb", "--tokenize", "--tokenizer", tokenizer, "--block-length", 16]
+    convert(source, tmp_path / "out", *args)
+    assert "when writing began" in run("convert", source, tmp_path / "out", *args, "--resume", "--eot", 3).err
+    tokenizer.write_text(tokenizer.read_text().replace('"cat"', '"dog"'))
+    assert "when writing began" in run("convert", source, tmp_path / "out", *args, "--resume").err
+
+
+def test_texts_become_full_blocks_of_bytes(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("hello")
+    (tmp_path / "texts" / "b.txt").write_text("")
+    (tmp_path / "texts" / "c.txt").write_text("wörld")
+    args = ["--tokenize", "--tokenizer", "bytes", "--block-length", 4, "--eot", 0]
+    outcome = convert(tmp_path / "texts", tmp_path / "out", *args)
+    assert tokens(tmp_path / "out").tobytes() == "hello\0\0wörl".encode()
+    assert tokens(tmp_path / "out").dtype == np.uint8
+    assert "14 tokens of 3 documents; dropped 2," in outcome.out
+
+
+def test_each_part_is_packed_alone_whatever_the_workers(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "a.jsonl", 100, text="x" * 9 + "{}")
+    args = ["--tokenize", "--tokenizer", "bytes", "--block-length", 64, "--part-size", "1kb", "--json"]
+    found = [convert(source, tmp_path / str(workers), *args, "--workers", workers).json for workers in (1, 2)]
+    assert files(tmp_path / "1") == files(tmp_path / "2")
+    assert [one.pop("out") for one in found] == [str(tmp_path / "1"), str(tmp_path / "2")]
+    assert found[0] == found[1]
+    assert found[0]["tokens"] == 64 * found[0]["samples"] + found[0]["dropped_tokens"]
+    assert found[0]["documents"] == 100
+
+
+def test_a_tokenizer_file_its_end_token_and_a_dtype(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("id,body\n1,the cat\n2,sat the cat sat\n")
+    args = ["--tokenize", "--tokenizer", word_tokenizer(tmp_path / "t.json"), "--block-length", 4]
+    args += ["--text-column", "body", "--eot", "<end>"]
+    found = convert(path, tmp_path / "out", *args, "--json").json
+    assert found["columns"] == {"tokens": "ndarray:uint8:4"}
+    assert tokens(tmp_path / "out").tolist() == [[0, 1, 9, 2], [0, 1, 2, 9]]
+    convert(path, tmp_path / "wide", *args, "--dtype", "int64")
+    assert tokens(tmp_path / "wide").dtype == np.int64
+
+
+def test_the_example_model_trains_on_blocks_as_they_are(tmp_path: Path) -> None:
+    convert(
+        Path(__file__), tmp_path / "out", "--from", "text", "--tokenize", "--tokenizer", "bytes", "--block-length", 129
+    )
+    loader = StreamingDataLoader(StreamingDataset(remote=str(tmp_path / "out"), batch_size=4, shuffle=True))
+    batch = next(iter(loader))
+    assert (batch["tokens"].shape, batch["tokens"].dtype) == ((4, 129), torch.uint8)
+    model = ByteTransformer(width=16, depth=1, heads=2)
+    loss = model._loss(batch)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert torch.isfinite(loss)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--tokenize", "--tokenizer", "bytes"], "needs --block-length"),
+        (["--tokenize", "--block-length", "4"], "needs --tokenizer"),
+        (["--block-length", "4"], "--block-length is for --tokenize"),
+        (["--tokenize", "--tokenizer", "bytes", "--block-length", "4", "--columns", "id"], "leave --columns out"),
+        (
+            ["--tokenize", "--tokenizer", "bytes", "--block-length", "4", "--text-column", "x"],
+            "has the columns id, text",
+        ),
+        (
+            ["--tokenize", "--tokenizer", "bytes", "--block-length", "4", "--dtype", "uint8", "--eot", "256"],
+            "tokens up to 256, but uint8 ends at 255; uint16 is enough",
+        ),
+        (["--columns", "id:nothing"], "must be one of"),
+        (["--columns", "text:pkl"], "convert does not write the encoding pkl"),
+        (["--part-size", "0"], "--part-size must be at least 1"),
+        (["--hashes", "md6"], "md6"),
+        (["--from", "parquet"], "cannot be read as Parquet"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_written(tmp_path: Path, args: list[str], words: str) -> None:
+    source = write_rows(tmp_path / "a.jsonl", 3)
+    outcome = run("convert", source, tmp_path / "out", *args)
+    assert outcome.code in (1, 2)
+    assert words in outcome.err
+    assert not (tmp_path / "out" / "index.json").exists()
+
+
+def test_a_dataset_cannot_be_written_into_its_own_source(tmp_path: Path) -> None:
+    write_rows(tmp_path / "a.jsonl", 3)
+    assert "OUT must not be in SOURCE" in run("convert", tmp_path, tmp_path / "out").err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_column_that_is_no_text_cannot_be_tokenized(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "a.jsonl", 3)
+    args = ["--tokenize", "--tokenizer", "bytes", "--block-length", "4", "--text-column", "id"]
+    outcome = run("convert", source, tmp_path / "out", *args)
+    assert outcome.code == 1
+    assert "line 1: the column 'id' must be text to be tokenized, but is int" in outcome.err
+
+
+@pytest.mark.parametrize("part_size", ["2kb", "1gb"])
+def test_from_a_bucket_to_a_bucket(tmp_path: Path, s3: S3Store, part_size: str) -> None:
+    bucket = s3.make_bucket()
+    upload(write_rows(tmp_path / "a.jsonl", 100), f"{bucket}/raw/a.jsonl", s3.options)
+    stores = options(s3.options) + options(s3.options, "--source-options")
+    args = (f"{bucket}/raw/a.jsonl", f"{bucket}/out", *stores, "--part-size", part_size, "--workers", 1)
+    assert convert(*args).out.startswith(f"{bucket}/out: 100 samples in ")
+    found = StreamingDataset(
+        remote=f"{bucket}/out", local=str(tmp_path / "cache"), batch_size=1, storage_options=s3.options
+    )
+    assert [sample["id"] for sample in found[:]] == list(range(100))
+    assert "must be new or empty" in run("convert", *args).err
+    convert(*args, "--resume")

@@ -1,0 +1,40 @@
+"""docs/convert.md as a reader would follow it: what makes a source, the command, and what reads the dataset again."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import datasets
+import pytest
+
+from tests.tools.running import run
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "convert.md"
+_BLOCK = re.compile(r"^```(?P<kind>python|console|text)\n(?P<content>.*?)^```$", re.MULTILINE | re.DOTALL)
+_COMMAND = re.compile(r"^\$ (?P<command>.*)\n(?P<prints>(?:^[^$].*\n)*)", re.MULTILINE)
+
+
+def test_every_command_prints_what_the_document_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    datasets.disable_progress_bars()
+    names = {"__name__": "__main__"}
+    printed, commands = "", 0
+    for block in _BLOCK.finditer(DOCUMENT.read_text()):
+        if block["kind"] == "python":
+            exec(compile(block["content"], str(DOCUMENT), "exec"), names)
+            printed = capsys.readouterr().out
+        elif block["kind"] == "text":
+            assert printed == block["content"]
+        else:
+            for shown in _COMMAND.finditer(block["content"]):
+                program, *args = shlex.split(shown["command"])
+                assert program == "lightning-streaming"
+                outcome = run(*args)
+                # Notes come before results. Images depend on the version of Pillow, so their size is not shown.
+                assert (outcome.err + outcome.out).startswith(shown["prints"])
+                commands += 1
+    assert commands >= 10

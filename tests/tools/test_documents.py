@@ -1,0 +1,83 @@
+"""The commands of docs/tools.md print what it says they print.
+
+Each ``python`` block is run, and each line of a ``console`` block that starts with ``$`` is given to a shell, in order,
+in one empty directory. What follows such a line is exactly what it prints.
+
+Run as a script, this file writes what is printed into the document.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "tools.md"
+_BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_COMMAND = re.compile(r"^\$ .*\n", re.MULTILINE)
+_PROGRAM = f"lightning-streaming() {{ '{sys.executable}' -m lightning_streaming \"$@\"; }}\n"
+
+
+def blocks(document: str) -> list[tuple[str, str]]:
+    """Language and text of each block that is run."""
+    found = [(match[1], match[2]) for match in _BLOCK.finditer(document)]
+    assert len(found) == document.count("```python") + document.count("```console")
+    return found
+
+
+def run_console(text: str, directory: Path) -> str:
+    """The block as it should be: its commands, each with what it prints."""
+    lines = [match[0] for match in _COMMAND.finditer(text)]
+    # printf shows a command just before it is run; $? must be that of the command, not of the printf.
+    shown = "".join(f"code=$?; printf '%s' {_quoted(line)}; (exit $code)\n{line[2:]}" for line in lines)
+    environment = {**os.environ, "COLUMNS": "100", "PYTHONIOENCODING": "utf-8"}
+    script = ["bash", "-c", _PROGRAM + shown]
+    done = subprocess.run(
+        script, cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
+    return done.stdout.decode()
+
+
+def _quoted(line: str) -> str:
+    return "'" + line.replace("'", "'\\''") + "'"
+
+
+def rewritten(document: str, directory: Path) -> Iterator[tuple[str, str]]:
+    """Each console block as it stands, and as it should."""
+    for language, text in blocks(document):
+        if language == "python":
+            subprocess.run([sys.executable, "-c", text], cwd=directory, check=True)
+        else:
+            yield text, run_console(text, directory)
+
+
+@pytest.mark.timeout(300)
+def test_commands_print_what_the_document_says(tmp_path: Path) -> None:
+    checked = 0
+    for stands, should in rewritten(DOCUMENT.read_text(), tmp_path):
+        assert stands == should
+        checked += 1
+    assert checked >= 8
+
+
+def test_a_command_that_prints_something_else_is_found(tmp_path: Path) -> None:
+    ((stands, should),) = rewritten("words\n```console\n$ echo 'a b'\na\n```\nwords", tmp_path)
+    assert (stands, should) == ("$ echo 'a b'\na\n", "$ echo 'a b'\na b\n")
+
+
+def test_exit_codes_are_those_of_the_command_before(tmp_path: Path) -> None:
+    assert run_console("$ (exit 3)\n$ echo $?\n", tmp_path) == "$ (exit 3)\n$ echo $?\n3\n"
+
+
+if __name__ == "__main__":
+    with TemporaryDirectory() as name:
+        whole = DOCUMENT.read_text()
+        for old, new in rewritten(whole, Path(name)):
+            whole = whole.replace(f"```console\n{old}```", f"```console\n{new}```", 1)
+        DOCUMENT.write_text(whole)

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_streaming.writing.writer import MDSWriter
+from tests.golden import golden_path
+from tests.servers import HttpStore, S3Store
+from tests.tools.running import options, put, read_index, run, write_texts
+
+GOLDEN = sorted(path.name for path in golden_path("mds").iterdir() if path.is_dir())
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+@pytest.mark.parametrize("dataset", GOLDEN)
+def test_golden_datasets_are_shown_here_and_from_a_store_alike(dataset: str, s3: S3Store) -> None:
+    directory, bucket = golden_path("mds", dataset), s3.make_bucket()
+    put(directory, bucket, s3.options)
+    here = run("inspect", directory, "--json", "--samples", 7)
+    there = run("inspect", bucket, "--json", "--samples", 7, *options(s3.options))
+    assert (here.code, here.err, there.code, there.err) == (0, "", 0, "")
+    assert here.json | {"dataset": bucket} == there.json
+    expected = json.loads(golden_path("mds", "expected.json").read_bytes())[dataset]
+    assert here.json["samples"] == len(expected["samples"])
+    for shown, written in zip(here.json["first_samples"], expected["samples"], strict=False):
+        assert shown["values"].keys() == written.keys()
+    assert len(here.json["first_samples"]) == min(7, here.json["samples"])
+
+
+def test_numbers_are_those_of_the_index(tmp_path: Path) -> None:
+    index = write_texts(tmp_path / "data", compression="zstd:3", hashes=["md5", "sha1"])
+    shown = run("inspect", tmp_path / "data" / "index.json", "--json").json
+    assert shown["dataset"] == str(tmp_path / "data")
+    assert (shown["samples"], shown["shards"]) == (25, len(index.shards))
+    assert shown["raw_bytes"] == sum(shard.raw_data.bytes for shard in index.shards)
+    assert shown["compressions"] == [{"compression": "zstd:3", "shards": len(index.shards)}]
+    assert shown["hashes"] == [{"hashes": ["md5", "sha1"], "shards": len(index.shards)}]
+    assert shown["columns"][0] == {"name": "id", "encoding": "int", "bytes": 8, "shards": len(index.shards)}
+    assert [sample["values"] for sample in shown["first_samples"]] == [
+        {"id": "0", "text": "'text 000'"},
+        {"id": "1", "text": "'text 001'"},
+    ]
+
+
+def test_samples_go_on_in_the_next_shard(tmp_path: Path) -> None:
+    index = write_texts(tmp_path)
+    first = index.shards[0].samples
+    samples = run("inspect", tmp_path, "--json", "--samples", first + 2).json["first_samples"]
+    assert [sample["sample"] for sample in samples] == list(range(first + 2))
+    assert [sample["shard"] for sample in samples[first - 1 :]] == ["shard.00000.mds", *["shard.00001.mds"] * 2]
+
+
+def test_tables_show_what_a_person_wants_to_know(tmp_path: Path) -> None:
+    with MDSWriter(out=tmp_path, columns={"id": "int", "note": "str"}, compression="zstd") as writer:
+        writer.write({"id": 7, "note": "[red]no markup[/red] " + "x" * 200})
+    shown = run("inspect", tmp_path)
+    assert shown.code == 0
+    for line in ("samples            1", "compression        zstd", "hashes             none"):
+        assert f" {line}" in shown.out
+    assert "id int 8 note str varies" in " ".join(shown.out.split())
+    assert "[red]no markup[/red]" in shown.out
+    assert "(221 characters)" in " ".join(shown.out.split())
+    assert not any(line.endswith(" ") for line in shown.out.splitlines())
+
+
+def test_shards_that_differ_are_counted(tmp_path: Path) -> None:
+    write_texts(tmp_path / "a", 3)
+    write_texts(tmp_path / "b", 3, compression="zstd", columns={"id": "int"})
+    assert run("merge", tmp_path).code == 0
+    shown = run("inspect", tmp_path).out
+    assert "none (1 shard); zstd (1 shard)" in shown
+    assert "column   encoding    bytes   shards" in shown
+
+
+def test_no_samples_are_read_if_none_are_wanted(tmp_path: Path) -> None:
+    index = write_texts(tmp_path)
+    (tmp_path / index.shards[0].raw_data.basename).unlink()
+    assert run("inspect", tmp_path, "--samples", 0).code == 0
+    missing = run("inspect", tmp_path)
+    assert missing.code == 2
+    assert "samples            25" in missing.out, "what is known is shown all the same"
+    assert "shard.00000.mds" in missing.err
+
+
+def test_of_an_uncompressed_shard_on_a_store_only_the_samples_bytes_are_read(tmp_path: Path, s3: S3Store) -> None:
+    """The object is cut off after its first sample, which only a reader of ranges does not notice."""
+    write_texts(tmp_path, size_limit=None)
+    path = tmp_path / "shard.00000.mds"
+    data = path.read_bytes()
+    path.write_bytes(data[: int.from_bytes(data[8:12], "little")])
+    bucket = s3.make_bucket()
+    put(tmp_path, bucket, s3.options)
+    whole = run("inspect", bucket, "--samples", 1, "--json", *options(s3.options))
+    assert whole.code == 0
+    assert whole.json["first_samples"][0]["values"] == {"id": "0", "text": "'text 000'"}
+    cut = run("inspect", bucket, "--samples", 2, "--json", *options(s3.options))
+    assert cut.code == 1
+    assert "shard.00000.mds must have" in cut.err
+
+
+def test_a_store_without_ranges_sends_the_shard(tmp_path: Path, http_store: HttpStore) -> None:
+    write_texts(http_store.root)
+    shown = run("inspect", http_store.url, "--json")
+    assert shown.code == 0
+    assert len(shown.json["first_samples"]) == 2
+    assert set(http_store.requests()) == {"index.json", "shard.00000.mds"}
+
+
+def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    write_texts(tmp_path / "data", compression="zstd")
+    before = sorted(tmp_path.rglob("*"))
+    assert run("inspect", tmp_path / "data").code == 0
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return exec, ("import sys; sys.modules['went_off'] = sys",)
+
+
+def test_pickles_stay_shut_unless_they_are_allowed(tmp_path: Path) -> None:
+    with MDSWriter(out=tmp_path, columns={"id": "int", "any": "pkl"}) as writer:
+        writer.write({"id": 7, "any": Bomb()})
+    shown = run("inspect", tmp_path, "--json")
+    assert shown.code == 0
+    values = shown.json["first_samples"][0]["values"]
+    assert values["id"] == "7"
+    assert values["any"].startswith("pkl, not decoded; --allow-unsafe-types")
+    assert "went_off" not in sys.modules
+    assert run("inspect", tmp_path, "--json", "--allow-unsafe-types").code == 0
+    assert sys.modules.pop("went_off") is sys
+
+
+def test_a_directory_that_is_no_dataset_says_what_to_do(tmp_path: Path) -> None:
+    write_texts(tmp_path / "train")
+    write_texts(tmp_path / "val")
+    refused = run("inspect", tmp_path)
+    assert refused.code == 2
+    assert f"{tmp_path} has no index.json" in refused.err
+    assert "train, val" in refused.err
+    assert "is not a directory" in run("inspect", tmp_path / "trian").err
+    assert run("inspect", "").code == 2
+
+
+def test_a_damaged_index_is_told_from_a_missing_one(tmp_path: Path) -> None:
+    (tmp_path / "index.json").write_text("{")
+    assert run("inspect", tmp_path).code == 1
+
+
+def test_secrets_are_not_shown(s3: S3Store) -> None:
+    wrong = {**s3.options, "endpoint_url": "http://127.0.0.1:9", "secret": "opensesame"}
+    refused = run("inspect", "https://user:opensesame@127.0.0.1:9/data?sig=opensesame", *options(wrong))
+    assert refused.code == 2
+    assert "opensesame" not in refused.out + refused.err
+
+
+def test_a_missing_bucket_is_told(s3: S3Store) -> None:
+    refused = run("inspect", "s3://no-such-bucket-at-all/data", *options(s3.options))
+    assert refused.code == 2
+    assert "not found" in refused.err
+
+
+def test_a_dataset_of_one_bad_sample_is_bad(tmp_path: Path) -> None:
+    index = write_texts(tmp_path, size_limit=None)
+    path = tmp_path / index.shards[0].raw_data.basename
+    data = bytearray(path.read_bytes())
+    data[data.index(b"text 001") + 1] = 0xFF
+    path.write_bytes(data)
+    shown = run("inspect", tmp_path, "--json")
+    assert shown.code == 1
+    assert "sample 1" in shown.err
+    assert len(shown.json["first_samples"]) == 1
+    assert read_index(tmp_path) == index
