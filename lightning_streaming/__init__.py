@@ -5,47 +5,79 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lightning_streaming import errors
-from lightning_streaming.loading.dataloader import StreamingDataLoader
-from lightning_streaming.loading.dataset import StreamingDataset
-from lightning_streaming.loading.rng import rng_for
-from lightning_streaming.loading.stream import Stream
-from lightning_streaming.world import World
-from lightning_streaming.writing.writer import MDSWriter
 
 if TYPE_CHECKING:
+    from lightning_streaming.formats.encodings import register_encoding
+    from lightning_streaming.loading.dataloader import StreamingDataLoader
+    from lightning_streaming.loading.dataset import StreamingDataset
+    from lightning_streaming.loading.rng import rng_for
+    from lightning_streaming.loading.stream import Stream
     from lightning_streaming.trainer.config import StreamingConfig
     from lightning_streaming.trainer.datamodule import StreamingDataModule
     from lightning_streaming.trainer.state_callback import StreamingStateCallback
+    from lightning_streaming.world import World
+    from lightning_streaming.writing.merge import merge, merge_under
+    from lightning_streaming.writing.parallel import write_parallel
+    from lightning_streaming.writing.parts import PartJob, plan_parts
+    from lightning_streaming.writing.writer import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CSVWriter",
+    "JSONWriter",
     "MDSWriter",
+    "PartJob",
     "Stream",
     "StreamingConfig",
     "StreamingDataLoader",
     "StreamingDataModule",
     "StreamingDataset",
     "StreamingStateCallback",
+    "TSVWriter",
     "World",
+    "XSVWriter",
     "errors",
+    "merge",
+    "merge_under",
+    "plan_parts",
+    "register_encoding",
     "rng_for",
+    "write_parallel",
 ]
 
-# Found when first asked for, so that a worker process, which has no use for them, does not import lightning.
-_FROM_TRAINER = {
-    "StreamingConfig": "lightning_streaming.trainer.config",
-    "StreamingDataModule": "lightning_streaming.trainer.datamodule",
-    "StreamingStateCallback": "lightning_streaming.trainer.state_callback",
+# Found when first asked for: a tool or a writer has no use for torch, and a worker process none for lightning.
+_MODULE_OF = {
+    "CSVWriter": "writing.writer",
+    "JSONWriter": "writing.writer",
+    "MDSWriter": "writing.writer",
+    "PartJob": "writing.parts",
+    "Stream": "loading.stream",
+    "StreamingConfig": "trainer.config",
+    "StreamingDataLoader": "loading.dataloader",
+    "StreamingDataModule": "trainer.datamodule",
+    "StreamingDataset": "loading.dataset",
+    "StreamingStateCallback": "trainer.state_callback",
+    "TSVWriter": "writing.writer",
+    "World": "world",
+    "XSVWriter": "writing.writer",
+    "merge": "writing.merge",
+    "merge_under": "writing.merge",
+    "plan_parts": "writing.parts",
+    "register_encoding": "formats.encodings",
+    "rng_for": "loading.rng",
+    "write_parallel": "writing.parallel",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _FROM_TRAINER:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_FROM_TRAINER[name]), name)
+    found = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:

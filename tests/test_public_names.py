@@ -56,7 +56,7 @@ def _loaded_after(statement: str) -> set[str]:
 
 
 def test_importing_the_package_imports_neither_lightning_nor_a_store() -> None:
-    heavy = {"lightning", "pytorch_lightning", "jsonargparse", "fsspec", "s3fs", "gcsfs", "matplotlib"}
+    heavy = {"torch", "lightning", "pytorch_lightning", "jsonargparse", "fsspec", "s3fs", "gcsfs", "matplotlib"}
     assert not heavy & _loaded_after("import lightning_streaming")
 
 

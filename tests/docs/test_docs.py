@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
+from lightning_streaming.formats import encodings
+
 ROOT = Path(__file__).parents[2]
 WITH_SNIPPETS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 WITH_LINKS = [
@@ -63,6 +65,7 @@ def test_its_python_runs_and_prints_what_it_says(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(encodings, "_REGISTERED", {})
     run(path.read_text(), str(path), capsys)
 
 
