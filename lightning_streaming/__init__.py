@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_streaming import errors
 
 if TYPE_CHECKING:
-    from lightning_streaming.formats.encodings import register_encoding
+    from lightning_streaming.formats.encodings import register_encoding, registered_encodings
     from lightning_streaming.loading.dataloader import StreamingDataLoader
     from lightning_streaming.loading.dataset import StreamingDataset
     from lightning_streaming.loading.rng import rng_for
@@ -42,6 +42,7 @@ __all__ = [
     "merge_under",
     "plan_parts",
     "register_encoding",
+    "registered_encodings",
     "rng_for",
     "write_parallel",
 ]
@@ -65,6 +66,7 @@ _MODULE_OF = {
     "merge_under": "writing.merge",
     "plan_parts": "writing.parts",
     "register_encoding": "formats.encodings",
+    "registered_encodings": "formats.encodings",
     "rng_for": "loading.rng",
     "write_parallel": "writing.parallel",
 }
