@@ -102,6 +102,7 @@ class ShardWriter(ABC):
         self._exact_names = None if recipe is None or columns is not None else columns_of(recipe.schema).keys()
         self._background = Background(workers)
         self._is_closed = False
+        self._is_published = False
 
     @property
     def num_samples(self) -> int:
@@ -143,12 +144,16 @@ class ShardWriter(ABC):
 
         Raises:
             StorageError: A shard or the index could not be stored. If it was the index, it may be called again.
+            ConfigError: The writer was closed before, or its block failed.
         """
+        if self._is_closed and not self._is_published:
+            raise ConfigError("this writer was closed before it was finished, so there is no index; make another one")
         if self._is_closed:
             return
         if not self._start.is_finished:
             self._store_rest()
             self._publish()
+        self._is_published = True
         self._end()
 
     def close(self) -> None:

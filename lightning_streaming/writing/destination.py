@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning_streaming.errors import ConfigError, ObjectNotFoundError, ShardCorruptError
-from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo, parse_index
+from lightning_streaming.formats.hashing import hash_bytes
+from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, parse_index
 from lightning_streaming.storage import local_path, mask_url
 from lightning_streaming.storage.filesystems import prepare
 from lightning_streaming.writing.directories import check_is_directory, prepare_directory, stored_names, tidy_directory
@@ -74,8 +75,8 @@ class Destination:
         """
         if self._remote is not None and not exist_ok:
             _refuse_published(self.truth, self._remote)
-        if self._own is not None:
-            prepare_directory(self._own.path, exist_ok=exist_ok)
+        for directory in self._directories():
+            prepare_directory(directory.path, exist_ok=exist_ok)
         if self._remote is not None and exist_ok:
             _retract(self.truth)
 
@@ -87,10 +88,12 @@ class Destination:
         """
         named = {name for shard in shards for name in stored_names(shard)}
         for directory in self._directories():
-            tidy_directory(directory.path, named)
+            tidy_directory(directory.path, named, is_copy=directory is not self.truth)
 
     def fill(self, shards: Iterable[ShardInfo], index: bytes | None) -> None:
         """Fetch what the directory of a pair does not have of these shards, and of the index.
+
+        A file that is there stays if a recorded hash says that it is the same one; size alone does not tell.
 
         Raises:
             ShardCorruptError: A shard is not what its index promises.
@@ -100,7 +103,7 @@ class Destination:
         there = self._mirror.sizes()
         files = [compressed or raw for shard in shards for raw, compressed in shard.files]
         for file in files:
-            if there.get(file.basename) != file.bytes:
+            if there.get(file.basename) != file.bytes or not _has_hash(self._mirror.get(file.basename), file):
                 data = self.truth.get(file.basename)
                 if len(data) != file.bytes:
                     raise ShardCorruptError(f"{file.basename} must have {file.bytes} bytes, but has {len(data)}")
@@ -216,3 +219,7 @@ def _retract(place: Place) -> None:
         if name == INDEX_BASENAME or is_shard_file(name) or record_number(name) is not None:
             place.remove(f"{WRITING}/{name}")
     place.remove_folder(WRITING)
+
+
+def _has_hash(data: bytes, file: FileInfo) -> bool:
+    return any(hash_bytes(name, data) == digest for name, digest in list(file.hashes.items())[:1])

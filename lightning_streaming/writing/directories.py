@@ -46,15 +46,19 @@ def prepare_directory(directory: Path, *, exist_ok: bool) -> None:
         (directory / WRITING).rmdir()
 
 
-def tidy_directory(directory: Path, named: Container[str]) -> None:
+def tidy_directory(directory: Path, named: Container[str], *, is_copy: bool) -> None:
     """Remove what a killed writer left in a directory where another goes on.
 
     Args:
         directory: May be missing.
         named: Files that stay.
+        is_copy: Whether the dataset is another place's, and only copied here; records that lie here then belong to
+            another dataset.
 
     Raises:
-        ConfigError: The directory is a file, or has files named like those of shards that no writer left.
+        ConfigError: The directory is a file, has files named like those of shards that no writer left, or holds a
+            dataset of its own, be it unfinished.
+        IndexFormatError: The directory holds an index that cannot be read.
     """
     check_is_directory(directory)
     if not directory.is_dir():
@@ -65,12 +69,28 @@ def tidy_directory(directory: Path, named: Container[str]) -> None:
             f"{directory} holds {strays[0].name}, which no index names and no writer left that can be continued; "
             "remove it, or choose another directory"
         )
+    own = {*_names_of_dataset(directory), *(_recorded_shards(directory) if is_copy else ())}
+    kept = [path.name for path in strays if path.name in own]
+    if kept:
+        raise ConfigError(
+            f"{directory} holds a dataset of its own, with {kept[0]}, which is not part of the one to go on with; "
+            "go on with it where it was written, or choose another directory"
+        )
     for path in strays:
         path.unlink()
     for folder in (directory, directory / WRITING):
         for name in {whole_name(path.name) for path in folder.iterdir()} if folder.is_dir() else ():
             if name is not None:
                 remove_partials(folder / name)
+
+
+def _recorded_shards(directory: Path) -> list[str]:
+    """Files of the shards that a writer has recorded in this directory as whole."""
+    if not _is_marked(directory):
+        return []
+    numbers = {record_number(path.name) for path in (directory / WRITING).iterdir()} - {None}
+    begins = tuple(f"shard.{number:05}." for number in numbers)
+    return [path.name for path in directory.iterdir() if path.name.startswith(begins)]
 
 
 def check_is_directory(directory: Path) -> None:

@@ -90,14 +90,34 @@ def publish(
     """Put a merged index where readers find it; whole, in place of an older one.
 
     Raises:
-        ConfigError: ``out`` is no place to write to.
+        ConfigError: ``out`` is no place to write to, or holds shards itself that ``index`` does not name.
         StorageError: The upload failed.
     """
+    options = storage_options or {}
+    for root in _roots(out):
+        _check_nothing_is_lost(index, root, options)
     for root in _roots(out):
         directory = local_path(root)
         if directory is not None:
             remove_partials(directory / INDEX_BASENAME)
-        place_at(root, storage_options or {}).put(INDEX_BASENAME, _dump(index))
+        place_at(root, options).put(INDEX_BASENAME, _dump(index))
+
+
+def _check_nothing_is_lost(index: DatasetIndex, root: str, options: Mapping[str, Any]) -> None:
+    """Refuse to replace the index of shards that lie in ``out`` itself: nobody would find them any more."""
+    try:
+        text = place_at(root, options).get(INDEX_BASENAME)
+    except ObjectNotFoundError:
+        return
+    named = {shard.raw_data.basename for shard in index.shards}
+    shards = parse_index(text, INDEX_BASENAME).shards
+    lost = [shard.raw_data.basename for shard in shards if "/" not in shard.raw_data.basename]
+    lost = [name for name in lost if name not in named]
+    if lost:
+        raise ConfigError(
+            f"{mask_url(root)} is itself a dataset, with {lost[0]}, which the merged one would not name; move it into "
+            "a directory of its own below, and merge that too"
+        )
 
 
 def merge_under(out: str | Path | tuple[str, str], *, storage_options: Mapping[str, Any] | None = None) -> DatasetIndex:

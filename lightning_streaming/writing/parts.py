@@ -9,8 +9,10 @@ from typing import Any, Generic, Literal, TypeVar
 
 from lightning_streaming.errors import ConfigError, IndexFormatError, ObjectNotFoundError
 from lightning_streaming.files import remove_partials
+from lightning_streaming.formats.encodings import register_encoding, registered_encodings
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo, parse_index
 from lightning_streaming.storage import join_url, local_path, mask_url, prepare
+from lightning_streaming.storage.listing import list_files
 from lightning_streaming.writing.columns import columns_of
 from lightning_streaming.writing.destination import parse_out
 from lightning_streaming.writing.directories import check_is_directory
@@ -53,10 +55,12 @@ class PartJob(Generic[Input]):
     """How shards are cut, compressed and hashed."""
     storage_options: Mapping[str, Any] = field(repr=False)
     """Arguments for the filesystem of the URL."""
+    encodings: Mapping[str, type[Any]] = field(default_factory=registered_encodings, repr=False)
+    """What the program registered, for the processes that write."""
 
     def location(self, number: int) -> str:
         """Where part ``number``, from 0, lies: ``out/part.000003``."""
-        return join_url(self.out, f"part.{number:06}")
+        return join_url(self.out, _part_name(number))
 
     def write(self, number: int, part_input: Input, on_sample: Callable[[], None] = lambda: None) -> int:
         """Write a part, unless it is there already. A part that was begun and not finished is begun again.
@@ -76,6 +80,8 @@ class PartJob(Generic[Input]):
             EncodingError: A sample does not fit its columns.
             StorageError: The store did not answer.
         """
+        for name, encoding_class in self.encodings.items():
+            register_encoding(name, encoding_class)
         location = self.location(number)
         directory = local_path(location)
         with sole_writer(directory):
@@ -203,7 +209,16 @@ def _record(plan: PartPlan, out: str, mode: str, options: Mapping[str, Any]) -> 
         raise ConfigError(f"{shown} must be empty, but holds {found[0]}, and no {PLAN_BASENAME}; choose another place")
     if _get(place, INDEX_BASENAME) is not None:
         raise ConfigError(f"{shown} holds a dataset that was not written in parts; choose another place")
+    first_part = join_url(out, _part_name(0))
+    if directory is None and list_files(first_part, dict(options), retry=3, timeout=60.0):
+        raise ConfigError(
+            f"{shown} holds {_part_name(0)}, and no {PLAN_BASENAME} that says of what; choose another place"
+        )
     place.put(PLAN_BASENAME, dump_plan(plan))
+
+
+def _part_name(number: int) -> str:
+    return f"part.{number:06}"
 
 
 def _get(place: Place, name: str) -> bytes | None:
