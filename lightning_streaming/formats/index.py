@@ -200,7 +200,7 @@ def _parse_shard(entry: Any, schema_before: Mapping[str, Any]) -> ShardInfo:
     shard_format = take(entry, "format", str)
     schema = take_schema(entry, shard_format)
     has_meta = shard_format != "mds"
-    return ShardInfo(
+    shard = ShardInfo(
         format=shard_format,
         samples=take(entry, "samples", int),
         compression=take_compression(entry),
@@ -212,6 +212,12 @@ def _parse_shard(entry: Any, schema_before: Mapping[str, Any]) -> ShardInfo:
         zip_meta=_parse_optional_file(entry, "zip_meta") if has_meta else None,
         schema=schema_before if schema == schema_before else schema,
     )
+    with_offsets = shard.raw_data if shard.raw_meta is None else shard.raw_meta
+    if 4 * (shard.samples + 2) > with_offsets.bytes:
+        raise IndexFormatError(
+            f"{with_offsets.basename} has {with_offsets.bytes} bytes, too few to say where {shard.samples} samples are"
+        )
+    return shard
 
 
 def _check_version(entry: dict[str, Any]) -> None:

@@ -58,7 +58,12 @@ def test_a_shard_is_read_as_it_is_written() -> None:
 
 def test_meta_files_come_before_data_files() -> None:
     split = entry(
-        format="csv", newline="\n", compression="zstd", zip_data=file(), raw_meta=file(basename="m"), zip_meta=file()
+        format="csv",
+        newline="\n",
+        compression="zstd",
+        zip_data=file(),
+        raw_meta=file(basename="m", bytes=20),
+        zip_meta=file(),
     )
     (shard,) = parse_index(index_text(split), "index.json").shards
     assert shard.files == ((shard.raw_meta, shard.zip_meta), (shard.raw_data, shard.zip_data))
@@ -100,12 +105,12 @@ def test_shards_of_one_schema_share_it_and_survive_a_pickle() -> None:
     assert pickle.loads(pickle.dumps(index)) == index
 
 
-@given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.sampled_from([None, "zstd", "gz:3"]), st.text(max_size=5))))
+@given(st.lists(st.tuples(st.integers(8, 2**32 - 1), st.sampled_from([None, "zstd", "gz:3"]), st.text(max_size=5))))
 def test_what_is_dumped_is_parsed_back(cases: list[tuple[int, str | None, str]]) -> None:
     shards = tuple(
         ShardInfo(
             format="mds",
-            samples=number,
+            samples=number // 4 - 2,
             compression=compression,
             hashes=("md5",),
             size_limit=None,
@@ -164,6 +169,7 @@ def test_a_file_that_is_no_index_is_refused_with_its_source(text: bytes, words: 
         ({"raw_data": NOWHERE}, "'raw_data' is missing"),
         ({"raw_data": None}, "raw_data must be dict, but is None"),
         ({"raw_data": file(bytes=-1)}, "must not be negative, but is -1"),
+        ({"samples": 24}, "99 bytes, too few to say where 24 samples are"),
         ({"raw_data": file(bytes=2**32)}, "must be at most 4294967295 bytes"),
         ({"raw_data": file(bytes="9")}, "raw_data: bytes must be int, but is '9'"),
         ({"raw_data": file(hashes=None)}, "raw_data: hashes must be dict"),

@@ -260,6 +260,14 @@ def test_a_tar_file_that_ends_early_is_an_error(tmp_path: Path) -> None:
         rows(WebDataset.open(str(path)))
 
 
+@pytest.mark.parametrize("kept", [512 + 5120, 512 + 5120 + 100])
+def test_a_tar_file_that_was_cut_between_files_is_an_error(tmp_path: Path, kept: int) -> None:
+    path = write_tar(tmp_path / "a.tar", {"1.txt": b"x" * 5000, "2.txt": b"x" * 5000})
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(FormatError, match="was cut off"):
+        rows(WebDataset.open(str(path)))
+
+
 def test_a_sample_without_a_member_of_the_first_is_an_error(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", {"1.txt": b"a", "1.cls": b"1", "2.txt": b"b"})
     with pytest.raises(EncodingError, match=r"a.tar, sample 2: the column 'cls' is missing"):

@@ -8,7 +8,7 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,6 +21,9 @@ from lightning_streaming.tools.sources.values import converter, image_encoding
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
 KEY = "__key__"
 """The column of the samples' names, as WebDataset calls it."""
+
+_TAR_MAGIC = slice(257, 262)
+"""Where a tar file that is not compressed says what it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +98,21 @@ def _members(path: str) -> Iterator[tuple[str, bytes]]:
                     file = tar.extractfile(member)
                     assert file is not None, "it is a file"
                     yield member.name, file.read()
+            _check_end(path, tar.offset)
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise FormatError(f"{path} cannot be read as a tar file: {error}") from error
+
+
+def _check_end(path: str, offset: int) -> None:
+    """Refuse a tar file that was cut off between two files, which tarfile takes for its end.
+
+    What is compressed tells by itself that it was cut.
+    """
+    with Path(path).open("rb") as file:
+        is_plain = file.read(_TAR_MAGIC.stop)[_TAR_MAGIC] == b"ustar"
+        file.seek(offset)
+        if is_plain and file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+            raise FormatError(f"{path} was cut off: it has no mark of its end after byte {offset}")
 
 
 def _integer(data: bytes) -> int:
