@@ -238,6 +238,8 @@ class ShardWriter(ABC):
     def _publish(self) -> None:
         published, shards = self._start.published, tuple(self._shards)
         index = dump_index(shards)
+        if self._journal is not None:
+            self._destination.check_stored(shards)
         if self._journal is not None and any(map(operator.ne, published or (), shards)):
             self._journal.decide(index)
             self._journal.carry_out()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning_streaming.errors import ConfigError, ObjectNotFoundError, ShardCorruptError
+from lightning_streaming.errors import ConfigError, ObjectNotFoundError, ShardCorruptError, StorageError
 from lightning_streaming.formats.hashing import hash_bytes
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, parse_index
 from lightning_streaming.storage import local_path, mask_url
@@ -89,6 +89,20 @@ class Destination:
         named = {name for shard in shards for name in stored_names(shard)}
         for directory in self._directories():
             tidy_directory(directory.path, named, is_copy=directory is not self.truth)
+
+    def check_stored(self, shards: Iterable[ShardInfo]) -> None:
+        """Make sure, before an index names these shards, that they are there.
+
+        Raises:
+            StorageError: One is not.
+        """
+        there = self.truth.sizes()
+        missing = [name for shard in shards for name in stored_names(shard) if name not in there]
+        if missing:
+            raise StorageError(
+                f"{missing[0]} was stored and is not there any more, so no index is published; is another writer at "
+                "work on this dataset? mode='resume' goes on with what is there"
+            )
 
     def fill(self, shards: Iterable[ShardInfo], index: bytes | None) -> None:
         """Fetch what the directory of a pair does not have of these shards, and of the index.

@@ -8,10 +8,11 @@ from typing import Any, Literal
 import pytest
 
 from lightning_streaming import MDSWriter, StreamingDataset, merge, merge_under, write_parallel
-from lightning_streaming.errors import ConfigError
+from lightning_streaming.errors import ConfigError, StorageError
 from lightning_streaming.storage.transfer import upload_bytes
 from lightning_streaming.writing.names import WRITING
 from tests.helpers import write_dataset
+from tests.loading.processes import wait_until
 from tests.servers import S3Store
 from tests.writing import part_functions
 
@@ -105,3 +106,17 @@ def test_a_writer_that_was_closed_does_not_say_that_it_finished(tmp_path: Path) 
     with pytest.raises(ConfigError, match="closed before it was finished"):
         writer.finish()
     write(str(tmp_path / "b"), range(3))
+
+
+def test_an_index_is_not_published_over_shards_that_are_gone(tmp_path: Path) -> None:
+    writer = MDSWriter(out=str(tmp_path / "a"), columns={"id": "int"}, size_limit=230, mode="resume")
+    for sample in range(20):
+        writer.write({"id": sample})
+    assert wait_until((tmp_path / "a" / WRITING / "00001.json").exists)
+    (tmp_path / "a" / "shard.00001.mds").unlink()
+    with pytest.raises(StorageError, match=r"shard\.00001\.mds was stored and is not there"):
+        writer.finish()
+    writer.close()
+    assert not (tmp_path / "a" / "index.json").exists()
+    write(str(tmp_path / "a"), range(5, 20), mode="resume")  # goes on behind the first shard
+    assert [sample["id"] for sample in StreamingDataset(remote=str(tmp_path / "a"))[:]] == list(range(20))
