@@ -113,6 +113,9 @@ def run_command(command: Command, args: Sequence[str]) -> int:
         # Python would fail to flush what is left when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return INTERRUPTED
+    except OSError as error:  # the system refused a path, or a disk is full
+        print_error(parser.prog, error)
+        return UNUSABLE
     return code
 
 

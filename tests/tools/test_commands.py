@@ -75,6 +75,14 @@ def test_mistakes_of_ours_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) 
         run("merge", "out")
 
 
+def test_what_the_system_refuses_ends_with_its_words(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n')
+    (tmp_path / "file").write_text("")
+    code, _, told = run("convert", str(tmp_path / "rows.jsonl"), str(tmp_path / "file" / "below"))
+    assert code == 2
+    assert "Not a directory" in told
+
+
 def test_ctrl_c_ends_a_tool_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(args: object) -> int:
         raise KeyboardInterrupt
