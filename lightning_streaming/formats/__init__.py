@@ -5,6 +5,7 @@
     mds            one MDS shard file; mds_sample writes one sample of it, mds_decoder reads one
     split          json, csv, tsv and xsv shards, of a data and a meta file; split_rows is one sample, split_reader
                    reads
+    mapping        a raw file, memory-mapped
     columns        which columns are read
     encodings      the values of one column, by name; scalars, ndarray, images and pickles are its families,
                    user_encodings holds what users register; parts is several payloads in one

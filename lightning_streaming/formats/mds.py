@@ -12,8 +12,6 @@ All integers are little-endian. The config repeats what the index says of the co
 from __future__ import annotations
 
 import json
-import mmap
-import os
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,14 +22,13 @@ import numpy as np
 from lightning_streaming.errors import (
     ConfigError,
     FormatError,
-    ObjectNotFoundError,
     SampleIndexError,
     ShardCorruptError,
-    StorageError,
 )
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.columns import check_columns
 from lightning_streaming.formats.index import INDEX_VERSION, MAX_RAW_BYTES, ShardInfo
+from lightning_streaming.formats.mapping import map_file
 from lightning_streaming.formats.mds_decoder import read_decoder
 
 _COUNT = struct.Struct("<I")
@@ -69,7 +66,7 @@ class MDSReader:
         self._decoder = read_decoder(info, allow_unsafe_types=allow_unsafe_types, columns=columns)
         self._path = join_under(directory, info.raw_data.basename)
         self._num_samples = info.samples
-        self._view = _map_file(self._path, info.raw_data.bytes)
+        self._view = map_file(self._path, info.raw_data.bytes)
         _check_offsets(self._view, info.samples, self._decoder.smallest_bytes, self._path)
 
     def __len__(self) -> int:
@@ -141,24 +138,10 @@ def encode_shard(samples: Sequence[bytes], config: bytes) -> bytes:
     return b"".join([_COUNT.pack(len(samples)), offsets.astype("<u4").tobytes(), config, *samples])
 
 
-def _map_file(path: Path, expected_bytes: int) -> memoryview:
-    try:
-        with path.open("rb") as file:
-            found_bytes = os.fstat(file.fileno()).st_size
-            if found_bytes != expected_bytes:
-                raise ShardCorruptError(f"{path} must have {expected_bytes} bytes by its index, but has {found_bytes}")
-            if found_bytes < 8:
-                raise ShardCorruptError(f"{path} must have at least 8 bytes to be a shard, but has {found_bytes}")
-            # The map keeps the file open by itself. Files are replaced by renaming and never cut, so it stays sound.
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except FileNotFoundError:
-        raise ObjectNotFoundError(f"{path} is named by an index, but is not there") from None
-    except OSError as error:
-        raise StorageError(f"{path} cannot be opened: {error}") from error
-
-
 def _check_offsets(view: memoryview, num_samples: int, smallest_bytes: int, path: Path) -> None:
     """Refuse a shard whose samples would not follow each other through the rest of the file."""
+    if len(view) < 8:
+        raise ShardCorruptError(f"{path} must have at least 8 bytes to be a shard, but has {len(view)}")
     (found,) = _COUNT.unpack_from(view)
     if found != num_samples:
         raise ShardCorruptError(f"{path} must have {num_samples} samples by its index, but says it has {found}")

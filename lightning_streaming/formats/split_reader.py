@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
-import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,15 +11,14 @@ import numpy as np
 
 from lightning_streaming.errors import (
     FormatError,
-    ObjectNotFoundError,
     SampleIndexError,
     ShardCorruptError,
-    StorageError,
 )
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.checks import brief
 from lightning_streaming.formats.columns import check_columns
-from lightning_streaming.formats.index import FileInfo, ShardInfo
+from lightning_streaming.formats.index import ShardInfo
+from lightning_streaming.formats.mapping import map_file
 from lightning_streaming.formats.split import SplitLayout, read_split_layout
 
 _COUNT = struct.Struct("<I")
@@ -53,8 +50,8 @@ class SplitReader:
         self._path = join_under(directory, info.raw_data.basename)
         self._num_samples = info.samples
         meta_path = join_under(directory, info.raw_meta.basename)
-        self._meta = _map_file(meta_path, info.raw_meta)
-        self._data = _map_file(self._path, info.raw_data)
+        self._meta = map_file(meta_path, info.raw_meta.bytes)
+        self._data = map_file(self._path, info.raw_data.bytes)
         _check_offsets(self._meta, info, self._layout, meta_path)
         _check_header(self._data, self._layout.header, self._path)
 
@@ -93,22 +90,6 @@ class SplitReader:
         found = bytes(self._data[start - len(newline) : start])
         if found != newline:
             raise ShardCorruptError(f"expected {newline!r} before byte {start}, where it starts, but found {found!r}")
-
-
-def _map_file(path: Path, expected: FileInfo) -> memoryview:
-    try:
-        with path.open("rb") as file:
-            found_bytes = os.fstat(file.fileno()).st_size
-            if found_bytes != expected.bytes:
-                raise ShardCorruptError(f"{path} must have {expected.bytes} bytes by its index, but has {found_bytes}")
-            if found_bytes == 0:  # the data of no samples; it cannot be mapped
-                return memoryview(b"")
-            # The map keeps the file open by itself. Files are replaced by renaming and never cut, so it stays sound.
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except FileNotFoundError:
-        raise ObjectNotFoundError(f"{path} is named by an index, but is not there") from None
-    except OSError as error:
-        raise StorageError(f"{path} cannot be opened: {error}") from error
 
 
 def _check_offsets(meta: memoryview, info: ShardInfo, layout: SplitLayout, path: Path) -> None:
