@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from lightning_streaming.errors import StorageError
@@ -32,12 +33,50 @@ def list_files(url: str, options: Mapping[str, Any], *, retry: int, timeout: flo
     def attempt() -> list[str]:
         filesystem, path = open_filesystem(url, options)
         root = path.rstrip("/") + "/"
-        filesystem.invalidate_cache()  # it may remember what was there before others wrote
-        try:
+        with _remembering_nothing(filesystem):
             found = call(filesystem, "find", root, timeout=timeout)
-        finally:
-            filesystem.invalidate_cache()  # s3fs would not even find a new object to read it
         return sorted(one[len(root) :] for one in found if one.startswith(root) and one != root)
 
     purpose = f"list {mask_url(url)}"
     return Attempts(purpose=purpose, options=options, retry=retry, timeout=timeout, failure=StorageError).run(attempt)
+
+
+def file_sizes(url: str, options: Mapping[str, Any], *, retry: int = 5, timeout: float = 600.0) -> dict[str, int]:
+    """List the objects directly under a URL.
+
+    Args:
+        url: URL of a directory, which need not exist; not a local path.
+        options: Arguments of the filesystem.
+        retry: Attempts in total, at least 1.
+        timeout: Seconds per attempt.
+
+    Returns:
+        Name to size in bytes.
+
+    Raises:
+        StorageError: As for :func:`list_files`.
+        ConfigError: As for :func:`list_files`.
+        MissingDependencyError: As for :func:`list_files`.
+    """
+
+    def attempt() -> dict[str, int]:
+        filesystem, path = open_filesystem(url, options)
+        try:
+            with _remembering_nothing(filesystem):
+                found = call(filesystem, "ls", path, True, timeout=timeout)
+        except FileNotFoundError:
+            return {}
+        return {entry["name"].rpartition("/")[2]: entry["size"] for entry in found if entry["type"] == "file"}
+
+    purpose = f"list {mask_url(url)}"
+    return Attempts(purpose=purpose, options=options, retry=retry, timeout=timeout, failure=StorageError).run(attempt)
+
+
+@contextmanager
+def _remembering_nothing(filesystem: Any) -> Iterator[None]:
+    """List anew, and keep no listing: s3fs would not even find an object to read it that was written since."""
+    filesystem.invalidate_cache()
+    try:
+        yield
+    finally:
+        filesystem.invalidate_cache()

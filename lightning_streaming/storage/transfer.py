@@ -169,37 +169,6 @@ def remove(url: str, options: Mapping[str, Any], *, retry: int = 5, timeout: flo
     Attempts(purpose=purpose, options=options, retry=retry, timeout=timeout, failure=StorageError).run(attempt)
 
 
-def file_sizes(url: str, options: Mapping[str, Any], *, retry: int = 5, timeout: float = 600.0) -> dict[str, int]:
-    """List the objects directly under a URL.
-
-    Args:
-        url: URL of a directory, which need not exist; not a local path.
-        options: Arguments of the filesystem.
-        retry: Attempts in total, at least 1.
-        timeout: Seconds per attempt.
-
-    Returns:
-        Name to size in bytes.
-
-    Raises:
-        StorageError: As for :func:`upload`.
-        ConfigError: As for :func:`upload`.
-        MissingDependencyError: As for :func:`upload`.
-    """
-
-    def attempt() -> dict[str, int]:
-        filesystem, path = open_filesystem(url, options)
-        filesystem.invalidate_cache()  # it may remember what was there before others wrote
-        try:
-            found = call(filesystem, "ls", path, True, timeout=timeout)
-        except FileNotFoundError:
-            return {}
-        return {entry["name"].rpartition("/")[2]: entry["size"] for entry in found if entry["type"] == "file"}
-
-    purpose = f"list {mask_url(url)}"
-    return Attempts(purpose=purpose, options=options, retry=retry, timeout=timeout, failure=StorageError).run(attempt)
-
-
 def _download_attempts(url: str, options: Mapping[str, Any], retry: int, timeout: float) -> Attempts:
     return Attempts(
         purpose=f"download {mask_url(url)}", options=options, retry=retry, timeout=timeout, failure=DownloadError

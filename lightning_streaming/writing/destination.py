@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from lightning_streaming.errors import ConfigError, ObjectNotFoundError, ShardCorruptError, StorageError
-from lightning_streaming.formats.hashing import hash_bytes
-from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, parse_index
+from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo, parse_index
 from lightning_streaming.storage import local_path, mask_url
 from lightning_streaming.storage.filesystems import prepare
-from lightning_streaming.writing.directories import check_is_directory, prepare_directory, stored_names, tidy_directory
+from lightning_streaming.writing.directories import (
+    check_is_directory,
+    has_first_hash,
+    prepare_directory,
+    stored_names,
+    tidy_directory,
+)
 from lightning_streaming.writing.names import WRITING, is_shard_file, record_name, record_number
 from lightning_streaming.writing.place import Bucket, Directory, Place
 from lightning_streaming.writing.progress import Progress
@@ -115,9 +120,11 @@ class Destination:
         if self._mirror is None:
             return
         there = self._mirror.sizes()
-        files = [compressed or raw for shard in shards for raw, compressed in shard.files]
-        for file in files:
-            if there.get(file.basename) != file.bytes or not _has_hash(self._mirror.get(file.basename), file):
+        files = [(compressed or raw, shard.hashes) for shard in shards for raw, compressed in shard.files]
+        for file, kinds in files:
+            path = self._mirror.path / file.basename
+            is_same = kinds and there.get(file.basename) == file.bytes and has_first_hash(path, file, kinds)
+            if not is_same:
                 data = self.truth.get(file.basename)
                 if len(data) != file.bytes:
                     raise ShardCorruptError(f"{file.basename} must have {file.bytes} bytes, but has {len(data)}")
@@ -233,7 +240,3 @@ def _retract(place: Place) -> None:
         if name == INDEX_BASENAME or is_shard_file(name) or record_number(name) is not None:
             place.remove(f"{WRITING}/{name}")
     place.remove_folder(WRITING)
-
-
-def _has_hash(data: bytes, file: FileInfo) -> bool:
-    return any(hash_bytes(name, data) == digest for name, digest in list(file.hashes.items())[:1])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.files import remove_partials
-from lightning_streaming.formats.index import INDEX_BASENAME, ShardInfo, parse_index
+from lightning_streaming.formats.hashing import hash_file
+from lightning_streaming.formats.index import INDEX_BASENAME, FileInfo, ShardInfo, parse_index
 from lightning_streaming.writing.names import WRITING, is_shard_file, record_number, whole_name
 
 
@@ -91,6 +92,11 @@ def _recorded_shards(directory: Path) -> list[str]:
     numbers = {record_number(path.name) for path in (directory / WRITING).iterdir()} - {None}
     begins = tuple(f"shard.{number:05}." for number in numbers)
     return [path.name for path in directory.iterdir() if path.name.startswith(begins)]
+
+
+def has_first_hash(path: Path, file: FileInfo, kinds: Sequence[str]) -> bool:
+    """Whether a file is the one that an index describes, by the first recorded kind of hash; yes if there is none."""
+    return all(hash_file(kind, path) == file.hashes.get(kind) for kind in kinds[:1])
 
 
 def check_is_directory(directory: Path) -> None:

@@ -17,10 +17,9 @@ from operator import itemgetter
 from typing import TypeVar
 
 from lightning_streaming.errors import IndexFormatError, IntegrityError, ObjectNotFoundError
-from lightning_streaming.formats.hashing import hash_file
 from lightning_streaming.formats.index import INDEX_BASENAME, ShardInfo, dump_index, parse_index
 from lightning_streaming.writing.destination import Destination
-from lightning_streaming.writing.directories import stored_names
+from lightning_streaming.writing.directories import has_first_hash, stored_names
 from lightning_streaming.writing.names import WRITING, is_shard_file, record_name, record_number
 from lightning_streaming.writing.place import Directory
 
@@ -139,8 +138,7 @@ class Journal:
             # A hash would cost a download. Stores check what they receive, and keep a file whole or not at all.
             return True
         root = self._truth.path / folder
-        kinds = shard.hashes[:1]
-        return all(hash_file(kind, root / file.basename) == file.hashes.get(kind) for file in files for kind in kinds)
+        return all(has_first_hash(root / file.basename, file, shard.hashes) for file in files)
 
 
 def _at_once(function: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:

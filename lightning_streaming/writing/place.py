@@ -9,7 +9,8 @@ from typing import Any, Protocol
 from lightning_streaming.errors import ObjectNotFoundError, StorageError
 from lightning_streaming.files import appears_whole
 from lightning_streaming.storage import join_url, read_bytes
-from lightning_streaming.storage.transfer import file_sizes, remove, upload_bytes
+from lightning_streaming.storage.listing import file_sizes
+from lightning_streaming.storage.transfer import remove, upload_bytes
 
 _READ_SECONDS = 600.0
 """For one file, which may have 4 GiB."""

@@ -16,7 +16,8 @@ from lightning_streaming.errors import (
     StreamingError,
 )
 from lightning_streaming.storage import download, join_url, read_bytes, upload
-from lightning_streaming.storage.transfer import file_sizes, remove, upload_bytes
+from lightning_streaming.storage.listing import file_sizes
+from lightning_streaming.storage.transfer import remove, upload_bytes
 from tests.servers import HttpStore, S3Store, refused_port
 
 DATA = bytes(range(256)) * 40
