@@ -1,0 +1,57 @@
+"""The table of offsets that an MDS file, or the meta file of a split shard, begins with.
+
+    bytes        content
+    4            uint32 n, the number of samples
+    4 (n + 1)    uint32 offsets in the data file: where each sample starts, and where the last one ends
+
+All integers are little-endian.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.errors import ShardCorruptError
+
+_COUNT = struct.Struct("<I")
+
+
+def table_bytes(num_samples: int) -> int:
+    """Bytes of the table of so many samples."""
+    return 4 + 4 * (num_samples + 1)
+
+
+def read_offsets(start: memoryview, num_samples: int, smallest_bytes: int, shown: str) -> NDArray[np.int64]:
+    """Read the table, and refuse one whose samples would not follow each other.
+
+    Args:
+        start: The file that begins with the table; of the bytes after it nothing is read.
+        num_samples: How many samples the index says there are.
+        smallest_bytes: Bytes that each of them has at least.
+        shown: What to call the file in an error.
+
+    Returns:
+        Array of shape (num_samples + 1,).
+
+    Raises:
+        ShardCorruptError: The file is too short, has another number of samples, or a sample is too small.
+    """
+    stop = table_bytes(num_samples)
+    if len(start) < 8:
+        raise ShardCorruptError(f"{shown} must have at least 8 bytes to be a shard, but has {len(start)}")
+    (found,) = _COUNT.unpack_from(start)
+    if found != num_samples:
+        raise ShardCorruptError(f"{shown} must have {num_samples} samples by its index, but says it has {found}")
+    if stop > len(start):
+        raise ShardCorruptError(f"{shown} must have {stop} bytes for its offsets alone, but has {len(start)}")
+    offsets = np.frombuffer(start, "<u4", num_samples + 1, 4).astype(np.int64)
+    lengths = np.diff(offsets)
+    if num_samples and lengths.min() < smallest_bytes:
+        index = int(lengths.argmin())
+        raise ShardCorruptError(
+            f"{shown}, sample {index}: expected at least {smallest_bytes} bytes, but the offsets say {lengths[index]}"
+        )
+    return offsets
