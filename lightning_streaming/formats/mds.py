@@ -30,6 +30,7 @@ from lightning_streaming.formats.columns import check_columns
 from lightning_streaming.formats.index import INDEX_VERSION, MAX_RAW_BYTES, ShardInfo
 from lightning_streaming.formats.mapping import map_file
 from lightning_streaming.formats.mds_decoder import read_decoder
+from lightning_streaming.formats.offsets import read_offsets, table_bytes
 
 _COUNT = struct.Struct("<I")
 _OFFSET_PAIR = struct.Struct("<II")
@@ -140,23 +141,9 @@ def encode_shard(samples: Sequence[bytes], config: bytes) -> bytes:
 
 def _check_offsets(view: memoryview, num_samples: int, smallest_bytes: int, path: Path) -> None:
     """Refuse a shard whose samples would not follow each other through the rest of the file."""
-    if len(view) < 8:
-        raise ShardCorruptError(f"{path} must have at least 8 bytes to be a shard, but has {len(view)}")
-    (found,) = _COUNT.unpack_from(view)
-    if found != num_samples:
-        raise ShardCorruptError(f"{path} must have {num_samples} samples by its index, but says it has {found}")
-    table_stop = shard_bytes(num_samples, 0, 0)
-    if table_stop > len(view):
-        raise ShardCorruptError(f"{path} must have {table_stop} bytes for its offsets alone, but has {len(view)}")
-    offsets = np.frombuffer(view, "<u4", num_samples + 1, 4).astype(np.int64)
-    if offsets[0] < table_stop or offsets[-1] != len(view):
+    offsets = read_offsets(view, num_samples, smallest_bytes, str(path))
+    if offsets[0] < table_bytes(num_samples) or offsets[-1] != len(view):
         raise ShardCorruptError(
-            f"{path} must hold its samples between bytes {table_stop} and {len(view)}, but they start at {offsets[0]} "
-            f"and end at {offsets[-1]}"
-        )
-    lengths = np.diff(offsets)
-    if num_samples and lengths.min() < smallest_bytes:
-        index = int(lengths.argmin())
-        raise ShardCorruptError(
-            f"{path}, sample {index}: expected at least {smallest_bytes} bytes, but the offsets say {lengths[index]}"
+            f"{path} must hold its samples between bytes {table_bytes(num_samples)} and {len(view)}, but they start at "
+            f"{offsets[0]} and end at {offsets[-1]}"
         )

@@ -40,13 +40,11 @@ def read_offsets(start: memoryview, num_samples: int, smallest_bytes: int, shown
         ShardCorruptError: The file is too short, has another number of samples, or a sample is too small.
     """
     stop = table_bytes(num_samples)
-    if len(start) < 8:
-        raise ShardCorruptError(f"{shown} must have at least 8 bytes to be a shard, but has {len(start)}")
+    if stop > len(start):
+        raise ShardCorruptError(f"{shown} must have {stop} bytes for its offsets alone, but has {len(start)}")
     (found,) = _COUNT.unpack_from(start)
     if found != num_samples:
         raise ShardCorruptError(f"{shown} must have {num_samples} samples by its index, but says it has {found}")
-    if stop > len(start):
-        raise ShardCorruptError(f"{shown} must have {stop} bytes for its offsets alone, but has {len(start)}")
     offsets = np.frombuffer(start, "<u4", num_samples + 1, 4).astype(np.int64)
     lengths = np.diff(offsets)
     if num_samples and lengths.min() < smallest_bytes:

@@ -20,7 +20,7 @@ def test_offsets_are_read() -> None:
 @pytest.mark.parametrize(
     ("start", "samples", "said"),
     [
-        (memoryview(b"1234567"), 0, "x.mds must have at least 8 bytes to be a shard, but has 7"),
+        (memoryview(b"1234567"), 0, "x.mds must have 8 bytes for its offsets alone, but has 7"),
         (_table(4, [0, 0]), 3, "must have 3 samples by its index, but says it has 4"),
         (_table(3, [20, 20, 20, 20])[:19], 3, "must have 20 bytes for its offsets alone, but has 19"),
         (_table(3, [20, 24, 25, 30]), 3, "x.mds, sample 1: expected at least 2 bytes, but the offsets say 1"),
