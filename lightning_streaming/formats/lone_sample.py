@@ -10,7 +10,7 @@ from lightning_streaming.errors import FormatError, SampleIndexError, ShardCorru
 from lightning_streaming.formats.columns import check_columns
 from lightning_streaming.formats.index import FileInfo, ShardInfo
 from lightning_streaming.formats.mds_decoder import read_decoder
-from lightning_streaming.formats.offsets import read_offsets, table_bytes
+from lightning_streaming.formats.offsets import check_lengths, read_offsets, table_bytes
 from lightning_streaming.formats.split import read_split_layout
 
 _Decode = Callable[[memoryview], dict[str, Any]]
@@ -62,13 +62,15 @@ class LoneSamples:
         check_columns(info, columns)
         self._info = info
         self._decode, smallest_bytes, earliest = _decoding(info, allow_unsafe_types, columns)
-        self._offsets = read_offsets(memoryview(table), info.samples, smallest_bytes, info.raw_data.basename)
+        name = info.raw_data.basename
+        self._offsets = read_offsets(memoryview(table), info.samples, name)
         start, stop = self._offsets[0], self._offsets[-1]
         if start < earliest or stop != info.raw_data.bytes:
             raise ShardCorruptError(
-                f"{info.raw_data.basename} must hold its samples between bytes {earliest} and {info.raw_data.bytes}, "
-                f"but they start at {start} and end at {stop}"
+                f"{name} must hold its samples between bytes {earliest} and {info.raw_data.bytes}, but they start at "
+                f"{start} and end at {stop}"
             )
+        check_lengths(self._offsets, smallest_bytes, name)
 
     def part(self, index: int) -> FilePart:
         """The bytes of one sample.

@@ -30,7 +30,7 @@ from lightning_streaming.formats.columns import check_columns
 from lightning_streaming.formats.index import INDEX_VERSION, MAX_RAW_BYTES, ShardInfo
 from lightning_streaming.formats.mapping import map_file
 from lightning_streaming.formats.mds_decoder import read_decoder
-from lightning_streaming.formats.offsets import read_offsets, table_bytes
+from lightning_streaming.formats.offsets import check_lengths, read_offsets, table_bytes
 
 _COUNT = struct.Struct("<I")
 _OFFSET_PAIR = struct.Struct("<II")
@@ -141,9 +141,10 @@ def encode_shard(samples: Sequence[bytes], config: bytes) -> bytes:
 
 def _check_offsets(view: memoryview, num_samples: int, smallest_bytes: int, path: Path) -> None:
     """Refuse a shard whose samples would not follow each other through the rest of the file."""
-    offsets = read_offsets(view, num_samples, smallest_bytes, str(path))
+    offsets = read_offsets(view, num_samples, str(path))
     if offsets[0] < table_bytes(num_samples) or offsets[-1] != len(view):
         raise ShardCorruptError(
             f"{path} must hold its samples between bytes {table_bytes(num_samples)} and {len(view)}, but they start at "
             f"{offsets[0]} and end at {offsets[-1]}"
         )
+    check_lengths(offsets, smallest_bytes, str(path))

@@ -24,20 +24,19 @@ def table_bytes(num_samples: int) -> int:
     return 4 + 4 * (num_samples + 1)
 
 
-def read_offsets(start: memoryview, num_samples: int, smallest_bytes: int, shown: str) -> NDArray[np.int64]:
-    """Read the table, and refuse one whose samples would not follow each other.
+def read_offsets(start: memoryview, num_samples: int, shown: str) -> NDArray[np.int64]:
+    """Read the table.
 
     Args:
-        start: The file that begins with the table; of the bytes after it nothing is read.
+        start: The file that begins with it; of the bytes after it nothing is read.
         num_samples: How many samples the index says there are.
-        smallest_bytes: Bytes that each of them has at least.
         shown: What to call the file in an error.
 
     Returns:
         Array of shape (num_samples + 1,).
 
     Raises:
-        ShardCorruptError: The file is too short, has another number of samples, or a sample is too small.
+        ShardCorruptError: The file is too short, or says another number of samples.
     """
     stop = table_bytes(num_samples)
     if stop > len(start):
@@ -45,11 +44,18 @@ def read_offsets(start: memoryview, num_samples: int, smallest_bytes: int, shown
     (found,) = _COUNT.unpack_from(start)
     if found != num_samples:
         raise ShardCorruptError(f"{shown} must have {num_samples} samples by its index, but says it has {found}")
-    offsets = np.frombuffer(start, "<u4", num_samples + 1, 4).astype(np.int64)
+    return np.frombuffer(start, "<u4", num_samples + 1, 4).astype(np.int64)
+
+
+def check_lengths(offsets: NDArray[np.int64], smallest_bytes: int, shown: str) -> None:
+    """Refuse offsets that go back, or leave a sample less than the bytes it has at least.
+
+    Raises:
+        ShardCorruptError: Names the worst sample.
+    """
     lengths = np.diff(offsets)
-    if num_samples and lengths.min() < smallest_bytes:
+    if len(lengths) and lengths.min() < smallest_bytes:
         index = int(lengths.argmin())
         raise ShardCorruptError(
             f"{shown}, sample {index}: expected at least {smallest_bytes} bytes, but the offsets say {lengths[index]}"
         )
-    return offsets

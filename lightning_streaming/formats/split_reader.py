@@ -17,7 +17,7 @@ from lightning_streaming.formats.checks import brief
 from lightning_streaming.formats.columns import check_columns
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.formats.mapping import map_file
-from lightning_streaming.formats.offsets import read_offsets
+from lightning_streaming.formats.offsets import check_lengths, read_offsets
 from lightning_streaming.formats.split import SplitLayout, read_split_layout
 
 _OFFSET_PAIR = struct.Struct("<II")
@@ -92,13 +92,14 @@ class SplitReader:
 
 def _check_offsets(meta: memoryview, info: ShardInfo, layout: SplitLayout, path: Path) -> None:
     """Refuse a meta file whose rows would not follow each other from the data file's header to its end."""
-    offsets = read_offsets(meta, info.samples, layout.rows.smallest_bytes, str(path))
+    offsets = read_offsets(meta, info.samples, str(path))
     expected = len(layout.header), info.raw_data.bytes
     if (offsets[0], offsets[-1]) != expected:
         raise ShardCorruptError(
             f"{path} must place its rows from byte {expected[0]} to {expected[1]} of {info.raw_data.basename}, but "
             f"they start at {offsets[0]} and end at {offsets[-1]}"
         )
+    check_lengths(offsets, layout.rows.smallest_bytes, str(path))
 
 
 def _check_header(data: memoryview, header: bytes, path: Path) -> None:
