@@ -16,6 +16,7 @@ from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from lightning_streaming.formats.index import INDEX_BASENAME, dump_index
 from lightning_streaming.writing.mds_recipe import make_mds_recipe
 from lightning_streaming.writing.settings import parse_settings
+from lightning_streaming.writing.shard_buffer import ShardBuffer
 
 State = dict[str, Any]
 
@@ -34,10 +35,13 @@ def write_shards(root: Path, sizes: Sequence[int]) -> Path:
     root.mkdir(parents=True)
     first, infos = 0, []
     for number, size in enumerate(sizes):
-        samples = [recipe.encode({"id": index}) for index in range(first, first + size)]
-        made = recipe.make(number, samples)
-        for name, data in made.files:
-            (root / name).write_bytes(data)
+        gathered = ShardBuffer(0)
+        for index in range(first, first + size):
+            gathered.append(recipe.parts({"id": index}))
+        with gathered.samples() as samples:
+            made = recipe.make(number, samples)
+            for file in made.files:
+                (root / file.basename).write_bytes(b"".join(file.pieces))
         infos.append(made.info)
         first += size
     (root / INDEX_BASENAME).write_bytes(dump_index(tuple(infos)))

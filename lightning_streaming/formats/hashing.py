@@ -37,15 +37,16 @@ def hash_names() -> tuple[str, ...]:
     return tuple(sorted(_HASHLIB_NAMES + _XXHASH_NAMES))
 
 
-def hash_bytes(name: str, data: bytes) -> str:
-    """Hash ``data``, as lowercase hexadecimal digits.
+def hash_bytes(name: str, *pieces: bytes | memoryview) -> str:
+    """Hash bytes, be they in several pieces, as lowercase hexadecimal digits.
 
     Raises:
         ConfigError: No hash has this name.
         MissingDependencyError: The hash needs the xxhash package, which is not installed.
     """
     hasher = _new_hasher(name)
-    hasher.update(memoryview(data))
+    for piece in pieces:
+        hasher.update(memoryview(piece))
     return hasher.hexdigest()
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightning_streaming.errors import (
     ConfigError,
@@ -127,16 +128,21 @@ def check_shard_bytes(size: int) -> None:
         raise ConfigError(f"a shard can have {MAX_RAW_BYTES} bytes, but this one would have {size}; set size_limit")
 
 
-def encode_shard(samples: Sequence[bytes], config: bytes) -> bytes:
-    """The shard file that holds these samples.
+def head_bytes(ends: Sequence[int] | NDArray[np.int64], config: bytes) -> bytes:
+    """What a shard file has before its samples.
+
+    Args:
+        ends: Where each sample ends, counted from the start of the first; of shape (samples,).
+        config: What :func:`encode_config` gives.
 
     Raises:
         ConfigError: The file would have 4 GiB or more.
     """
-    start = shard_bytes(len(samples), 0, len(config))
-    offsets = np.cumsum([start, *map(len, samples)], dtype=np.int64)
+    offsets = np.zeros(len(ends) + 1, np.int64)
+    offsets[1:] = ends
+    offsets += shard_bytes(len(ends), 0, len(config))
     check_shard_bytes(int(offsets[-1]))
-    return b"".join([_COUNT.pack(len(samples)), offsets.astype("<u4").tobytes(), config, *samples])
+    return b"".join([_COUNT.pack(len(ends)), offsets.astype("<u4").tobytes(), config])
 
 
 def _check_offsets(view: memoryview, num_samples: int, smallest_bytes: int, path: Path) -> None:

@@ -8,11 +8,12 @@ Names are not stored. A writer sorts the columns by name, and the index lists th
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from lightning_streaming.formats.checks import check_length
 from lightning_streaming.formats.encodings import Encoding, encoding
 from lightning_streaming.formats.index import MAX_RAW_BYTES
 from lightning_streaming.formats.ndarray import NdarrayEncoding
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 _SIZE = struct.Struct("<I")
 
@@ -37,34 +41,45 @@ _NUMBERS: Mapping[str, tuple[str, type]] = {
     "float32": ("f", float),
     "float64": ("d", float),
 }
-"""Encodings that :mod:`struct` writes as numpy does, as long as the value is of exactly this type and fits."""
+"""Encodings that :mod:`struct` writes as numpy does, as long as the value is of exactly this type and fits.
+
+They take a number of numpy's own type too, except ``int``.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _PlainNumbers:
-    """Samples of nothing but numbers, written in one step where all values are Python's own."""
+    """Samples of nothing but numbers, written in one step where all values are Python's own, or numpy's."""
 
     names: tuple[str, ...]
-    types: list[type]
+    own_types: list[type]
+    numpy_types: list[type]
     packed: struct.Struct
 
-    def encode(self, sample: Mapping[str, Any]) -> bytes | None:
+    def parts(self, sample: Mapping[str, Any]) -> tuple[bytes] | None:
         """The sample's bytes; None where a value needs a closer look."""
         try:
             values = [sample[name] for name in self.names]
-            return self.packed.pack(*values) if list(map(type, values)) == self.types else None
+            types = list(map(type, values))
+            if types == self.own_types:
+                return (self.packed.pack(*values),)
+            if types == self.numpy_types:
+                data = self.packed.pack(*values)
+                # There are many NaNs, and on the way through a Python float one may become another.
+                return None if math.isnan(sum(self.packed.unpack(data))) else (data,)
         except (KeyError, OverflowError, struct.error):
-            return None
+            pass
+        return None
 
 
 @dataclass(frozen=True, slots=True)
 class _OneArray:
-    """Samples of one array, copied once."""
+    """Samples of one array."""
 
     name: str
     encoding: NdarrayEncoding
 
-    def encode(self, sample: Mapping[str, Any]) -> bytes | None:
+    def parts(self, sample: Mapping[str, Any]) -> tuple[Buffer, ...] | None:
         """The sample's bytes; None where the value needs a closer look."""
         value = sample.get(self.name)
         if type(value) is not np.ndarray or value.nbytes > MAX_RAW_BYTES // 2:
@@ -73,8 +88,9 @@ class _OneArray:
             head, values = self.encoding.parts(value)
         except EncodingError as error:
             raise EncodingError(f"column {self.name!r}: {error}") from error
-        size = b"" if self.encoding.shape else _SIZE.pack(len(head) + values.nbytes)
-        return b"".join((size, head, values))
+        if self.encoding.shape:
+            return (values,)
+        return _SIZE.pack(len(head) + values.nbytes), head, values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,31 +127,44 @@ class SampleLayout:
         Raises:
             EncodingError: A column is missing, or its value does not fit.
         """
+        return b"".join(self.parts(sample))
+
+    def parts(self, sample: Mapping[str, Any]) -> Sequence[Buffer]:
+        """Turn a sample into bytes, in parts that follow each other. An array's part is the array.
+
+        Raises:
+            EncodingError: A column is missing, or its value does not fit.
+        """
         if self.quick is not None and type(sample) is dict:  # another mapping may make up what it lacks
-            data = self.quick.encode(sample)
-            if data is not None:
-                return data
-        payloads = self._payloads(sample)
-        sizes = [*map(len, payloads)]
+            quick = self.quick.parts(sample)
+            if quick is not None:
+                return quick
+        parts: list[Buffer] = [b""]
+        sizes = [self._add_column(place, sample, parts) for place in range(len(self.names))]
         if sum(sizes) > MAX_RAW_BYTES:
             raise EncodingError(f"a sample can have {MAX_RAW_BYTES} bytes, but got {sum(sizes)}")
-        return b"".join([self.header.pack(*[sizes[place] for place in self.varying]), *payloads])
+        parts[0] = self.header.pack(*[sizes[place] for place in self.varying])
+        return parts
 
-    def _payloads(self, sample: Mapping[str, Any]) -> list[bytes]:
-        payloads = []
-        for name, column_encoding, size in zip(self.names, self.encodings, self.sizes, strict=True):
-            if name not in sample:
-                found = ", ".join(map(repr, sample)) or "none"
-                raise EncodingError(f"column {name!r} is missing; the sample has {found}")
-            value = sample[name]
-            try:
-                data = value if isinstance(value, bytes) else column_encoding.encode(value)
-                if size is not None and size != len(data):
-                    check_length(data, size)
-            except EncodingError as error:
-                raise EncodingError(f"column {name!r}: {error}") from error
-            payloads.append(data)
-        return payloads
+    def _add_column(self, place: int, sample: Mapping[str, Any], parts: list[Buffer]) -> int:
+        """Add the payload of one column, and give its size."""
+        name, column_encoding, size = self.names[place], self.encodings[place], self.sizes[place]
+        if name not in sample:
+            found = ", ".join(map(repr, sample)) or "none"
+            raise EncodingError(f"column {name!r} is missing; the sample has {found}")
+        value = sample[name]
+        try:
+            if isinstance(value, np.ndarray) and isinstance(column_encoding, NdarrayEncoding):
+                head, values = column_encoding.parts(value)
+                parts += (head, values)
+                return len(head) + int(values.nbytes)
+            data = value if isinstance(value, bytes) else column_encoding.encode(value)
+            if size is not None and size != len(data):
+                check_length(data, size)
+        except EncodingError as error:
+            raise EncodingError(f"column {name!r}: {error}") from error
+        parts.append(data)
+        return len(data)
 
 
 @lru_cache(maxsize=1024)
@@ -185,5 +214,9 @@ def _quick_way(
         return _OneArray(names[0], encodings[0])
     if not all(name in _NUMBERS for name in encoding_names):
         return None
-    codes = "".join(_NUMBERS[name][0] for name in encoding_names)
-    return _PlainNumbers(names, [_NUMBERS[name][1] for name in encoding_names], struct.Struct("<" + codes))
+    return _PlainNumbers(
+        names,
+        own_types=[_NUMBERS[name][1] for name in encoding_names],
+        numpy_types=[int if name == "int" else np.dtype(name).type for name in encoding_names],
+        packed=struct.Struct("<" + "".join(_NUMBERS[name][0] for name in encoding_names)),
+    )

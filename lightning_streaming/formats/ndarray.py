@@ -66,19 +66,19 @@ class NdarrayEncoding:
     def encode(self, value: Any) -> bytes:
         return b"".join(self.parts(value))
 
-    def parts(self, value: Any) -> tuple[bytes, memoryview]:
+    def parts(self, value: Any) -> tuple[bytes, Any]:
         """The payload in two parts: what stands before the values, and the values as they lie on disk.
+
+        Returns:
+            Bytes, and an array, which type checkers know as a buffer from Python 3.12 on only.
 
         Raises:
             EncodingError: The value does not fit.
         """
         if type(value) is not np.ndarray:
             check_type(value, np.ndarray)
-        name = self._check_array(value)
-        head = b"" if self.dtype else bytes([_CODES[name]])
-        if self.shape is None:
-            head += _shape_header(value.shape)
-        return head, np.ascontiguousarray(value, _DTYPES[name]).data
+        head, dtype = _head_and_dtype(self.dtype, self.shape, value.dtype, value.shape)
+        return head, np.ascontiguousarray(value, dtype)
 
     def decode(self, data: bytes | memoryview) -> NDArray[Any]:
         dtype, shape, start = self.dtype, self.shape, 0
@@ -96,19 +96,6 @@ class NdarrayEncoding:
         except ValueError as error:  # numpy 1 stops at 32 dimensions
             raise EncodingError(f"numpy cannot hold shape {shape}: {error}") from None
         return array
-
-    def _check_array(self, array: NDArray[Any]) -> str:
-        """The name of the array's dtype, if it may be written."""
-        name = _NAME_OF_DTYPE.get(array.dtype)
-        if name is None or (self.dtype and name != self.dtype):
-            raise EncodingError(f"expected dtype {self.dtype or ' or '.join(_CODES)}, but got {array.dtype.name}")
-        if self.shape is not None and array.shape != self.shape:
-            raise EncodingError(f"expected shape {self.shape}, but got {array.shape}")
-        if array.size == 0 or not 1 <= array.ndim <= _MOST_DIMS:
-            raise EncodingError(
-                f"expected 1 to {_MOST_DIMS} dimensions and at least one value, but got shape {array.shape}"
-            )
-        return name
 
 
 def parse_ndarray(config: str) -> NdarrayEncoding:
@@ -131,6 +118,21 @@ def parse_ndarray(config: str) -> NdarrayEncoding:
 
 
 @lru_cache(maxsize=1024)
+def _head_and_dtype(
+    fixed_dtype: str | None, fixed_shape: tuple[int, ...] | None, dtype: np.dtype[Any], shape: tuple[int, ...]
+) -> tuple[bytes, np.dtype[Any]]:
+    """What stands before the values of an array, and the dtype that they have on disk, if it may be written."""
+    name = _NAME_OF_DTYPE.get(dtype)
+    if name is None or (fixed_dtype and name != fixed_dtype):
+        raise EncodingError(f"expected dtype {fixed_dtype or ' or '.join(_CODES)}, but got {dtype.name}")
+    if fixed_shape is not None and shape != fixed_shape:
+        raise EncodingError(f"expected shape {fixed_shape}, but got {shape}")
+    if not 1 <= len(shape) <= _MOST_DIMS or 0 in shape:
+        raise EncodingError(f"expected 1 to {_MOST_DIMS} dimensions and at least one value, but got shape {shape}")
+    head = b"" if fixed_dtype else bytes([_CODES[name]])
+    return head + (b"" if fixed_shape else _shape_header(shape)), _DTYPES[name]
+
+
 def _shape_header(shape: tuple[int, ...]) -> bytes:
     width = next(w for w in range(4) if max(shape) < 2 ** (8 * 2**w))
     return bytes([len(shape) << 2 | width]) + np.array(shape, _DIM_DTYPES[width]).tobytes()

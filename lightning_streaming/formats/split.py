@@ -210,13 +210,3 @@ def meta_bytes(offsets: Sequence[int] | NDArray[np.int64], config: bytes) -> byt
     check_shard_bytes(int(table[-1]))
     check_shard_bytes(4 + 4 * len(table) + len(config))
     return b"".join([np.array(len(table) - 1, "<u4").tobytes(), table.astype("<u4").tobytes(), config])
-
-
-def encode_split_shard(rows: Sequence[bytes], layout: SplitLayout, config: bytes) -> tuple[bytes, bytes]:
-    """The meta file and the data file that hold these rows.
-
-    Raises:
-        ConfigError: One of them would have 4 GiB or more.
-    """
-    offsets = np.cumsum([len(layout.header), *map(len, rows)], dtype=np.int64)
-    return meta_bytes(offsets, config), b"".join([layout.header, *rows])

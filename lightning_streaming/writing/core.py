@@ -6,6 +6,7 @@ import operator
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +21,7 @@ from lightning_streaming.writing.destination import Destination
 from lightning_streaming.writing.journal import Journal
 from lightning_streaming.writing.recipe import ShardRecipe
 from lightning_streaming.writing.settings import ShardSettings, parse_settings
+from lightning_streaming.writing.shard_buffer import ShardBuffer
 from lightning_streaming.writing.start import Mode, check_format, check_settings, find_start, go_on
 
 if TYPE_CHECKING:
@@ -92,10 +94,16 @@ class ShardWriter(ABC):
             out, keep_local=keep_local, retry=retry, progress_bar=progress_bar, storage_options=storage_options
         )
         self._journal = None if mode == "create" else Journal(self._destination)
-        self._start = find_start(mode, self._destination, exist_ok=exist_ok)
-        recipe = self._check_start(recipe)
-        journal = self._journal
-        samples = [] if journal is None else go_on(self._start, self._destination, journal, recipe)
+        with ExitStack() as held:
+            if mode == "resume":
+                self._destination.make_folder("")
+            if self._journal is not None:
+                held.enter_context(self._destination.alone())
+            self._start = find_start(mode, self._destination, exist_ok=exist_ok)
+            recipe = self._check_start(recipe)
+            journal = self._journal
+            samples = [] if journal is None else go_on(self._start, self._destination, journal, recipe)
+            self._held = held.pop_all()
         self._shards = list(self._start.safe)
         self._num_samples = sum(shard.samples for shard in self._shards)
         self._cutter = None if recipe is None else Cutter(recipe, number=len(self._shards), samples=samples)
@@ -135,7 +143,7 @@ class ShardWriter(ABC):
             raise EncodingError(
                 f"the first sample had columns {sorted(self._exact_names)}, but this one has {list(sample)}"
             )
-        before = cutter.add(cutter.recipe.encode(sample))
+        before = cutter.add(cutter.recipe.parts(sample))
         if before is not None:
             self._submit(cutter, cutter.number - 1, before, is_last=False)
 
@@ -203,11 +211,11 @@ class ShardWriter(ABC):
 
     def _tell_columns(self, sample: Mapping[str, Any]) -> None:
         recipe = self._make_recipe(self._infer(sample), self._settings)
-        recipe.encode(sample)  # a sample that does not fit decides nothing
+        recipe.parts(sample)  # a sample that does not fit decides nothing
         self._cutter = Cutter(recipe)
         self._exact_names = columns_of(recipe.schema).keys()
 
-    def _submit(self, cutter: Cutter, number: int, samples: Sequence[bytes], *, is_last: bool) -> None:
+    def _submit(self, cutter: Cutter, number: int, samples: ShardBuffer, *, is_last: bool) -> None:
         reopened, published = self._start.reopened, self._start.published or ()
         if reopened is not None and number == len(self._start.safe) and len(samples) == reopened.samples:
             self._commit(reopened)  # nothing was added to it; and nothing is at work, for it is the first
@@ -218,7 +226,7 @@ class ShardWriter(ABC):
             put = self._journal.put_aside if number < len(published) else put
             # The last shard needs no record: the index follows.
             commit = commit if is_last else partial(self._record, self._journal, number)
-        self._background.submit(partial(_store, cutter.recipe, number, samples, put), commit)
+        self._background.submit(partial(_store, cutter, number, samples, put), commit)
 
     def _store_rest(self) -> None:
         if self._background.failure is None and self._cutter is not None and self._cutter.has_samples:
@@ -228,7 +236,7 @@ class ShardWriter(ABC):
             self._refuse()
 
     def _record(self, journal: Journal, number: int, shard: ShardInfo) -> None:
-        journal.record(number, shard)
+        journal.record(number, shard, self._shards)
         self._commit(shard)
 
     def _commit(self, shard: ShardInfo) -> None:
@@ -262,12 +270,16 @@ class ShardWriter(ABC):
         self._is_closed = True
         self._background.close()
         self._destination.close()
+        self._held.close()
+        self._cutter = None  # its memory is large
 
 
-def _store(recipe: ShardRecipe, number: int, samples: Sequence[bytes], put: Callable[[str, bytes], None]) -> ShardInfo:
-    made = recipe.make(number, samples)
-    for name, data in made.files:
-        put(name, data)
+def _store(cutter: Cutter, number: int, gathered: ShardBuffer, put: Callable[..., None]) -> ShardInfo:
+    with gathered.samples() as samples:
+        made = cutter.recipe.make(number, samples)
+        for file in made.files:
+            put(file.basename, *file.pieces)
+    cutter.use_again(gathered)
     return made.info
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from lightning_streaming.writing.directories import (
 from lightning_streaming.writing.names import WRITING, is_shard_file, record_name, record_number
 from lightning_streaming.writing.place import Bucket, Directory, Place
 from lightning_streaming.writing.progress import Progress
+from lightning_streaming.writing.sole_writer import instead_of_others
 
 
 class Destination:
@@ -144,25 +146,39 @@ class Destination:
             return None
         return parse_index(text, INDEX_BASENAME), text
 
-    def put(self, name: str, data: bytes) -> None:
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Be the only writer in each directory that is there.
+
+        Raises:
+            ConfigError: There is another writer.
+        """
+        with ExitStack() as held:
+            for directory in self._directories():
+                if directory.path.is_dir():
+                    held.enter_context(instead_of_others(directory.path))
+            yield
+
+    def put(self, name: str, *pieces: bytes | memoryview) -> None:
         """Store a file.
 
         Raises:
             StorageError: It could not be.
         """
-        self.put_aside(name, data)
+        self.put_aside(name, *pieces)
         if self._mirror is not None:
-            self._mirror.put(name, data)
+            self._mirror.put(name, *pieces)
 
-    def put_aside(self, name: str, data: bytes) -> None:
+    def put_aside(self, name: str, *pieces: bytes | memoryview) -> None:
         """Store a file that is not part of the dataset.
 
         Raises:
             StorageError: It could not be.
         """
-        self._progress.expect(len(data))
-        self.truth.put(name, data)
-        self._progress.stored(len(data))
+        num_bytes = sum(map(len, pieces))
+        self._progress.expect(num_bytes)
+        self.truth.put(name, *pieces)
+        self._progress.stored(num_bytes)
 
     def make_folder(self, name: str) -> None:
         """Make a folder in each directory."""

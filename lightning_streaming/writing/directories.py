@@ -10,6 +10,7 @@ from lightning_streaming.files import remove_partials
 from lightning_streaming.formats.hashing import hash_file
 from lightning_streaming.formats.index import INDEX_BASENAME, FileInfo, ShardInfo, parse_index
 from lightning_streaming.writing.names import WRITING, is_shard_file, record_number, whole_name
+from lightning_streaming.writing.system_errors import system_errors
 
 
 def stored_names(shard: ShardInfo) -> list[str]:
@@ -17,6 +18,7 @@ def stored_names(shard: ShardInfo) -> list[str]:
     return [(compressed or raw).basename for raw, compressed in shard.files]
 
 
+@system_errors("make room for a dataset")
 def prepare_directory(directory: Path, *, exist_ok: bool) -> None:
     """Make an empty directory, out of a missing one or, with ``exist_ok``, out of one that holds a dataset.
 
@@ -47,6 +49,7 @@ def prepare_directory(directory: Path, *, exist_ok: bool) -> None:
         (directory / WRITING).rmdir()
 
 
+@system_errors("remove what a writer left")
 def tidy_directory(directory: Path, named: Container[str], *, is_copy: bool) -> None:
     """Remove what a killed writer left in a directory where another goes on.
 
@@ -94,11 +97,13 @@ def _recorded_shards(directory: Path) -> list[str]:
     return [path.name for path in directory.iterdir() if path.name.startswith(begins)]
 
 
+@system_errors("read what is stored")
 def has_first_hash(path: Path, file: FileInfo, kinds: Sequence[str]) -> bool:
     """Whether a file is the one that an index describes, by the first recorded kind of hash; yes if there is none."""
     return all(hash_file(kind, path) == file.hashes.get(kind) for kind in kinds[:1])
 
 
+@system_errors("look at a directory")
 def check_is_directory(directory: Path) -> None:
     """Refuse a file.
 

@@ -1,7 +1,8 @@
 """What a writer that may be killed has to say to the one that goes on.
 
-Shard 12 is stored, then a record says so; only then it counts. A record is an index of one shard, so it tells the
-settings, the columns, the sizes and the hashes too. Records appear in the order of the shards.
+Shard 12 is stored, then a record says so; only then it counts. A record is an index of this shard, so it tells the
+settings, the columns, the sizes and the hashes too. Records appear in the order of the shards. Each also tells of the
+shard before: so one that a crash of the machine damaged costs nothing, as long as the next one can be read.
 
 A shard that replaces a published one is kept aside, so that readers of the published index find what it promises. When
 all shards are stored, the index that will follow is put beside it: with that the change is decided. Whoever comes next
@@ -43,16 +44,17 @@ class Journal:
         """Say in directories that a writer is at work which can be continued."""
         self._destination.make_folder(WRITING)
 
-    def record(self, number: int, shard: ShardInfo) -> None:
-        """Say that a shard is stored."""
-        self._truth.put(record_name(number), dump_index([shard]))
+    def record(self, number: int, shard: ShardInfo, before: Sequence[ShardInfo]) -> None:
+        """Say that a shard is stored, behind those before."""
+        self._truth.put(record_name(number), dump_index([shard, *before[-1:]]))
 
     def records(self) -> dict[int, ShardInfo]:
-        """Every record there is, by number; one that cannot be read was never whole."""
+        """The shards that there are records of, by number, but for those that no record tells of that can be read."""
         numbers = (record_number(name) for name in self._truth.sizes(WRITING))
         known = sorted(number for number in numbers if number is not None)
-        records = zip(known, _at_once(self._read_record, known), strict=True)
-        return {number: shard for number, shard in records if shard is not None}
+        read = dict(zip(known, _at_once(self._read_record, known), strict=True))
+        told = {number: shards[:1] or read.get(number + 1, ())[1:] for number, shards in read.items()}
+        return {number: shards[0] for number, shards in told.items() if shards}
 
     def stored(self, shards: Mapping[int, ShardInfo], *, aside_below: int = 0) -> list[ShardInfo]:
         """Those shards whose files are what their records say, up to the first that is not.
@@ -71,9 +73,9 @@ class Journal:
         sound = zip(in_a_row, _at_once(is_sound, in_a_row), strict=True)
         return [shards[number] for number, _ in takewhile(itemgetter(1), sound)]
 
-    def put_aside(self, name: str, data: bytes) -> None:
+    def put_aside(self, name: str, *pieces: bytes | memoryview) -> None:
         """Keep a file that will replace a published one."""
-        self._destination.put_aside(f"{WRITING}/{name}", data)
+        self._destination.put_aside(f"{WRITING}/{name}", *pieces)
 
     @property
     def is_decided(self) -> bool:
@@ -122,13 +124,13 @@ class Journal:
         self.keep_only({})
         self._destination.remove_folder(WRITING)
 
-    def _read_record(self, number: int) -> ShardInfo | None:
+    def _read_record(self, number: int) -> tuple[ShardInfo, ...]:
+        """The shard of this number, and the one before if there is one; nothing if the record cannot be read."""
         name = record_name(number)
         try:
-            shards = parse_index(self._truth.get(name), name).shards
+            return tuple(parse_index(self._truth.get(name), name).shards)
         except IndexFormatError:
-            return None
-        return shards[0] if len(shards) == 1 else None
+            return ()
 
     def _is_stored(self, shard: ShardInfo, folder: str, sizes: Mapping[str, int]) -> bool:
         files = [compressed or raw for raw, compressed in shard.files]

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.formats.mds import encode_config, encode_shard, shard_bytes
+from lightning_streaming.formats.mds import encode_config, head_bytes, shard_bytes
 from lightning_streaming.formats.mds_sample import SampleLayout, compile_layout
 from lightning_streaming.writing.names import shard_name
-from lightning_streaming.writing.recipe import MadeShard, cut_samples, store_file
+from lightning_streaming.writing.recipe import MadeShard, cut_samples, made_shard, make_file
 from lightning_streaming.writing.settings import ShardSettings
+from lightning_streaming.writing.shard_buffer import EncodedSamples
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,25 +33,15 @@ class MDSRecipe:
     format: str = "mds"
     uncounted_bytes: int = 0
 
-    def encode(self, sample: Mapping[str, Any]) -> bytes:
-        return self.layout.encode(sample)
+    def parts(self, sample: Mapping[str, Any]) -> Sequence[Buffer]:
+        return self.layout.parts(sample)
 
     def raw_bytes(self, num_samples: int, data_bytes: int) -> int:
         return shard_bytes(num_samples, data_bytes, len(self.config))
 
-    def make(self, number: int, samples: Sequence[bytes]) -> MadeShard:
-        file = store_file(shard_name(number, self.format), encode_shard(samples, self.config), self.settings)
-        info = ShardInfo(
-            format=self.format,
-            samples=len(samples),
-            compression=self.settings.compression,
-            hashes=self.settings.hashes,
-            size_limit=self.settings.size_limit,
-            raw_data=file.raw,
-            zip_data=file.compressed,
-            schema=self.schema,
-        )
-        return MadeShard(info=info, files=(file.stored,))
+    def make(self, number: int, samples: EncodedSamples) -> MadeShard:
+        content = (head_bytes(samples.ends, self.config), samples.data)
+        return made_shard(self, len(samples), make_file(shard_name(number, self.format), content, self.settings))
 
     def samples_in(self, contents: Sequence[bytes]) -> list[bytes]:
         (data,) = contents

@@ -19,7 +19,7 @@ from lightning_streaming.writing.directories import check_is_directory
 from lightning_streaming.writing.locations import place_at
 from lightning_streaming.writing.mds_recipe import make_mds_recipe
 from lightning_streaming.writing.merge import join, publish
-from lightning_streaming.writing.part_directory import has_all_files, remove_half_part, sole_writer
+from lightning_streaming.writing.part_directory import has_all_files, remove_half_part
 from lightning_streaming.writing.part_plan import (
     PLAN_BASENAME,
     PartPlan,
@@ -30,6 +30,8 @@ from lightning_streaming.writing.part_plan import (
 )
 from lightning_streaming.writing.place import Place
 from lightning_streaming.writing.settings import ShardSettings, parse_settings
+from lightning_streaming.writing.sole_writer import after_others
+from lightning_streaming.writing.system_errors import system_errors
 from lightning_streaming.writing.writer import MDSWriter
 
 Input = TypeVar("Input")
@@ -84,7 +86,7 @@ class PartJob(Generic[Input]):
             register_encoding(name, encoding_class)
         location = self.location(number)
         directory = local_path(location)
-        with sole_writer(directory):
+        with after_others(directory):
             index = self._finished(location)
             if index is not None:
                 return index.num_samples
@@ -191,6 +193,7 @@ def plan_parts(
     )
 
 
+@system_errors("begin a dataset in parts")
 def _record(plan: PartPlan, out: str, mode: str, options: Mapping[str, Any]) -> None:
     """Store the plan of a new dataset, or compare it with that of the one to go on with."""
     shown, directory, place = mask_url(out), local_path(out), place_at(out, options)

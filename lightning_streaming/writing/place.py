@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from lightning_streaming.errors import ObjectNotFoundError, StorageError
+from lightning_streaming.errors import ObjectNotFoundError
 from lightning_streaming.files import appears_whole
 from lightning_streaming.storage import join_url, read_bytes
 from lightning_streaming.storage.listing import file_sizes
 from lightning_streaming.storage.transfer import remove, upload_bytes
+from lightning_streaming.writing.system_errors import system_errors
 
 _READ_SECONDS = 600.0
 """For one file, which may have 4 GiB."""
@@ -19,7 +20,7 @@ _READ_SECONDS = 600.0
 class Place(Protocol):
     """Names are relative to the place, with forward slashes. Whatever it does may raise StorageError."""
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, *pieces: bytes | memoryview) -> None:
         """Store a file, whole or not at all, in place of one of this name."""
         ...
 
@@ -57,36 +58,37 @@ class Directory:
         self._was_there = path.exists()
         self._written: set[str] = set()
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, *pieces: bytes | memoryview) -> None:
         path = self.path / name
-        try:
+        with system_errors(f"write {path}", "make room there, or choose another place"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with appears_whole(path) as partial:
-                partial.write_bytes(data)
-        except OSError as error:
-            raise StorageError(f"could not write {path}: {error}; make room there, or choose another place") from error
+            with appears_whole(path) as partial, partial.open("wb") as file:
+                file.writelines(pieces)
         self._written.add(name)
 
     def get(self, name: str) -> bytes:
-        try:
-            return (self.path / name).read_bytes()
-        except FileNotFoundError:
-            raise ObjectNotFoundError(f"{self.path / name} is not there") from None
-        except OSError as error:
-            raise StorageError(f"could not read {self.path / name}: {error}") from error
+        with system_errors(f"read {self.path / name}"):
+            try:
+                return (self.path / name).read_bytes()
+            except FileNotFoundError:
+                raise ObjectNotFoundError(f"{self.path / name} is not there") from None
 
+    @system_errors("list a directory")
     def sizes(self, folder: str = "") -> dict[str, int]:
         path = self.path / folder
         if not path.is_dir():
             return {}
         return {entry.name: entry.stat().st_size for entry in sorted(path.iterdir()) if entry.is_file()}
 
+    @system_errors("remove a file")
     def remove(self, name: str) -> None:
         (self.path / name).unlink(missing_ok=True)
 
+    @system_errors("make a directory")
     def make_folder(self, name: str) -> None:
         (self.path / name).mkdir(parents=True, exist_ok=True)
 
+    @system_errors("remove a directory")
     def remove_folder(self, name: str) -> None:
         path = self.path / name
         if path.is_dir() and not any(path.iterdir()):
@@ -115,8 +117,9 @@ class Bucket:
         self._options = options
         self._retry = retry
 
-    def put(self, name: str, data: bytes) -> None:
-        upload_bytes(data, join_url(self._url, name), self._options, retry=self._retry)
+    def put(self, name: str, *pieces: bytes | memoryview) -> None:
+        # Joining one piece that is bytes copies nothing.
+        upload_bytes(b"".join(pieces), join_url(self._url, name), self._options, retry=self._retry)
 
     def get(self, name: str) -> bytes:
         return read_bytes(join_url(self._url, name), self._options, retry=self._retry, timeout=_READ_SECONDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -14,6 +14,10 @@ from lightning_streaming.formats.compression import compress, extension
 from lightning_streaming.formats.hashing import hash_bytes
 from lightning_streaming.formats.index import FileInfo, ShardInfo
 from lightning_streaming.writing.settings import ShardSettings
+from lightning_streaming.writing.shard_buffer import EncodedSamples
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,8 +26,8 @@ class MadeShard:
 
     info: ShardInfo
     """The entry of the index."""
-    files: tuple[tuple[str, bytes], ...]
-    """(basename, content) of each file to store, the meta file before the data file."""
+    files: tuple[StoredFile, ...]
+    """What is to be stored, the meta file before the data file."""
 
 
 class ShardRecipe(Protocol):
@@ -49,8 +53,8 @@ class ShardRecipe(Protocol):
         """Bytes of the raw data file that ``size_limit`` does not count."""
         ...
 
-    def encode(self, sample: Mapping[str, Any]) -> bytes:
-        """Turn a sample into bytes.
+    def parts(self, sample: Mapping[str, Any]) -> Sequence[Buffer]:
+        """Turn a sample into bytes, in parts that follow each other. They may be the memory of its values.
 
         Raises:
             EncodingError: A column is missing, or its value does not fit.
@@ -64,8 +68,8 @@ class ShardRecipe(Protocol):
         """
         ...
 
-    def make(self, number: int, samples: Sequence[bytes]) -> MadeShard:
-        """Make the shard at place ``number``, from 0, of encoded samples, which may be none.
+    def make(self, number: int, samples: EncodedSamples) -> MadeShard:
+        """Make the shard at place ``number``, from 0, of samples, which may be none and whose memory it keeps using.
 
         Raises:
             ConfigError: A file of it would have 4 GiB or more.
@@ -92,18 +96,46 @@ class StoredFile:
     """The file before compression."""
     compressed: FileInfo | None
     """The compressed file; None without compression."""
-    stored: tuple[str, bytes]
-    """(basename, content) of the one of both that is stored."""
+    pieces: tuple[bytes | memoryview, ...]
+    """The content of the one of both that is stored."""
+
+    @property
+    def basename(self) -> str:
+        """Where it is stored."""
+        return (self.compressed or self.raw).basename
 
 
-def store_file(basename: str, data: bytes, settings: ShardSettings) -> StoredFile:
-    """Hash a raw file, and compress it where the settings say so."""
-    raw = _file_info(basename, data, settings)
+def make_file(basename: str, pieces: tuple[bytes | memoryview, ...], settings: ShardSettings) -> StoredFile:
+    """Hash a raw file, and compress it where the settings say so.
+
+    Args:
+        basename: Name of the raw file.
+        pieces: Its content.
+        settings: How to hash and compress.
+    """
+    raw = _file_info(basename, pieces, settings)
     if settings.compression is None:
-        return StoredFile(raw=raw, compressed=None, stored=(basename, data))
-    data = compress(settings.compression, data)
-    compressed = _file_info(f"{basename}.{extension(settings.compression)}", data, settings)
-    return StoredFile(raw=raw, compressed=compressed, stored=(compressed.basename, data))
+        return StoredFile(raw=raw, compressed=None, pieces=pieces)
+    data = compress(settings.compression, b"".join(pieces))
+    compressed = _file_info(f"{basename}.{extension(settings.compression)}", (data,), settings)
+    return StoredFile(raw=raw, compressed=compressed, pieces=(data,))
+
+
+def made_shard(recipe: ShardRecipe, samples: int, data: StoredFile, meta: StoredFile | None = None) -> MadeShard:
+    """A shard, of its files."""
+    info = ShardInfo(
+        format=recipe.format,
+        samples=samples,
+        compression=recipe.settings.compression,
+        hashes=recipe.settings.hashes,
+        size_limit=recipe.settings.size_limit,
+        raw_data=data.raw,
+        zip_data=data.compressed,
+        raw_meta=None if meta is None else meta.raw,
+        zip_meta=None if meta is None else meta.compressed,
+        schema=recipe.schema,
+    )
+    return MadeShard(info=info, files=(data,) if meta is None else (meta, data))
 
 
 def cut_samples(table: bytes, data: bytes) -> list[bytes]:
@@ -125,6 +157,6 @@ def cut_samples(table: bytes, data: bytes) -> list[bytes]:
     return [data[start:stop] for start, stop in pairwise(offsets.tolist())]
 
 
-def _file_info(basename: str, data: bytes, settings: ShardSettings) -> FileInfo:
-    hashes = {name: hash_bytes(name, data) for name in settings.hashes}
-    return FileInfo(basename=basename, bytes=len(data), hashes=hashes)
+def _file_info(basename: str, pieces: Sequence[bytes | memoryview], settings: ShardSettings) -> FileInfo:
+    hashes = {name: hash_bytes(name, *pieces) for name in settings.hashes}
+    return FileInfo(basename=basename, bytes=sum(map(len, pieces)), hashes=hashes)

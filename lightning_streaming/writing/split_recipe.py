@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.formats.split import SplitLayout, encode_split_shard, make_split_layout, split_config
+from lightning_streaming.formats.split import SplitLayout, make_split_layout, meta_bytes, split_config
 from lightning_streaming.writing.names import shard_name
-from lightning_streaming.writing.recipe import MadeShard, cut_samples, store_file
+from lightning_streaming.writing.recipe import MadeShard, cut_samples, made_shard, make_file
 from lightning_streaming.writing.settings import ShardSettings
+from lightning_streaming.writing.shard_buffer import EncodedSamples
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,30 +40,18 @@ class SplitRecipe:
     def uncounted_bytes(self) -> int:
         return len(self.layout.header)
 
-    def encode(self, sample: Mapping[str, Any]) -> bytes:
-        return self.layout.encode(sample)
+    def parts(self, sample: Mapping[str, Any]) -> Sequence[Buffer]:
+        return (self.layout.encode(sample),)
 
     def raw_bytes(self, num_samples: int, data_bytes: int) -> int:  # noqa: ARG002 other formats count them
         return data_bytes
 
-    def make(self, number: int, samples: Sequence[bytes]) -> MadeShard:
-        meta_content, data_content = encode_split_shard(samples, self.layout, self.config)
-        basename = shard_name(number, self.format)
-        meta = store_file(f"{basename}.meta", meta_content, self.settings)
-        data = store_file(basename, data_content, self.settings)
-        info = ShardInfo(
-            format=self.format,
-            samples=len(samples),
-            compression=self.settings.compression,
-            hashes=self.settings.hashes,
-            size_limit=self.settings.size_limit,
-            raw_data=data.raw,
-            zip_data=data.compressed,
-            raw_meta=meta.raw,
-            zip_meta=meta.compressed,
-            schema=self.schema,
-        )
-        return MadeShard(info=info, files=(meta.stored, data.stored))
+    def make(self, number: int, samples: EncodedSamples) -> MadeShard:
+        basename, header = shard_name(number, self.format), self.layout.header
+        offsets = np.concatenate([[0], samples.ends]) + len(header)
+        meta = make_file(f"{basename}.meta", (meta_bytes(offsets, self.config),), self.settings)
+        data = make_file(basename, (header, samples.data), self.settings)
+        return made_shard(self, len(samples), data, meta)
 
     def samples_in(self, contents: Sequence[bytes]) -> list[bytes]:
         meta, data = contents

@@ -71,9 +71,10 @@ def find_unfinished(destination: Destination, journal: Journal) -> Start:
     if found is None:
         return Start(safe=tuple(journal.stored(records)) if 0 in records else ())
     index, text = found
-    if journal.is_decided or not _are_published(records, index.shards):
+    shards = tuple(index.shards)
+    if journal.is_decided or not _are_published(records, shards):
         raise ConfigError("an append to this dataset was not finished; mode='append' goes on with it")
-    return Start(published=index.shards, index=text, safe=index.shards, is_finished=True)
+    return Start(published=shards, index=text, safe=shards, is_finished=True)
 
 
 def find_published(destination: Destination, journal: Journal) -> Start:
@@ -87,16 +88,17 @@ def find_published(destination: Destination, journal: Journal) -> Start:
     if found is None:
         raise ConfigError("there is no finished dataset to append to; write one with mode='create' or 'resume'")
     index, text = found
-    _check_one_writer(index.shards)
-    count, records = len(index.shards), journal.records()
+    shards = tuple(index.shards)
+    _check_one_writer(shards)
+    count, records = len(shards), journal.records()
     first = min(records, default=count)
     kept: list[ShardInfo] = []
-    if first in (count - 1, count) and not _are_published(records, index.shards):
+    if first in (count - 1, count) and not _are_published(records, shards):
         kept = journal.stored(records, aside_below=count)
     if kept:
-        return Start(published=index.shards, index=text, safe=(*index.shards[:first], *kept))
-    last = index.shards[-1] if count else None
-    return Start(published=index.shards, index=text, safe=index.shards[:-1], reopened=last)
+        return Start(published=shards, index=text, safe=(*shards[:first], *kept))
+    last = shards[-1] if count else None
+    return Start(published=shards, index=text, safe=shards[:-1], reopened=last)
 
 
 def go_on(start: Start, destination: Destination, journal: Journal, recipe: ShardRecipe | None) -> list[bytes]:

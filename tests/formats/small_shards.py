@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from lightning_streaming.formats.index import FileInfo, ShardInfo
-from lightning_streaming.formats.mds import encode_config, encode_shard
+from lightning_streaming.formats.mds import encode_config, head_bytes
 from lightning_streaming.formats.mds_sample import compile_layout
 
 SAMPLES: list[dict[str, Any]] = [{"id": 0, "text": "zero"}, {"id": 1, "text": ""}, {"id": 2, "text": "twó"}]
@@ -17,7 +18,8 @@ def shard_data(samples: list[dict[str, Any]], columns: dict[str, str]) -> bytes:
     """The bytes of a shard file."""
     layout = compile_layout(tuple(columns), tuple(columns.values()))
     config = encode_config(layout.schema, compression=None, hashes=(), size_limit=None)
-    return encode_shard([layout.encode(sample) for sample in samples], config)
+    encoded = [layout.encode(sample) for sample in samples]
+    return b"".join([head_bytes(list(accumulate(map(len, encoded))), config), *encoded])
 
 
 def shard_info(data: bytes, **changes: Any) -> ShardInfo:

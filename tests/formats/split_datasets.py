@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from lightning_streaming.formats.compression import compress, extension
 from lightning_streaming.formats.hashing import hash_bytes
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, dump_index
-from lightning_streaming.formats.split import SplitLayout, encode_split_shard, make_split_layout, split_config
+from lightning_streaming.formats.split import SplitLayout, make_split_layout, meta_bytes, split_config
 
 FORMATS = ("json", "csv", "tsv", "xsv")
 COLUMNS = {"id": "int", "score": "float", "text": "str"}
@@ -27,6 +28,12 @@ def sample_of(index: int) -> dict[str, Any]:
     return {"id": index, "score": index / 4, "text": f"é {index}"}
 
 
+def shard_files(rows: Sequence[bytes], layout: SplitLayout, config: bytes) -> tuple[bytes, bytes]:
+    """The meta file and the data file that hold these rows."""
+    offsets = list(accumulate(map(len, rows), initial=len(layout.header)))
+    return meta_bytes(offsets, config), b"".join([layout.header, *rows])
+
+
 def put_shard(
     directory: Path,
     layout: SplitLayout,
@@ -38,7 +45,7 @@ def put_shard(
 ) -> ShardInfo:
     """Write the files of a shard, and say what its index would."""
     config = split_config(layout, compression=compression, hashes=hashes, size_limit=None)
-    meta, data = encode_split_shard([layout.encode(sample) for sample in samples], layout, config)
+    meta, data = shard_files([layout.encode(sample) for sample in samples], layout, config)
     directory.mkdir(parents=True, exist_ok=True)
     name = f"shard.{number:05}.{layout.format}"
     raw_meta, zip_meta = _put_file(directory, f"{name}.meta", meta, compression, hashes)

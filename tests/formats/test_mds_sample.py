@@ -60,6 +60,9 @@ def test_a_sample_of_4_gib_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 @example([("int", 2**63)])
 @example([("float32", 1e300)])
 @example([("uint16", True), ("int", np.int64(1))])
+@example([("int", 1), ("int32", np.int32(-1)), ("float32", np.float32(0.1)), ("float64", np.float64(0.1))])
+@example([("int", 1), ("float32", np.frombuffer(b"\1\0\x80\x7f", "<f4")[0])])  # a NaN that arithmetic would change
+@example([("uint8", np.uint8(255)), ("float32", np.float32("inf")), ("float32", np.float32("-inf"))])
 def test_samples_of_numbers_are_written_as_their_columns_are(columns: list[tuple[str, Any]]) -> None:
     """The quick way for numbers alone, beside the careful one."""
     layout = compile_layout(tuple(map(str, range(len(columns)))), tuple(name for name, _ in columns))
@@ -105,6 +108,15 @@ def _payload(encoding_name: str, array: Any) -> bytes:
     except EncodingError as error:
         raise EncodingError(f"column 'a': {error}") from None
     return payload if encoding(encoding_name).size else len(payload).to_bytes(4, "little") + payload
+
+
+def test_an_array_beside_other_columns_is_written_as_its_encoding_writes_it() -> None:
+    array = np.arange(12, dtype=">u2").reshape(2, 6)[:, ::2]
+    sample = {"a": array, "b": array, "c": "ä", "d": array.tobytes()}
+    names = ("ndarray", "ndarray:uint16:2,3", "str", "ndarray:uint16:2,3")
+    payloads = [encode_value(encoding(name), value) for name, value in zip(names, sample.values(), strict=True)]
+    sizes = [len(payloads[place]).to_bytes(4, "little") for place in (0, 2)]
+    assert compile_layout(tuple(sample), names).encode(sample) == b"".join([*sizes, *payloads])
 
 
 @pytest.mark.parametrize("sample", [{"b": 1}, defaultdict(int, b=1)])

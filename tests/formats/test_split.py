@@ -14,14 +14,13 @@ from lightning_streaming.errors import ConfigError, EncodingError, IndexFormatEr
 from lightning_streaming.formats.shard import check_shard
 from lightning_streaming.formats.split import (
     SplitLayout,
-    encode_split_shard,
     make_split_layout,
     meta_bytes,
     read_split_layout,
     split_config,
 )
 from tests.formats.golden_datasets import SPLIT, expectations, unpack, value_of
-from tests.formats.split_datasets import COLUMNS, FORMATS, layout_of, put_shard, sample_of
+from tests.formats.split_datasets import COLUMNS, FORMATS, layout_of, put_shard, sample_of, shard_files
 from tests.golden import golden_path
 
 EXPECTED = expectations()
@@ -45,7 +44,7 @@ class TestGolden:
                 layout, compression=shard.compression, hashes=shard.hashes, size_limit=shard.size_limit
             )
             rows = [layout.encode(samples.pop(0)) for _ in range(shard.samples)]
-            meta, data = encode_split_shard(rows, layout, config)
+            meta, data = shard_files(rows, layout, config)
             assert data == (tmp_path / shard.raw_data.basename).read_bytes()
             assert shard.raw_meta is not None
             assert meta == (tmp_path / shard.raw_meta.basename).read_bytes()

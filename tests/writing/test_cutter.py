@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_streaming.errors import ConfigError, ShardCorruptError
 from lightning_streaming.formats import mds
+from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.writing import cutter
 from lightning_streaming.writing.cutter import Cutter
 from lightning_streaming.writing.mds_recipe import make_mds_recipe
 from lightning_streaming.writing.recipe import ShardRecipe, cut_samples
 from lightning_streaming.writing.settings import parse_settings
+from lightning_streaming.writing.shard_buffer import ShardBuffer
 from lightning_streaming.writing.split_recipe import make_split_recipe
 
 FORMATS = ["mds", "csv", "json"]
@@ -23,10 +27,28 @@ def recipe_of(shard_format: str, size_limit: int | None = None, hashes: tuple[st
     return make_split_recipe(shard_format, {"text": "str"}, settings, newline="\n")
 
 
+def taken(whole: Cutter, gathered: ShardBuffer) -> list[bytes]:
+    """The samples of a shard, whose memory is used again."""
+    with gathered.samples() as samples:
+        found = [bytes(samples.data[start:stop]) for start, stop in pairwise([0, *samples.ends.tolist()])]
+    whole.use_again(gathered)
+    return found
+
+
 def cut(whole: Cutter, samples: list[bytes]) -> list[list[bytes]]:
     """The samples of each shard."""
-    shards = [before for data in samples if (before := whole.add(data)) is not None]
-    return [*shards, whole.take()] if whole.has_samples else shards
+    shards = [taken(whole, before) for data in samples if (before := whole.add([data])) is not None]
+    return [*shards, taken(whole, whole.take())] if whole.has_samples else shards
+
+
+def make(recipe: ShardRecipe, number: int, samples: list[bytes]) -> tuple[ShardInfo, list[bytes]]:
+    """A shard, and its files."""
+    gathered = ShardBuffer(0)
+    for data in samples:
+        gathered.append([data])
+    with gathered.samples() as encoded:
+        made = recipe.make(number, encoded)
+        return made.info, [b"".join(file.pieces) for file in made.files]
 
 
 @given(st.sampled_from(FORMATS), st.integers(1, 400), st.lists(st.binary(min_size=1, max_size=300), max_size=30))
@@ -63,25 +85,37 @@ def test_cutting_goes_on_anywhere(
 @pytest.mark.parametrize("shard_format", FORMATS)
 def test_the_limit_of_32_bits_is_that_of_the_whole_file(shard_format: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = recipe_of(shard_format)
-    data = recipe.encode({"text": "x" * 50})
-    size = len(recipe.make(0, [data] * 3).files[-1][1])
+    data = b"".join(recipe.parts({"text": "x" * 50}))
+    size = len(make(recipe, 0, [data] * 3)[1][-1])
     for module in (mds, cutter):
         monkeypatch.setattr(module, "MAX_RAW_BYTES", size)
     limited = Cutter(recipe)
-    assert [limited.add(data) for _ in range(3)] == [None] * 3
+    assert [limited.add([data]) for _ in range(3)] == [None] * 3
     with pytest.raises(ConfigError, match="set size_limit"):
-        limited.add(data)
-    assert limited.take() == [data] * 3
+        limited.add([data])
+    assert taken(limited, limited.take()) == [data] * 3
+
+
+def test_memory_is_used_again_unless_a_huge_sample_took_it() -> None:
+    whole = Cutter(recipe_of("mds", 300))
+    small = whole.take()
+    assert whole.add([bytes(10**6)]) is None
+    huge = whole.take()
+    whole.use_again(huge)
+    whole.use_again(small)
+    found = [whole.take() for _ in range(4)]
+    assert any(buffer is small for buffer in found)
+    assert all(buffer is not huge for buffer in found)
 
 
 @pytest.mark.parametrize("shard_format", FORMATS)
 @given(texts=st.lists(st.text(st.characters(exclude_characters="\n,", exclude_categories=["Cs"])), max_size=20))
 def test_a_shard_is_taken_apart_again(shard_format: str, texts: list[str]) -> None:
     recipe = recipe_of(shard_format, 1000, ("sha1",))
-    samples = [recipe.encode({"text": text}) for text in texts]
-    made = recipe.make(3, samples)
-    assert made.info.samples == len(samples)
-    assert recipe.samples_in([content for _, content in made.files]) == samples
+    samples = [b"".join(recipe.parts({"text": text})) for text in texts]
+    info, contents = make(recipe, 3, samples)
+    assert info.samples == len(samples)
+    assert recipe.samples_in(contents) == samples
 
 
 @pytest.mark.parametrize(

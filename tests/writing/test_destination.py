@@ -7,9 +7,10 @@ from typing import Any
 import fsspec
 import pytest
 
-from lightning_streaming.errors import ConfigError, IndexFormatError
+from lightning_streaming.errors import ConfigError, IndexFormatError, ObjectNotFoundError, StorageError
 from lightning_streaming.writing.destination import Destination, parse_out
 from lightning_streaming.writing.directories import prepare_directory
+from lightning_streaming.writing.place import Directory
 from lightning_streaming.writing.writer import MDSWriter
 
 
@@ -210,3 +211,26 @@ def test_a_file_is_no_directory(mode: str, tmp_path: Path) -> None:
     for out in (str(tmp_path / "file"), (str(tmp_path / "here"), str(tmp_path / "file"))):
         with pytest.raises(ConfigError, match="must be a directory, but is a file"):
             MDSWriter(columns={"id": "int"}, out=out, mode=mode)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", ["create", "resume", "append"])
+def test_what_the_system_refuses_is_a_storage_error_with_the_path(mode: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for out in (str(tmp_path / "file" / "sub"), (str(tmp_path / "here"), str(tmp_path / "file" / "sub"))):
+        with pytest.raises(StorageError, match=r"could not .*file/sub"):
+            MDSWriter(columns={"id": "int"}, out=out, mode=mode)  # type: ignore[arg-type]
+
+
+def test_a_directory_names_what_the_system_refuses(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    directory = Directory(tmp_path)
+    for refused in (
+        lambda: directory.remove("folder"),
+        lambda: directory.make_folder("file/x"),
+        lambda: directory.put("file/x", b""),
+        lambda: directory.get("folder"),
+    ):
+        with pytest.raises(StorageError, match=str(tmp_path)) as caught:
+            refused()
+        assert not isinstance(caught.value, ObjectNotFoundError)

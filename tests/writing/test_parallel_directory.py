@@ -1,57 +1,10 @@
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from lightning_streaming.writing.part_directory import has_all_files, remove_half_part, sole_writer
+from lightning_streaming.writing.part_directory import has_all_files, remove_half_part
 from tests.formats.golden_datasets import read_index
 from tests.helpers import write_dataset
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-
-
-def hold(directory: Path, says: Connection) -> None:
-    with sole_writer(directory):
-        says.send("in")
-        multiprocessing.Event().wait()
-
-
-def enter(directory: Path, says: Connection) -> None:
-    says.send("trying")
-    with sole_writer(directory):
-        says.send("in")
-
-
-def start(target: Any, directory: Path) -> tuple[Any, Connection]:
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=target, args=(directory, theirs))
-    process.start()
-    return process, ours
-
-
-def test_a_second_writer_waits_until_the_first_is_dead(tmp_path: Path) -> None:
-    first, says_first = start(hold, tmp_path / "part")
-    assert says_first.recv() == "in"
-    second, says_second = start(enter, tmp_path / "part")
-    assert says_second.recv() == "trying"
-    assert not says_second.poll(0.2)
-    os.kill(first.pid, signal.SIGKILL)
-    assert says_second.recv() == "in"
-    first.join()
-    second.join()
-    assert list((tmp_path / "part").iterdir()) == []
-
-
-def test_a_place_that_is_no_directory_is_not_waited_for() -> None:
-    with sole_writer(None), sole_writer(None):
-        pass
 
 
 def test_only_what_a_writer_makes_is_removed(tmp_path: Path) -> None:

@@ -86,8 +86,13 @@ def write_part(
     try:
         return PartDone(number, job.write(number, part_input, on_sample))
     except Exception as error:  # noqa: BLE001 - raised by the user's function; raised again where the user looks
-        trace = "".join(traceback.format_exception(error))
-        return PartFailed(number, summary_of(error), trace, _pickled(error))
+        return failure(number, error)
+
+
+def failure(number: int, error: Exception, words: str = "") -> PartFailed:
+    """An error as a value that can travel, with words before it."""
+    trace = "".join(traceback.format_exception(error))
+    return PartFailed(number, words + summary_of(error), trace, _pickled(error))
 
 
 def summary_of(error: BaseException) -> str:

@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for_any
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from types import FrameType, TracebackType
 from typing import Any
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.writing.engines.events import Event, PartFailed, PartProgress, write_part
+from lightning_streaming.writing.engines.events import Event, PartDone, PartFailed, PartProgress, failure, write_part
+from lightning_streaming.writing.engines.interrupts import ignore_interrupts, without_interrupts
 from lightning_streaming.writing.parts import PartJob
 
 _SECONDS_BETWEEN_REPORTS = 0.1
@@ -89,11 +91,11 @@ class ProcessWorkers:
         worker = next(worker for worker in self._workers if worker.number is None)
         worker.number = number
         try:
-            worker.connection.send((number, part_input))
-        except OSError:  # it has died; wait() will tell
-            return
+            pickled = bytes(ForkingPickler.dumps(part_input))
         except Exception as error:
             raise ConfigError(f"input {number} cannot be sent to a process: {error}; inputs must pickle") from error
+        with suppress(OSError):  # it has died; wait() will tell
+            worker.connection.send((number, pickled))
 
     def wait(self) -> list[Event]:
         """Wait until a worker says something, or dies."""
@@ -104,7 +106,8 @@ class ProcessWorkers:
     def _start(self) -> _Worker:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=_serve, args=(theirs, self._job), name="write_parallel")
-        process.start()
+        with without_interrupts():
+            process.start()
         theirs.close()
         return _Worker(process, ours)
 
@@ -171,21 +174,28 @@ def _obituary(exitcode: int, has_begun: bool) -> str:
         return f"its worker process ended with exit code {exitcode}"
     return (
         f"its worker process ended with exit code {exitcode} before it began; a script must call write_parallel under "
-        'if __name__ == "__main__":, because workers import it'
+        'if __name__ == "__main__":, because workers import it; if it does, its own message tells more'
     )
 
 
 def _serve(connection: Connection, job: PartJob[Any]) -> None:
-    """Write the parts that come through the pipe, until None does."""
-    # Ctrl-C reaches all processes of a terminal; it is the first one that ends the others.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Write the parts that come through the pipe, until None does, or nobody is there any more."""
+    ignore_interrupts()
     signal.signal(signal.SIGTERM, _exit_in_order)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    while (task := connection.recv()) is not None:
-        number, part_input = task
-        reporter = _Reporter(connection, number)
-        connection.send(PartProgress(number, 0))
-        connection.send(write_part(job, number, part_input, reporter.count))
+    with suppress(EOFError, ConnectionError):  # the parent was killed, and no one is left to be told
+        while (task := connection.recv()) is not None:
+            number, pickled = task
+            connection.send(PartProgress(number, 0))
+            connection.send(_write(job, number, pickled, _Reporter(connection, number)))
+
+
+def _write(job: PartJob[Any], number: int, pickled: bytes, reporter: _Reporter) -> PartDone | PartFailed:
+    try:
+        part_input = pickle.loads(pickled)  # noqa: S301 - from our own parent
+    except Exception as error:  # noqa: BLE001 - whatever its class raises here
+        return failure(number, error, "it could be pickled, but not unpickled in a worker process: ")
+    return write_part(job, number, part_input, reporter.count)
 
 
 class _Reporter:
