@@ -37,7 +37,7 @@ def appears_whole(path: Path) -> Iterator[Path]:
     try:
         yield partial
         os.replace(partial, path)
-    except BaseException:
+    except BaseException:  # whatever it was, Ctrl-C too: nothing half-written stays
         partial.unlink(missing_ok=True)
         raise
 

@@ -8,7 +8,8 @@
     mapping        a raw file, memory-mapped
     columns        which columns are read
     encodings      the values of one column, by name; scalars, ndarray, images and pickles are its families,
-                   user_encodings holds what users register; parts is several payloads in one
+                   user_encodings holds what users register; parts is several payloads in one; image_files opens
+                   images, and pillow is the package that does
     compression    whole files, smaller; codecs is the work behind each family
     hashing        whole files, told apart
 

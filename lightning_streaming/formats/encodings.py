@@ -15,10 +15,10 @@ from lightning_streaming.formats.images import (
     ImageListEncoding,
     JpegArrayEncoding,
     PilEncoding,
-    require_pillow,
 )
 from lightning_streaming.formats.ndarray import parse_ndarray
 from lightning_streaming.formats.pickles import PickleEncoding
+from lightning_streaming.formats.pillow import require_pillow
 from lightning_streaming.formats.scalars import (
     BytesEncoding,
     IntEncoding,

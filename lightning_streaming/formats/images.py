@@ -14,13 +14,13 @@ import io
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from lightning_streaming.errors import EncodingError, MissingDependencyError
+from lightning_streaming.errors import EncodingError
 from lightning_streaming.formats.checks import brief, check_type
+from lightning_streaming.formats.image_files import file_behind, open_image_file
 from lightning_streaming.formats.parts import join_parts, split_parts
+from lightning_streaming.formats.pillow import PILLOW_ERRORS, require_pillow
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -36,13 +36,6 @@ _BITS_OF_MODE = {
 }
 """Bits of a raw pixel; a row is filled up to whole bytes."""
 
-_PIL_ERRORS = (OSError, ValueError, SyntaxError, OverflowError, EOFError, struct.error)
-"""What Pillow raises of damaged files, besides its own errors."""
-
-_PIXELS_PER_BYTE = {"JPEG": 512, "MPO": 512, "PNG": 8 * 1032}
-"""Most pixels that a byte of each kind of file can describe. JPEG: a bit for each block of 64. PNG: a bit for each,
-deflated to no less than one part in 1032."""
-
 
 @dataclass(frozen=True, slots=True)
 class PilEncoding:
@@ -56,7 +49,7 @@ class PilEncoding:
         _raw_bytes(image.mode, *image.size)
         try:
             pixels = image.tobytes()
-        except _PIL_ERRORS as error:  # of a file that was opened lazily, and is damaged
+        except PILLOW_ERRORS as error:  # of a file that was opened lazily, and is damaged
             raise EncodingError(f"expected an image that PIL can load, but got {brief(value)} ({error})") from error
         return b"".join([_HEAD.pack(*image.size, len(mode)), mode, pixels])
 
@@ -78,7 +71,9 @@ class PilEncoding:
 
 @dataclass(frozen=True, slots=True)
 class ImageFileEncoding:
-    """A PIL image as a file. It is opened without decoding its pixels; PIL does that when they are first needed."""
+    """A PIL image as a file. It is opened without decoding its pixels; PIL does that when they are first needed, and
+    raises EncodingError then if they are damaged.
+    """
 
     format: str
     """``"JPEG"`` or ``"PNG"``: what is written. Either may be read."""
@@ -86,19 +81,20 @@ class ImageFileEncoding:
 
     def encode(self, value: Any) -> bytes:
         image = _check_image(value)
-        if self.format == "JPEG" and (unchanged := _file_behind(image)) is not None:
+        unchanged = file_behind(image) if self.format == "JPEG" else None
+        if unchanged is not None:
             return unchanged
         file = io.BytesIO()
         try:
             image.save(file, self.format)
-        except _PIL_ERRORS as error:
+        except PILLOW_ERRORS as error:
             raise EncodingError(
                 f"expected an image that {self.format} can hold, but got {brief(value)} ({error})"
             ) from error
         return file.getvalue()
 
     def decode(self, data: bytes | memoryview) -> Image:
-        return _open_file(bytes(data))
+        return open_image_file(bytes(data))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +110,7 @@ class JpegArrayEncoding:
         return join_parts(files)
 
     def decode(self, data: bytes | memoryview) -> list[Image]:
-        return [_open_file(bytes(part)) for part in split_parts(memoryview(data))]
+        return [open_image_file(bytes(part)) for part in split_parts(memoryview(data))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,21 +128,6 @@ class ImageListEncoding:
         if len(data) < len(_RESERVED):
             raise EncodingError(f"expected at least 8 bytes of a list of images, but found {len(data)}")
         return [self.element.decode(part) for part in split_parts(memoryview(data)[len(_RESERVED) :])]
-
-
-def require_pillow() -> ModuleType:
-    """The module ``PIL.Image``.
-
-    Raises:
-        MissingDependencyError: Pillow is not installed.
-    """
-    try:
-        import PIL.Image
-    except ImportError:
-        raise MissingDependencyError(
-            "columns of images need the Pillow package; run: pip install 'lightning-streaming[images]'"
-        ) from None
-    return PIL.Image
 
 
 def _check_image(value: Any) -> Image:
@@ -168,34 +149,3 @@ def _raw_bytes(mode: str, width: int, height: int) -> int:
     if not width or not height:  # PIL sets aside memory for each row, even of no pixels
         raise EncodingError(f"expected an image of at least one pixel, but found {width} x {height}")
     return (width * bits + 7) // 8 * height
-
-
-def _file_behind(image: Image) -> bytes | None:
-    """The JPEG file that an image was opened from, if it is still there and still of this image."""
-    from PIL.JpegImagePlugin import JpegImageFile
-
-    name = getattr(image, "filename", None)
-    if not isinstance(image, JpegImageFile) or not name or not Path(name).is_file():
-        return None
-    data = Path(name).read_bytes()
-    try:
-        on_disk = _open_file(data)
-    except EncodingError:
-        return None
-    # An image that was made smaller in place (thumbnail, draft) still knows its file.
-    return data if (on_disk.size, on_disk.mode) == (image.size, image.mode) else None
-
-
-def _open_file(data: bytes) -> Image:
-    """Open an image file, reading no more than its head."""
-    module = require_pillow()
-    try:
-        image: Image = module.open(io.BytesIO(data), formats=("JPEG", "PNG"))
-    except module.UnidentifiedImageError:
-        raise EncodingError(f"expected a JPEG or PNG file, but found {brief(data)}") from None
-    except (module.DecompressionBombError, *_PIL_ERRORS) as error:
-        raise EncodingError(f"expected an image file that PIL can open, but {error}") from error
-    width, height = image.size
-    if width * height > _PIXELS_PER_BYTE[image.format or "PNG"] * len(data):
-        raise EncodingError(f"{len(data)} bytes of {image.format} cannot hold an image of {width} x {height}")
-    return image

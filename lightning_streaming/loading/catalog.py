@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from itertools import accumulate, chain
+from typing import NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +39,7 @@ class Catalog:
 
     def __init__(self, indexes: Mapping[str, DatasetIndex]) -> None:
         self.stream_names = list(indexes)
-        self.shards: list[ShardInfo] = [shard for index in indexes.values() for shard in index.shards]
+        self.indexes = tuple(indexes.values())
         self.shard_sizes_per_stream = tuple(index.samples_per_shard() for index in indexes.values())
         self.samples_per_stream = [int(sizes.sum()) for sizes in self.shard_sizes_per_stream]
         for name, samples in zip(self.stream_names, self.samples_per_stream, strict=True):
@@ -47,6 +49,7 @@ class Catalog:
         self.shards_per_stream = [len(sizes) for sizes in self.shard_sizes_per_stream]
         self.stream_of_shard: NDArray[np.int64] = np.repeat(np.arange(len(indexes)), self.shards_per_stream)
         self._runs = RunLookup(np.cumsum(self.samples_per_shard))
+        self.shards: Sequence[ShardInfo] = AllShards(self.indexes)
 
     @cached_property
     def num_samples(self) -> int:
@@ -57,6 +60,16 @@ class Catalog:
     def first_sample_of_shard(self) -> NDArray[np.int64]:
         """Sample id at which each shard starts."""
         return self._runs.stops - self.samples_per_shard
+
+    def examples(self) -> Iterator[tuple[int, ShardInfo]]:
+        """The first shard of each kind in each stream, with its number: for looking at what shards have in common.
+
+        Shards of a kind have the same format, compression, columns and hashes.
+        """
+        first = 0
+        for index in self.indexes:
+            yield from ((first + place, shard) for place, shard in index.shards.examples())
+            first += len(index.shards)
 
     def shard_of(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """The shard, counted over all streams, that holds each of these samples."""
@@ -83,9 +96,32 @@ class Catalog:
         return SamplePlace(int(self.stream_of_shard[shard]), shard, wanted - int(self.first_sample_of_shard[shard]))
 
 
-def shard_table(shards: Sequence[ShardInfo]) -> list[tuple[str, int, int, list[tuple[str, str]]]]:
-    """Name, samples, raw bytes and raw hashes of each shard: what identifies data wherever and however it is stored."""
-    return [
-        (shard.raw_data.basename, shard.samples, shard.raw_data.bytes, sorted(shard.raw_data.hashes.items()))
-        for shard in shards
-    ]
+class AllShards(Sequence[ShardInfo]):
+    """The shards of several indexes as one sequence; each is made when it is asked for.
+
+    Args:
+        indexes: One after another.
+    """
+
+    def __init__(self, indexes: Sequence[DatasetIndex]) -> None:
+        self._tables = [index.shards for index in indexes]
+        self._stops = list(accumulate(map(len, self._tables)))
+
+    def __len__(self) -> int:
+        return self._stops[-1] if self._stops else 0
+
+    @overload
+    def __getitem__(self, index: int) -> ShardInfo: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[ShardInfo, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> ShardInfo | tuple[ShardInfo, ...]:
+        if isinstance(index, slice):
+            return tuple(self[place] for place in range(*index.indices(len(self))))
+        place = range(len(self))[index]
+        stream = bisect_right(self._stops, place)
+        return self._tables[stream][place - self._stops[stream]]  # counted from the end of its table
+
+    def __iter__(self) -> Iterator[ShardInfo]:
+        return chain.from_iterable(self._tables)

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from lightning_streaming.errors import StateError
-from lightning_streaming.loading.catalog import Catalog, shard_table
+from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.cursor import Cursor
 from lightning_streaming.order.layout import BatchGeometry
 from lightning_streaming.order.settings import OrderSettings
@@ -128,18 +128,16 @@ def fingerprint(catalog: Catalog, settings: OrderSettings, weights: ResolvedWeig
 
 
 def _describe_streams(catalog: Catalog, choose: Sequence[int]) -> dict[str, Any]:
-    described: dict[str, Any] = {}
-    first = 0
-    for stream, name in enumerate(catalog.stream_names):
-        last = first + catalog.shards_per_stream[stream]
-        described[name] = {
+    described: dict[str, Any] = {
+        name: {
             "place": stream,
             "samples": catalog.samples_per_stream[stream],
             "shards": catalog.shards_per_stream[stream],
             "samples drawn": choose[stream],
-            "digest": _digest(shard_table(catalog.shards[first:last])),
+            "digest": catalog.indexes[stream].data_digest,
         }
-        first = last
+        for stream, name in enumerate(catalog.stream_names)
+    }
     if len(json.dumps(described)) <= _LONGEST_LIST:
         return described
     return {f"all {len(described)} streams": {"samples": catalog.num_samples, "digest": _digest(described)}}
@@ -147,26 +145,3 @@ def _describe_streams(catalog: Catalog, choose: Sequence[int]) -> dict[str, Any]
 
 def _digest(value: object) -> str:
     return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
-
-
-def changes(saved: Mapping[str, Any], now: Mapping[str, Any], where: str = "") -> list[str]:
-    """Each difference between two fingerprints, in words.
-
-    >>> changes({"order": {"shuffle": True}}, {"order": {"shuffle": False}})
-    ['order.shuffle: saved True, now False']
-    """
-    found = []
-    for key in [*saved, *(key for key in now if key not in saved)]:
-        name = f"{where}.{key}" if where else str(key)
-        before, after = saved.get(key, "absent"), now.get(key, "absent")
-        if isinstance(before, Mapping) and isinstance(after, Mapping):
-            found += changes(before, after, name)
-        elif before != after:
-            found.append(f"{name}: saved {_brief(before)}, now {_brief(after)}")
-    return found
-
-
-def _brief(value: object) -> str:
-    if isinstance(value, Mapping):
-        return f"{value.get('samples', '?')} samples"
-    return repr(value)

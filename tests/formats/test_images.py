@@ -1,18 +1,27 @@
 from __future__ import annotations
 
+import copy
 import io
+import os
+import pickle
 import struct
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageDraw
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.MpoImagePlugin import MpoImageFile
+from PIL.PngImagePlugin import PngImageFile
 
 from lightning_streaming.errors import EncodingError
 from lightning_streaming.formats.encodings import encoding
+from lightning_streaming.formats.image_files import check_whole
 from lightning_streaming.formats.images import _BITS_OF_MODE
 
 SIZES = st.tuples(st.integers(1, 20), st.integers(1, 20))
@@ -99,6 +108,130 @@ def test_a_jpeg_file_that_is_gone_or_of_another_size_by_now_is_written_anew(tmp_
         assert there_and_back("jpeg", image).size == (64, 64)
 
 
+def draw_a_pixel(image: Image.Image) -> None:
+    """In place, as ImageDraw, paste and putpixel do it."""
+    ImageDraw.Draw(image).point((3, 3), 255)
+    assert image.size == (64, 64)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        draw_a_pixel,
+        lambda image: image.paste(255, (0, 0, 8, 8)),
+        lambda image: image.putpixel((1, 2), 255),
+        lambda image: (image.load(), image.paste(255, (60, 60, 64, 64))),
+    ],
+)
+def test_an_image_that_was_edited_in_place_is_written_as_it_is_now(
+    tmp_path: Path, edit: Callable[[Image.Image], object]
+) -> None:
+    path = tmp_path / "a.jpg"
+    path.write_bytes(file_of(Image.new("L", (64, 64)), "JPEG"))
+    with Image.open(path) as image:
+        edit(image)
+        assert encoding("jpeg").encode(image) == file_of(image.copy(), "JPEG")
+        assert there_and_back("jpeg", image).getextrema()[1] > 100
+
+
+def test_a_jpeg_that_was_only_looked_at_is_stored_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    path.write_bytes(file_of(Image.effect_noise((64, 64), 50), "JPEG", quality=31))
+    with Image.open(path) as image:
+        image.load()
+        image.getpixel((0, 0))
+        assert encoding("jpeg").encode(image) == path.read_bytes()
+    with Image.open(os.fsencode(path)) as image:
+        pass
+    assert encoding("jpeg").encode(image) == path.read_bytes()
+
+
+def test_the_file_that_is_open_is_stored_and_not_another_of_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    opened, other = (file_of(Image.new("L", (64, 64), color), "JPEG") for color in (0, 255))
+    path.write_bytes(opened)
+    for look in (False, True):
+        with Image.open(path) as image:
+            if look:
+                image.load()
+            path.unlink()
+            path.write_bytes(other)
+            assert there_and_back("jpeg", image).getextrema() == (0, 0)
+            path.write_bytes(opened)
+
+
+def test_a_later_picture_of_a_file_of_several_is_not_stored_as_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    Image.new("L", (8, 8)).save(path, "MPO", save_all=True, append_images=[Image.new("L", (8, 8), 255)])
+    with Image.open(path) as image:
+        assert encoding("jpeg").encode(image) == path.read_bytes()
+        image.seek(1)
+        assert there_and_back("jpeg", image).getextrema() == (255, 255)
+
+
+def test_a_jpeg_that_is_read_at_another_size_is_not_stored_as_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    Image.new("RGB", (64, 64)).save(path)
+    for draft, found in (((None, (16, 16)), ("RGB", (16, 16))), (("L", None), ("L", (64, 64)))):
+        with Image.open(path) as image:
+            image.draft(*draft)
+            again = there_and_back("jpeg", image)
+            assert (again.mode, again.size) == found
+
+
+def test_a_jpeg_file_that_is_cut_off_is_not_stored(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    path.write_bytes(file_of(Image.effect_noise((64, 64), 50), "JPEG")[:900])
+    with Image.open(path) as image, pytest.raises(EncodingError, match="truncated"):
+        encoding("jpeg").encode(image)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "MPO"])
+def test_pixels_that_cannot_be_decoded_are_an_encoding_error_when_they_are_needed(kind: str) -> None:
+    noise = Image.effect_noise((64, 64), 50)
+    whole = file_of(noise, kind, **({"save_all": True, "append_images": [noise]} if kind == "MPO" else {}))
+    image = encoding("jpeg").decode(whole[: len(whole) // 3])
+    assert image.size == (64, 64)
+    for needs_pixels in (image.load, image.tobytes, lambda: np.asarray(image), lambda: image.resize((8, 8))):
+        with pytest.raises(EncodingError, match=f"a whole {kind} file of 64 x 64 pixels, but they cannot be decoded"):
+            needs_pixels()
+
+
+@pytest.mark.parametrize(("kind", "plain"), [("PNG", PngImageFile), ("JPEG", JpegImageFile), ("MPO", MpoImageFile)])
+def test_a_decoded_image_is_an_ordinary_one_and_travels_to_other_processes(kind: str, plain: type[Image.Image]) -> None:
+    data = file_of(Image.effect_noise((64, 64), 50), kind)
+    if kind == "MPO":
+        data = file_of(Image.new("L", (64, 64)), kind, save_all=True, append_images=[Image.new("L", (64, 64))])
+    image = encoding("png").decode(data)
+    assert isinstance(image, plain)
+    for travelled in (pickle.loads(pickle.dumps(image)), copy.deepcopy(encoding("png").decode(data))):
+        assert type(travelled) is plain
+        assert same(travelled, image)
+    assert type(image) is plain
+    assert image.format == kind
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_a_file_is_told_whole_from_cut_off_at_any_byte(kind: str) -> None:
+    thumbnail = file_of(Image.new("L", (8, 8)), "JPEG")
+    exif = Image.Exif()
+    exif[0x010E] = thumbnail.decode("latin-1")
+    whole = file_of(
+        Image.effect_noise((32, 32), 50), kind, exif=exif, **({"progressive": True} if kind == "JPEG" else {})
+    )
+    check_whole(whole)
+    check_whole(whole + b"trailer")
+    for length in range(0, len(whole) - 40, 7):
+        with pytest.raises(EncodingError):
+            check_whole(whole[:length])
+
+
+def test_a_whole_file_without_the_mark_of_its_end_is_whole() -> None:
+    whole = file_of(Image.effect_noise((32, 32), 50), "JPEG")
+    assert whole.endswith(b"\xff\xd9")
+    check_whole(whole[:-2] + bytes(32))
+
+
 def test_an_image_shares_no_memory_with_its_payload() -> None:
     image = Image.effect_noise((8, 8), 50)
     for name in ("pil", "png"):
@@ -145,9 +278,10 @@ JPEG = file_of(Image.new("L", (4, 4)), "JPEG")
         ("pil", pil_payload(0, 2**32 - 1, b"L", b""), "at least one pixel"),
         ("pil", pil_payload(2**32 - 1, 2**32 - 1, b"RGB", b""), "expected 55340232195358851075 bytes"),
         ("png", b"", "expected a JPEG or PNG file"),
-        ("png", PNG[:20], "expected a"),
+        ("png", PNG[:20], "that PIL can open, but Truncated File Read"),
+        ("png", PNG[:6], "a whole PNG file, but the head of this one is damaged or cut off .6 bytes"),
         ("jpeg", b"GIF89a" + bytes(50), "expected a JPEG or PNG file"),
-        ("jpeg", JPEG[:4], "expected a"),
+        ("jpeg", JPEG[:4], "a whole JPEG file, but the head of this one is damaged or cut off .4 bytes"),
         ("jpeg_array", b"", "expected 4 bytes"),
         ("jpeg_array", struct.pack("<I", 2**32 - 1), "for the sizes of 4294967295 parts"),
         ("jpeg_array", struct.pack("<II", 1, 5) + b"1234", "expected 13 bytes by the sizes of the parts"),
@@ -180,6 +314,9 @@ def test_an_image_that_its_bytes_cannot_hold_is_refused() -> None:
 
 
 def test_what_pillow_takes_for_a_bomb_is_refused_with_a_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 8)
+    with pytest.warns(Image.DecompressionBombWarning):  # of more than it allows, up to twice that
+        encoding("png").decode(PNG)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 7)
     with pytest.raises(EncodingError, match="decompression bomb"):
         encoding("png").decode(PNG)

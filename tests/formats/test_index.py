@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_streaming.errors import IndexFormatError
-from lightning_streaming.formats.index import FileInfo, ShardInfo, dump_index, parse_index
+from lightning_streaming.formats.index import FileInfo, ShardInfo, dump_index, dump_merged_index, parse_index
 
 NOWHERE = object()
 
@@ -204,3 +204,18 @@ def test_a_shard_that_cannot_be_is_refused_with_its_number(changes: dict[str, An
 def test_a_shard_that_is_no_object_is_refused() -> None:
     with pytest.raises(IndexFormatError, match=r"shard 0: a shard must be a JSON object, but is \[\]"):
         parse_index(index_text([]), "index.json")
+
+
+def test_a_merged_index_has_the_same_shards_after_its_version() -> None:
+    for count in range(3):
+        shards = parse_index(index_text(*[entry()] * count), "index.json").shards
+        root = json.loads(dump_index(shards))
+        expected = json.dumps({"version": root["version"], "shards": root["shards"]}).encode()
+        assert dump_merged_index(shards) == expected
+        assert parse_index(expected, "index.json").shards == shards
+
+
+def test_a_file_larger_than_any_is_refused() -> None:
+    shard = entry(compression="gz", zip_data=file(bytes=2**63))
+    with pytest.raises(IndexFormatError, match=r"shard 1: zip_data: bytes of .* must be at most 9223372036854775807"):
+        parse_index(index_text(entry(), shard), "index.json")

@@ -44,6 +44,24 @@ def test_a_sample_outside_is_refused(tmp_path: Path, sample: int) -> None:
         _catalog(tmp_path, a=[3, 1], b=[2]).place(sample)
 
 
+def test_shards_are_those_of_the_streams_one_after_another(tmp_path: Path) -> None:
+    catalog = _catalog(tmp_path, a=[3, 1], b=[0, 2, 5])
+    expected = [shard for index in catalog.indexes for shard in index.shards]
+    assert list(catalog.shards) == expected
+    assert len(catalog.shards) == 5
+    assert [catalog.shards[place] for place in range(-5, 5)] == expected * 2
+    assert catalog.shards[1:4] == tuple(expected[1:4])
+    assert [shard.samples for shard in catalog.shards] == [3, 1, 0, 2, 5]
+    for place in (5, -6):
+        with pytest.raises(IndexError):
+            catalog.shards[place]
+
+
+def test_kinds_of_shards_are_told_by_an_example_of_each(tmp_path: Path) -> None:
+    catalog = _catalog(tmp_path, a=[3, 1], b=[2, 5, 1])
+    assert list(catalog.examples()) == [(0, catalog.shards[0]), (2, catalog.shards[2])]
+
+
 def test_a_stream_without_samples_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="stream 'b' has no samples"):
         _catalog(tmp_path, a=[1], b=[0])

@@ -14,7 +14,6 @@ import torch
 
 from lightning_streaming import Stream, StreamingDataLoader, World
 from lightning_streaming.errors import ConfigError, StateError, StateMismatchError
-from lightning_streaming.loading.state import changes
 from tests.helpers import State, ids, json_copy, make_dataset, make_loader, read_epochs, write_dataset, write_shards
 
 FIVE = {"epoch": 1, "sample_in_epoch": 8, "shuffle_seed": 7, "num_canonical_nodes": 2, "initial_physical_nodes": 2}
@@ -168,10 +167,10 @@ def test_a_place_beyond_the_epoch_belongs_to_other_data(root: Path, state: State
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"shuffle": False}, "order.shuffle: saved True, now False"),
+        ({"shuffle": False}, r"order\.shuffle +True +False"),
         ({"shuffle_algo": "naive"}, "order.shuffle_algo: saved 'py1e', now 'naive'"),
         ({"shuffle_block_size": 8}, "order.shuffle_block_size: saved 16, now 8"),
-        ({"epoch_size": 20}, "order.epoch_size: saved 29, now 20"),
+        ({"epoch_size": 20}, r"order\.epoch_size +29 +20"),
         ({"sampling_method": "fixed"}, "order.sampling_method: saved 'balanced', now 'fixed'"),
         ({"sampling_granularity": 2}, "order.sampling_granularity: saved 1, now 2"),
     ],
@@ -190,25 +189,25 @@ def test_all_changes_are_named_at_once_with_the_way_out(root: Path, tmp_path: Pa
     loader.load_state_dict(state)
     with pytest.raises(StateMismatchError) as caught:
         len(loader)
-    for words in ("order.epoch_size", "order.shuffle_algo", "streams.0.samples: saved 29, now 30", "streams.0.digest"):
-        assert words in str(caught.value)
+    for row in ("order.epoch_size 29 30", "order.shuffle_algo 'py1e' 'naive'", "streams.0.samples 29 30"):
+        assert row in " ".join(str(caught.value).split())
     assert 'on_change="warn"' in str(caught.value)
 
 
 def test_shards_cut_elsewhere_are_other_data(root: Path, tmp_path: Path, state: State) -> None:
     loader = make_loader(write_shards(tmp_path / "b", [10, 10, 9]))
     loader.load_state_dict(state)
-    with pytest.raises(StateMismatchError, match=r"streams\.0\.shards: saved 6, now 3"):
+    with pytest.raises(StateMismatchError, match=r"streams\.0\.shards +6 +3"):
         len(loader)
 
 
 @pytest.mark.parametrize(
     ("now", "words"),
     [
-        ({"b": 1, "a": 1}, "streams.a.place: saved 0, now 1"),
-        ({"a": 1}, "streams.b: saved 29 samples, now 'absent'"),
-        ({"a": 1, "c": 1}, "streams.c: saved 'absent', now 29 samples"),
-        ({"a": 1, "b": 0.5}, "streams.b.samples drawn: saved 29, now 14"),
+        ({"b": 1, "a": 1}, r"streams\.a\.place +0 +1"),
+        ({"a": 1}, r"streams\.b +29 samples +'absent'"),
+        ({"a": 1, "c": 1}, r"streams\.c +'absent' +29 samples"),
+        ({"a": 1, "b": 0.5}, r"streams\.b\.samples drawn +29 +14"),
     ],
 )
 def test_changed_streams_are_named(root: Path, now: dict[str, float], words: str) -> None:
@@ -267,18 +266,3 @@ def test_a_refused_state_can_be_replaced(root: Path, state: State) -> None:
         len(loader)
     loader.load_state_dict(FIVE)
     assert len(ids(loader)) == 6
-
-
-@pytest.mark.parametrize(
-    ("saved", "now", "expected"),
-    [
-        ({"a": 1}, {"a": 1}, []),
-        ({"a": 1}, {"a": 2}, ["a: saved 1, now 2"]),
-        ({"a": {"b": None}}, {"a": {"b": 0}}, ["a.b: saved None, now 0"]),
-        ({"a": 1}, {}, ["a: saved 1, now 'absent'"]),
-        ({}, {"a": {"samples": 3}}, ["a: saved 'absent', now 3 samples"]),
-        ({"a": 1, "b": 2}, {"b": 3, "a": 4}, ["a: saved 1, now 4", "b: saved 2, now 3"]),
-    ],
-)
-def test_changes_are_told_in_words(saved: State, now: State, expected: list[str]) -> None:
-    assert changes(saved, now) == expected

@@ -1,0 +1,292 @@
+"""A stream's index on this node: fetched by one process, parsed once, and the same for all processes of a run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lightning_streaming.cache.config import CacheConfig
+from lightning_streaming.cache.index_changes import changed_files
+from lightning_streaming.cache.index_file import LARGE_INDEX_BYTES, FoundIndex, KnownIndex, load_index
+from lightning_streaming.cache.index_forms import IndexForms
+from lightning_streaming.cache.index_lock import IndexLock, held_index
+from lightning_streaming.cache.index_version import remote_version
+from lightning_streaming.cache.layout import origin_of
+from lightning_streaming.cache.marks import OwnTimes, make_mark
+from lightning_streaming.cache.origin import IndexCheck, Origin, read_origin, settle_origin, write_origin
+from lightning_streaming.cache.permissions import adopt_file
+from lightning_streaming.cache.place import CachePlace
+from lightning_streaming.errors import ConfigError, FormatError, ObjectNotFoundError, StorageError
+from lightning_streaming.files import join_under
+from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index
+from lightning_streaming.formats.index_form import Identity
+from lightning_streaming.storage import download, join_url, mask_url
+from lightning_streaming.storage.retry import longest_series
+
+_logger = logging.getLogger(__name__)
+
+_FRESH_NANOSECONDS = 60 * 10**9
+"""For so long nobody asks the remote again: the processes of a node start one after another."""
+_PARSE_SECONDS = 60.0
+"""Added to what a download may take, for parsing a large index."""
+
+
+class IndexCache:
+    """The index of one stream, and the mark of its cache directory.
+
+    The first call of :meth:`read` decides which index it is. Copies that are pickled after that, like those of worker
+    processes, read the same one whatever happens to the remote or the file, and without asking anybody.
+
+    Making one touches nothing. It may be pickled, forked and used by several threads.
+    """
+
+    def __init__(self, config: CacheConfig) -> None:
+        self._config = config
+        self._directory = config.cache_directory()
+        self._forms = IndexForms(self._directory)
+        self._known: KnownIndex | None = None
+        # Kept, so that nobody removes the parsed form as long as processes may be started that need it.
+        self._index: DatasetIndex | None = None
+        self._mark: int | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_index": None}
+
+    @property
+    def mark(self) -> int:
+        """The modification time, in nanoseconds, of files in the cache directory that are ours, checked and unchanged.
+
+        Where the directory has none, one is chosen; the directory is made if it is not there.
+
+        Raises:
+            ConfigError: The directory holds files of another remote.
+            StorageError: The directory cannot be made.
+        """
+        if self._mark is None:
+            origin = read_origin(self._directory)
+            if origin is None or origin.mark is None:
+                self._make_directory()
+                if not os.access(self._directory, os.W_OK):
+                    self._mark = make_mark()  # nothing there can be ours
+                    return self._mark
+                with self._lock() as lock:
+                    origin = settle_origin(self._directory, self._origin_digest(), lock.scratch)
+            self._check_origin(origin)
+            self._mark = origin.mark
+        assert self._mark is not None, "a settled origin has one"
+        return self._mark
+
+    def read(self) -> DatasetIndex:
+        """Read the stream's index.
+
+        The first time, a remote is asked whether it has another one by now, unless that was done within a minute on
+        this node. If it cannot be reached, the index that is here is used, with a warning.
+
+        Raises:
+            IndexFormatError: The index cannot be used.
+            ObjectNotFoundError: There is none.
+            StorageError: It could not be fetched, or the one that this run began with is gone.
+            ConfigError: The cache directory holds files of another remote.
+            LockTimeoutError: Another process has been fetching it for too long.
+        """
+        if self._index is None:
+            self._index = self._read_first() if self._known is None else self._read_again(self._known)
+        return self._index
+
+    def _read_first(self) -> DatasetIndex:
+        source = self._config.source_directory()
+        found = self._read_cached_or_remote() if source is None else self._read_in_place(source / INDEX_BASENAME)
+        self._known = found.known
+        if found.is_new:  # not before: what was read of an old one would keep it
+            self._forms.sweep(keep=found.known.digest)
+        return found.index
+
+    def _read_again(self, known: KnownIndex) -> DatasetIndex:
+        path = (self._config.source_directory() or self._directory) / INDEX_BASENAME
+        if known.text is not None:
+            return parse_index(known.text, str(path))
+        form = self._forms.open(known.digest)
+        if form is not None:
+            return form.index
+        with suppress(OSError, FormatError):
+            found = self._load(path, str(path), None, known.digest)
+            if found.known.digest == known.digest:
+                return found.index
+        raise StorageError(
+            f"the index that this run began with is gone: {path} is another one by now, and no parsed form of it is in "
+            f"{self._directory}; start again to read the new one"
+        )
+
+    def _read_in_place(self, path: Path) -> FoundIndex:
+        try:
+            identity = Identity.of(path)
+            if identity.size < LARGE_INDEX_BYTES:
+                return self._load(path, str(path), None, None)
+            likely = _likely(read_origin(self._directory))
+            form = self._forms.find(identity, likely)
+            if form is not None:
+                return FoundIndex(form.index, KnownIndex(form.digest, None))
+            if not self._may_write():
+                return self._load(path, str(path), None, likely)
+            with self._lock() as lock:
+                origin = settle_origin(self._directory, self._origin_digest(), lock.scratch)
+                found = self._load(path, str(path), lock.scratch, _likely(origin))
+                self._note_check(found.known, {}, origin, lock)
+                return found
+        except FileNotFoundError:
+            raise ObjectNotFoundError(
+                f"{path} does not exist, and no remote was given to fetch it from; "
+                f"{path.parent} is read in place, so correct the path or give a remote and a local directory"
+            ) from None
+
+    def _may_write(self) -> bool:
+        """Whether the cache directory of a dataset that is read in place is there, or could be made."""
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return False
+        return os.access(self._directory, os.W_OK)
+
+    def _read_cached_or_remote(self) -> FoundIndex:
+        self._make_directory()
+        if not os.access(self._directory, os.W_OK):
+            self._check_origin(read_origin(self._directory))
+            cached = self._load_cached(None, None)
+            if cached is None:
+                raise StorageError(f"{self._directory} cannot be written to; choose another directory with local=")
+            return cached
+        with self._lock() as lock:
+            origin = settle_origin(self._directory, self._origin_digest(), lock.scratch)
+            self._check_origin(origin)
+            self._mark = origin.mark
+            cached = self._load_cached(lock.scratch, _likely(origin))
+            if cached is None:
+                return self._fetch(None, origin, lock)
+            if _is_fresh(cached.known, origin.check):
+                return cached
+            try:
+                return self._fetch_if_changed(cached, origin, lock)
+            except (StorageError, FormatError) as error:
+                _logger.warning("the index in %s is used as it is, which may be old: %s", self._directory, error)
+                self._note_check(cached.known, _version_of(cached.known, origin), origin, lock)
+                return cached
+
+    def _load_cached(self, scratch: Path | None, likely: str | None) -> FoundIndex | None:
+        """The index in the cache directory; None if there is none, or one that was cut short."""
+        path = self._directory / INDEX_BASENAME
+        try:
+            return self._load(path, str(path), scratch, likely)
+        except (FileNotFoundError, FormatError):
+            return None
+
+    def _fetch_if_changed(self, cached: FoundIndex, origin: Origin, lock: IndexLock) -> FoundIndex:
+        """Ask for the remote's version of a large index; a small one is fetched in no more time than that takes."""
+        if cached.known.is_large:
+            version, known = self._remote_version(), _version_of(cached.known, origin)
+            if version["size"] == (self._directory / INDEX_BASENAME).stat().st_size and known in ({}, version):
+                self._note_check(cached.known, version, origin, lock)
+                return cached
+        return self._fetch(cached, origin, lock)
+
+    def _fetch(self, cached: FoundIndex | None, origin: Origin, lock: IndexLock) -> FoundIndex:
+        config = self._config
+        download(
+            self._url,
+            config.storage_options,
+            lock.arriving,
+            expected_bytes=None,
+            retry=config.attempts,
+            timeout=config.download_timeout,
+        )
+        size = lock.arriving.stat().st_size
+        fetched = self._load(lock.arriving, mask_url(self._url), lock.scratch, None)
+        version: Mapping[str, Any] = {}
+        if fetched.known.is_large:
+            with suppress(StorageError):
+                version = self._remote_version()
+        if cached is None or cached.known.digest != fetched.known.digest:
+            self._adopt(cached, fetched, origin, lock)
+        # Of another size it is a later version, which is to be noticed next time.
+        self._note_check(fetched.known, version if version.get("size") == size else {}, origin, lock)
+        return fetched
+
+    def _adopt(self, cached: FoundIndex | None, fetched: FoundIndex, origin: Origin, lock: IndexLock) -> None:
+        """Let a new index take the old one's place; files of shards that are others by now go before that."""
+        if cached is not None:
+            place = CachePlace(self._directory, lambda: OwnTimes(origin.mark))
+            for name in changed_files(cached.index, fetched.index):
+                path = join_under(self._directory, name)
+                with suppress(FileNotFoundError):
+                    if path.stat().st_mtime_ns == origin.mark:
+                        place.remove(path)
+        path = self._directory / INDEX_BASENAME
+        try:
+            with lock.arriving.open("rb") as file:
+                adopt_file(file.fileno(), self._directory)
+            os.replace(lock.arriving, path)
+        except OSError as error:
+            raise StorageError(f"{path} cannot be written: {error}; choose another directory with local=") from error
+
+    def _load(self, path: Path, shown: str, scratch: Path | None, likely: str | None) -> FoundIndex:
+        return load_index(path, shown, self._forms, scratch, likely)
+
+    def _note_check(self, known: KnownIndex, version: Mapping[str, Any], origin: Origin, lock: IndexLock) -> None:
+        check = IndexCheck(digest=known.digest, checked=time.time_ns(), version=version)
+        with suppress(OSError):  # another user's directory: the remote is asked again next time
+            write_origin(self._directory, replace(origin, check=check), lock.scratch)
+
+    def _remote_version(self) -> dict[str, Any]:
+        config = self._config
+        return remote_version(
+            self._url, config.storage_options, retry=config.attempts, timeout=config.download_timeout
+        )
+
+    @property
+    def _url(self) -> str:
+        assert self._config.remote, "otherwise it is read in place"
+        return join_url(self._config.remote, INDEX_BASENAME)
+
+    def _make_directory(self) -> None:
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"{self._directory} cannot be made: {error}; give the stream another directory with local="
+            ) from error
+
+    def _lock(self) -> AbstractContextManager[IndexLock]:
+        series = longest_series(self._config.attempts, self._config.download_timeout)
+        return held_index(self._directory, series + _PARSE_SECONDS)
+
+    def _origin_digest(self) -> str:
+        return origin_of(self._config.remote or str(self._config.local), self._config.storage_options).decode()
+
+    def _check_origin(self, origin: Origin | None) -> None:
+        if origin is not None and origin.remote != self._origin_digest():
+            raise ConfigError(
+                f"{self._directory} holds shards of another remote than {mask_url(self._config.remote or '')}; give "
+                "this stream a directory of its own with local=, or remove that one"
+            )
+
+
+def _is_fresh(known: KnownIndex, check: IndexCheck | None) -> bool:
+    """Whether the remote was asked just now, on this node, and this index is what it had."""
+    return (
+        check is not None and check.digest == known.digest and 0 <= time.time_ns() - check.checked < _FRESH_NANOSECONDS
+    )
+
+
+def _likely(origin: Origin | None) -> str | None:
+    """The digest of the index that was here last."""
+    return origin.check.digest if origin is not None and origin.check is not None else None
+
+
+def _version_of(known: KnownIndex, origin: Origin) -> Mapping[str, Any]:
+    """What the remote said of this index when it was fetched; empty if that is not known."""
+    return origin.check.version if origin.check is not None and origin.check.digest == known.digest else {}

@@ -1,0 +1,174 @@
+"""JPEG and PNG files: opened without decoding their pixels, told whole from cut off, and found behind an image."""
+
+from __future__ import annotations
+
+import io
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+from lightning_streaming.errors import EncodingError
+from lightning_streaming.formats.checks import brief
+from lightning_streaming.formats.pillow import PILLOW_ERRORS, require_pillow
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from PIL.ImageFile import ImageFile
+
+BEGINNINGS = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n"}
+"""The first bytes of each kind of file."""
+
+_PIXELS_PER_BYTE = {"JPEG": 512, "MPO": 512, "PNG": 8 * 1032}
+"""Most pixels that a byte of each kind of file can describe. JPEG: a bit for each block of 64. PNG: a bit for each,
+deflated to no less than one part in 1032."""
+
+_SCAN, _END = 0xDA, b"\xff\xd9"
+"""JPEG: the marker before the pixels, and the bytes after them, which no pixels contain."""
+_ALONE = (0x01, *range(0xD0, 0xD8))
+"""JPEG: markers that no length follows."""
+
+
+def open_image_file(data: bytes) -> Image:
+    """Open a JPEG or PNG file, reading no more than its head; pixels are decoded when they are first needed.
+
+    Raises:
+        EncodingError: It is none, its head is damaged, or it promises more pixels than its bytes can hold or Pillow
+            allows. Also raised later, of pixels that cannot be decoded.
+        MissingDependencyError: Pillow is not installed.
+    """
+    pillow = require_pillow()
+    try:
+        image: ImageFile = pillow.open(io.BytesIO(data), formats=("JPEG", "PNG"))
+    except pillow.UnidentifiedImageError:
+        raise EncodingError(_no_image(data)) from None
+    except (pillow.DecompressionBombError, *PILLOW_ERRORS) as error:
+        raise EncodingError(f"expected an image file that PIL can open, but {error}") from error
+    width, height = image.size
+    if width * height > _PIXELS_PER_BYTE[image.format or "PNG"] * len(data):
+        raise EncodingError(f"{len(data)} bytes of {image.format} cannot hold an image of {width} x {height}")
+    image.__class__ = _not_decoded(type(image))
+    return image
+
+
+@lru_cache(maxsize=16)
+def _not_decoded(plain: type[ImageFile]) -> type[ImageFile]:
+    """What an open file is until its pixels are decoded; then it is an image of the class ``plain`` of Pillow."""
+
+    class NotDecoded(plain):  # type: ignore[misc, valid-type]
+        def load(self) -> Any:
+            """Decode the pixels.
+
+            Raises:
+                EncodingError: The file is damaged, or cut off.
+            """
+            try:
+                pixels = super().load()
+            except PILLOW_ERRORS as error:
+                width, height = self.size
+                raise EncodingError(
+                    f"expected a whole {self.format} file of {width} x {height} pixels, but they cannot be decoded: "
+                    f"{error}"
+                ) from error
+            self.__class__ = plain  # type: ignore[assignment]
+            return pixels
+
+        def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+            """Travel to another process decoded, as images do."""
+            self.load()
+            return self.__reduce_ex__(protocol)
+
+    NotDecoded.__name__, NotDecoded.__module__ = plain.__name__, plain.__module__
+    NotDecoded.__qualname__ = plain.__qualname__
+    return NotDecoded
+
+
+def check_whole(data: bytes) -> None:
+    """Refuse a JPEG or PNG file that was cut off. Pixels are decoded only of one that has no mark of its end.
+
+    Raises:
+        EncodingError: The file is cut off, or none.
+    """
+    if not _has_end(data):
+        open_image_file(data).load()
+
+
+def file_behind(image: Image) -> bytes | None:
+    """The JPEG file that an image was opened from, if that has the very pixels of the image.
+
+    Of an image that is not decoded yet nothing can have been changed, but for its size and mode (``draft``), and which
+    picture of several it is. One that is decoded is compared, pixel by pixel: it may have been drawn on.
+    """
+    from PIL.JpegImagePlugin import JpegImageFile
+
+    name = getattr(image, "filename", None)
+    if not isinstance(image, JpegImageFile) or not name:
+        return None
+    data = _bytes_of(image, Path(os.fsdecode(name)))
+    if data is None or not _has_end(data):
+        return None
+    try:
+        found = open_image_file(data)
+        return data if _looks(found, image) == _looks(image, image) else None
+    except EncodingError:
+        return None
+
+
+def _looks(image: Image, like: ImageFile) -> tuple[object, ...]:
+    """What tells an image from others: where its pixels are in its file; or those, if ``like`` is decoded."""
+    if like.tile:
+        return image.size, image.mode, getattr(image, "tile", None)
+    return image.size, image.mode, image.tobytes()
+
+
+def _bytes_of(image: ImageFile, path: Path) -> bytes | None:
+    """The file that is open, which may have another name by now; or else the one that has its name."""
+    if image.tile and image.fp is not None and not image.fp.closed:
+        position = image.fp.tell()
+        image.fp.seek(0)
+        data = image.fp.read()
+        image.fp.seek(position)
+        return data
+    return path.read_bytes() if path.is_file() else None
+
+
+def _no_image(data: bytes) -> str:
+    for kind, beginning in BEGINNINGS.items():
+        if data.startswith(beginning[: max(1, len(data))]):
+            return f"expected a whole {kind} file, but the head of this one is damaged or cut off ({len(data)} bytes)"
+    return f"expected a JPEG or PNG file, but found {brief(data)}"
+
+
+def _has_end(data: bytes) -> bool:
+    """Whether the end of the pixels is marked. Not every file that lacks it is cut off."""
+    if data.startswith(BEGINNINGS["PNG"]):
+        return _png_has_end(data)
+    return data.startswith(BEGINNINGS["JPEG"]) and _jpeg_has_end(data)
+
+
+def _png_has_end(data: bytes) -> bool:
+    """Go from chunk to chunk: length, name, content, checksum."""
+    position = len(BEGINNINGS["PNG"])
+    while position + 12 <= len(data):
+        if data[position + 4 : position + 8] == b"IEND":
+            return True
+        position += 12 + int.from_bytes(data[position : position + 4], "big")
+    return False
+
+
+def _jpeg_has_end(data: bytes) -> bool:
+    """Go from segment to segment up to the pixels, so as not to meet the end of a small image within the head."""
+    position = 2
+    while position + 4 <= len(data):
+        if data[position] != 0xFF:
+            return False
+        marker = data[position + 1]
+        if marker == _SCAN:
+            return data.find(_END, position) >= 0
+        if marker == 0xFF:  # a byte that fills up
+            position += 1
+        elif marker in _ALONE:
+            position += 2
+        else:
+            position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
+    return False
