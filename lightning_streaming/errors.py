@@ -13,6 +13,7 @@
     │   ├── ObjectNotFoundError (FileNotFoundError)
     │   ├── AccessDeniedError (PermissionError)
     │   ├── DownloadError                              every attempt failed
+    │   ├── DiskFullError                              no room for what was fetched
     │   └── IntegrityError                             what arrived is not what the index promises
     ├── PartError (RuntimeError)                   a part of a dataset could not be written
     ├── LockTimeoutError (TimeoutError)            another process held a lock for too long
@@ -76,6 +77,10 @@ class AccessDeniedError(StorageError, PermissionError):
 
 class DownloadError(StorageError):
     """A download whose every attempt failed."""
+
+
+class DiskFullError(StorageError):
+    """A disk of this machine that has no room left for what was fetched."""
 
 
 class IntegrityError(StorageError):

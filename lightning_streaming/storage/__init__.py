@@ -1,7 +1,8 @@
 """URL to file and back, through fsspec: one policy for retries, deadlines, errors and secrets over all stores."""
 
+from lightning_streaming.storage.downloads import download, read_bytes, read_range
 from lightning_streaming.storage.filesystems import prepare
-from lightning_streaming.storage.transfer import download, read_bytes, upload
+from lightning_streaming.storage.transfer import upload
 from lightning_streaming.storage.urls import is_url, join_url, local_path, location_key, mask_url
 
 __all__ = [
@@ -13,5 +14,6 @@ __all__ = [
     "mask_url",
     "prepare",
     "read_bytes",
+    "read_range",
     "upload",
 ]

@@ -5,15 +5,22 @@ Nothing else may hold on to a filesystem beyond one transfer: a forked child mus
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib
+import math
 import os
 import threading
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Coroutine, Mapping
+from types import MethodType
+from typing import Any, TypeVar
 
 from lightning_streaming.errors import ConfigError, MissingDependencyError
+from lightning_streaming.storage.progress import Progress, run_watched, watched
 from lightning_streaming.storage.urls import endpoint_of, mask_url, scheme_of
+from lightning_streaming.storage.variables import expand
+
+_Result = TypeVar("_Result")
 
 # (process, thread, what and how) -> filesystem. A forked child inherits its parent's and must never let go of them:
 # when one is collected, it closes its connections, which takes them out of the epoll set that parent and child share,
@@ -23,6 +30,10 @@ _opened: dict[tuple[int, int, str], Any] = {}
 _S3_SCHEMES = ("s3", "s3a")
 _GCS_SCHEMES = ("gs", "gcs")
 _HTTP_SCHEMES = ("http", "https")
+_CONNECT_SECONDS = 10
+_OPEN_SECONDS = 60
+_NO_LIMIT_SECONDS = 86_400
+_S3_CONNECTIONS = 100
 
 
 def prepare(url: str) -> None:
@@ -42,25 +53,56 @@ def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 
     Args:
         url: URL or local path of one object.
-        options: Arguments of the filesystem, as fsspec documents them.
+        options: Arguments of the filesystem, as fsspec documents them; for example ``key``, ``secret``, ``token``,
+            ``endpoint_url``, ``anon``, ``profile`` and ``requester_pays`` of s3fs, or ``token``, ``project`` and
+            ``requester_pays`` of gcsfs. ``${NAME}`` in a text stands for an environment variable.
 
     Returns:
         An fsspec filesystem for this process, and the object's path in it.
 
     Raises:
-        ConfigError: No filesystem serves this scheme.
+        ConfigError: No filesystem serves this scheme, or an environment variable that the options take is not set.
         MissingDependencyError: The package that does is not installed.
     """
     cls = _filesystem_class(url)
-    arguments = {**cls._get_kwargs_from_urls(url), **_with_our_settings(url, options)}
+    arguments = {**cls._get_kwargs_from_urls(url), **_with_our_settings(url, expand(options))}
     key = (os.getpid(), 0 if cls.async_impl else threading.get_ident(), _token(cls, arguments))
     filesystem = _opened.get(key)
     if filesystem is None:
-        filesystem = cls(**arguments, skip_instance_cache=True)
-        if scheme_of(url) in _S3_SCHEMES:
-            filesystem.retries = 1
+        make = functools.partial(cls, **arguments, skip_instance_cache=True)
+        # One that blocks may connect at once, and stall.
+        filesystem = make() if cls.async_impl else run_watched(make, Progress(), math.inf, _OPEN_SECONDS)
+        _leave_retries_to_us(filesystem, url)
         filesystem = _opened.setdefault(key, filesystem)  # unless another thread was faster
     return filesystem, cls._strip_protocol(url)
+
+
+def abandon(filesystem: Any) -> None:
+    """Open no more objects with a filesystem, because a transfer that could not be stopped still uses it."""
+    for key in [key for key, one in _opened.items() if one is filesystem]:
+        # Not let go of, as above.
+        process, thread, _ = key
+        _opened[process, thread, f"abandoned {id(filesystem)}"] = _opened.pop(key)
+
+
+def kind_of(filesystem: Any, url: str) -> str | None:
+    """``"http"``, ``"s3"`` or ``"gcs"``, ``"other"`` for another asynchronous filesystem, None for one that blocks."""
+    if not filesystem.async_impl:
+        return None
+    kinds = {"http": _HTTP_SCHEMES, "s3": _S3_SCHEMES, "gcs": _GCS_SCHEMES}
+    kind = next((kind for kind, schemes in kinds.items() if scheme_of(url) in schemes), "other")
+    # Whoever asked gcsfs for its gRPC variant has buckets that may not answer over HTTP.
+    return "other" if kind == "gcs" and type(filesystem).__module__ != "gcsfs.core" else kind
+
+
+def run_on_loop(filesystem: Any, work: Coroutine[Any, Any, _Result]) -> _Result:
+    """Run a coroutine on the event loop of an asynchronous filesystem; cancelled if the caller is interrupted."""
+    future = asyncio.run_coroutine_threadsafe(work, filesystem.loop)
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
 
 
 def call(filesystem: Any, method: str, *args: object, timeout: float | None) -> Any:
@@ -71,13 +113,21 @@ def call(filesystem: Any, method: str, *args: object, timeout: float | None) -> 
         method: For example ``"get_file"``.
         args: What to pass to it.
         timeout: Seconds, after which the transfer is cancelled with a TimeoutError; None for no limit. A
-            filesystem that is not asynchronous, like sftp, cannot be cancelled and has the limits of its own only.
+            filesystem that is not asynchronous, like sftp, cannot be cancelled: it is left alone with its transfer.
     """
     if not filesystem.async_impl:
-        return getattr(filesystem, method)(*args)
-    from fsspec.asyn import sync
+        return _call_blocking(filesystem, method, *args, timeout=timeout)
+    longest = math.inf if timeout is None else timeout
+    return run_on_loop(filesystem, watched(getattr(filesystem, f"_{method}")(*args), Progress(), math.inf, longest))
 
-    return sync(filesystem.loop, getattr(filesystem, f"_{method}"), *args, timeout=timeout)
+
+def _call_blocking(filesystem: Any, method: str, *args: object, timeout: float | None) -> Any:
+    longest = math.inf if timeout is None else timeout
+    try:
+        return run_watched(lambda: getattr(filesystem, method)(*args), Progress(), math.inf, longest)
+    except TimeoutError:
+        abandon(filesystem)
+        raise
 
 
 def _filesystem_class(url: str) -> Any:
@@ -129,6 +179,9 @@ def _mend_fsspec_after_fork() -> None:
 def _with_our_settings(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options, with defaults that leave retries and deadlines to us; whatever the user set wins."""
     scheme = scheme_of(url)
+    if scheme in (*_S3_SCHEMES, *_GCS_SCHEMES):
+        # A listing that is kept hides what other processes write later.
+        options = {"use_listings_cache": False, **options}
     if scheme in _S3_SCHEMES:
         return {**options, "config_kwargs": {**_s3_config(url, options), **(options.get("config_kwargs") or {})}}
     if scheme in _HTTP_SCHEMES:
@@ -138,8 +191,22 @@ def _with_our_settings(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return dict(options)
 
 
+def _leave_retries_to_us(filesystem: Any, url: str) -> None:
+    if scheme_of(url) in _S3_SCHEMES:
+        filesystem.retries = 1
+    # gcsfs has no such setting, but keeps the request that it repeats up to six times, within others that it repeats.
+    once = getattr(getattr(type(filesystem), "_request", None), "__wrapped__", None)
+    if scheme_of(url) in _GCS_SCHEMES and once is not None:
+        filesystem._request = MethodType(once, filesystem)
+
+
 def _s3_config(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    config: dict[str, Any] = {"retries": {"mode": "standard", "total_max_attempts": 1}}
+    config: dict[str, Any] = {
+        "retries": {"mode": "standard", "total_max_attempts": 1},
+        "connect_timeout": _CONNECT_SECONDS,
+        "read_timeout": _NO_LIMIT_SECONDS,  # download_timeout is the limit, and may be longer than theirs
+        "max_pool_connections": _S3_CONNECTIONS,
+    }
     known = importlib.import_module("botocore.config").Config.OPTION_DEFAULTS
     if endpoint_of(url, options) and "response_checksum_validation" in known:
         # Some stores answer a range with the checksum of the whole object, which would fail every ranged read.

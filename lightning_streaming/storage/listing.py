@@ -1,4 +1,4 @@
-"""What lies under a location."""
+"""What lies under a location, and how big one object is."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from lightning_streaming.errors import StorageError
+from lightning_streaming.errors import ObjectNotFoundError, StorageError
 from lightning_streaming.storage.attempts import Attempts
 from lightning_streaming.storage.filesystems import call, open_filesystem
+from lightning_streaming.storage.secrets import secrets_of
 from lightning_streaming.storage.urls import mask_url
 
 
@@ -37,8 +38,7 @@ def list_files(url: str, options: Mapping[str, Any], *, retry: int, timeout: flo
             found = call(filesystem, "find", root, timeout=timeout)
         return sorted(one[len(root) :] for one in found if one.startswith(root) and one != root)
 
-    purpose = f"list {mask_url(url)}"
-    return Attempts(purpose=purpose, options=options, retry=retry, timeout=timeout, failure=StorageError).run(attempt)
+    return _attempts(url, options, retry, timeout).run(attempt)
 
 
 def file_sizes(url: str, options: Mapping[str, Any], *, retry: int = 5, timeout: float = 600.0) -> dict[str, int]:
@@ -68,8 +68,44 @@ def file_sizes(url: str, options: Mapping[str, Any], *, retry: int = 5, timeout:
             return {}
         return {entry["name"].rpartition("/")[2]: entry["size"] for entry in found if entry["type"] == "file"}
 
-    purpose = f"list {mask_url(url)}"
-    return Attempts(purpose=purpose, options=options, retry=retry, timeout=timeout, failure=StorageError).run(attempt)
+    return _attempts(url, options, retry, timeout).run(attempt)
+
+
+def object_size(url: str, options: Mapping[str, Any], *, retry: int, timeout: float) -> int | None:
+    """Bytes of an object; None if there is no such object.
+
+    Args:
+        url: URL or local path of the object.
+        options: Arguments of its filesystem.
+        retry: Attempts in total, at least 1.
+        timeout: Seconds per attempt.
+
+    Raises:
+        StorageError: As for :func:`list_files`.
+        ConfigError: As for :func:`list_files`.
+        MissingDependencyError: As for :func:`list_files`.
+    """
+
+    def attempt() -> int:
+        filesystem, path = open_filesystem(url, options)
+        with _remembering_nothing(filesystem):
+            return int(call(filesystem, "info", path, timeout=timeout)["size"])
+
+    try:
+        return _attempts(url, options, retry, timeout, verb="look at").run(attempt)
+    except ObjectNotFoundError:
+        return None
+
+
+def _attempts(url: str, options: Mapping[str, Any], retry: int, timeout: float, verb: str = "list") -> Attempts:
+    return Attempts(
+        purpose=f"{verb} {mask_url(url)}",
+        options=options,
+        retry=retry,
+        timeout=timeout,
+        failure=StorageError,
+        hidden=secrets_of(url),
+    )
 
 
 @contextmanager

@@ -11,10 +11,13 @@ from lightning_streaming.errors import (
     StorageError,
     StreamingError,
 )
+from lightning_streaming.storage.retry_after import LONGEST_ASKED_WAIT
 
 LONGEST_WAIT = 30.0
-"""Seconds; no wait between two attempts is longer."""
+"""Seconds; no wait between two attempts is longer, unless the store asks for it."""
 _FIRST_WAIT = 0.5
+SLOWEST_RATE = 4096
+"""Bytes per second; a transfer that goes on slower than this ends at last."""
 
 _HEALING_STATUSES = (408, 425, 429)
 _STATUS_ERRORS: dict[int, type[StreamingError]] = {
@@ -33,6 +36,11 @@ _NO_CREDENTIALS = (
     "UnauthorizedSSOTokenError",
 )
 _BAD_OPTIONS = ("InvalidConfigError", "InvalidRegionError", "ParamValidationError", "ProfileNotFound")
+# What stores write into their answer; S3 and GCS, in XML, JSON or plain text.
+_MISSING_WORDS = {
+    "bucket": ("NoSuchBucket", "specified bucket does not exist"),
+    "object": ("NoSuchKey", "No such object", "specified key does not exist"),
+}
 
 
 def final_class(error: Exception) -> type[StreamingError] | None:
@@ -72,7 +80,7 @@ def status_of(error: BaseException) -> int | None:
     link: BaseException | None = error
     while link is not None:
         response = getattr(link, "response", None)
-        if _is_any(link, ("ClientResponseError",)):  # aiohttp
+        if _is_any(link, ("ClientResponseError", "RefusedError")):  # aiohttp, and ours
             return int(getattr(link, "status", 0)) or None
         if _is_any(link, ("HttpError",)):  # gcsfs, whose code may be text
             code = str(getattr(link, "code", ""))
@@ -80,6 +88,20 @@ def status_of(error: BaseException) -> int | None:
         if _is_any(link, ("ClientError",)) and isinstance(response, dict):  # botocore
             status: int | None = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
             return status
+        link = link.__cause__
+    return None
+
+
+def what_is_missing(error: BaseException) -> str | None:
+    """``"bucket"`` or ``"object"`` if the store told which of them there is none of; None if it did not."""
+    link: BaseException | None = error
+    while link is not None:
+        response = getattr(link, "response", None)
+        code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
+        words = str(code or link)
+        for what, tokens in _MISSING_WORDS.items():
+            if any(token in words for token in tokens):
+                return what
         link = link.__cause__
     return None
 
@@ -97,9 +119,24 @@ def wait_seconds(failed_attempts: int, jitter: float) -> float:
     return longest * (1 + jitter) / 2
 
 
-def longest_series(retry: int, timeout: float) -> float:
-    """Seconds that ``retry`` attempts of ``timeout`` seconds each may take, with the waits between them."""
-    return retry * timeout + sum(wait_seconds(failed, 1.0) for failed in range(1, retry))
+def longest_attempt(timeout: float, size: int) -> float:
+    """Seconds that one attempt to transfer ``size`` bytes may take, stalling for up to ``timeout`` seconds."""
+    return timeout + size / SLOWEST_RATE
+
+
+def longest_series(retry: int, timeout: float, size: int = 0) -> float:
+    """Seconds that a whole download may take: its one deadline.
+
+    Args:
+        retry: Attempts in total.
+        timeout: Seconds that each may stall.
+        size: Bytes of the object, of which each attempt may fetch all, slowly.
+
+    Returns:
+        Seconds for the attempts and for the waits between them, as long as a store may ask for.
+    """
+    waits = sum(wait_seconds(failed, 1.0) + LONGEST_ASKED_WAIT for failed in range(1, retry))
+    return retry * longest_attempt(timeout, size) + waits
 
 
 def _is_any(error: BaseException, names: tuple[str, ...]) -> bool:

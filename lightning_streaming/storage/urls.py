@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from lightning_streaming.storage.variables import expand_known
+
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.:-]*)://")
 _LOCAL_SCHEMES = ("file", "local")
 _HTTP_SCHEMES = ("http", "https")
@@ -70,12 +72,13 @@ def location_key(location: str, options: Mapping[str, Any]) -> str:
     path = local_path(location)
     if path is not None:
         return os.path.normpath(path.absolute())
-    place = [endpoint_of(location, options), options.get("account_name")]
+    place = [endpoint_of(location, options), expand_known(options).get("account_name")]
     return "\n".join([_without_user(location).rstrip("/"), *(str(part) for part in place if part)])
 
 
 def endpoint_of(url: str, options: Mapping[str, Any]) -> str | None:
     """The endpoint that storage options or AWS variables choose for a URL; None for the store's own."""
+    options = expand_known(options)
     chosen = options.get("endpoint_url") or (options.get("client_kwargs") or {}).get("endpoint_url")
     if chosen is None and scheme_of(url) in ("s3", "s3a"):
         chosen = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")

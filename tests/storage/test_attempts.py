@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import asyncio
 import pickle
 import random
+import time
 import traceback
 from collections.abc import Callable
 
@@ -17,12 +19,20 @@ from lightning_streaming.errors import (
     StorageError,
     StreamingError,
 )
-from lightning_streaming.storage.attempts import Attempts
+from lightning_streaming.storage.attempts import Attempts, Deadline
+from lightning_streaming.storage.refusals import RefusedError
+from lightning_streaming.storage.retry import LONGEST_WAIT
 
 
-def attempts(*, retry: int = 2, options: dict[str, object] | None = None) -> Attempts:
+def attempts(*, retry: int = 2, options: dict[str, object] | None = None, deadline: Deadline | None = None) -> Attempts:
     return Attempts(
-        purpose="download s3://bucket/x", options=options or {}, retry=retry, timeout=60, failure=DownloadError
+        purpose="download s3://bucket/x",
+        options=options or {},
+        retry=retry,
+        timeout=60,
+        failure=DownloadError,
+        deadline=deadline,
+        hidden=("hidden-text",),
     )
 
 
@@ -55,6 +65,52 @@ def test_the_last_failure_names_object_attempts_cause_and_way_out() -> None:
     assert isinstance(caught.value.__cause__, ConnectionResetError)
 
 
+def test_the_same_holds_on_an_event_loop() -> None:
+    def run(retry: int, *errors: Exception) -> str:
+        action = failing(*errors)
+
+        async def act() -> str:
+            return action()
+
+        return asyncio.run(attempts(retry=retry).run_async(act))
+
+    assert run(2, ConnectionResetError()) == "done"
+    with pytest.raises(DownloadError, match="2 attempts"):
+        run(2, OSError(), OSError())
+    with pytest.raises(ObjectNotFoundError):
+        run(5, FileNotFoundError())
+
+
+def test_the_store_is_given_the_time_it_asked_for() -> None:
+    pause = attempts(retry=2).pause_after(RefusedError(429, {"Retry-After": "20"}, ""), 1)
+    assert 20 < pause <= 20 + LONGEST_WAIT
+
+
+def test_there_is_no_attempt_that_the_deadline_leaves_no_time_for() -> None:
+    deadline = Deadline(3600)
+    assert deadline.left() == 3600
+    deadline.begin()
+    assert attempts(retry=9, deadline=deadline).pause_after(OSError(), 1) > 0
+    deadline.end = time.monotonic()
+    with pytest.raises(DownloadError, match="1 attempt of up to 60 s, within 3600 s in all, failed"):
+        attempts(retry=9, deadline=deadline).run(failing(OSError()))
+    deadline.begin()
+    assert deadline.left() < 0
+
+
+@pytest.mark.parametrize(
+    ("words", "way_out"),
+    [
+        ("The specified bucket does not exist", "the bucket does not exist; check its name"),
+        ("No such object: b/x", "the bucket has no such object; check the path"),
+        ("Not Found", "not found; check the bucket, the path"),
+    ],
+)
+def test_what_is_missing_is_named(words: str, way_out: str) -> None:
+    with pytest.raises(ObjectNotFoundError, match=f"{way_out}.*{words}"):
+        attempts().run(failing(RefusedError(404, {}, words)))
+
+
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
@@ -84,7 +140,8 @@ def test_no_secret_is_in_the_printed_error() -> None:
     secret = "hunt" + "er"  # in two halves, because a traceback prints the lines of this file
     store = attempts(retry=1, options={"secret": f"{secret}2"})
     with pytest.raises(DownloadError) as caught:
-        store.run(failing(OSError(f"{secret}2 at https://user:{secret}3@host/?sig={secret}4")))
+        store.run(failing(OSError(f"{secret}2 at https://user:{secret}3@host/?sig={secret}4 hidden-" + "text")))
+    assert "hidden-" + "text" not in "".join(traceback.format_exception(caught.value)) + repr(store)
     assert secret not in "".join(traceback.format_exception(caught.value)) + repr(caught.value) + repr(store)
 
 

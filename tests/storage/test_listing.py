@@ -6,7 +6,7 @@ import pytest
 
 from lightning_streaming.errors import AccessDeniedError, StorageError
 from lightning_streaming.storage import read_bytes, upload
-from lightning_streaming.storage.listing import list_files
+from lightning_streaming.storage.listing import list_files, object_size
 from tests.servers import S3Store, refused_port
 
 
@@ -55,3 +55,22 @@ def test_a_store_that_does_not_answer_is_an_error_without_secrets() -> None:
             list_files("s3://bucket/x", options, retry=1, timeout=5)
     assert "hush" not in str(caught.value)
     assert not isinstance(caught.value, AccessDeniedError)
+
+
+def test_the_size_of_an_object_is_told_as_it_is_now(s3: S3Store, tmp_path: Path) -> None:
+    url = f"{s3.make_bucket()}/x"
+    assert object_size(url, s3.options, retry=2, timeout=10) is None
+    for text in ("short", "longer than that"):
+        (tmp_path / "x").write_text(text)
+        upload(tmp_path / "x", url, {**s3.options, "use_listings_cache": False})  # a filesystem of its own
+        assert object_size(url, s3.options, retry=2, timeout=10) == len(text)
+    assert object_size(str(tmp_path / "x"), {}, retry=1, timeout=5) == len(text)
+    assert object_size(str(tmp_path / "missing"), {}, retry=1, timeout=5) is None
+
+
+def test_a_size_that_a_store_does_not_tell_is_an_error_without_secrets() -> None:
+    with refused_port() as port:
+        options = {"key": "k", "secret": "hush-hush", "endpoint_url": f"http://127.0.0.1:{port}"}
+        with pytest.raises(StorageError, match="could not look at s3://bucket/x") as caught:
+            object_size("s3://bucket/x", options, retry=1, timeout=5)
+    assert "hush" not in str(caught.value)

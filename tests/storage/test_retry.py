@@ -23,7 +23,16 @@ from lightning_streaming.errors import (
     StorageError,
     StreamingError,
 )
-from lightning_streaming.storage.retry import LONGEST_WAIT, final_class, longest_series, wait_seconds
+from lightning_streaming.storage.refusals import RefusedError
+from lightning_streaming.storage.retry import (
+    LONGEST_WAIT,
+    SLOWEST_RATE,
+    final_class,
+    longest_series,
+    wait_seconds,
+    what_is_missing,
+)
+from lightning_streaming.storage.retry_after import LONGEST_ASKED_WAIT
 
 botocore_errors = importlib.import_module("botocore.exceptions")  # which has no types
 
@@ -34,8 +43,8 @@ def _http(status: int) -> aiohttp.ClientResponseError:
     return aiohttp.ClientResponseError(request, (), status=status)
 
 
-def _s3(status: int, error: Exception | None = None) -> Exception:
-    answer = {"Error": {"Code": "Any"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+def _s3(status: int, error: Exception | None = None, code: str = "Any") -> Exception:
+    answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
     error = error or OSError(errno.EIO, "from the store")
     error.__cause__ = botocore_errors.ClientError(answer, "GetObject")
     return error
@@ -50,7 +59,7 @@ def _truncated_body() -> Exception:
 @pytest.mark.parametrize(
     "error",
     [
-        _http(500), _http(503), _http(429), _http(408),
+        _http(500), _http(503), _http(429), _http(408), RefusedError(503, {}, "x"),
         _s3(500), _s3(503), _s3(429),
         HttpError({"code": 503}), HttpError({"code": "429"}),
         _s3(400, TimeoutError("RequestTimeout")),
@@ -73,6 +82,8 @@ def test_what_may_pass_is_tried_again(error: Exception) -> None:
         (_http(401), AccessDeniedError),
         (_http(403), AccessDeniedError),
         (_http(416), StorageError),
+        (RefusedError(403, {}, "x"), AccessDeniedError),
+        (RefusedError(400, {}, "requester pays"), StorageError),
         (_s3(400), StorageError),
         (_s3(403), AccessDeniedError),
         (_s3(400, PermissionError("ExpiredToken")), AccessDeniedError),
@@ -98,6 +109,32 @@ def test_waits_double_up_to_a_limit_and_vary_by_half(failed: int, jitter: float)
     assert longest / 2 <= wait_seconds(failed, jitter) <= longest
 
 
-@pytest.mark.parametrize(("retry", "seconds"), [(1, 10.0), (2, 20.5), (3, 31.5)])
-def test_the_longest_series_counts_attempts_and_waits(retry: int, seconds: float) -> None:
-    assert longest_series(retry, 10) == seconds
+@pytest.mark.parametrize(
+    ("retry", "size", "seconds"),
+    [
+        (1, 0, 10.0),
+        (2, 0, 20.5 + LONGEST_ASKED_WAIT),
+        (3, 0, 31.5 + 2 * LONGEST_ASKED_WAIT),
+        (2, SLOWEST_RATE * 100, 220.5 + LONGEST_ASKED_WAIT),
+    ],
+)
+def test_the_longest_series_counts_attempts_waits_and_bytes(retry: int, size: int, seconds: float) -> None:
+    assert longest_series(retry, 10, size) == seconds
+
+
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (_s3(404), None),
+        (_s3(404, FileNotFoundError(), "NoSuchBucket"), "bucket"),
+        (_s3(404, FileNotFoundError(), "NoSuchKey"), "object"),
+        (RefusedError(404, {}, "The specified bucket does not exist."), "bucket"),
+        (RefusedError(404, {}, "NoSuchKey: The specified key does not exist."), "object"),
+        (RefusedError(404, {}, "No such object: bucket/x"), "object"),
+        (RefusedError(404, {}, "Not Found"), None),
+        (FileNotFoundError("http://host/x"), None),
+    ],
+    ids=repr,
+)
+def test_what_is_missing_is_told_if_the_store_told(error: Exception, what: str | None) -> None:
+    assert what_is_missing(error) == what

@@ -4,7 +4,7 @@ import traceback
 
 import pytest
 
-from lightning_streaming.storage.secrets import redact, shown_cause
+from lightning_streaming.storage.secrets import redact, secrets_of, shown_cause
 
 OPTIONS = {
     "key": "AKIDEXAMPLE",
@@ -39,3 +39,24 @@ def test_a_chain_with_a_secret_is_replaced_by_its_redacted_words() -> None:
     shown = shown_cause(error, OPTIONS)
     assert str(shown) == "OSError: could not sign"
     assert "AKIDEXAMPLE" not in "".join(traceback.format_exception(shown))
+
+
+def test_what_options_take_from_the_environment_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STORE_SECRET", "hunter2")
+    assert redact("refused hunter2", {"secret": "${STORE_SECRET}"}) == "refused ***"
+
+
+@pytest.mark.parametrize(
+    ("url", "secrets"),
+    [
+        ("s3://bucket/x", set()),
+        ("/data/a@b?c=d", set()),
+        ("https://me:pass@host/x", {"pass"}),
+        ("https://me:p%40ss@host/a@b", {"p%40ss", "p@ss"}),
+        ("https://host/x?set=train", {"set=train"}),  # "train" may be elsewhere in an error, and is no secret
+        ("https://host/x?sig=0123456789a%2F", {"sig=0123456789a%2F", "sig=0123456789a/", "0123456789a/"}),
+    ],
+)
+def test_the_secrets_of_a_url_are_known_as_written_and_decoded(url: str, secrets: set[str]) -> None:
+    assert set(secrets_of(url)) == secrets
+    assert redact(" ".join(["a", *secrets]), {}, secrets_of(url)) == " ".join(["a", *["***" for _ in secrets]])

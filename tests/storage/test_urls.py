@@ -101,3 +101,9 @@ def test_an_endpoint_from_the_environment_counts(monkeypatch: pytest.MonkeyPatch
 )
 def test_credentials_and_spelling_do_not_change_the_key(one: str, other: str) -> None:
     assert location_key(one, {"key": "mine"}) == location_key(other, {"key": "yours"})
+
+
+def test_an_endpoint_that_options_take_from_the_environment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STORE_URL", "http://here")
+    taken, written = ({"endpoint_url": text} for text in ("${STORE_URL}", "http://here"))
+    assert location_key("s3://bucket/x", taken) == location_key("s3://bucket/x", written)

@@ -1,0 +1,149 @@
+"""Where bytes that arrive are put. Once a sink is closed nothing is put there, not even by who was given up on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+from typing import Protocol
+
+from lightning_streaming.errors import DiskFullError, StorageError
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Sink(Protocol):
+    """Takes bytes at offsets."""
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Put bytes at an offset."""
+
+    def resize(self, size: int) -> None:
+        """Make it ``size`` bytes long."""
+
+
+class FileSink:
+    """A file, made if there is none; one that is there keeps its inode. Several threads may write."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file.
+
+        Raises:
+            DiskFullError: There is no room to make it.
+            StorageError: It cannot be opened to write.
+        """
+        self._path = path
+        self._lock = threading.Lock()
+        self._descriptor: int | None = None
+        self.is_new = not path.exists()
+        try:
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise write_error(path, error) from error
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Put bytes at an offset.
+
+        Raises:
+            DiskFullError: There is no room.
+            StorageError: They cannot be written, or the file was closed.
+        """
+        left = memoryview(data)
+        with self._lock:
+            try:
+                while left:
+                    written = os.pwrite(self._opened(), left, offset)
+                    offset, left = offset + written, left[written:]
+            except OSError as error:
+                raise write_error(self._path, error) from error
+
+    def resize(self, size: int) -> None:
+        """Make the file ``size`` bytes long; what is added takes no room yet.
+
+        Raises:
+            DiskFullError: As for :meth:`write`.
+            StorageError: As for :meth:`write`.
+        """
+        with self._lock:
+            try:
+                if os.fstat(self._opened()).st_size != size:
+                    os.ftruncate(self._opened(), size)
+            except OSError as error:
+                raise write_error(self._path, error) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def _opened(self) -> int:
+        # The number of a closed descriptor may be another file's by now.
+        if self._descriptor is None:
+            raise StorageError(f"{self._path} is not written to any more: its download was given up")
+        return self._descriptor
+
+
+class Gate:
+    """The way of one attempt to a sink; shut once the attempt is given up, though its thread may go on."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink: Sink | None = sink
+        self._lock = threading.Lock()
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Put bytes at an offset.
+
+        Raises:
+            StorageError: The gate was closed, or as for the sink.
+        """
+        with self._lock:
+            self._opened().write(offset, data)
+
+    def resize(self, size: int) -> None:
+        """Make the sink ``size`` bytes long.
+
+        Raises:
+            StorageError: As for :meth:`write`.
+        """
+        with self._lock:
+            self._opened().resize(size)
+
+    def close(self) -> None:
+        """Let nothing more through."""
+        with self._lock:
+            self._sink = None
+
+    def _opened(self) -> Sink:
+        if self._sink is None:
+            raise StorageError("this attempt was given up")
+        return self._sink
+
+
+class MemorySink:
+    """Bytes in memory."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Put bytes at an offset."""
+        self.data[offset : offset + len(data)] = data
+
+    def resize(self, size: int) -> None:
+        """Cut off what is beyond ``size``."""
+        del self.data[size:]
+
+
+def write_error(path: Path, error: OSError) -> StorageError:
+    """The error to raise where the disk, not the store, has failed."""
+    if isinstance(error, StorageError):
+        return error
+    if error.errno in _DISK_FULL:
+        return DiskFullError(
+            f"no room left to write {path}: {error}; make room there, choose another directory, "
+            "or set a cache_limit that fits"
+        )
+    return StorageError(f"could not write {path}: {error}; make it writable, or choose another directory")

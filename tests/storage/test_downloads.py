@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import errno
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_streaming.errors import (
+    AccessDeniedError,
+    ConfigError,
+    DiskFullError,
+    DownloadError,
+    IntegrityError,
+    ObjectNotFoundError,
+    StorageError,
+    StreamingError,
+)
+from lightning_streaming.storage import download, read_bytes, read_range, upload
+from tests.servers import GcsBucket, HttpStore, S3Bucket, S3Store, refused_port
+
+DATA = bytes(range(256)) * 40
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "x.part"
+
+
+@pytest.fixture
+def object_url(http_store: HttpStore) -> str:
+    (http_store.root / "x").write_bytes(DATA)
+    return f"{http_store.url}/x"
+
+
+def fetch(url: str, target: Path, options: dict[str, Any] | None = None, **settings: Any) -> None:
+    download(url, options or {}, target, **{"expected_bytes": len(DATA), "retry": 2, "timeout": 5, **settings})
+
+
+def test_an_object_goes_to_s3_and_comes_back(s3: S3Store, tmp_path: Path, target: Path) -> None:
+    (tmp_path / "x").write_bytes(DATA)
+    url = f"{s3.make_bucket()}/a/b c.mds"
+    upload(tmp_path / "x", url, s3.options)
+    fetch(url, target, s3.options)
+    assert target.read_bytes() == DATA == read_bytes(url, s3.options, retry=1, timeout=5)
+
+
+def test_an_object_goes_to_a_directory_that_is_made_and_comes_back(tmp_path: Path, target: Path) -> None:
+    (tmp_path / "x").write_bytes(DATA)
+    upload(tmp_path / "x", f"file://{tmp_path}/new/deep/y", {})
+    fetch(str(tmp_path / "new/deep/y"), target)
+    assert target.read_bytes() == DATA
+    assert [path.name for path in (tmp_path / "new/deep").iterdir()] == ["y"]
+
+
+def test_an_object_comes_over_http(object_url: str, target: Path) -> None:
+    fetch(object_url, target)
+    assert target.read_bytes() == DATA
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [("status", 503), ("status", 500), ("status", 429), ("truncate", 0), ("short", 0)],
+)
+def test_a_fault_that_passes_heals(
+    http_store: HttpStore, object_url: str, target: Path, fault: str, status: int
+) -> None:
+    http_store.fail("x", fault, times=1, status=status)
+    fetch(object_url, target)
+    assert target.read_bytes() == DATA
+    assert http_store.requests() == ["x", "x"]
+
+
+def test_two_failures_heal_in_three_attempts(http_store: HttpStore, object_url: str, target: Path) -> None:
+    http_store.fail("x", "status", times=2, status=503)
+    fetch(object_url, target, retry=3)
+    assert target.read_bytes() == DATA
+
+
+def test_a_stalled_answer_is_given_up_after_the_timeout(http_store: HttpStore, object_url: str, target: Path) -> None:
+    http_store.fail("x", "stall", times=1)
+    fetch(object_url, target, timeout=0.5)
+    assert target.read_bytes() == DATA
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        ("status", DownloadError),
+        ("reset", DownloadError),
+        ("truncate", DownloadError),
+        ("stall", DownloadError),
+        ("short", IntegrityError),
+    ],
+)
+def test_a_fault_that_stays_fails_and_leaves_nothing(
+    http_store: HttpStore, object_url: str, target: Path, fault: str, kind: type[StreamingError]
+) -> None:
+    http_store.fail("x", fault)
+    with pytest.raises(kind, match=f"{object_url}.* 2"):
+        fetch(object_url, target, timeout=0.5)
+    assert list(target.parent.iterdir()) == []
+
+
+def test_a_missing_object_is_asked_for_once(http_store: HttpStore, target: Path) -> None:
+    with pytest.raises(ObjectNotFoundError, match=f"{http_store.url}/missing"):
+        fetch(f"{http_store.url}/missing", target, retry=5)
+    assert http_store.requests() == ["missing"]
+
+
+def test_a_refused_object_is_asked_for_once(http_store: HttpStore, object_url: str, target: Path) -> None:
+    http_store.fail("x", "status", status=403)
+    with pytest.raises(AccessDeniedError):
+        fetch(object_url, target, retry=5)
+    assert http_store.requests() == ["x"]
+
+
+def test_a_refused_connection_is_tried_again_and_told(target: Path) -> None:
+    with refused_port() as port, pytest.raises(DownloadError, match="2 attempts"):
+        fetch(f"http://127.0.0.1:{port}/x", target)
+
+
+def test_a_store_that_is_not_there_is_told_of_s3_too(target: Path) -> None:
+    with refused_port() as port, pytest.raises(DownloadError, match="2 attempts"):
+        fetch("s3://bucket/x", target, {"endpoint_url": f"http://127.0.0.1:{port}"})
+
+
+@pytest.mark.parametrize("fault", ["status", "truncate"])
+def test_each_attempt_at_s3_is_one_request(http_store: HttpStore, target: Path, fault: str) -> None:
+    (http_store.root / "bucket").mkdir()
+    (http_store.root / "bucket" / "x").write_bytes(DATA)
+    http_store.fail("bucket/x", fault)
+    with pytest.raises(DownloadError, match="2 attempts"):
+        fetch("s3://bucket/x", target, {"endpoint_url": http_store.url})
+    assert http_store.requests() == ["bucket/x", "bucket/x"]
+
+
+@pytest.mark.parametrize(
+    ("key", "words"), [("/missing", "has no such object"), ("-missing/x", "the bucket does not exist")]
+)
+def test_what_is_missing_on_s3_is_told(s3: S3Store, target: Path, key: str, words: str) -> None:
+    with pytest.raises(ObjectNotFoundError, match=words):
+        fetch(s3.make_bucket() + key, target, s3.options)
+
+
+def test_s3_without_the_right_to_read_is_denied(s3: S3Store, tmp_path: Path, target: Path) -> None:
+    (tmp_path / "x").write_bytes(DATA)
+    url = f"{s3.make_bucket()}/x"
+    upload(tmp_path / "x", url, s3.options)
+    with pytest.raises(AccessDeniedError, match="credentials"):
+        fetch(url, target, {"endpoint_url": s3.url, "anon": True})
+
+
+def test_options_that_a_store_does_not_know_are_refused(s3: S3Store, target: Path) -> None:
+    with pytest.raises(ConfigError, match=r"storage_options.*bogus"):
+        fetch("s3://bucket/x", target, {**s3.options, "bogus": 1})
+
+
+def test_a_failed_check_fetches_again(http_store: HttpStore, object_url: str, target: Path) -> None:
+    http_store.fail("x", "corrupt", times=1)
+
+    def check(path: Path) -> None:
+        if path.read_bytes() != DATA:
+            raise IntegrityError("other bytes")
+
+    fetch(object_url, target, check=check)
+    assert target.read_bytes() == DATA
+    assert http_store.requests() == ["x", "x"]
+
+
+def test_a_place_that_cannot_be_written_is_not_blamed_on_the_store(object_url: str, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="could not write"):
+        fetch(object_url, tmp_path / "missing" / "x")
+
+
+def test_a_disk_that_is_full_is_told(object_url: str) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no disk that is always full")
+    with pytest.raises(DiskFullError, match="no room left to write /dev/full"):
+        fetch(object_url, Path("/dev/full"), expected_bytes=None, retry=9)
+
+
+def test_a_check_that_finds_the_disk_full_is_not_tried_again(
+    http_store: HttpStore, object_url: str, target: Path
+) -> None:
+    def check(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "full", str(path.with_name("unpacked")))
+
+    with pytest.raises(DiskFullError, match=r"no room left to write .*unpacked"):
+        fetch(object_url, target, retry=9, check=check)
+    assert http_store.requests() == ["x"]
+
+
+def test_connections_are_counted_from_one(object_url: str, target: Path) -> None:
+    with pytest.raises(ConfigError, match="connections must be at least 1, but is 0"):
+        fetch(object_url, target, connections=0)
+
+
+def test_a_small_object_is_one_request_without_a_range(
+    gcs_bucket: GcsBucket, s3_bucket: S3Bucket, target: Path
+) -> None:
+    for store in (gcs_bucket, s3_bucket):
+        store.put("x", DATA)
+        fetch(f"{store.url}/x", target, store.options)
+        assert target.read_bytes() == DATA
+        assert read_bytes(f"{store.url}/x", store.options, retry=1, timeout=5) == DATA
+        assert read_range(f"{store.url}/x", store.options, 5, 9, retry=1, timeout=5) == DATA[5:9]
+        assert [(one.method, one.range) for one in store.log()] == [("GET", None), ("GET", None), ("GET", "bytes=5-8")]
+
+
+def test_an_empty_object_is_looked_at(http_store: HttpStore, target: Path) -> None:
+    http_store.put("empty", b"")
+    fetch(f"{http_store.url}/empty", target, expected_bytes=0)
+    assert target.read_bytes() == b""
+    with pytest.raises(ObjectNotFoundError):
+        fetch(f"{http_store.url}/missing", target, expected_bytes=0)
+
+
+@pytest.mark.parametrize("fault", ["status", "truncate", "hang"])
+def test_each_attempt_at_gcs_is_one_request(gcs_bucket: GcsBucket, target: Path, fault: str) -> None:
+    gcs_bucket.put("x", DATA)
+    gcs_bucket.fail("x", fault)
+    with pytest.raises(DownloadError, match="2 attempts"):
+        fetch(f"{gcs_bucket.url}/x", target, gcs_bucket.options, timeout=0.5)
+    assert gcs_bucket.requests() == ["x", "x"]
+
+
+@pytest.mark.parametrize("date", [False, True])
+def test_the_store_says_when_to_come_back(http_store: HttpStore, object_url: str, target: Path, date: bool) -> None:
+    http_store.fail("x", "status", times=1, status=429, retry_after=1.0, retry_date=date)
+    fetch(object_url, target)
+    first, second = http_store.log()
+    assert second.begun - first.begun >= 0.9  # dates are in whole seconds, and taken by another clock
+
+
+@pytest.mark.parametrize("kind", ["http", "s3", "gcs"])
+@pytest.mark.parametrize("fault", ["status", "reset", "truncate", "short", "hang"])
+def test_no_credential_is_in_any_error(
+    request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+    target: Path, kind: str, fault: str,
+) -> None:  # fmt: skip
+    store = request.getfixturevalue({"http": "http_store", "s3": "s3_bucket", "gcs": "gcs_bucket"}[kind])
+    store.put("x", DATA)
+    store.fail("x", fault, status=400)
+    secret = "hunter" + "2-hunter2"  # in two pieces, because a traceback prints the lines of this file
+    monkeypatch.setenv("STORE_SECRET", f"{secret}-env")
+    secrets: dict[str, dict[str, Any]] = {
+        "http": {"headers": {"X-Token": "${STORE_SECRET}"}},
+        "s3": {"secret": "${STORE_SECRET}", "key": f"{secret}-key", "token": f"{secret}-token"},
+        "gcs": {"project": "${STORE_SECRET}", "requester_pays": True},
+    }
+    url = f"{store.url}/x"
+    if kind == "http":
+        url = url.replace("http://", f"http://user:{secret}-word@") + f"?X-Amz-Signature={secret}-signature"
+    with pytest.raises(StorageError) as caught:
+        fetch(url, target, {**store.options, **secrets[kind]}, timeout=0.5)
+    assert secret not in "".join(traceback.format_exception(caught.value)) + repr(caught.value) + caplog.text
+    assert f"{store.url}/x" in str(caught.value)
+
+
+def test_no_secret_is_printed_with_a_failure(http_store: HttpStore, object_url: str, target: Path) -> None:
+    secret = "hunt" + "er"  # in two halves, because a traceback prints the lines of this file
+    http_store.fail("x", "status", status=403)
+    with pytest.raises(AccessDeniedError) as caught:
+        fetch(f"{object_url}?sig={secret}", target, {"headers": {"Authorization": f"Bearer {secret}"}})
+    assert secret not in "".join(traceback.format_exception(caught.value))
+    assert object_url in str(caught.value)
