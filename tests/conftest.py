@@ -11,7 +11,18 @@ from pathlib import Path
 import pytest
 from hypothesis import settings as hypothesis_settings
 
-from tests.servers import HttpStore, S3Store, fresh_store, http_server, s3_server
+from tests.servers import (
+    GcsBucket,
+    GcsStore,
+    HttpStore,
+    S3Bucket,
+    S3Store,
+    fault_proxy,
+    fresh_store,
+    gcs_server,
+    http_server,
+    s3_server,
+)
 
 # Set when this file is imported, which is before any library that reads them.
 _SET = {
@@ -29,10 +40,12 @@ _UNSET = (
     "AWS_PROFILE",
     "AWS_SESSION_TOKEN",
     "FSSPEC_S3_ENDPOINT_URL",
+    "GOOGLE_APPLICATION_CREDENTIALS",
     "HTTP_PROXY",
     "HTTPS_PROXY",
     "LIGHTNING_STREAMING_CACHE",
     "LIGHTNING_STREAMING_RUNTIME",
+    "STORAGE_EMULATOR_HOST",
     "http_proxy",
     "https_proxy",
 )
@@ -69,3 +82,34 @@ def _http_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str
 def http_store(_http_server: tuple[str, Path]) -> HttpStore:
     """An empty directory served over HTTP, with a log and faults of its own."""
     return fresh_store(*_http_server)
+
+
+@pytest.fixture(scope="session")
+def gcs() -> Iterator[GcsStore]:
+    """A server of Google Cloud Storage; each test makes a bucket of its own."""
+    with gcs_server() as store:
+        yield store
+
+
+@pytest.fixture(scope="session")
+def _s3_proxy(s3: S3Store) -> Iterator[str]:
+    with fault_proxy(s3.url) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def _gcs_proxy(gcs: GcsStore) -> Iterator[str]:
+    with fault_proxy(gcs.url) as url:
+        yield url
+
+
+@pytest.fixture
+def s3_bucket(s3: S3Store, _s3_proxy: str) -> S3Bucket:
+    """An empty bucket of S3, with a log and faults of its own."""
+    return s3.bucket_behind(_s3_proxy)
+
+
+@pytest.fixture
+def gcs_bucket(gcs: GcsStore, _gcs_proxy: str) -> GcsBucket:
+    """An empty bucket of Google Cloud Storage, with a log and faults of its own."""
+    return gcs.bucket_behind(_gcs_proxy)

@@ -1,0 +1,51 @@
+"""Processes that begin to download after their parent did, in the midst of faults."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.epochs import PER_SHARD, assert_right, assert_whole_epoch, data_of, loader_over
+from tests.servers import FaultyStore
+
+STORES = pytest.mark.parametrize("empty_store", ["http", "s3", "gcs"], indirect=True)
+
+
+@STORES
+def test_workers_read_though_their_parent_used_the_network_before(store: FaultyStore, tmp_path: Path) -> None:
+    store.fail("shard", "reset_body", times=1, each=True)
+    loader = loader_over(store, tmp_path / "first", 2)
+    assert loader.dataset[5]["data"] == data_of(5)  # fetched here
+    assert_whole_epoch(loader)
+    again = loader_over(store, tmp_path / "second", 2)  # a cold cache: all is fetched there
+    assert_whole_epoch(again)
+    alone = loader_over(store, tmp_path / "third", 0)  # and the parent still can
+    assert_right(list(alone), list(range(6 * PER_SHARD)))
+    alone.close()
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from tests.faults.epochs import assert_whole_epoch, loader_over
+from tests.servers import FaultyStore
+url, server, cache = sys.argv[1:]
+store = FaultyStore(url=url, options={"token": "anon", "endpoint_url": server}, server=server, prefix="")
+loader = loader_over(store, Path(cache), 2)
+loader.dataset[0]
+assert_whole_epoch(loader)
+import gcsfs
+assert gcsfs.GCSFileSystem is gcsfs.core.GCSFileSystem
+"""
+
+
+@pytest.mark.parametrize("empty_store", ["gcs"], indirect=True)
+def test_gcs_is_read_without_grpc_where_nobody_asked_for_it(store: FaultyStore, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GCSFS")}
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, store.url, store.server, str(tmp_path)]
+    done = subprocess.run(command, env=environment, cwd=Path(__file__).parents[2], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,156 @@
+"""HTTP/1.1 messages: requests as they are read, answers before they are sent."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import BinaryIO
+from urllib.parse import unquote
+
+_HEAD_END = b"\r\n\r\n"
+_LONGEST_HEAD = 64 << 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What a client asks for."""
+
+    method: str
+    target: str
+    """As it was sent: path and query."""
+    headers: Mapping[str, str]
+    """By lower-case name."""
+    body: bytes = b""
+
+    @property
+    def path(self) -> str:
+        """The decoded path."""
+        return unquote(self.target.partition("?")[0])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What the server would say if nothing were spoiled."""
+
+    status: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Without Content-Length and Connection."""
+    data: bytes = b""
+    """The body, if ``file`` is None."""
+    file: BinaryIO | None = None
+    """Where the body is read from."""
+    offset: int = 0
+    """Where it begins in ``file``."""
+    length: int = 0
+    """Bytes of the body, also of one that is only told of, as in answers to HEAD."""
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Bytes of the body."""
+        if self.file is None:
+            return self.data[start:stop]
+        self.file.seek(self.offset + start)
+        return self.file.read(stop - start)
+
+
+def plain(status: int, data: bytes = b"", headers: Mapping[str, str] | None = None) -> Answer:
+    """An answer whose body is in memory."""
+    return Answer(status=status, headers=headers or {}, data=data, length=len(data))
+
+
+def refusal(status: int, headers: Mapping[str, str] | None = None) -> Answer:
+    """An error, in the words of S3."""
+    code = {401: "Unauthorized", 403: "AccessDenied", 404: "NoSuchKey", 429: "TooManyRequests", 503: "SlowDown"}
+    body = f'<?xml version="1.0"?><Error><Code>{code.get(status, "InternalError")}</Code></Error>'
+    return plain(status, body.encode(), {"Content-Type": "application/xml", **(headers or {})})
+
+
+def head_of(status: int, headers: Mapping[str, str], length: int) -> bytes:
+    """The head of an answer."""
+    words = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else "Unknown"
+    lines = [f"HTTP/1.1 {status} {words}", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join([*lines, f"Content-Length: {length}", "", ""]).encode("latin-1")
+
+
+def byte_range(header: str | None, size: int) -> tuple[int, int] | None:
+    """What a Range header asks for of an object of ``size`` bytes.
+
+    Returns:
+        Start and end, the end not included; start and end alike if there are no such bytes. None for all of it, also
+        if the header makes no sense, as the standard has it.
+    """
+    asked = re.fullmatch(r"bytes=(\d*)-(\d*)", header or "")
+    if asked is None or not any(asked.groups()):
+        return None
+    first, last = asked.groups()
+    if not first:
+        return max(0, size - int(last)), size
+    start, stop = int(first), min(size, int(last) + 1) if last else size
+    if last and int(last) < start:
+        return None
+    return (start, stop) if start < size else (size, size)
+
+
+def parse_headers(lines: list[str]) -> dict[str, str]:
+    """Headers by lower-case name."""
+    pairs = (line.partition(":") for line in lines)
+    return {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+
+class Reader:
+    """Reads the requests of one connection, one after the other."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._buffer = b""
+
+    async def next_request(self) -> Request | None:
+        """The next request; None once the client has ended the connection."""
+        head = await self._until(_HEAD_END)
+        if not head:
+            return None
+        first, *lines = head.decode("latin-1").split("\r\n")
+        method, target, _ = first.split(" ")
+        headers = parse_headers(lines)
+        if headers.get("expect", "").lower() == "100-continue":
+            await asyncio.get_running_loop().sock_sendall(self._connection, b"HTTP/1.1 100 Continue\r\n\r\n")
+        return Request(method=method, target=target, headers=headers, body=await self._body(headers))
+
+    async def _body(self, headers: Mapping[str, str]) -> bytes:
+        if headers.get("transfer-encoding", "").lower() != "chunked":
+            return await self._exactly(int(headers.get("content-length", 0)))
+        chunks = []
+        while size := int((await self._until(b"\r\n")).partition(b";")[0], 16):
+            chunks.append(await self._exactly(size))
+            await self._exactly(2)
+        while await self._until(b"\r\n"):
+            pass  # trailers
+        return b"".join(chunks)
+
+    async def _until(self, mark: bytes) -> bytes:
+        while mark not in self._buffer:
+            if not await self._more() or len(self._buffer) > _LONGEST_HEAD:
+                return b""
+        found, _, self._buffer = self._buffer.partition(mark)
+        return found
+
+    async def _exactly(self, size: int) -> bytes:
+        parts = [self._buffer]
+        missing = size - len(self._buffer)
+        while missing > 0:
+            data = await asyncio.get_running_loop().sock_recv(self._connection, min(missing, 1 << 20))
+            if not data:
+                raise ConnectionError("the client left while it sent a body")
+            parts.append(data)
+            missing -= len(data)
+        whole = b"".join(parts)
+        self._buffer = whole[size:]
+        return whole[:size]
+
+    async def _more(self) -> bool:
+        data = await asyncio.get_running_loop().sock_recv(self._connection, 64 << 10)
+        self._buffer += data
+        return bool(data)
