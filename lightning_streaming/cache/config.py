@@ -28,9 +28,9 @@ class CacheConfig:
     storage_options: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the fsspec filesystem of ``remote``; may hold secrets, so they are never shown."""
     download_retry: int = 2
-    """Attempts to fetch a file, in total."""
+    """Attempts to fetch a file, or a part of a large one, after the first."""
     download_timeout: float = 60
-    """Seconds each attempt may take."""
+    """Seconds in which something must arrive; a transfer that is slow, but goes on, is not cut."""
     validate_hash: str | None = None
     """The hash to check fetched files by; None or empty for the cheapest one that the index records, if any."""
     keep_zip: bool = False
@@ -43,9 +43,9 @@ class CacheConfig:
             raise ConfigError(
                 f"local of stream {self.name!r} must be a directory of this machine, but is {mask_url(str(self.local))}"
             )
-        if self.download_retry < 1:
+        if self.download_retry < 0:
             raise ConfigError(
-                f"download_retry of stream {self.name!r} counts all attempts and must be at least 1, "
+                f"download_retry of stream {self.name!r} counts attempts after the first and must not be negative, "
                 f"but is {self.download_retry}"
             )
         if not 0 < self.download_timeout < math.inf:
@@ -58,6 +58,11 @@ class CacheConfig:
                 f"validate_hash of stream {self.name!r} must be one of {', '.join(hash_names())}, "
                 f"but is {self.validate_hash!r}"
             )
+
+    @property
+    def attempts(self) -> int:
+        """Attempts to fetch a file, or a part of a large one, in total."""
+        return self.download_retry + 1
 
     def __repr__(self) -> str:
         remote = mask_url(self.remote) if self.remote else None

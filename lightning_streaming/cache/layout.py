@@ -58,7 +58,15 @@ def runtime_directory() -> Path:
 
 
 ORIGIN_BASENAME = ".origin"
-"""Beside a fetched index: says which remote the directory belongs to, as a digest, so without showing it."""
+"""Beside a fetched index: which remote the directory belongs to, as a digest, so without showing it; and its mark."""
+ARRIVING_BASENAME = ".arriving"
+"""Directory of files on their way, in a cache directory."""
+USAGE_BASENAME = ".usage"
+"""In a cache directory: bytes of the files that are ours, and the lock under which that changes."""
+QUEUE_BASENAME = ".queue"
+"""In a cache directory: the lock of the reader whose turn it is to wait for room."""
+PARSED_INDEX_PREFIX = ".index-"
+"""What the names of parsed indexes beside an index begin with."""
 
 
 def origin_of(remote: str, storage_options: Mapping[str, Any]) -> bytes:
@@ -71,17 +79,6 @@ def orders_directory() -> Path:
     path = runtime_directory() / "orders"
     path.mkdir(mode=0o700, exist_ok=True)
     return path
-
-
-def lock_path(directory: Path, name: str) -> Path:
-    """The lock file of one file of a cache directory.
-
-    It is not beside the file, so that it works where the cache is on a shared filesystem without locks, and so that a
-    dataset that is read in place stays untouched.
-    """
-    path = runtime_directory() / "locks"
-    path.mkdir(mode=0o700, exist_ok=True)
-    return path / f"{_digest(os.path.normpath(directory.absolute() / name))}.lock"
 
 
 def _cache_root() -> Path:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from lightning_streaming.cache.config import CacheConfig
+from lightning_streaming.cache.marks import OwnTimes, mark_of_original, verified_mark
 from lightning_streaming.cache.verify import check_hash, choose_hash, find_size, unpack
 from lightning_streaming.errors import IntegrityError, ObjectNotFoundError, ShardCorruptError
-from lightning_streaming.files import join_under, partial_path, remove_partials
-from lightning_streaming.formats.compression import check_algorithm
-from lightning_streaming.formats.index import INDEX_BASENAME, FileInfo, ShardInfo
-from lightning_streaming.storage import download, join_url, mask_url, read_bytes
-
-_logger = logging.getLogger(__name__)
+from lightning_streaming.files import join_under
+from lightning_streaming.formats.index import FileInfo, ShardInfo
+from lightning_streaming.storage import download, join_url, mask_url, read_range
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,18 +23,6 @@ class InPlaceSource:
     """Where the dataset is."""
     config: CacheConfig
     """The stream it belongs to."""
-
-    def read_index(self) -> bytes:
-        """The text of the index.
-
-        Raises:
-            ObjectNotFoundError: There is none.
-        """
-        path = self.directory / INDEX_BASENAME
-        try:
-            return path.read_bytes()
-        except FileNotFoundError:
-            raise self._missing(path) from None
 
     def holds_raw(self, shard: ShardInfo) -> bool:
         """Whether a shard's raw files can be used where they are; False if they must be decompressed first.
@@ -69,36 +53,41 @@ class InPlaceSource:
             except IntegrityError as error:
                 raise ShardCorruptError(f"{error}; it is read in place, so put it right there") from error
 
-    def write_raw(self, raw: FileInfo, compressed: FileInfo | None, algorithm: str | None, destination: Path) -> None:
+    def unpack_raw(self, raw: FileInfo, compressed: FileInfo, algorithm: str, destination: Path) -> int:
         """Decompress a file into another directory.
+
+        Returns:
+            The mark of what was made: another one when the compressed file has changed.
 
         Raises:
             ObjectNotFoundError: The compressed file does not exist.
             ShardCorruptError: It is not what the index promises.
+            DiskFullError: There is no room for the raw file.
         """
-        assert compressed is not None  # otherwise holds_raw had either found the raw file or raised
-        assert algorithm is not None
         path = join_under(self.directory, compressed.basename)
         if self._size_if_sound(compressed) is None:
             raise self._missing(path)
-        modified = path.stat().st_mtime_ns
+        found = path.stat()
         try:
             check_hash(path, str(path), compressed, choose_hash(compressed, self.config.validate_hash))
             unpack(path, str(path), raw, algorithm, destination)
         except IntegrityError as error:
             raise ShardCorruptError(f"{error}; it is read in place, so put it right there") from error
-        os.utime(destination, ns=(modified, modified))
+        return mark_of_original(found.st_mtime_ns, found.st_size)
 
-    def is_current(self, path: Path, compressed: FileInfo | None) -> bool:
-        """Whether ``path`` was decompressed from the compressed file as it is now.
+    def marks_right(self, modified: int, own: OwnTimes, compressed: FileInfo | None) -> bool:
+        """Whether a raw file of this time was decompressed from the compressed file as it is now.
 
-        The raw file has the time of the compressed one. Without this, a dataset that is written again in the same place
-        would be read in its old version wherever the sizes agree.
+        Without this, a dataset that is written again in the same place would be read in its old version wherever the
+        sizes agree.
         """
         if compressed is None:
-            return True
-        source = join_under(self.directory, compressed.basename)
-        return not source.exists() or source.stat().st_mtime_ns == path.stat().st_mtime_ns
+            return own.include(modified)
+        try:
+            found = join_under(self.directory, compressed.basename).stat()
+        except FileNotFoundError:
+            return own.include(modified)
+        return modified == mark_of_original(found.st_mtime_ns, found.st_size)
 
     def _size_if_sound(self, file: FileInfo) -> int | None:
         path = join_under(self.directory, file.basename)
@@ -123,83 +112,66 @@ class RemoteSource:
 
     remote: str = field(repr=False)
     """URL or path of the dataset."""
-    directory: Path
-    """The cache directory, where compressed files are kept if the user wants that."""
     config: CacheConfig
     """The stream it belongs to."""
 
-    def read_index(self) -> bytes:
-        """The text of the index.
-
-        Raises:
-            StorageError: It could not be fetched.
-        """
-        config = self.config
-        url = join_url(self.remote, INDEX_BASENAME)
-        return read_bytes(url, config.storage_options, retry=config.download_retry, timeout=config.download_timeout)
-
-    def write_raw(self, raw: FileInfo, compressed: FileInfo | None, algorithm: str | None, destination: Path) -> None:
-        """Fetch a file, decompressing it if it is stored compressed.
-
-        Must be called while holding the lock of its shard.
+    def fetch(self, file: FileInfo, destination: Path, accept: Callable[[Path], None]) -> None:
+        """Fetch a file into one that is there, and check it by size, by hash and by ``accept``.
 
         Raises:
             IntegrityError: What arrives is not what the index promises, time after time.
+            DiskFullError: There is no room for it.
             StorageError: It could not be fetched.
             ConfigError: The hash to check by is not recorded.
         """
-        if compressed is None or algorithm is None:
-            self._download(raw, destination, self._hash_check(raw))
-            return
-        check_algorithm(algorithm)
-        check = self._hash_check(compressed)
+        name = self._hash_name(file)
 
-        def accept(path: Path) -> None:
-            check(path)
-            unpack(path, self._shown(compressed), raw, algorithm, destination)
+        def check(path: Path) -> None:
+            check_hash(path, self.shown(file), file, name)
+            accept(path)
 
-        kept = join_under(self.directory, compressed.basename)
-        if not _is_accepted(kept, compressed, accept):
-            self._download_compressed(compressed, kept, accept)
-
-    def _download_compressed(self, file: FileInfo, kept: Path, accept: Callable[[Path], None]) -> None:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        remove_partials(kept)
-        arriving = partial_path(kept)
-        try:
-            self._download(file, arriving, accept)
-            if self.config.keep_zip:
-                os.replace(arriving, kept)
-        finally:
-            arriving.unlink(missing_ok=True)
-
-    def _download(self, file: FileInfo, destination: Path, check: Callable[[Path], None]) -> None:
         download(
             join_url(self.remote, file.basename),
             self.config.storage_options,
             destination,
             expected_bytes=file.bytes,
-            retry=self.config.download_retry,
+            retry=self.config.attempts,
             timeout=self.config.download_timeout,
             check=check,
         )
 
-    def _hash_check(self, file: FileInfo) -> Callable[[Path], None]:
-        name = choose_hash(file, self.config.validate_hash)
-        return lambda path: check_hash(path, self._shown(file), file, name)
+    def read_bytes(self, file: FileInfo, start: int, stop: int) -> bytes:
+        """Fetch some bytes of a file.
 
-    def _shown(self, file: FileInfo) -> str:
+        Raises:
+            StorageError: They could not be fetched.
+        """
+        config = self.config
+        url = join_url(self.remote, file.basename)
+        retry, timeout = config.attempts, config.download_timeout
+        return read_range(url, config.storage_options, start, stop, retry=retry, timeout=timeout)
+
+    def check(self, file: FileInfo, path: Path) -> None:
+        """Compare a file that is here with its recorded hash, if there is one.
+
+        Raises:
+            IntegrityError: They differ.
+            ConfigError: The hash to check by is not recorded.
+        """
+        check_hash(path, str(path), file, self._hash_name(file))
+
+    def marks_right(self, modified: int, own: OwnTimes, compressed: FileInfo | None) -> bool:  # noqa: ARG002
+        """Whether a file of this time was checked before, and is unchanged."""
+        return own.include(modified) or modified == self.verified_mark(own)
+
+    def verified_mark(self, own: OwnTimes) -> int:
+        """The time of a file that is right, but was put there by someone else."""
+        assert own.mark is not None, "the directory of a remote has one"
+        return verified_mark(own.mark)
+
+    def shown(self, file: FileInfo) -> str:
+        """What to call a file in an error."""
         return mask_url(join_url(self.remote, file.basename))
 
-
-def _is_accepted(path: Path, file: FileInfo, accept: Callable[[Path], None]) -> bool:
-    """Whether the compressed file that an earlier run kept is there and sound; a damaged one is removed."""
-    if find_size(path) == file.bytes:
-        try:
-            accept(path)
-        except IntegrityError:
-            _logger.warning("%s is damaged; it is removed and fetched again", path)
-        else:
-            return True
-    path.unlink(missing_ok=True)
-    return False
+    def _hash_name(self, file: FileInfo) -> str | None:
+        return choose_hash(file, self.config.validate_hash)

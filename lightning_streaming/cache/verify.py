@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
-from lightning_streaming.errors import ConfigError, IntegrityError, MissingDependencyError, ShardCorruptError
+from lightning_streaming.errors import (
+    ConfigError,
+    DiskFullError,
+    IntegrityError,
+    MissingDependencyError,
+    ShardCorruptError,
+    StorageError,
+)
 from lightning_streaming.formats.compression import decompress
 from lightning_streaming.formats.hashing import hash_bytes, hash_file
 from lightning_streaming.formats.index import FileInfo
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _CHEAPEST_FIRST = (
     "xxh3_64",
     "xxh3_128",
@@ -36,15 +45,6 @@ def find_size(path: Path) -> int | None:
         return path.stat().st_size
     except FileNotFoundError:
         return None
-
-
-def find_identity(path: Path) -> tuple[int, int] | None:
-    """What tells a file from one that takes its place later; None if there is no such file."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_mtime_ns
 
 
 def choose_hash(file: FileInfo, wanted: str | None) -> str | None:
@@ -91,7 +91,7 @@ def check_hash(path: Path, shown: str, file: FileInfo, name: str | None) -> None
 
 
 def unpack(path: Path, shown: str, raw: FileInfo, algorithm: str, destination: Path) -> None:
-    """Decompress a whole file.
+    """Decompress a whole file into another, which is there and has its size, and keeps it all the time.
 
     Args:
         path: The compressed file.
@@ -102,12 +102,19 @@ def unpack(path: Path, shown: str, raw: FileInfo, algorithm: str, destination: P
 
     Raises:
         IntegrityError: The data is damaged, or the raw file has another size than recorded.
+        DiskFullError: There is no room for the raw file.
     """
     try:
         data = decompress(algorithm, path.read_bytes(), raw.bytes)
     except ShardCorruptError as error:
         raise IntegrityError(f"{shown} cannot be decompressed: {error}") from error
-    destination.write_bytes(data)
+    try:
+        with destination.open("r+b") as file:
+            file.write(data)
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise DiskFullError(f"no room to decompress {shown} into {destination.parent}: {error}") from error
+        raise StorageError(f"could not write {destination}: {error}") from error
 
 
 def _can_compute(name: str) -> bool:

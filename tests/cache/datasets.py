@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+from lightning_streaming.cache.layout import ARRIVING_BASENAME
 from lightning_streaming.formats.compression import compress, extension
 from lightning_streaming.formats.hashing import hash_bytes
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, dump_index
@@ -36,6 +37,16 @@ def raw_data(shard: int, *, seed: int = 0) -> bytes:
     """What the raw file of a shard of :func:`write_dataset` must hold."""
     generator = random.Random(seed)
     return [generator.randbytes(3000) for _ in range(shard + 1)][-1]
+
+
+def cached(directory: Path) -> dict[str, bytes]:
+    """Name and contents of everything in a cache directory but what the cache keeps there for itself."""
+    return {path.name: path.read_bytes() for path in sorted(directory.iterdir()) if not path.name.startswith(".")}
+
+
+def parts(directory: Path) -> list[Path]:
+    """Files on their way into a cache directory."""
+    return sorted((directory / ARRIVING_BASENAME).glob("*"))
 
 
 def _write_shard(

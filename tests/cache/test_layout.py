@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_streaming.cache.layout import default_cache_directory, lock_path, orders_directory, runtime_directory
+from lightning_streaming.cache.layout import default_cache_directory, orders_directory, runtime_directory
 from lightning_streaming.errors import ConfigError
 
 
@@ -96,11 +96,3 @@ def test_the_runtime_directory_can_be_chosen(tmp_path: Path, monkeypatch: pytest
     assert runtime_directory() == tmp_path / "a" / "b"
     assert orders_directory() == tmp_path / "a" / "b" / "orders"
     assert orders_directory().is_dir()
-
-
-def test_each_file_has_its_own_lock_however_its_directory_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir("/")
-    here = lock_path(Path("/data"), "x.mds")
-    assert here == lock_path(Path("data"), "x.mds") == lock_path(Path("/data/sub/.."), "x.mds")
-    assert len({here, lock_path(Path("/data"), "y.mds"), lock_path(Path("/other"), "x.mds")}) == 3
-    assert here.parent == runtime_directory() / "locks"

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from lightning_streaming.cache import CacheConfig, ShardCache
-from lightning_streaming.cache.layout import ORIGIN_BASENAME
 from lightning_streaming.formats.index import INDEX_BASENAME
-from tests.cache.datasets import raw_data, write_dataset
+from tests.cache.datasets import cached, parts, raw_data, write_dataset
 from tests.servers import HttpStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -45,8 +44,8 @@ def test_eight_processes_fetch_each_file_once(
         child.join()
     assert [child.exitcode for child in children] == [0] * 8
     assert set(Counter(http_store.requests()).values()) == {1}
-    names = [f"shard.{number:05}.mds" for number in range(20)]
-    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [ORIGIN_BASENAME, INDEX_BASENAME, *names]
+    assert list(cached(tmp_path / "cache")) == [INDEX_BASENAME, *(f"shard.{number:05}.mds" for number in range(20))]
+    assert not parts(tmp_path / "cache")
 
 
 def test_what_a_killed_process_was_fetching_is_fetched_by_the_next(http_store: HttpStore, tmp_path: Path) -> None:
@@ -55,12 +54,14 @@ def test_what_a_killed_process_was_fetching_is_fetched_by_the_next(http_store: H
     child = multiprocessing.get_context("fork").Process(target=_ensure_all, args=(_cache(http_store, tmp_path),))
     child.start()
     directory = tmp_path / "cache"
-    while not list(directory.glob("shard.*.part")):
+    while "shard.00000.mds" not in http_store.requests():
         assert child.is_alive()
         child.join(0.02)
     assert child.pid is not None
     os.kill(child.pid, signal.SIGKILL)
     child.join()
-    _ensure_all(_cache(http_store, tmp_path, download_retry=1, download_timeout=5))
-    assert sorted(path.name for path in directory.iterdir()) == [ORIGIN_BASENAME, INDEX_BASENAME, "shard.00000.mds"]
+    assert len(parts(directory)) == 1
+    _ensure_all(_cache(http_store, tmp_path, download_retry=0, download_timeout=5))
+    assert list(cached(directory)) == [INDEX_BASENAME, "shard.00000.mds"]
+    assert not parts(directory)
     assert (directory / "shard.00000.mds").read_bytes() == raw_data(0)

@@ -2,16 +2,14 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
-from socket import gethostname
 from typing import Any
 
 import pytest
 
 from lightning_streaming.cache import CacheConfig, ShardCache
-from lightning_streaming.cache.layout import ORIGIN_BASENAME, default_cache_directory, lock_path
+from lightning_streaming.cache.arrival import claim
+from lightning_streaming.cache.layout import default_cache_directory
 from lightning_streaming.errors import (
     ConfigError,
     IndexFormatError,
@@ -20,10 +18,9 @@ from lightning_streaming.errors import (
     ObjectNotFoundError,
     ShardCorruptError,
 )
-from lightning_streaming.files import hold_lock
 from lightning_streaming.formats.index import INDEX_BASENAME
 from lightning_streaming.storage import upload
-from tests.cache.datasets import raw_data, write_dataset
+from tests.cache.datasets import cached, raw_data, write_dataset
 from tests.golden import golden_path
 from tests.servers import HttpStore, S3Store
 
@@ -34,16 +31,6 @@ def cache_of(**settings: Any) -> ShardCache:
 
 def over_http(store: HttpStore, tmp_path: Path, **settings: Any) -> ShardCache:
     return cache_of(remote=store.url, local=tmp_path / "cache", **settings)
-
-
-def files_in(directory: Path) -> dict[str, bytes]:
-    files = sorted(path for path in directory.iterdir() if path.name != ORIGIN_BASENAME)
-    return {path.name: path.read_bytes() for path in files}
-
-
-def process_that_ended() -> int:
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        return process.pid
 
 
 def ensure_all(cache: ShardCache) -> list[Path | None]:
@@ -64,21 +51,21 @@ class TestInPlace:
     @pytest.mark.parametrize("place", ["remote", "local", "both"])
     def test_raw_files_are_used_where_they_are(self, tmp_path: Path, place: str) -> None:
         write_dataset(tmp_path)
-        before = files_in(tmp_path)
+        before = cached(tmp_path)
         settings = {"remote": str(tmp_path), "local": tmp_path}
         cache = cache_of(**(settings if place == "both" else {place: settings[place]}))
         assert ensure_all(cache) == [tmp_path, tmp_path]
         assert cache.reads_in_place
-        assert files_in(tmp_path) == before
+        assert cached(tmp_path) == before
         assert not default_cache_directory(str(tmp_path)).exists()
 
     def test_compressed_files_are_decompressed_elsewhere(self, tmp_path: Path) -> None:
         write_dataset(tmp_path, compression="zstd")
-        before = files_in(tmp_path)
+        before = cached(tmp_path)
         elsewhere = default_cache_directory(str(tmp_path))
         assert ensure_all(cache_of(local=tmp_path)) == [elsewhere, elsewhere]
-        assert files_in(elsewhere) == {f"shard.0000{number}.mds": raw_data(number) for number in (0, 1)}
-        assert files_in(tmp_path) == before
+        assert cached(elsewhere) == {f"shard.0000{number}.mds": raw_data(number) for number in (0, 1)}
+        assert cached(tmp_path) == before
 
     def test_a_dataset_that_was_written_again_is_read_again(self, tmp_path: Path) -> None:
         write_dataset(tmp_path, compression="zstd", seed=0)
@@ -137,7 +124,7 @@ class TestFetching:
         assert not cache.reads_in_place
         index = (http_store.root / INDEX_BASENAME).read_bytes()
         raw = {f"shard.0000{number}.mds": raw_data(number) for number in (0, 1)}
-        assert files_in(tmp_path / "cache") == {INDEX_BASENAME: index, **raw}
+        assert cached(tmp_path / "cache") == {INDEX_BASENAME: index, **raw}
 
     def test_files_come_from_s3_into_the_default_directory(self, s3: S3Store, tmp_path: Path) -> None:
         write_dataset(tmp_path, compression="zstd", hashes=("xxh64", "md5"))
@@ -153,7 +140,7 @@ class TestFetching:
         write_dataset(tmp_path / "remote")
         cache = cache_of(remote=str(tmp_path / "remote"), local=tmp_path / "cache")
         assert ensure_all(cache) == [tmp_path / "cache"] * 2
-        assert files_in(tmp_path / "cache") == files_in(tmp_path / "remote")
+        assert cached(tmp_path / "cache") == cached(tmp_path / "remote")
 
     def test_what_is_present_is_not_fetched_again(self, http_store: HttpStore, tmp_path: Path) -> None:
         write_dataset(http_store.root, compression="zstd")
@@ -203,7 +190,7 @@ class TestFetching:
         http_store.fail("shard.00000", fault)
         with pytest.raises(IntegrityError, match=f"stream 'code': .*{words} {http_store.url}/shard.00000.mds"):
             ensure_all(over_http(http_store, tmp_path))
-        assert list(files_in(tmp_path / "cache")) == [INDEX_BASENAME]
+        assert list(cached(tmp_path / "cache")) == [INDEX_BASENAME]
         assert len([name for name in http_store.requests() if name != INDEX_BASENAME]) == 2
 
     def test_damage_shows_in_decompression_where_no_hash_is_recorded(
@@ -224,24 +211,6 @@ class TestFetching:
         (http_store.root / "shard.00001.mds").unlink()
         with pytest.raises(ObjectNotFoundError, match=r"stream 'code': .*shard\.00001\.mds"):
             ensure_all(over_http(http_store, tmp_path))
-
-    def test_what_a_killed_writer_left_is_removed(self, http_store: HttpStore, tmp_path: Path) -> None:
-        write_dataset(http_store.root, compression="zstd")
-        (tmp_path / "cache").mkdir()
-        for name in [INDEX_BASENAME, "shard.00000.mds", "shard.00001.mds.zstd"]:
-            (tmp_path / "cache" / f"{name}.{gethostname()}-{process_that_ended()}-1.part").write_bytes(b"half")
-        ensure_all(over_http(http_store, tmp_path))
-        assert list(files_in(tmp_path / "cache")) == [INDEX_BASENAME, "shard.00000.mds", "shard.00001.mds"]
-
-    def test_what_a_living_writer_is_at_is_left_alone(self, http_store: HttpStore, tmp_path: Path) -> None:
-        # It may hold a lock that is not ours: of another user, or of another machine on a shared filesystem.
-        write_dataset(http_store.root, shards=1)
-        (tmp_path / "cache").mkdir()
-        at_work = [f"shard.00000.mds.{host}-1.part" for host in (f"{gethostname()}-{os.getppid()}", "elsewhere-1")]
-        for name in at_work:
-            (tmp_path / "cache" / name).write_bytes(b"half")
-        ensure_all(over_http(http_store, tmp_path))
-        assert set(at_work) < set(files_in(tmp_path / "cache"))
 
     def test_a_directory_serves_one_remote_only(self, http_store: HttpStore, tmp_path: Path) -> None:
         for name in ("one", "other"):
@@ -290,7 +259,7 @@ class TestKeepZip:
         (tmp_path / "cache" / file.basename).write_bytes(bytes(file.bytes if same_size else 5))
         ensure_all(over_http(http_store, tmp_path, keep_zip=keep_zip))
         kept = {file.basename: (http_store.root / file.basename).read_bytes()} if keep_zip else {}
-        found = files_in(tmp_path / "cache")
+        found = cached(tmp_path / "cache")
         del found[INDEX_BASENAME]
         assert found == {"shard.00000.mds": raw_data(0), **kept}
 
@@ -318,23 +287,27 @@ class TestObject:
             pickle.loads(pickle.dumps(cache)).ensure(index.shards[0])
 
     def test_who_does_not_wait_gets_nothing_while_another_fetches(self, http_store: HttpStore, tmp_path: Path) -> None:
-        index = write_dataset(http_store.root)
-        cache = over_http(http_store, tmp_path, download_retry=1, download_timeout=1)
-        with hold_lock(lock_path(tmp_path / "cache", "shard.00000.mds"), 0, "fetch"):
-            assert cache.ensure(index.shards[0], wait=False) is None
-        assert cache.ensure(index.shards[0], wait=False) == tmp_path / "cache"
+        write_dataset(http_store.root)
+        cache = over_http(http_store, tmp_path)
+        shard = cache.read_index().shards[0]
+        part = claim(tmp_path / "cache", "shard.00000.mds")
+        assert part is not None
+        assert cache.ensure(shard, wait=False) is None
+        cache.place.drop([part])
+        assert cache.ensure(shard, wait=False) == tmp_path / "cache"
 
     def test_who_waits_in_vain_is_told_for_whom(
         self, http_store: HttpStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("lightning_streaming.cache.shard_cache._UNPACK_SECONDS", 0.0)
-        index = write_dataset(http_store.root)
-        cache = over_http(http_store, tmp_path, download_retry=1, download_timeout=0.2)
-        with (
-            hold_lock(lock_path(tmp_path / "cache", "shard.00000.mds"), 0, "fetch"),
-            pytest.raises(LockTimeoutError, match=rf"stream 'code': waited 0\.2 s .* process {os.getpid()}"),
-        ):
-            cache.ensure(index.shards[0])
+        write_dataset(http_store.root)
+        cache = over_http(http_store, tmp_path, download_retry=0, download_timeout=0.2)
+        shard = cache.read_index().shards[0]
+        part = claim(tmp_path / "cache", "shard.00000.mds")
+        assert part is not None
+        with pytest.raises(LockTimeoutError, match=rf"stream 'code': waited 0\.2 s .* process {os.getpid()}"):
+            cache.ensure(shard)
+        part.close()
 
     def test_it_shows_no_secret(self) -> None:
         cache = cache_of(remote="https://me:hunter2@host/x?sig=hunter2", storage_options={"token": "hunter2"})

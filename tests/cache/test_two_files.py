@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lightning_streaming.cache import CacheConfig, ShardCache
-from lightning_streaming.cache.layout import ORIGIN_BASENAME, default_cache_directory, lock_path
+from lightning_streaming.cache.arrival import Part, claim
+from lightning_streaming.cache.layout import default_cache_directory
 from lightning_streaming.errors import ConfigError, IntegrityError, ObjectNotFoundError, ShardCorruptError
-from lightning_streaming.files import hold_lock
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex
 from lightning_streaming.storage import upload
+from tests.cache.datasets import cached
 from tests.formats.split_datasets import FORMATS, put_dataset
 from tests.servers import HttpStore, S3Store
 
@@ -31,8 +30,7 @@ def over_http(store: HttpStore, tmp_path: Path, **settings: Any) -> ShardCache:
 
 
 def files_in(directory: Path) -> dict[str, bytes]:
-    files = sorted(path for path in directory.iterdir() if path.name not in (ORIGIN_BASENAME, INDEX_BASENAME))
-    return {path.name: path.read_bytes() for path in files}
+    return {name: data for name, data in cached(directory).items() if name != INDEX_BASENAME}
 
 
 def stored_name(which: str, compression: str | None) -> str:
@@ -119,7 +117,7 @@ class TestFetching:
         ensure_all(over_http(http_store, tmp_path))
         assert http_store.requests().count(name) == 2
         http_store.fail(f"{name}$", fault)
-        other = cache_of(remote=http_store.url, local=tmp_path / "other", download_retry=1)
+        other = cache_of(remote=http_store.url, local=tmp_path / "other", download_retry=0)
         with pytest.raises(IntegrityError, match=f"stream 'code': .*{words} {http_store.url}/{name}"):
             ensure_all(other)
         assert f"shard.00000.{which}" not in files_in(tmp_path / "other")
@@ -143,9 +141,12 @@ class TestFetching:
     def test_one_lock_covers_both(self, http_store: HttpStore, tmp_path: Path) -> None:
         (shard,) = put_csv(http_store.root, None).shards
         cache = over_http(http_store, tmp_path)
-        with hold_lock(lock_path(tmp_path / "cache", "shard.00000.csv"), 0, "fetch"):
-            assert cache.ensure(shard, wait=False) is None
-        assert not (tmp_path / "cache").exists()
+        cache.read_index()
+        part = claim(tmp_path / "cache", "shard.00000.csv")
+        assert part is not None
+        assert cache.ensure(shard, wait=False) is None
+        assert files_in(tmp_path / "cache") == {}
+        part.close()
 
 
 class TestKeepZip:
@@ -214,14 +215,12 @@ class TestDiscard:
         path = tmp_path / "cache" / "shard.00000.csv"
         same_size_zeros(path)
 
-        @contextmanager
-        def got_after_another_process(*lock: Any) -> Iterator[None]:
+        def claimed_after_another_process(root: Path, basename: str) -> Part | None:
             (tmp_path / "anew").write_bytes(whole[path.name])
             (tmp_path / "anew").replace(path)
-            with hold_lock(*lock):
-                yield
+            return claim(root, basename)
 
-        monkeypatch.setattr("lightning_streaming.cache.shard_cache.hold_lock", got_after_another_process)
+        monkeypatch.setattr("lightning_streaming.cache.shard_cache.claim", claimed_after_another_process)
         assert cache.discard(shard)
         assert files_in(tmp_path / "cache") == whole
 

@@ -65,6 +65,7 @@ def test_a_hash_that_differs_is_told_with_both_values(tmp_path: Path) -> None:
 def test_a_compressed_file_is_unpacked_or_told(tmp_path: Path) -> None:
     path, target = tmp_path / "x.zstd", tmp_path / "x"
     path.write_bytes(compress("zstd", b"data"))
+    target.touch()
     unpack(path, "s3://b/x.zstd", file_info(), "zstd", target)
     assert target.read_bytes() == b"data"
     with pytest.raises(IntegrityError, match=r"s3://b/x\.zstd cannot be decompressed"):

@@ -1,0 +1,57 @@
+"""Readers who wait for room, one at a time: only one looks through the files, and who fetches ahead stands back."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from lightning_streaming.cache.layout import QUEUE_BASENAME
+from lightning_streaming.cache.locks import LocksUnsupportedError, pauses, try_lock, unlock_and_close
+from lightning_streaming.cache.permissions import adopt_file
+
+_PAUSE = 0.004
+"""Seconds between two looks."""
+
+
+class Turn:
+    """A place in the queue of a cache directory, given back at the end of the block or when this process dies."""
+
+    def __init__(self, root: Path) -> None:
+        path = root / QUEUE_BASENAME
+        try:
+            self._descriptor = os.open(path, os.O_RDWR)
+        except FileNotFoundError:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            adopt_file(self._descriptor, root, writable=True)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until it is this reader's turn; False if it does not come in time.
+
+        All look equally often, so that who came first has no worse a chance than who comes last.
+        """
+        with suppress(LocksUnsupportedError):
+            return any(try_lock(self._descriptor, shared=False) for _ in pauses(seconds, _PAUSE))
+        return True
+
+    def __enter__(self) -> Turn:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        unlock_and_close(self._descriptor)
+
+
+def somebody_waits(root: Path) -> bool:
+    """Whether it is some reader's turn in a cache directory."""
+    with suppress(OSError):
+        descriptor = os.open(root / QUEUE_BASENAME, os.O_RDONLY)
+        try:
+            return not try_lock(descriptor, shared=True)
+        except LocksUnsupportedError:
+            return False
+        finally:
+            unlock_and_close(descriptor)
+    return False

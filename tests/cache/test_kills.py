@@ -1,0 +1,105 @@
+"""``kill -9`` at any moment of a cold epoch with eviction: the next start completes, and other jobs notice nothing."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_streaming import StreamingDataLoader, StreamingDataset
+from tests.cache.datasets import parts
+from tests.cache.test_crowd import SAMPLES, text_of, write_shards
+from tests.loading.processes import children, is_alive, shared_memory_of, wait_until
+from tests.servers import HttpStore
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+
+KILLS = 3
+"""Kills of each kind; fifty find more, in some minutes."""
+_FORK: Any = multiprocessing.get_context("fork")
+
+
+def make_loader(url: str, root: Path, limit: int, seed: int, workers: int) -> StreamingDataLoader:
+    dataset = StreamingDataset(
+        remote=url, local=str(root), cache_limit=limit, shuffle=True, shuffle_seed=seed, shuffle_block_size=64
+    )
+    return StreamingDataLoader(dataset, batch_size=4, num_workers=workers)
+
+
+def read_epoch(loader: StreamingDataLoader, steps: Any) -> list[int]:
+    found: list[int] = []
+    for batch in loader:
+        assert batch["text"] == [text_of(index) for index in batch["id"].tolist()]
+        found += batch["id"].tolist()
+        steps.value += 1
+    return found
+
+
+def job(url: str, root: Path, limit: int, out: Path, steps: Any) -> None:
+    out.write_text(json.dumps(read_epoch(make_loader(url, root, limit, 1, workers=2), steps)))
+
+
+def other_job(url: str, root: Path, limit: int, ended: Any, steps: Any) -> None:
+    loader = make_loader(url, root, limit, 2, workers=0)
+    while not ended.is_set():
+        assert sorted(read_epoch(loader, steps)) == list(range(SAMPLES))
+
+
+@contextmanager
+def running(target: Any, *arguments: Any) -> Iterator[Any]:
+    process = _FORK.Process(target=target, args=arguments)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()
+
+
+def kill_at_random(process: Any, steps: Any, victim: str, moment: random.Random) -> set[int]:
+    """Kill the job's main process or one of its workers; gives all its processes, once they have ended."""
+    wanted = moment.randrange(30)
+    assert wait_until(lambda: steps.value >= wanted or not is_alive(process.pid), 60)
+    time.sleep(moment.random() / 20)
+    pids = {process.pid, *children(process.pid)}
+    killed = process.pid if victim == "main" else moment.choice([*children(process.pid)] or [process.pid])
+    os.kill(killed, signal.SIGKILL)
+    process.join()
+    assert process.exitcode != 0
+    assert wait_until(lambda: not any(map(is_alive, pids)))
+    return pids
+
+
+@pytest.mark.parametrize("victim", ["main", "worker"])
+def test_after_a_kill_the_next_start_completes_and_other_jobs_go_on(
+    http_store: HttpStore, tmp_path: Path, victim: str
+) -> None:
+    least, largest = write_shards(http_store.root)
+    root, limit, out = tmp_path / "cache", least + 3 * largest, tmp_path / "read.json"
+    moment = random.Random(0)
+    ended, steps, other_steps = _FORK.Event(), _FORK.Value("i"), _FORK.Value("i")
+    with running(other_job, http_store.url, root, limit, ended, other_steps) as other:
+        for _ in range(KILLS):
+            steps.value = 0
+            with running(job, http_store.url, root, limit, out, steps) as first:
+                pids = kill_at_random(first, steps, victim, moment)
+            with running(job, http_store.url, root, limit, out, steps) as second:
+                second.join()
+                assert second.exitcode == 0
+            assert sorted(json.loads(out.read_text())) == list(range(SAMPLES))
+            assert not shared_memory_of(pids)
+            assert other.is_alive()
+        ended.set()
+        other.join()
+        assert other.exitcode == 0
+    assert not parts(root)
+    assert other_steps.value >= SAMPLES // 4

@@ -1,0 +1,137 @@
+"""Files found in a cache directory: ours and unchanged, or looked at closely."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_streaming.cache import CacheConfig, ShardCache
+from lightning_streaming.cache.marks import verified_mark
+from lightning_streaming.cache.sources import RemoteSource
+from lightning_streaming.formats.index import FileInfo
+from tests.cache.datasets import raw_data, write_dataset
+from tests.servers import HttpStore
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that were hashed where they were found."""
+    names: list[str] = []
+    check = RemoteSource.check
+
+    def noting(self: RemoteSource, file: FileInfo, path: Path) -> None:
+        names.append(file.basename)
+        check(self, file, path)
+
+    monkeypatch.setattr(RemoteSource, "check", noting)
+    return names
+
+
+def cache_of(store: HttpStore, tmp_path: Path, **settings: Any) -> ShardCache:
+    return ShardCache(CacheConfig(name="code", remote=store.url, local=tmp_path / "cache", **settings))
+
+
+def ensure(store: HttpStore, tmp_path: Path) -> Path:
+    cache = cache_of(store, tmp_path)
+    (shard,) = cache.read_index().shards
+    directory = cache.ensure(shard)
+    assert directory is not None
+    return directory / shard.raw_data.basename
+
+
+def downloads(store: HttpStore) -> int:
+    return store.requests().count("shard.00000.mds")
+
+
+def test_what_we_fetched_is_not_hashed_again(http_store: HttpStore, tmp_path: Path, hashed: list[str]) -> None:
+    write_dataset(http_store.root, shards=1)
+    assert ensure(http_store, tmp_path) == ensure(http_store, tmp_path)
+    assert (hashed, downloads(http_store)) == ([], 1)
+
+
+def test_what_somebody_put_there_is_hashed_once_and_used(
+    http_store: HttpStore, tmp_path: Path, hashed: list[str]
+) -> None:
+    write_dataset(http_store.root, shards=1)
+    path = tmp_path / "cache" / "shard.00000.mds"
+    path.parent.mkdir()
+    path.write_bytes(raw_data(0))
+    inode = path.stat().st_ino
+    for _ in range(3):
+        assert ensure(http_store, tmp_path) == path
+    assert (hashed, downloads(http_store)) == (["shard.00000.mds"], 0)
+    assert path.stat().st_ino == inode
+    own = cache_of(http_store, tmp_path).place.own
+    assert own.mark is not None
+    assert path.stat().st_mtime_ns == verified_mark(own.mark)
+
+
+@pytest.mark.parametrize("found", [bytes(3000), b"short", raw_data(0) + b"long", b""])
+def test_what_is_wrong_is_replaced(http_store: HttpStore, tmp_path: Path, found: bytes) -> None:
+    write_dataset(http_store.root, shards=1)
+    path = tmp_path / "cache" / "shard.00000.mds"
+    path.parent.mkdir()
+    path.write_bytes(found)
+    assert ensure(http_store, tmp_path).read_bytes() == raw_data(0)
+    assert downloads(http_store) == 1
+
+
+def test_what_was_changed_after_it_was_checked_is_replaced(http_store: HttpStore, tmp_path: Path) -> None:
+    write_dataset(http_store.root, shards=1)
+    path = ensure(http_store, tmp_path)
+    with path.open("r+b") as file:
+        file.write(b"damage")
+    assert ensure(http_store, tmp_path).read_bytes() == raw_data(0)
+    assert downloads(http_store) == 2
+
+
+def test_without_a_hash_the_size_has_to_do(http_store: HttpStore, tmp_path: Path) -> None:
+    write_dataset(http_store.root, shards=1, hashes=())
+    path = tmp_path / "cache" / "shard.00000.mds"
+    path.parent.mkdir()
+    path.write_bytes(raw_data(0, seed=1))
+    assert ensure(http_store, tmp_path).read_bytes() == raw_data(0, seed=1)
+    assert downloads(http_store) == 0
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_two_users_share_a_directory(http_store: HttpStore, tmp_path: Path) -> None:
+    write_dataset(http_store.root, shards=4)
+    shared = tmp_path / "cache"
+    shared.mkdir()
+    os.chown(shared, -1, 4242)
+    shared.chmod(0o2775)
+    for parent in shared.parents[:3]:
+        parent.chmod(0o755)
+    for user, shards in [(4001, [0, 1]), (4002, [1, 2]), (4001, [0, 2, 3])]:
+        child = os.fork()
+        if not child:
+            os._exit(_as_user(user, http_store, tmp_path, shards))
+        assert os.waitpid(child, 0)[1] == 0
+    assert http_store.requests().count("shard.00001.mds") == 1
+    names = {path.name: path.stat() for path in shared.iterdir()}
+    assert [names[f"shard.0000{number}.mds"].st_uid for number in (2, 3)] == [4002, 4001]
+    assert {found.st_gid for found in names.values()} == {4242}
+
+
+def _as_user(user: int, store: HttpStore, tmp_path: Path, shards: list[int]) -> int:
+    """Read shards and evict one, in a process of another user of the group; gives an exit status."""
+    os.setgroups([4242])
+    os.setgid(user)
+    os.setuid(user)
+    os.umask(0o077)
+    os.environ["LIGHTNING_STREAMING_RUNTIME"] = f"/tmp/lightning-streaming-{user}-{os.getpid()}"
+    try:
+        cache = cache_of(store, tmp_path)
+        index = cache.read_index()
+        found = [cache.ensure(index.shards[shard]) for shard in shards]
+        whole = [(tmp_path / "cache" / f"shard.{shard:05}.mds").read_bytes() == raw_data(shard) for shard in shards]
+        evicted = cache.evict(index.shards[shards[0]])
+    except OSError:
+        traceback.print_exc()
+        return 1
+    return int(None in found or not all(whole) or not evicted)
