@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from lightning_streaming.tools.commands import COMMANDS, PROGRAM, find_command, run_command
-from lightning_streaming.tools.console import FINE, UNUSABLE
+from lightning_streaming.tools.console import FINE, INTERRUPTED, UNUSABLE
 from lightning_streaming.trainer.help import DESCRIPTION, SUBCOMMANDS
 
 _TRAINER = "lightning_streaming.trainer.cli"
@@ -26,12 +26,24 @@ def main(args: Sequence[str] | None = None) -> int:
         The exit code of the process.
 
     Raises:
-        SystemExit: The arguments cannot be parsed, or ask for help.
+        SystemExit: The arguments cannot be parsed, or ask for help; or the process was told to end.
     """
+    try:
+        return _run(args)
+    except KeyboardInterrupt:  # also while something is imported
+        return INTERRUPTED
+
+
+def _run(args: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if args is None else args)
     if not given or given[0] in ("-h", "--help"):
         (sys.stdout if given else sys.stderr).write(help_text())
         return FINE if given else UNUSABLE
+    if given[0] in ("-V", "--version"):
+        from importlib.metadata import version  # slow, and needed for nothing else
+
+        sys.stdout.write(f"{PROGRAM} {version(PROGRAM)}\n")
+        return FINE
     command = find_command(given[0])
     if command is not None:
         return run_command(command, given[1:])
@@ -39,7 +51,8 @@ def main(args: Sequence[str] | None = None) -> int:
         known = ", ".join([*SUBCOMMANDS, *(command.name for command in COMMANDS)])
         sys.stderr.write(f"{PROGRAM}: error: {given[0]!r} is not a command; choose one of {known}\n")
         return UNUSABLE
-    import_module(_TRAINER).main(given)
+    # Not ``given``: of arguments beside those of the process Lightning warns, and shows them, secrets too.
+    import_module(_TRAINER).main(args)
     return FINE
 
 
@@ -48,7 +61,8 @@ def help_text() -> str:
     tools = "".join(f"    {command.name:<12}{command.help}\n" for command in COMMANDS)
     return (
         f"usage: {PROGRAM} {{{','.join(SUBCOMMANDS)}}} [--config FILE] [--FIELD VALUE ...]\n"
-        f"       {PROGRAM} TOOL [ARGUMENT ...]\n\n"
+        f"       {PROGRAM} TOOL [ARGUMENT ...]\n"
+        f"       {PROGRAM} --version\n\n"
         f"Tools for datasets; `{PROGRAM} TOOL --help` explains each:\n\n{tools}\n{DESCRIPTION}"
     )
 

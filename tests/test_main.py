@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+import lightning_streaming
 from lightning_streaming import __main__ as program
 from lightning_streaming.tools.commands import COMMANDS
 from lightning_streaming.trainer.cli import StreamingCLI
@@ -39,17 +40,33 @@ def test_a_word_that_is_no_command_is_refused_with_all_that_are() -> None:
 
 @pytest.mark.parametrize("args", [["fit", "--help"], ["--config", "nowhere.yaml", "fit"], ["--print_shtab=bash"]])
 def test_all_else_goes_to_training(args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[list[str]] = []
+    heard: list[list[str] | None] = []
     monkeypatch.setattr("lightning_streaming.trainer.cli.main", heard.append)
     monkeypatch.setattr(sys, "argv", ["lightning-streaming", *args])
     assert program.main() == 0
-    assert heard == [args]
+    assert heard == [None]  # those of the process: Lightning warns of any others, and shows them
+    assert program.main(args) == 0
+    assert heard == [None, args]
 
 
 def test_training_is_reached_in_a_real_process() -> None:
     ended = run_process("fit", "--trainer.mx_steps=3")
     assert ended.code == 2
     assert "mx_steps" in ended.err
+    assert "args parameter" not in ended.err
+
+
+def test_the_version_is_told() -> None:
+    assert run("--version") == run("-V") == (0, f"lightning-streaming {lightning_streaming.__version__}\n", "")
+
+
+def test_ctrl_c_is_quiet_also_while_something_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lightning_streaming.tools.commands.import_module", interrupt)
+    monkeypatch.setattr("lightning_streaming.__main__.import_module", interrupt)
+    assert run("inspect", "data") == run("fit") == (130, "", "")
 
 
 def test_a_tool_does_not_import_lightning() -> None:

@@ -7,8 +7,12 @@
     verify         checks a dataset: examine looks at one shard, repair mends one, verify_report tells
     copy           copies a dataset: carry takes one file, claim tells whose the destination is
     merge          joins datasets; writing.merge does the work
-    convert        makes datasets: sources reads other formats, packing cuts tokens into blocks
-    place          where a dataset is, for all of them; raw_files and objects read parts of it
+    convert        makes datasets: sources reads other formats, packing cuts tokens into blocks, conversion writes
+                   them in parts, changed_parts begins again those whose input changed
+    state          shows and moves the place in the data that a checkpoint holds; states has its parts
+    unpacking      decompresses a file, for all of them
+    unnamed        files that no index names, told by verify and copy
+    stored_dataset where a dataset is, for all of them; raw_files reads parts of it
 
 Only the tool that is asked for is imported.
 """

@@ -12,9 +12,9 @@ from lightning_streaming.files import appears_whole, remove_partials
 from lightning_streaming.formats.compression import decompress
 from lightning_streaming.formats.index import DatasetIndex, FileInfo
 from lightning_streaming.storage import upload
+from lightning_streaming.storage.listing import object_size
 from lightning_streaming.tools.examine import check_hashes, fetch_checked
-from lightning_streaming.tools.objects import find_object_size
-from lightning_streaming.tools.place import RETRY, TIMEOUT, Place
+from lightning_streaming.tools.stored_dataset import RETRY, TIMEOUT, StoredDataset
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +39,7 @@ def cargo_of(index: DatasetIndex) -> list[Cargo]:
     return list(cargo.values())
 
 
-def carry(cargo: Cargo, source: Place, out: Place, *, quick: bool) -> None:
+def carry(cargo: Cargo, source: StoredDataset, out: StoredDataset, *, quick: bool) -> None:
     """Copy a file. It appears whole, and only if it is what the index promises.
 
     Args:
@@ -71,12 +71,12 @@ def carry(cargo: Cargo, source: Place, out: Place, *, quick: bool) -> None:
         _check_content(cargo, path, quick)
         url = out.url(cargo.file.basename)
         upload(path, url, out.options, retry=RETRY, timeout=TIMEOUT)
-    found = find_object_size(url, out.options)
+    found = object_size(url, out.options, retry=RETRY, timeout=TIMEOUT)
     if found != cargo.file.bytes:
         raise IntegrityError(f"{cargo.file.bytes} bytes of {cargo.file.basename} were sent, but the store has {found}")
 
 
-def is_there(file: FileInfo, out: Place, *, trusted: bool) -> bool:
+def is_there(file: FileInfo, out: StoredDataset, *, trusted: bool) -> bool:
     """Whether the file at the destination is the one that the index promises.
 
     Args:
@@ -90,7 +90,7 @@ def is_there(file: FileInfo, out: Place, *, trusted: bool) -> bool:
     """
     if out.directory is not None:
         return find_size(out.path(file.basename)) == file.bytes and _has_hashes(file, out.path(file.basename), trusted)
-    if find_object_size(out.url(file.basename), out.options) != file.bytes:
+    if object_size(out.url(file.basename), out.options, retry=RETRY, timeout=TIMEOUT) != file.bytes:
         return False
     if trusted or not file.hashes:
         return trusted

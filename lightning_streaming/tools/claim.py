@@ -16,8 +16,8 @@ from lightning_streaming.errors import ObjectNotFoundError
 from lightning_streaming.files import appears_whole
 from lightning_streaming.formats.index import INDEX_BASENAME
 from lightning_streaming.storage import location_key, read_bytes, upload
-from lightning_streaming.tools.objects import remove_object
-from lightning_streaming.tools.place import RETRY, TIMEOUT, Place
+from lightning_streaming.storage.transfer import remove
+from lightning_streaming.tools.stored_dataset import RETRY, TIMEOUT, StoredDataset
 
 CLAIM_BASENAME = f"{INDEX_BASENAME}.copying"
 """The file that says so."""
@@ -25,13 +25,13 @@ OVER_OTHERS = b" over others"
 """What a claim ends in while files of others may be among ours."""
 
 
-def claim_of(source: Place, index_text: bytes) -> bytes:
+def claim_of(source: StoredDataset, index_text: bytes) -> bytes:
     """What the claim of a copy says: a digest of where the dataset is and what its index holds."""
     key = location_key(source.location, source.options)
     return hashlib.sha256(key.encode() + b"\n" + index_text).hexdigest().encode()
 
 
-def find_small(place: Place, basename: str) -> bytes | None:
+def find_small(place: StoredDataset, basename: str) -> bytes | None:
     """The content of a small file; None if there is no such file.
 
     Raises:
@@ -43,7 +43,7 @@ def find_small(place: Place, basename: str) -> bytes | None:
         return None
 
 
-def put_small(place: Place, basename: str, data: bytes) -> None:
+def put_small(place: StoredDataset, basename: str, data: bytes) -> None:
     """Write a small file, whole or not at all.
 
     Raises:
@@ -61,7 +61,7 @@ def put_small(place: Place, basename: str, data: bytes) -> None:
         upload(path, place.url(basename), place.options, retry=RETRY, timeout=TIMEOUT)
 
 
-def remove_small(place: Place, basename: str) -> None:
+def remove_small(place: StoredDataset, basename: str) -> None:
     """Remove a file that :func:`put_small` wrote, or an index that is to be replaced.
 
     Raises:
@@ -70,4 +70,4 @@ def remove_small(place: Place, basename: str) -> None:
     if place.directory is not None:
         place.path(basename).unlink(missing_ok=True)
     else:
-        remove_object(place.url(basename), place.options)
+        remove(place.url(basename), place.options, retry=RETRY)

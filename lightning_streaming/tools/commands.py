@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from io import TextIOWrapper
-from typing import Protocol
+from types import FrameType
+from typing import NoReturn, Protocol
 
-from lightning_streaming.errors import FormatError, IntegrityError, StreamingError
-from lightning_streaming.tools.console import BAD, INTERRUPTED, UNUSABLE, print_error
+from lightning_streaming.errors import ConfigError, FormatError, IntegrityError, StreamingError
+from lightning_streaming.tools.console import BAD, INTERRUPTED, TERMINATED, UNUSABLE, print_error
 
 PROGRAM = "lightning-streaming"
 
@@ -71,6 +75,11 @@ COMMANDS = (
         help="join datasets under one index, without copying",
         module="lightning_streaming.tools.merge",
     ),
+    Command(
+        name="state",
+        help="show and move the place in the data that a checkpoint holds",
+        module="lightning_streaming.tools.state",
+    ),
 )
 
 
@@ -90,10 +99,10 @@ def run_command(command: Command, args: Sequence[str]) -> int:
         The exit code of the process.
 
     Raises:
-        SystemExit: The arguments cannot be parsed, or ask for help.
+        SystemExit: The arguments cannot be parsed, or ask for help; or the process was told to end.
     """
     tool = import_module(command.module)
-    parser = ArgumentParser(
+    parser = _Parser(
         prog=f"{PROGRAM} {command.name}",
         description=tool.__doc__,
         formatter_class=RawDescriptionHelpFormatter,
@@ -103,7 +112,8 @@ def run_command(command: Command, args: Sequence[str]) -> int:
     _print_whatever_comes()
     parsed = parser.parse_args(args)
     try:
-        code: int = tool.run(parsed)
+        with _ended_in_order():
+            code: int = tool.run(parsed)
     except StreamingError as error:
         print_error(parser.prog, error)
         return BAD if isinstance(error, FormatError | IntegrityError) else UNUSABLE
@@ -117,6 +127,31 @@ def run_command(command: Command, args: Sequence[str]) -> int:
         print_error(parser.prog, error)
         return UNUSABLE
     return code
+
+
+class _Parser(ArgumentParser):
+    """A parser that answers a mistake with what is wrong and where to read on, not with all there is to read."""
+
+    def error(self, message: str) -> NoReturn:
+        print_error(self.prog, ConfigError(f"{message}; see {self.prog} --help"))
+        sys.exit(UNUSABLE)
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Leave all ``with`` blocks when told to end by SIGTERM, so that temporary files and worker processes go away."""
+    if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(_: int, __: FrameType | None) -> NoReturn:
+    sys.exit(TERMINATED)
 
 
 def _print_whatever_comes() -> None:

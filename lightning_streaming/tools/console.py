@@ -21,6 +21,8 @@ UNUSABLE = 2
 """Exit code: it could not be done as asked: arguments, settings, a missing package, a store that does not answer."""
 INTERRUPTED = 130
 """Exit code: stopped by the user."""
+TERMINATED = 143
+"""Exit code: told to end by a signal, as schedulers do it."""
 
 
 def print_json(value: Any) -> None:
@@ -31,7 +33,7 @@ def print_json(value: Any) -> None:
 def print_error(program: str, error: Exception) -> None:
     """Print an error: one line, or on a terminal one block."""
     message = f"{program}: error: {error}"
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and "\n" not in message:  # what comes in lines is a table
         width = shutil.get_terminal_size((100, 24)).columns
         message = textwrap.fill(message, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     print(message, file=sys.stderr)

@@ -13,11 +13,13 @@ from typing import Any
 from lightning_streaming.errors import ConfigError, PartError, StreamingError
 from lightning_streaming.storage import local_path, mask_url
 from lightning_streaming.storage.listing import list_files
+from lightning_streaming.tools.changed_parts import begin_changed_again
 from lightning_streaming.tools.console import progress
 from lightning_streaming.tools.packing import COLUMN, Packer, PackingSettings, Tally, documents
-from lightning_streaming.tools.place import RETRY, TIMEOUT
 from lightning_streaming.tools.sources.columns import ColumnPlan, Sample, encoded_rows
+from lightning_streaming.tools.sources.digests import digest_groups, digest_of, traits
 from lightning_streaming.tools.sources.source import Part, Source, put_together
+from lightning_streaming.tools.stored_dataset import RETRY, TIMEOUT, StoredDataset
 from lightning_streaming.tools.tokens import load_tokenizer
 from lightning_streaming.writing.parallel import write_parallel
 from lightning_streaming.writing.writer import MDSWriter
@@ -79,11 +81,14 @@ def cut_source(source: Source, most: int, limit: int | None, made_into: str) -> 
         made_into: What becomes of the rows, in words.
 
     Returns:
-        At least one part.
+        At least one part; of several each with digests that tell it from others.
     """
     pieces = source.pieces(most)
     groups = list(put_together(pieces, most)) if limit is None else [tuple(pieces)]
-    return [Part(number, group, made_into) for number, group in enumerate(groups or [()])]
+    if len(groups) < 2:
+        return [Part(0, groups[0] if groups else ())]
+    digests, becomes = digest_groups(source, groups), digest_of((made_into, traits(source)))
+    return [Part(*one, becomes) for one in zip(range(len(groups)), groups, digests, strict=True)]
 
 
 def write_parts(
@@ -117,6 +122,8 @@ def write_parts(
     if not resume:
         _check_is_new(out, storage_options)
     if len(parts) > 1:
+        if resume:
+            begin_changed_again(parts, StoredDataset(location=out, options=storage_options), **settings)
         try:
             write_parallel(
                 parts,

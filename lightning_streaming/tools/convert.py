@@ -25,15 +25,13 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from urllib.parse import urlsplit
 
-from lightning_streaming.errors import ConfigError
-from lightning_streaming.storage import download, local_path, mask_url
-from lightning_streaming.tools.console import FINE, print_json, print_note
+from lightning_streaming.errors import ConfigError, FormatError
+from lightning_streaming.storage import local_path, mask_url
+from lightning_streaming.tools.console import BAD, FINE, print_error, print_json, print_note
 from lightning_streaming.tools.conversion import (
     RowConversion,
     TextConversion,
@@ -50,17 +48,17 @@ from lightning_streaming.tools.options import (
     usable_cpus,
 )
 from lightning_streaming.tools.packing import COLUMN, PackingSettings
-from lightning_streaming.tools.place import find_place
 from lightning_streaming.tools.sources.columns import Sample, choose_columns, parse_columns
+from lightning_streaming.tools.sources.delimited import Delimited
 from lightning_streaming.tools.sources.detect import KINDS, open_source
+from lightning_streaming.tools.sources.location import Location, local_source
 from lightning_streaming.tools.sources.source import Part, Source
+from lightning_streaming.tools.stored_dataset import find_dataset
 from lightning_streaming.tools.summary import summarize
 from lightning_streaming.tools.tokens import BYTES, DTYPES, choose_dtype, find_end, fingerprint, load_tokenizer
 from lightning_streaming.units import format_bytes, parse_bytes
 
 _PROGRAM = "lightning-streaming convert"
-_DOWNLOAD_SECONDS = 24 * 3600.0
-"""For one attempt at a source that is a URL; it may be any size."""
 _ONLY_TO_TOKENIZE = ("tokenizer", "block_length", "dtype", "eot", "text_column")
 
 
@@ -77,6 +75,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="a column to write, and its encoding, which follows from the data if it is left out; may be given several "
         "times, and then other columns are left out. All columns by default",
     )
+    parser.add_argument("--separator", metavar="X", help="between cells of CSV, for example ';'; a comma by default")
     parser.add_argument("--limit", metavar="N", type=positive, help="stop after the first N rows; done by one process")
     parser.add_argument("--compression", metavar="NAME[:LEVEL]", help="for example zstd or zstd:19; none by default")
     parser.add_argument("--hashes", metavar="NAME,...", default="", help="hashes to record, for example sha1,xxh3_64")
@@ -117,12 +116,12 @@ def _add_tokenizing(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Convert, and say what was written."""
-    with _local_source(args.source, storage_options(args.source_options)) as location:
-        _check_is_apart(location, args.out)
-        source = open_source(location, args.kind)
-        result = _tokenize(args, source) if args.tokenize else _convert(args, source)
-    index = find_place(args.out, storage_options(args.storage_options)).read_index()
-    summary = summarize(index)
+    out = find_dataset(args.out, storage_options(args.storage_options))
+    with local_source(args.source, storage_options(args.source_options)) as location:
+        _check_is_apart(location.path, args.out)
+        source = _separated(open_source(location.path, args.kind), args.separator)
+        result = _tokenize(args, source) if args.tokenize else _convert(args, source, location)
+    summary = summarize(out.read_index())
     result = {
         "out": mask_url(args.out),
         "samples": summary.samples,
@@ -135,17 +134,41 @@ def run(args: Namespace) -> int:
         print_json(result)
     else:
         _print(result)
+    if not summary.samples:
+        print_error(_PROGRAM, FormatError(_why_empty(args)))
+        return BAD
     return FINE
 
 
-def _convert(args: Namespace, source: Source) -> dict[str, Any]:
+def _why_empty(args: Namespace) -> str:
+    empty = f"{mask_url(args.out)} is a dataset without samples; remove it"
+    if not args.tokenize:
+        return f"SOURCE has no rows, so {empty}"
+    return (
+        f"the text of no part fills a block of {args.block_length} tokens, so {empty}, and give more text, a shorter "
+        "--block-length or a larger --part-size"
+    )
+
+
+def _separated(source: Source, separator: str | None) -> Source:
+    """The source with the separator that was asked for; it is not guessed, but a wrong one is told."""
+    if isinstance(source, Delimited):
+        if separator is not None:
+            return source.with_separator(separator)
+        source.check_separator()
+    elif separator is not None:
+        raise ConfigError(f"--separator is for CSV, but SOURCE is read as {type(source).__name__}; say --from csv")
+    return source
+
+
+def _convert(args: Namespace, source: Source, location: Location) -> dict[str, Any]:
     unused = [name for name in _ONLY_TO_TOKENIZE if getattr(args, name) is not None]
     if unused:
         raise ConfigError(f"--{unused[0].replace('_', '-')} is for --tokenize; add it, or leave this out")
     schema = source.schema()
     plan = choose_columns(schema, parse_columns(args.columns))
     shown = ", ".join(f"{name} {encoding}" for name, encoding in plan.encodings.items())
-    print_note(_PROGRAM, f"columns, told from {schema.told_by}: {shown}")
+    print_note(_PROGRAM, f"columns, told from {location.shown_in(schema.told_by)}: {shown}")
     conversion = RowConversion(source=source, plan=plan, limit=args.limit)
     _write(args, source, conversion, plan.encodings, made_into=repr(plan))
     return {"columns": dict(plan.encodings)}
@@ -206,23 +229,6 @@ def _write(
         hashes=sorted({name for name in args.hashes.split(",") if name}),
         size_limit=args.size_limit,
     )
-
-
-@contextmanager
-def _local_source(location: str, options: Mapping[str, Any]) -> Iterator[str]:
-    """The source on this machine; of a URL a copy, which is removed again."""
-    here = local_path(location)
-    if here is not None:
-        yield str(here)
-        return
-    name = PurePosixPath(urlsplit(location).path).name
-    if not name:
-        raise ConfigError(f"a SOURCE that is a URL must be one file, but got {mask_url(location)}")
-    with TemporaryDirectory(prefix="lightning_streaming_") as folder:
-        copy = Path(folder, "source", name)
-        copy.parent.mkdir()
-        download(location, options, copy, expected_bytes=None, retry=5, timeout=_DOWNLOAD_SECONDS)
-        yield str(copy)
 
 
 def _check_is_apart(source: str, out: str) -> None:

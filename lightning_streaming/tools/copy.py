@@ -8,7 +8,8 @@ interrupted goes on when the same command is given again: what is already there 
     lightning-streaming copy s3://corpus/train gs://mirror/train --workers 32 --out-storage-options token=key.json
 
 Exit code: 0 if all was copied; 1 if files of the source are missing or damaged, then no index is published; 2 if it
-could not be done. Nothing is deleted at the destination, but with --exist-ok the index of the dataset that was there.
+could not be done. Nothing is deleted at the destination, but with --exist-ok the index of the dataset that was there;
+shards of it that are not written over stay, and are told.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from lightning_streaming.tools.claim import CLAIM_BASENAME, OVER_OTHERS, claim_o
 from lightning_streaming.tools.commands import PROGRAM
 from lightning_streaming.tools.console import BAD, FINE, counted, print_json, print_note, progress, require_rich
 from lightning_streaming.tools.options import add_json, add_storage_options, add_workers, storage_options
-from lightning_streaming.tools.place import RETRY, TIMEOUT, Place, find_place
+from lightning_streaming.tools.stored_dataset import RETRY, TIMEOUT, StoredDataset, find_dataset
 from lightning_streaming.tools.tables import print_table
+from lightning_streaming.tools.unnamed import shown, unnamed_files
 from lightning_streaming.units import format_bytes
 
 
@@ -51,11 +53,12 @@ def run(args: Namespace) -> int:
         require_rich()
     source, out = _places(args)
     index_text = source.read_index_text()
-    cargo = cargo_of(parse_index(index_text, source.shown))
+    index = parse_index(index_text, source.shown)
+    cargo = cargo_of(index)
     if not args.quick:
         for algorithm in {one.compression for one in cargo if one.compression is not None}:
             check_algorithm(algorithm)
-    to_copy = _take_possession(cargo, source, out, index_text, args)
+    to_copy, found = _take_possession(cargo, source, out, index_text, args)
     failures = _carry_all(to_copy, source, out, args)
     if not failures:
         put_small(out, INDEX_BASENAME, index_text)
@@ -69,16 +72,17 @@ def run(args: Namespace) -> int:
         "copied_bytes": sum(one.file.bytes for one in copied),
         "already_there": len(cargo) - len(to_copy),
         "complete": not failures,
+        "unnamed_files": unnamed_files(found, index),
         "bad_files": [{"file": file, "problem": words} for file, words in sorted(failures.items())],
     }
     (print_json if args.json else _print_report)(report)
     return BAD if failures else FINE
 
 
-def _places(args: Namespace) -> tuple[Place, Place]:
+def _places(args: Namespace) -> tuple[StoredDataset, StoredDataset]:
     options = storage_options(args.storage_options)
     out_options = options if args.out_storage_options is None else storage_options(args.out_storage_options)
-    source, out = find_place(args.source, options), find_place(args.out, out_options)
+    source, out = find_dataset(args.source, options), find_dataset(args.out, out_options)
     if location_key(source.location, source.options) == location_key(out.location, out.options):
         raise ConfigError(f"a dataset must be copied to another place, but both are {source.shown}")
     if out.directory is not None and out.directory.exists() and not out.directory.is_dir():
@@ -89,9 +93,9 @@ def _places(args: Namespace) -> tuple[Place, Place]:
 
 
 def _take_possession(
-    cargo: Sequence[Cargo], source: Place, out: Place, index_text: bytes, args: Namespace
-) -> list[Cargo]:
-    """Make the destination this copy's, and tell which files are still to be copied.
+    cargo: Sequence[Cargo], source: StoredDataset, out: StoredDataset, index_text: bytes, args: Namespace
+) -> tuple[list[Cargo], set[str]]:
+    """Make the destination this copy's, and tell which files are still to be copied, and all that were there.
 
     Raises:
         ConfigError: There is another dataset, or files of one, and it may not be written over.
@@ -117,10 +121,10 @@ def _take_possession(
         if found_index is not None:  # while files change, there is no dataset here
             remove_small(out, INDEX_BASENAME)
         put_small(out, CLAIM_BASENAME, claim + OVER_OTHERS if foreign else claim)
-    return to_copy
+    return to_copy, found
 
 
-def _which_are_there(cargo: Sequence[Cargo], out: Place, trusted: bool, workers: int) -> set[str]:
+def _which_are_there(cargo: Sequence[Cargo], out: StoredDataset, trusted: bool, workers: int) -> set[str]:
     with (
         ThreadPoolExecutor(workers) as pool,
         progress(len(cargo), "look at what is there", "files") as advance,
@@ -135,7 +139,7 @@ def _which_are_there(cargo: Sequence[Cargo], out: Place, trusted: bool, workers:
         return {one.file.basename for one, right in zip(cargo, found, strict=True) if right}
 
 
-def _carry_all(cargo: Sequence[Cargo], source: Place, out: Place, args: Namespace) -> dict[str, str]:
+def _carry_all(cargo: Sequence[Cargo], source: StoredDataset, out: StoredDataset, args: Namespace) -> dict[str, str]:
     """Copy files; those that the source does not have as promised, by name, with the reason."""
     failures = {}
     with (
@@ -155,7 +159,7 @@ def _carry_all(cargo: Sequence[Cargo], source: Place, out: Place, args: Namespac
     return failures
 
 
-def _failure_of(cargo: Cargo, source: Place, out: Place, *, quick: bool) -> str | None:
+def _failure_of(cargo: Cargo, source: StoredDataset, out: StoredDataset, *, quick: bool) -> str | None:
     try:
         carry(cargo, source, out, quick=quick)
     except (IntegrityError, ObjectNotFoundError) as error:
@@ -163,7 +167,7 @@ def _failure_of(cargo: Cargo, source: Place, out: Place, *, quick: bool) -> str 
     return None
 
 
-def _give_up_claim(out: Place) -> None:
+def _give_up_claim(out: StoredDataset) -> None:
     if find_small(out, CLAIM_BASENAME) is None:
         return
     try:
@@ -181,5 +185,7 @@ def _print_report(report: dict[str, Any]) -> None:
         f"{report['dataset']} to {report['out']}: {report['copied']:,} of {counted(report['files'], 'file')} copied "
         f"({format_bytes(report['copied_bytes'])}){there}"
     )
+    if report["unnamed_files"]:
+        print(f"of no part of this dataset, and left as they were: {shown(report['unnamed_files'])}")
     if not report["complete"]:
         print("no index was published; mend the source, for example with verify --repair, and copy again")

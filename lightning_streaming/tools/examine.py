@@ -8,16 +8,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from lightning_streaming.cache.verify import check_hash, find_size, unpack
+from lightning_streaming.cache.verify import check_hash, find_size
 from lightning_streaming.errors import FormatError, IntegrityError, ObjectNotFoundError
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.index import FileInfo, ShardInfo
+from lightning_streaming.formats.pillow import PILLOW_ERRORS
 from lightning_streaming.formats.shard import ShardReader, open_shard
-from lightning_streaming.tools.place import Place
 from lightning_streaming.tools.render import is_image
+from lightning_streaming.tools.stored_dataset import StoredDataset
+from lightning_streaming.tools.unpacking import unpack_to
 
 _MOST_SAMPLES_NAMED = 3
-_IMAGE_ERRORS = (OSError, ValueError, SyntaxError, EOFError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Problem:
 class Job:
     """What is to be looked at, and how."""
 
-    place: Place
+    place: StoredDataset
     """The dataset."""
     shard: ShardInfo
     """An entry of its index."""
@@ -62,7 +63,7 @@ def examine(job: Job) -> tuple[Problem, ...]:
         place = job.place
         if place.directory is None:
             problems = tuple(_fetch(place, job.shard, scratch))
-            place = Place(location=str(scratch), options={})
+            place = StoredDataset(location=str(scratch), options={})
         else:
             problems = tuple(_check_stored(place, job.shard))
         if problems or job.quick:
@@ -85,7 +86,7 @@ def stored_files(shard: ShardInfo) -> list[FileInfo]:
     return [compressed or raw for raw, compressed in shard.files]
 
 
-def present_files(place: Place, shard: ShardInfo) -> Iterator[FileInfo]:
+def present_files(place: StoredDataset, shard: ShardInfo) -> Iterator[FileInfo]:
     """The files of a shard that a directory has, of each pair at least one: the stored one, if there is none.
 
     A cache keeps raw files of a compressed dataset, with or without the compressed ones.
@@ -95,7 +96,7 @@ def present_files(place: Place, shard: ShardInfo) -> Iterator[FileInfo]:
         yield from [file for file in forms if find_size(place.path(file.basename)) is not None] or forms[:1]
 
 
-def fetch_checked(place: Place, file: FileInfo, destination: Path) -> None:
+def fetch_checked(place: StoredDataset, file: FileInfo, destination: Path) -> None:
     """Bring a file to this machine, with the size and all the hashes that its index promises.
 
     Raises:
@@ -105,14 +106,14 @@ def fetch_checked(place: Place, file: FileInfo, destination: Path) -> None:
     place.fetch(file, destination, lambda path: check_hashes(path, file))
 
 
-def _fetch(place: Place, shard: ShardInfo, scratch: Path) -> Iterator[Problem]:
+def _fetch(place: StoredDataset, shard: ShardInfo, scratch: Path) -> Iterator[Problem]:
     for file in stored_files(shard):
         problem = _fetch_one(place, file, scratch)
         if problem is not None:
             yield problem
 
 
-def _fetch_one(place: Place, file: FileInfo, scratch: Path) -> Problem | None:
+def _fetch_one(place: StoredDataset, file: FileInfo, scratch: Path) -> Problem | None:
     try:
         fetch_checked(place, file, join_under(scratch, file.basename))
     except (IntegrityError, ObjectNotFoundError) as error:
@@ -120,7 +121,7 @@ def _fetch_one(place: Place, file: FileInfo, scratch: Path) -> Problem | None:
     return None
 
 
-def _check_stored(place: Place, shard: ShardInfo) -> Iterator[Problem]:
+def _check_stored(place: StoredDataset, shard: ShardInfo) -> Iterator[Problem]:
     for file in present_files(place, shard):
         size = find_size(place.path(file.basename))
         if size is None:
@@ -134,7 +135,9 @@ def _check_stored(place: Place, shard: ShardInfo) -> Iterator[Problem]:
                 yield Problem(file.basename, str(error))
 
 
-def _check_content(place: Place, shard: ShardInfo, scratch: Path, allow_unsafe_types: bool) -> Iterator[Problem]:
+def _check_content(
+    place: StoredDataset, shard: ShardInfo, scratch: Path, allow_unsafe_types: bool
+) -> Iterator[Problem]:
     directory = place.directory
     assert directory is not None
     try:
@@ -155,15 +158,19 @@ def _check_content(place: Place, shard: ShardInfo, scratch: Path, allow_unsafe_t
 
 def _failure_of(reader: ShardReader, number: int) -> Exception | None:
     try:
-        _load_images(reader[number])
+        sample = reader[number]
     except FormatError as error:
         return error
-    except _IMAGE_ERRORS as error:
+    try:
+        _load_images(sample)
+    except FormatError as error:
+        return FormatError(f"sample {number}: {error}")
+    except PILLOW_ERRORS as error:  # of images that a user's own encoding gives
         return FormatError(f"sample {number}: {type(error).__name__}: {error}")
     return None
 
 
-def _unpack(place: Place, shard: ShardInfo, scratch: Path) -> bool:
+def _unpack(place: StoredDataset, shard: ShardInfo, scratch: Path) -> bool:
     """Put the raw files of a compressed shard into ``scratch``; False if it is not compressed."""
     if shard.compression is None:
         return False
@@ -172,7 +179,7 @@ def _unpack(place: Place, shard: ShardInfo, scratch: Path) -> bool:
         destination = join_under(scratch, raw.basename)
         destination.parent.mkdir(parents=True, exist_ok=True)
         if find_size(place.path(compressed.basename)) is not None:
-            unpack(place.path(compressed.basename), compressed.basename, raw, shard.compression, destination)
+            unpack_to(place.path(compressed.basename), compressed.basename, raw, shard.compression, destination)
             check_hashes(destination, raw)
         if find_size(place.path(raw.basename)) is not None and place.path(raw.basename) != destination:
             destination.unlink(missing_ok=True)

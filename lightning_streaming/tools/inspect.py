@@ -17,8 +17,8 @@ from lightning_streaming.errors import StreamingError
 from lightning_streaming.tools.console import FINE, counted, print_json, require_rich
 from lightning_streaming.tools.options import add_json, add_storage_options, not_negative, storage_options
 from lightning_streaming.tools.peek import Peeked, first_samples
-from lightning_streaming.tools.place import Place, find_place
 from lightning_streaming.tools.render import name, render
+from lightning_streaming.tools.stored_dataset import StoredDataset, find_dataset
 from lightning_streaming.tools.summary import Summary, summarize
 from lightning_streaming.tools.tables import print_table
 from lightning_streaming.units import format_bytes
@@ -45,7 +45,7 @@ def run(args: Namespace) -> int:
     """Print the dataset's numbers and its first samples."""
     if not args.json:
         require_rich()
-    place = find_place(args.dataset, storage_options(args.storage_options))
+    place = find_dataset(args.dataset, storage_options(args.storage_options))
     index = place.read_index()
     summary = summarize(index)
     samples: list[Peeked] = []
@@ -64,7 +64,7 @@ def run(args: Namespace) -> int:
     return FINE
 
 
-def _as_json(place: Place, summary: Summary, samples: Iterable[Peeked]) -> dict[str, Any]:
+def _as_json(place: StoredDataset, summary: Summary, samples: Iterable[Peeked]) -> dict[str, Any]:
     return {
         "dataset": place.shown,
         "samples": summary.samples,
@@ -97,7 +97,7 @@ def _rendered(sample: Peeked) -> dict[str, str]:
     return dict(sorted((values | kept_shut).items()))
 
 
-def _print_summary(place: Place, summary: Summary) -> None:
+def _print_summary(place: StoredDataset, summary: Summary) -> None:
     print_table(place.shown, ("", ""), _facts(summary), head=False)
     everywhere = all(shards == summary.shards for shards in summary.columns.values())
     columns = [

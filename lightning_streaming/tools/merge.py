@@ -21,7 +21,7 @@ from lightning_streaming.writing.merge import merge, merge_under
 def add_arguments(parser: ArgumentParser) -> None:
     """Say what it can be told."""
     parser.add_argument("out", metavar="OUT", help="directory or URL of the merged dataset, which gets an index.json")
-    parser.add_argument("parts", metavar="PART", nargs="*", help="directory or URL of a dataset below OUT")
+    parser.add_argument("parts", metavar="PART", nargs="*", default=(), help="directory or URL of a dataset below OUT")
     add_json(parser)
     add_storage_options(parser)
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from lightning_streaming.formats.encodings import is_unsafe
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.shard import check_shard, open_shard
-from lightning_streaming.tools.place import Place
 from lightning_streaming.tools.raw_files import peek_directory
+from lightning_streaming.tools.stored_dataset import StoredDataset
 from lightning_streaming.tools.summary import columns_of
 
 
@@ -26,7 +26,9 @@ class Peeked(NamedTuple):
     """Unsafe column to its encoding."""
 
 
-def first_samples(place: Place, index: DatasetIndex, number: int, *, allow_unsafe_types: bool) -> Iterator[Peeked]:
+def first_samples(
+    place: StoredDataset, index: DatasetIndex, number: int, *, allow_unsafe_types: bool
+) -> Iterator[Peeked]:
     """Read samples from the first one on.
 
     Args:
@@ -52,7 +54,7 @@ def first_samples(place: Place, index: DatasetIndex, number: int, *, allow_unsaf
 
 
 def _samples_of(
-    place: Place, shard: ShardInfo, number: int, scratch: Path, allow_unsafe_types: bool
+    place: StoredDataset, shard: ShardInfo, number: int, scratch: Path, allow_unsafe_types: bool
 ) -> Iterator[Peeked]:
     columns = columns_of(shard.schema)
     unsafe = {} if allow_unsafe_types else {one.name: one.encoding for one in columns if is_unsafe(one.encoding)}

@@ -6,15 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from lightning_streaming.cache.verify import unpack
-from lightning_streaming.errors import UnsupportedError
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.index import FileInfo, ShardInfo
-from lightning_streaming.tools.objects import read_ranges
-from lightning_streaming.tools.place import Place
+from lightning_streaming.storage import read_range
+from lightning_streaming.tools.stored_dataset import RETRY, TIMEOUT, StoredDataset
+from lightning_streaming.tools.unpacking import unpack_to
 
 
-def raw_directory(place: Place, shard: ShardInfo, scratch: Path) -> Path:
+def raw_directory(place: StoredDataset, shard: ShardInfo, scratch: Path) -> Path:
     """Make the raw files of a shard present.
 
     Files of a directory are used where they are, raw or compressed; what is on a store is fetched.
@@ -43,11 +42,11 @@ def raw_directory(place: Place, shard: ShardInfo, scratch: Path) -> Path:
         if compressed is not None and shard.compression is not None:
             destination = join_under(scratch, raw.basename)
             destination.parent.mkdir(parents=True, exist_ok=True)
-            unpack(path, compressed.basename, raw, shard.compression, destination)
+            unpack_to(path, compressed.basename, raw, shard.compression, destination)
     return scratch
 
 
-def peek_directory(place: Place, shard: ShardInfo, samples: int, scratch: Path) -> Path:
+def peek_directory(place: StoredDataset, shard: ShardInfo, samples: int, scratch: Path) -> Path:
     """Make the first samples of a shard readable, fetching of an uncompressed shard on a store no more than they need.
 
     Args:
@@ -64,23 +63,20 @@ def peek_directory(place: Place, shard: ShardInfo, samples: int, scratch: Path) 
         StorageError: A file could not be fetched.
     """
     if place.directory is None and shard.compression is None:
-        try:
-            _fetch_start(place, shard, samples, scratch)
-        except UnsupportedError:  # it sends whole objects only
-            return raw_directory(place, shard, scratch)
+        _fetch_start(place, shard, samples, scratch)
         return scratch
     return raw_directory(place, shard, scratch)
 
 
-def _fetch_start(place: Place, shard: ShardInfo, samples: int, scratch: Path) -> None:
+def _fetch_start(place: StoredDataset, shard: ShardInfo, samples: int, scratch: Path) -> None:
     table_file = shard.raw_meta or shard.raw_data
     table_bytes = min(4 + 4 * (shard.samples + 1), table_file.bytes)
-    (table,) = _fetch_ranges(place, table_file, [(0, table_bytes)])
+    table = _fetch_range(place, table_file, 0, table_bytes)
     offsets = np.frombuffer(table[4 : len(table) // 4 * 4], "<u4")
     # Offsets that contradict the sizes are for the reader to find, so they need only be no harm here.
     stop = min(int(offsets[min(samples, len(offsets) - 1)]), shard.raw_data.bytes) if len(offsets) else 0
     start = min(table_bytes, stop) if shard.raw_meta is None else 0
-    (data,) = _fetch_ranges(place, shard.raw_data, [(start, stop)])
+    data = _fetch_range(place, shard.raw_data, start, stop)
     if shard.raw_meta is None:
         _write_sparse(join_under(scratch, shard.raw_data.basename), table + data, shard.raw_data.bytes)
     else:
@@ -88,8 +84,8 @@ def _fetch_start(place: Place, shard: ShardInfo, samples: int, scratch: Path) ->
         _write_sparse(join_under(scratch, shard.raw_data.basename), data, shard.raw_data.bytes)
 
 
-def _fetch_ranges(place: Place, file: FileInfo, ranges: list[tuple[int, int]]) -> list[bytes]:
-    return read_ranges(place.url(file.basename), place.options, ranges)
+def _fetch_range(place: StoredDataset, file: FileInfo, start: int, stop: int) -> bytes:
+    return read_range(place.url(file.basename), place.options, start, stop, retry=RETRY, timeout=TIMEOUT)
 
 
 def _write_sparse(path: Path, start: bytes, size: int) -> None:

@@ -9,12 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from lightning_streaming.cache.verify import unpack
 from lightning_streaming.errors import IndexFormatError, IntegrityError, ObjectNotFoundError
 from lightning_streaming.files import appears_whole, join_under
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index
 from lightning_streaming.tools.examine import Job, examine, fetch_checked, present_files, stored_files
-from lightning_streaming.tools.place import Place
+from lightning_streaming.tools.stored_dataset import StoredDataset
+from lightning_streaming.tools.unpacking import unpack_to
+
+DAMAGED = ".damaged"
+"""What the name of a bad file that was set aside ends in; or in this and a number, where that is taken."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +30,7 @@ class Repair:
     """The bad files under their new names, relative to the dataset."""
 
 
-def find_index(place: Place, source: Place | None) -> tuple[DatasetIndex, Repair | None]:
+def find_index(place: StoredDataset, source: StoredDataset | None) -> tuple[DatasetIndex, Repair | None]:
     """The index of a dataset; if it is missing or cannot be used, that of the source, which takes its place.
 
     Returns:
@@ -52,7 +55,7 @@ def find_index(place: Place, source: Place | None) -> tuple[DatasetIndex, Repair
     return index, Repair(failure=None, kept_aside=() if aside is None else (aside.name,))
 
 
-def repair(job: Job, source: Place) -> Repair:
+def repair(job: Job, source: StoredDataset) -> Repair:
     """Fetch a shard again, check it in full, and put what differs into the dataset's directory.
 
     Args:
@@ -66,7 +69,7 @@ def repair(job: Job, source: Place) -> Repair:
     assert directory is not None
     # Beside the dataset's files, so that they can be renamed into place.
     with TemporaryDirectory(prefix=".repair-", dir=directory) as name:
-        staged = Place(location=name, options={})
+        staged = StoredDataset(location=name, options={})
         try:
             for file in stored_files(job.shard):
                 fetch_checked(source, file, staged.path(file.basename))
@@ -79,7 +82,7 @@ def repair(job: Job, source: Place) -> Repair:
         return Repair(failure=None, kept_aside=tuple(_replace_bad(job, staged)))
 
 
-def _unpack_present(job: Job, staged: Place) -> None:
+def _unpack_present(job: Job, staged: StoredDataset) -> None:
     """Decompress files whose raw form is in the dataset's directory too, as in a cache."""
     if job.shard.compression is None:
         return
@@ -87,10 +90,10 @@ def _unpack_present(job: Job, staged: Place) -> None:
     for raw, compressed in job.shard.files:
         if compressed is not None and raw.basename in present:
             path = staged.path(compressed.basename)
-            unpack(path, compressed.basename, raw, job.shard.compression, staged.path(raw.basename))
+            unpack_to(path, compressed.basename, raw, job.shard.compression, staged.path(raw.basename))
 
 
-def _replace_bad(job: Job, staged: Place) -> Iterator[str]:
+def _replace_bad(job: Job, staged: StoredDataset) -> Iterator[str]:
     directory = job.place.directory
     assert directory is not None
     for file in present_files(job.place, job.shard):
@@ -108,9 +111,9 @@ def _set_aside(path: Path) -> Path | None:
     """Rename a file to ``NAME.damaged``, or ``NAME.damaged.2`` if that is taken; None if there is no file."""
     if not path.exists():
         return None
-    aside = path.with_name(f"{path.name}.damaged")
+    aside = path.with_name(f"{path.name}{DAMAGED}")
     number = 2
     while aside.exists():
-        aside = path.with_name(f"{path.name}.damaged.{number}")
+        aside = path.with_name(f"{path.name}{DAMAGED}.{number}")
         number += 1
     return path.rename(aside)

@@ -100,8 +100,11 @@ def histogram(sizes: Sequence[int]) -> tuple[Bin, ...]:
 
 def _count_columns(shards: Sequence[ShardInfo]) -> dict[Column, int]:
     # Shards of one writer share their schema, so a million of them are counted by a handful of objects.
-    schemas = {id(shard.schema): shard.schema for shard in shards}
-    counts = Counter(id(shard.schema) for shard in shards)
+    schemas: dict[int, Mapping[str, Any]] = {}  # holding them keeps their ids from being given to others
+    counts: Counter[int] = Counter()
+    for schema in (shard.schema for shard in shards):
+        schemas.setdefault(id(schema), schema)
+        counts[id(schema)] += 1
     columns: Counter[Column] = Counter()
     for key, schema in schemas.items():
         for column in columns_of(schema):

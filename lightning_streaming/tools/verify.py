@@ -7,13 +7,14 @@ Each bad shard is named with what is wrong and which samples it holds. Exit code
     lightning-streaming verify s3://corpus/train --quick
     lightning-streaming verify data/train --repair s3://corpus/train
 
+Files of a directory that look like shards, and that the index does not name, are listed; they do no harm.
+
 --repair fetches bad and missing files again. What arrives is checked the same way before it takes its place; the bad
 file is not deleted but renamed to NAME.damaged. Without --repair, the shards are listed that are to be written again.
 """
 
 from __future__ import annotations
 
-import signal
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -25,6 +26,7 @@ from lightning_streaming.errors import ConfigError, StreamingError
 from lightning_streaming.formats.encodings import is_unsafe
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.shard import check_shard
+from lightning_streaming.storage.listing import list_files
 from lightning_streaming.tools.console import BAD, FINE, print_json, progress, require_rich
 from lightning_streaming.tools.examine import Job, Problem, examine, stored_files
 from lightning_streaming.tools.options import (
@@ -34,10 +36,12 @@ from lightning_streaming.tools.options import (
     storage_options,
     usable_cpus,
 )
-from lightning_streaming.tools.place import Place, find_place
 from lightning_streaming.tools.repair import Repair, find_index, repair
+from lightning_streaming.tools.stored_dataset import TIMEOUT, StoredDataset, find_dataset
 from lightning_streaming.tools.summary import columns_of
+from lightning_streaming.tools.unnamed import unnamed_files
 from lightning_streaming.tools.verify_report import print_report
+from lightning_streaming.writing.engines.interrupts import ignore_interrupts, without_interrupts
 
 _BYTES_FOR_A_PROCESS = 2**29
 """Raw bytes that are checked in about the time it takes to start a process."""
@@ -65,8 +69,8 @@ def run(args: Namespace) -> int:
     if not args.json:
         require_rich()
     options = storage_options(args.storage_options)
-    place = find_place(args.dataset, options)
-    source = None if args.repair is None else _repair_source(place, find_place(args.repair, options))
+    place = find_dataset(args.dataset, options)
+    source = None if args.repair is None else _repair_source(place, find_dataset(args.repair, options))
     index, index_repair = find_index(place, source)
     _check_readable(index, args)
     found = _examine_all(place, index, args)
@@ -75,13 +79,14 @@ def run(args: Namespace) -> int:
         **_totals(place, index, quick=args.quick),
         "sound": all(_is_repaired(repairs.get(number)) for number in found),
         "index_repaired": index_repair is not None,
+        "unnamed_files": _unnamed(place, index),
         "bad_shards": [_bad_shard(index, number, problems, repairs.get(number)) for number, problems in found.items()],
     }
     (print_json if args.json else print_report)(report)
     return FINE if report["sound"] else BAD
 
 
-def _repair_source(place: Place, source: Place) -> Place:
+def _repair_source(place: StoredDataset, source: StoredDataset) -> StoredDataset:
     if place.directory is None:
         raise ConfigError(
             f"only a directory can be repaired, but {place.shown} is on a store; copy a sound dataset there with "
@@ -106,11 +111,11 @@ def _check_readable(index: DatasetIndex, args: Namespace) -> None:
             )
 
 
-def _job(place: Place, shard: ShardInfo, args: Namespace) -> Job:
+def _job(place: StoredDataset, shard: ShardInfo, args: Namespace) -> Job:
     return Job(place=place, shard=shard, quick=args.quick, allow_unsafe_types=args.allow_unsafe_types)
 
 
-def _examine_all(place: Place, index: DatasetIndex, args: Namespace) -> dict[int, tuple[Problem, ...]]:
+def _examine_all(place: StoredDataset, index: DatasetIndex, args: Namespace) -> dict[int, tuple[Problem, ...]]:
     """What is wrong, by number of the shard; sound shards are left out."""
     jobs = [_job(place, shard, args) for shard in index.shards]
     raw_bytes = sum(raw.bytes for shard in index.shards for raw, _ in shard.files)
@@ -130,11 +135,11 @@ def _map(jobs: Sequence[Job], workers: int) -> Any:
         yield from map(examine, jobs)
         return
     # Spawned, because a fork would copy the threads of a store's client in whatever state they are.
-    context = get_context("spawn")
-    # Ctrl-C reaches all processes of a terminal; ending the others is for this one to do.
-    with ProcessPoolExecutor(workers, context, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), ignore_interrupts) as pool:
         try:
-            yield from pool.map(examine, jobs)
+            with without_interrupts():  # all processes are started here
+                found = pool.map(examine, jobs)
+            yield from found
         except BrokenProcessPool:
             raise StreamingError(
                 f"one of {workers} processes was killed, perhaps for want of memory; try fewer with --workers"
@@ -144,7 +149,11 @@ def _map(jobs: Sequence[Job], workers: int) -> Any:
 
 
 def _repair_all(
-    place: Place, index: DatasetIndex, found: Mapping[int, Sequence[Problem]], source: Place, args: Namespace
+    place: StoredDataset,
+    index: DatasetIndex,
+    found: Mapping[int, Sequence[Problem]],
+    source: StoredDataset,
+    args: Namespace,
 ) -> dict[int, Repair]:
     repairs = {}
     with progress(len(found), "repair", "shards") as advance:
@@ -154,11 +163,18 @@ def _repair_all(
     return repairs
 
 
+def _unnamed(place: StoredDataset, index: DatasetIndex) -> list[str] | None:
+    """Files that look like shards, and that the index does not name; None on a store, which need not be listed."""
+    if place.directory is None:
+        return None
+    return unnamed_files(list_files(place.location, {}, retry=1, timeout=TIMEOUT), index)
+
+
 def _is_repaired(repair: Repair | None) -> bool:
     return repair is not None and repair.failure is None
 
 
-def _totals(place: Place, index: DatasetIndex, *, quick: bool) -> dict[str, Any]:
+def _totals(place: StoredDataset, index: DatasetIndex, *, quick: bool) -> dict[str, Any]:
     return {
         "dataset": place.shown,
         "checked": "sizes and hashes" if quick else "everything",
@@ -171,7 +187,7 @@ def _totals(place: Place, index: DatasetIndex, *, quick: bool) -> dict[str, Any]
 def _bad_shard(index: DatasetIndex, number: int, problems: Sequence[Problem], repair: Repair | None) -> dict[str, Any]:
     return {
         "shard": number,
-        "first_sample": sum(shard.samples for shard in index.shards[:number]),
+        "first_sample": int(index.samples_per_shard()[:number].sum()),
         "samples": index.shards[number].samples,
         "problems": [{"file": one.file, "problem": one.words} for one in problems],
         "repaired": _is_repaired(repair),

@@ -7,6 +7,7 @@ from typing import Any
 
 from lightning_streaming.tools.console import counted
 from lightning_streaming.tools.tables import print_table
+from lightning_streaming.tools.unnamed import shown
 from lightning_streaming.units import format_bytes
 
 
@@ -20,11 +21,18 @@ def print_report(report: Mapping[str, Any]) -> None:
             f"{report['dataset']}: {counted(report['shards'], 'shard')}, {counted(report['samples'], 'sample')}, "
             f"{format_bytes(report['stored_bytes'])}; {report['checked']} checked, all sound"
         )
+        _print_unnamed(report)
         return
     print_table(f"bad shards of {report['dataset']}", ("shard", "samples", "file", "what is wrong"), list(_rows(bad)))
     print(f"{len(bad):,} of {counted(report['shards'], 'shard')} bad; {report['checked']} checked")
     for line in _outcome(bad):
         print(line)
+    _print_unnamed(report)
+
+
+def _print_unnamed(report: Mapping[str, Any]) -> None:
+    if report["unnamed_files"]:
+        print(f"not named by the index, to be removed when you like: {shown(report['unnamed_files'])}")
 
 
 def _rows(bad: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str, str]]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from argparse import ArgumentParser
@@ -66,6 +67,22 @@ def test_errors_end_with_their_words_and_a_code(
     assert run("merge", "out") == (code, "", "lightning-streaming merge: error: this is why; do that\n")
 
 
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["merge"], "the following arguments are required: OUT; see"),
+        (["verify", "data", "--fast"], "unrecognized arguments: --fast"),
+        (["inspect", "data", "--samples", "x"], "argument --samples: must be a whole number of at least 0"),
+    ],
+)
+def test_wrong_arguments_are_answered_in_one_line(args: list[str], words: str) -> None:
+    refused = run(*args)
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err.startswith(f"lightning-streaming {args[0]}: error: {words}")
+    assert refused.err.endswith(f"; see lightning-streaming {args[0]} --help\n")
+    assert refused.err.count("\n") == 1
+
+
 def test_mistakes_of_ours_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(args: object) -> int:
         raise ZeroDivisionError
@@ -89,6 +106,23 @@ def test_ctrl_c_ends_a_tool_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("lightning_streaming.tools.merge.run", fail)
     assert run("merge", "out") == (130, "", "")
+
+
+def test_being_told_to_end_leaves_blocks_and_ends_with_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = []
+
+    def be_ended(args: object) -> int:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return 0
+        finally:
+            left.append("block")
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("lightning_streaming.tools.merge.run", be_ended)
+    assert run("merge", "out") == (143, "", "")
+    assert left == ["block"]
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_reader_that_has_seen_enough_gets_no_traceback(tmp_path: Path) -> None:

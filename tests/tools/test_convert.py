@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -203,6 +204,96 @@ def test_a_killed_conversion_goes_on_to_the_same_dataset(tmp_path: Path, more: t
     assert files(out) == files(tmp_path / "in_one_go")
 
 
+@pytest.mark.parametrize("more", [(), ("--part-size", "2mb", "--workers", 2)], ids=["one_part", "parts"])
+def test_a_conversion_that_is_told_to_end_leaves_nothing_in_the_temporary_directory(
+    tmp_path: Path, more: tuple[object, ...]
+) -> None:
+    source, temporary = tmp_path / "a.jsonl", tmp_path / "tmp"
+    source.write_text('{"text": "some text that goes on for a while"}\n' * 500_000)
+    temporary.mkdir()
+    words = (source, tmp_path / "out", "--tokenize", "--tokenizer", "bytes", "--block-length", 64, *more)
+    command = [sys.executable, "-m", "lightning_streaming", "convert", *map(str, words)]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True) as process:
+        while process.poll() is None and not any(temporary.glob("lightning_streaming_*")):
+            time.sleep(0.005)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 143
+        assert process.stderr is not None
+        assert process.stderr.read().splitlines() == ["lightning-streaming convert: columns: tokens ndarray:uint8:64"]
+    assert not list(temporary.glob("lightning_streaming_*"))
+    assert not (tmp_path / "out" / "index.json").exists()
+
+
+def test_a_url_is_named_and_not_the_copy_of_it(tmp_path: Path, s3: S3Store) -> None:
+    bucket, stores = s3.make_bucket(), options(s3.options, "--source-options")
+    source = write_rows(tmp_path / "a.jsonl", 100)
+    upload(source, f"{bucket}/a.jsonl", s3.options)
+    assert f"told from {bucket}/a.jsonl, line 1: id" in convert(f"{bucket}/a.jsonl", tmp_path / "whole", *stores).err
+    source.write_text(source.read_text().replace('"text 70"', "7"))
+    upload(source, f"{bucket}/b.jsonl", s3.options)
+    for part_size in ("1kb", "1gb"):
+        words = (f"{bucket}/b.jsonl", tmp_path / part_size, *stores, "--part-size", part_size, "--workers", 1)
+        outcome = run("convert", *words)
+        assert outcome.code == 1
+        assert f"error: {bucket}/b.jsonl, line 71: the column 'text' is str" in outcome.err
+        assert "lightning_streaming_" not in outcome.err
+
+
+def test_a_dataset_without_samples_is_not_passed_over_in_silence(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "a.jsonl", 2)
+    words = (source, tmp_path / "out", "--tokenize", "--tokenizer", "bytes", "--block-length", 4096)
+    outcome = run("convert", *words)
+    assert outcome.code == 1
+    assert outcome.out.endswith("12 tokens of 2 documents; dropped 12, which filled no block at the end of a part\n")
+    assert "error: the text of no part fills a block of 4096 tokens" in outcome.err
+    parquet.write_table(pa.table({"id": pa.array([], pa.int64())}), tmp_path / "none.parquet")
+    outcome = run("convert", tmp_path / "none.parquet", tmp_path / "none", "--json")
+    assert (outcome.code, outcome.json["samples"]) == (1, 0)
+    assert "SOURCE has no rows" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (["id:int,text:str"], "write --columns id:int --columns text:str"),
+        (["id,text"], "write --columns id --columns text"),
+        (["id:ndarray:int32:2,3,text"], "write --columns id:ndarray:int32:2,3 --columns text"),
+        (["text", "x:int, id:int"], "write --columns x:int --columns id:int"),
+    ],
+)
+def test_several_columns_in_one_option_are_told_apart(tmp_path: Path, asked: list[str], words: str) -> None:
+    source = write_rows(tmp_path / "a.jsonl", 2)
+    outcome = run("convert", source, tmp_path / "out", *(word for one in asked for word in ("--columns", one)))
+    assert outcome.code == 2
+    assert f"--columns takes one column each time; {words}\n" in outcome.err
+
+
+def test_names_and_shapes_may_have_commas(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"a,b": [[1, 2]], "c": 3}\n')
+    convert(tmp_path / "a.jsonl", tmp_path / "out", "--columns", "a,b:ndarray:uint8:1,2", "--columns", "c")
+    assert samples(tmp_path / "out")[0]["a,b"].tolist() == [[1, 2]]
+
+
+def test_a_separator_that_is_no_comma_is_told_and_can_be_given(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("name;height\nBonn;2,5\n")
+    outcome = run("convert", path, tmp_path / "out")
+    assert outcome.code == 1
+    assert "begins with a row of one cell, 'name;height'; give --separator ';' if" in outcome.err
+    convert(path, tmp_path / "out", "--separator", ";")
+    assert samples(tmp_path / "out") == [{"name": "Bonn", "height": "2,5"}]
+    path.write_text("a;b\n1\n")
+    convert(path, tmp_path / "one", "--separator", ",")
+    assert samples(tmp_path / "one") == [{"a;b": 1}]
+    path.write_text("a\tb\n1\t2\n")
+    assert "give --from tsv if" in run("convert", path, tmp_path / "tabs").err
+    for wrong in (";;", "", '"'):
+        assert "--separator must be one character" in run("convert", path, tmp_path / "no", "--separator", wrong).err
+    source = write_rows(tmp_path / "a.jsonl", 2)
+    assert "--separator is for CSV" in run("convert", source, tmp_path / "no", "--separator", ";").err
+
+
 def test_parts_go_on_only_with_the_same_source_and_options(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "a.jsonl", 200)
     tokenizer = word_tokenizer(tmp_path / "t.json")
@@ -211,6 +302,113 @@ def test_parts_go_on_only_with_the_same_source_and_options(tmp_path: Path) -> No
     assert "when writing began" in run("convert", source, tmp_path / "out", *args, "--resume", "--eot", 3).err
     tokenizer.write_text(tokenizer.read_text().replace('"cat"', '"dog"'))
     assert "when writing began" in run("convert", source, tmp_path / "out", *args, "--resume").err
+
+
+def _write_texts(folder: Path, texts: str) -> Path:
+    """A folder of CSV files, one for each letter, whose rows have it."""
+    folder.mkdir(exist_ok=True)
+    for number, text in enumerate(texts):
+        (folder / f"{number}.csv").write_text("id,text\n" + "".join(f"{i},{text}\n" for i in range(5)))
+    return folder
+
+
+PARTS = ("--part-size", "1", "--workers", 1)
+"""Each file a part."""
+
+
+def _fail_in_part(number: int, source: Path, out: Path) -> None:
+    """A conversion that fails in a part, since a row of its file does not fit, which is then mended."""
+    path = source / f"{number}.csv"
+    whole = path.read_text()
+    path.write_text(f"{whole}x,y\n")
+    assert run("convert", source, out, *PARTS).code == 1
+    path.write_text(whole)
+
+
+def _times(out: Path) -> dict[str, int]:
+    return {path.parent.name: path.stat().st_mtime_ns for path in out.glob("part.*/shard.*")}
+
+
+def test_only_parts_whose_input_changed_begin_again(tmp_path: Path) -> None:
+    source, out = _write_texts(tmp_path / "raw", "abcd"), tmp_path / "out"
+    _fail_in_part(3, source, out)
+    before = _times(out)
+    changed = source / "1.csv"
+    stat = changed.stat()
+    changed.write_text(changed.read_text().replace("b", "B"))  # of the same size, and as old
+    os.utime(changed, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    os.utime(source / "0.csv")
+    told = convert(source, out, *PARTS, "--resume").err
+    assert "2 parts of 4 begin again, because their input changed; the first is part 1\n" in told
+    assert [name for name, time in sorted(_times(out).items()) if before.get(name) == time] == [
+        "part.000000",
+        "part.000002",
+    ]
+    convert(source, tmp_path / "in_one_go", *PARTS)
+    assert files(out) == files(tmp_path / "in_one_go")
+
+
+def test_parts_before_a_mended_line_are_kept_and_those_after_it_begin_again(tmp_path: Path) -> None:
+    source, out = write_rows(tmp_path / "a.jsonl", 200), tmp_path / "out"
+    whole = source.read_text()
+    source.write_text(whole.replace('"text 150"', "5"))
+    assert run("convert", source, out, "--part-size", "1kb", "--workers", 1).code == 1
+    before = _times(out)
+    source.write_text(whole)
+    told = convert(source, out, "--part-size", "1kb", "--workers", 1, "--resume").err
+    assert "begin again, because their input changed; the first is part 4\n" in told
+    assert {name for name, time in _times(out).items() if before.get(name) == time} == {
+        f"part.{number:06}" for number in range(4)
+    }
+    convert(source, tmp_path / "in_one_go", "--part-size", "1kb", "--workers", 1)
+    assert files(out) == files(tmp_path / "in_one_go")
+
+
+def test_a_finished_dataset_is_not_changed_by_a_resume(tmp_path: Path) -> None:
+    source, out = _write_texts(tmp_path / "raw", "ab"), tmp_path / "out"
+    convert(source, out, *PARTS)
+    before = files(out)
+    path = source / "1.csv"
+    path.write_text(path.read_text().replace("b", "c"))
+    outcome = run("convert", source, out, *PARTS, "--resume")
+    assert outcome.code == 2
+    assert "is a finished dataset, which does not change, but its source did since" in outcome.err
+    assert files(out) == before
+
+
+def test_a_class_that_was_added_since_is_refused_because_it_changes_the_numbers_of_others(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        (tmp_path / "pets" / name / "a.png").write_bytes(image((1, 2, 3)))
+    convert(tmp_path / "pets", tmp_path / "out", *PARTS)
+    (tmp_path / "out" / "index.json").unlink()
+    convert(tmp_path / "pets", tmp_path / "out", *PARTS, "--resume")
+    (tmp_path / "pets" / "bat").mkdir()
+    outcome = run("convert", tmp_path / "pets", tmp_path / "out", *PARTS, "--resume")
+    assert "when writing began" in outcome.err
+
+
+def test_a_source_that_was_moved_is_gone_on_with(tmp_path: Path) -> None:
+    source, out = _write_texts(tmp_path / "raw", "abc"), tmp_path / "out"
+    _fail_in_part(2, source, out)
+    before = _times(out)
+    moved = source.rename(tmp_path / "elsewhere")
+    assert "1 part of 3 begin again" in convert(moved, out, *PARTS, "--resume").err  # the one that failed
+    assert len(before) == 2
+    assert before.items() <= _times(out).items()
+
+
+def test_changed_parts_begin_again_on_a_bucket_too(tmp_path: Path, s3: S3Store) -> None:
+    bucket, stores = s3.make_bucket(), options(s3.options)
+    source = _write_texts(tmp_path / "raw", "abc")
+    (source / "2.csv").write_text("id,text\n1,a\nx,y\n")
+    assert run("convert", source, f"{bucket}/out", *stores, *PARTS).code == 1
+    _write_texts(source, "aBc")
+    assert "2 parts of 3 begin again" in convert(source, f"{bucket}/out", *stores, *PARTS, "--resume").err
+    found = StreamingDataset(
+        remote=f"{bucket}/out", local=str(tmp_path / "cache"), batch_size=1, storage_options=s3.options
+    )
+    assert [sample["text"][0] for sample in found[:]] == list("aaaaaBBBBBccccc")
 
 
 def test_texts_become_full_blocks_of_bytes(tmp_path: Path) -> None:
@@ -289,6 +487,17 @@ def test_what_cannot_work_is_said_before_anything_is_written(tmp_path: Path, arg
     assert outcome.code in (1, 2)
     assert words in outcome.err
     assert not (tmp_path / "out" / "index.json").exists()
+
+
+def test_what_is_no_source_is_told_as_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "the folder" in run("convert", tmp_path / "empty", tmp_path / "out").err
+    (tmp_path / "a.json").write_text('[{"a": 1}]\n')
+    assert "must be written as one object a line" in run("convert", tmp_path / "a.json", tmp_path / "out").err
+    convert(write_rows(tmp_path / "a.jsonl", 3), tmp_path / "data")
+    assert "is a dataset already" in run("convert", tmp_path / "data", tmp_path / "out").err
+    assert "the name is empty" in run("convert", tmp_path / "a.jsonl", "").err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_dataset_cannot_be_written_into_its_own_source(tmp_path: Path) -> None:

@@ -233,8 +233,25 @@ def test_people_are_told_what_was_done(tmp_path: Path) -> None:
     assert f", {count - 1} were there\n" in run("copy", tmp_path / "data", tmp_path / "out").out
 
 
+def test_shards_of_the_dataset_that_was_there_stay_and_are_told(tmp_path: Path) -> None:
+    write_texts(tmp_path / "out", samples=45)
+    write_texts(tmp_path / "data", samples=15)
+    before = contents(tmp_path / "out")
+    done = run("copy", tmp_path / "data", tmp_path / "out", "--exist-ok")
+    stay = ["shard.00002.mds", "shard.00003.mds"]
+    assert done.code == 0
+    assert done.out.endswith(f"of no part of this dataset, and left as they were: 2 files ({', '.join(stay)})\n")
+    after = contents(tmp_path / "out")
+    assert all(after[name] == before[name] for name in stay)
+    again = run("copy", tmp_path / "data", tmp_path / "out", "--json")
+    assert again.json["unnamed_files"] == stay
+    found = run("verify", tmp_path / "out")
+    assert found.code == 0
+    assert found.out.endswith(f"not named by the index, to be removed when you like: 2 files ({', '.join(stay)})\n")
+
+
 def test_a_store_that_refuses_ends_the_copy(tmp_path: Path, s3: S3Store) -> None:
     write_texts(tmp_path)
     refused = run("copy", tmp_path, "s3://no-such-bucket-at-all/data", *options(s3.options))
     assert refused.code == 2
-    assert "not found" in refused.err
+    assert "the bucket does not exist" in refused.err

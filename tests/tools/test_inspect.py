@@ -167,7 +167,7 @@ def test_secrets_are_not_shown(s3: S3Store) -> None:
 def test_a_missing_bucket_is_told(s3: S3Store) -> None:
     refused = run("inspect", "s3://no-such-bucket-at-all/data", *options(s3.options))
     assert refused.code == 2
-    assert "not found" in refused.err
+    assert "does not exist" in refused.err
 
 
 def test_a_dataset_of_one_bad_sample_is_bad(tmp_path: Path) -> None:

@@ -302,6 +302,20 @@ def test_images_of_several_kinds_are_bytes_and_wrong_ones_are_errors(tmp_path: P
         ImageFolder.open(str(tmp_path))
 
 
+@pytest.mark.parametrize(("kind", "ending"), [("PNG", "png"), ("JPEG", "jpg")])
+def test_an_image_that_was_cut_off_is_an_error_that_names_it(tmp_path: Path, kind: str, ending: str) -> None:
+    (tmp_path / "c").mkdir()
+    file = io.BytesIO()
+    Image.effect_noise((32, 32), 50).save(file, kind)
+    (tmp_path / "c" / f"a.{ending}").write_bytes(file.getvalue())
+    path = tmp_path / "c" / f"b.{ending}"
+    path.write_bytes(file.getvalue() + b"trailer")
+    assert len(encode_all(ImageFolder.open(str(tmp_path)))) == 2
+    path.write_bytes(file.getvalue()[:-100])
+    with pytest.raises(EncodingError, match=rf"b.{ending}: the column 'image' is .*: expected a whole {kind} file"):
+        encode_all(ImageFolder.open(str(tmp_path)))
+
+
 def test_a_folder_of_texts_keeps_text_and_path(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "x.txt").write_bytes("é\r\n".encode())

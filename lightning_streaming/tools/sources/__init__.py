@@ -1,7 +1,9 @@
 """Where samples come from: one file per kind of source.
 
 source          what every source answers: pieces, schema, rows, places
+location        where the source is: a copy of what a URL names
 detect          which kind a location is; opens it
+digests         which content a source has, so that work goes on with the same
 files           the files that a location names
 values          values of a source to what an encoding takes
 columns         which columns are written, and in which encodings; rows to samples

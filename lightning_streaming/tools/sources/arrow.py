@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,25 @@ def require_pyarrow() -> Any:
     return pyarrow
 
 
-def tell_schema(schema: Any, first_row: Mapping[str, Any], told_by: str) -> Schema:
-    """The encodings that follow from a schema; those of images, from the first row too."""
-    return Schema({field.name: _found(field.type, first_row.get(field.name)) for field in schema}, told_by)
+@contextmanager
+def reading(path: str, what: str) -> Iterator[Any]:
+    """A block that reads a file with pyarrow, which it gives.
+
+    Raises:
+        FormatError: The file cannot be read; the message names it and says ``what`` it should be.
+        MissingDependencyError: pyarrow is not installed.
+    """
+    pa = require_pyarrow()
+    try:
+        yield pa
+    except (pa.ArrowException, OSError) as error:
+        raise FormatError(f"{path} cannot be read as {what}: {error}") from error
+
+
+def tell_schema(schema: Any, rows: Iterator[tuple[int, Mapping[str, Any]]], told_by: str) -> Schema:
+    """The encodings that follow from the schema of a file; those of images, from the first of its rows too."""
+    _, first = next(rows, (0, {}))
+    return Schema({field.name: _found(field.type, first.get(field.name)) for field in schema}, told_by)
 
 
 def batch_rows(batch: Any, names: Sequence[str]) -> Iterator[dict[str, Any]]:

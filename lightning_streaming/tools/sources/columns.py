@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +58,7 @@ def choose_columns(schema: Schema, asked: Mapping[str, str | None]) -> ColumnPla
     Raises:
         ConfigError: The source has no such column, or no encoding follows for one.
     """
+    _check_one_at_a_time(schema, asked)
     unknown = [name for name in asked if name not in schema.columns]
     if unknown:
         raise ConfigError(
@@ -73,6 +75,17 @@ def choose_columns(schema: Schema, asked: Mapping[str, str | None]) -> ColumnPla
             )
         encodings[name] = encoding
     return ColumnPlan(encodings, exact=not asked)
+
+
+def _check_one_at_a_time(schema: Schema, asked: Mapping[str, str | None]) -> None:
+    """Refuse several columns in one option; a column's own name may have commas, and a shape has them too."""
+    for name, encoding in asked.items():
+        inside = encoding or "" if name in schema.columns else f"{name}:{encoding}" if encoding else name
+        first, *others = re.split(r",(?![0-9])", inside)
+        if others:
+            several = [f"{name}:{first}" if name in schema.columns else first, *others]
+            options = " ".join(f"--columns {one.strip()}" for one in several)
+            raise ConfigError(f"--columns takes one column each time; write {options}")
 
 
 class SampleEncoder:

@@ -8,7 +8,8 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -19,6 +20,9 @@ from lightning_streaming.tools.sources.values import converter
 
 SUFFIXES = {",": (".csv", ".csv.gz"), "\t": (".tsv", ".tsv.gz")}
 """Of files in a folder, by what separates cells."""
+
+_OTHER_SEPARATORS = ";\t|,"
+"""What separates cells in files that are called CSV all the same."""
 
 # With a leading zero it may be a code, like a postal code, whose zeros a number would lose.
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)", re.ASCII)
@@ -45,6 +49,35 @@ class Delimited:
         """Find the files of a location, with tabs between cells."""
         return cls(find_files(location, SUFFIXES["\t"]), "\t")
 
+    def with_separator(self, separator: str) -> Delimited:
+        """The same files, with another character between cells.
+
+        Raises:
+            ConfigError: It is not one character, or one that means something else.
+        """
+        if len(separator) != 1 or separator in '"\r\n':
+            raise ConfigError(
+                f"--separator must be one character, and neither a quote nor a line break, but got {separator!r}; in a "
+                "shell a tab is written $'\\t'"
+            )
+        return replace(self, separator=separator)
+
+    def check_separator(self) -> None:
+        """Refuse a header of one cell that seems to be several, cut by another character.
+
+        Raises:
+            FormatError: It is one.
+        """
+        with self._cells(self.paths[0]) as cells:
+            header: list[str] = next(cells, [])
+        found = next((one for one in _OTHER_SEPARATORS if len(header) == 1 and one in header[0]), None)
+        if found is not None:
+            named = {"\t": "--from tsv"}.get(found, f"--separator '{found}'")
+            raise FormatError(
+                f"{self.paths[0]} begins with a row of one cell, {header[0]!r}; give {named} if {found!r} is what "
+                f"separates its cells, or --separator '{self.separator}' if it is not"
+            )
+
     def pieces(self, most: int) -> Sequence[Piece]:  # noqa: ARG002
         """Whole files: a line break may be inside a cell, so they cannot be cut."""
         return whole_files(self.paths)
@@ -59,26 +92,31 @@ class Delimited:
 
     def rows(self, piece: Piece, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:  # noqa: ARG002
         """Numbers are those of the line in which a row ends, from 1."""
+        with self._cells(piece.path) as reader:
+            header = _header(next(reader, []), piece.path)
+            for cells in reader:
+                if not cells:  # an empty line
+                    continue
+                if len(cells) != len(header):
+                    raise FormatError(
+                        f"{self.place(piece, reader.line_num)} has {len(cells)} cells, but the header has {len(header)}"
+                    )
+                yield reader.line_num, dict(zip(header, cells, strict=True))
+
+    @contextmanager
+    def _cells(self, path: str) -> Iterator[Any]:
+        """A reader of the cells of each row, whose errors name the line."""
         # The module's own limit is 128 KiB a cell, for all of the process; documents are longer.
         csv.field_size_limit(sys.maxsize)
-        with open_bytes(piece.path) as file:
+        with open_bytes(path) as file:
             lines = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
             reader = csv.reader(lines, delimiter=self.separator, strict=True)
             try:
-                header = _header(next(reader, []), piece.path)
-                for cells in reader:
-                    if not cells:  # an empty line
-                        continue
-                    if len(cells) != len(header):
-                        raise FormatError(
-                            f"{self.place(piece, reader.line_num)} has {len(cells)} cells, but the header has "
-                            f"{len(header)}"
-                        )
-                    yield reader.line_num, dict(zip(header, cells, strict=True))
+                yield reader
             except csv.Error as error:
-                raise FormatError(f"{self.place(piece, reader.line_num)} cannot be parsed: {error}") from error
+                raise FormatError(f"{path}, line {reader.line_num} cannot be parsed: {error}") from error
             except UnicodeDecodeError as error:
-                raise FormatError(f"{self.place(piece, reader.line_num + 1)} or later is not UTF-8: {error}") from error
+                raise FormatError(f"{path}, line {reader.line_num + 1} or later is not UTF-8: {error}") from error
 
     def place(self, piece: Piece, number: int) -> str:
         """The line in which the row ends, counted from 1."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.formats.index import INDEX_BASENAME
 from lightning_streaming.tools.sources import (
     delimited,
     huggingface,
@@ -80,6 +81,10 @@ def tell_kind(location: str) -> str:
     if len(found) == 1 and "" not in found:
         return found.pop()
     fits = f"it has files of {' and '.join(sorted(found))}" if len(found) > 1 else "no file in it says so"
+    if path.is_dir() and not files_under(path):
+        raise ConfigError(f"there is no such source: the folder {location} has no files")
+    if (path / INDEX_BASENAME).is_file():
+        raise ConfigError(f"{location} is a dataset already; lightning-streaming copy or merge takes it")
     raise ConfigError(f"what {location} is cannot be told, because {fits}; say it with --from {'|'.join(KINDS)}")
 
 

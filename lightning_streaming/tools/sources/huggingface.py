@@ -18,6 +18,7 @@ from lightning_streaming.tools.sources.arrow import (
     BATCH_ROWS,
     batch_rows,
     check_same_columns,
+    reading,
     require_pyarrow,
     tell_schema,
 )
@@ -68,8 +69,7 @@ class HuggingFace:
         """The types of the first file."""
         with _open(self.paths[0]) as reader:
             schema = reader.schema
-        first = next(iter(self.rows(Piece(self.paths[0], 0), schema.names)), (0, {}))[1]
-        return tell_schema(schema, first, self.paths[0])
+        return tell_schema(schema, self.rows(Piece(self.paths[0], 0), schema.names), self.paths[0])
 
     def rows(self, piece: Piece, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """Numbers count the rows of the file from 1."""
@@ -103,9 +103,5 @@ def _load(path: Path, key: str) -> list[Any]:
 
 @contextmanager
 def _open(path: str) -> Iterator[Any]:
-    pa = require_pyarrow()
-    try:
-        with pa.memory_map(path) as file, pa.ipc.open_stream(file) as reader:
-            yield reader
-    except (pa.ArrowException, OSError) as error:
-        raise FormatError(f"{path} cannot be read as an Arrow stream: {error}") from error
+    with reading(path, "an Arrow stream") as pa, pa.memory_map(path) as file, pa.ipc.open_stream(file) as reader:
+        yield reader

@@ -64,17 +64,17 @@ class JsonLines:
         return converter(encoding)
 
     def _parse(self, line: bytes, piece: Piece, number: int) -> dict[str, Any]:
+        hint = "; a file that is one JSON array must be written as one object a line" * line.startswith(b"[")
         try:
             row = json.loads(line.removeprefix(_BYTE_ORDER_MARK).decode())
         except (ValueError, RecursionError) as error:
-            hint = "; a file that is one JSON array must be written as one object a line" * line.startswith(b"[")
             # The error counts lines too, but within this one.
             reason = f"{error.msg} at column {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else error
             raise FormatError(f"{self.place(piece, number)} is not JSON: {reason}{hint}") from error
         if not isinstance(row, dict):
             raise FormatError(
                 f"{self.place(piece, number)} must be a JSON object with the columns as keys, but is a "
-                f"{type(row).__name__}"
+                f"{type(row).__name__}{hint}"
             )
         return row
 
@@ -85,7 +85,7 @@ def _runs(whole: Piece, most: int) -> Iterator[Piece]:
         return
     for start in range(0, whole.size, most):
         stop = min(start + most, whole.size)
-        yield Piece(whole.path, stop - start, start, stop)
+        yield Piece(whole.path, stop - start, start, stop, of_lines=True)
 
 
 def _lines(file: Any, piece: Piece) -> Iterator[bytes]:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lightning_streaming.errors import ConfigError, FormatError
+from lightning_streaming.errors import ConfigError
 from lightning_streaming.tools.sources.arrow import (
     BATCH_ROWS,
     batch_rows,
     check_same_columns,
+    reading,
     require_pyarrow,
     tell_schema,
 )
@@ -56,8 +57,7 @@ class Parquet:
         """The types of the first file."""
         with _open(self.paths[0]) as file:
             schema = file.schema_arrow
-        first = next(iter(self.rows(Piece(self.paths[0], 0), schema.names)), (0, {}))[1]
-        return tell_schema(schema, first, self.paths[0])
+        return tell_schema(schema, self.rows(Piece(self.paths[0], 0), schema.names), self.paths[0])
 
     def rows(self, piece: Piece, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """Numbers count the rows of the file from 1."""
@@ -82,14 +82,11 @@ class Parquet:
 
 @contextmanager
 def _open(path: str) -> Iterator[Any]:
-    pa = require_pyarrow()
-    from pyarrow import parquet
+    with reading(path, "Parquet"):
+        from pyarrow import parquet
 
-    try:
         with parquet.ParquetFile(path) as file:
             yield file
-    except (pa.ArrowException, OSError) as error:
-        raise FormatError(f"{path} cannot be read as Parquet: {error}") from error
 
 
 def _runs(path: str, most: int) -> Iterator[Piece]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -21,6 +20,8 @@ class Piece:
     """Where it begins, in what its source counts: bytes, row groups."""
     stop: int | None = None
     """Where it ends (exclusive); None for the end of the file."""
+    of_lines: bool = False
+    """Whether it is counted in bytes, and a line belongs to it if the line's first byte does."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -31,18 +32,16 @@ class Part:
     """Place among the parts, from 0."""
     pieces: tuple[Piece, ...]
     """In the order of the source."""
+    content: str = ""
+    """A digest of what is in the pieces, and of all else about them that rows tell of."""
     made_into: str = ""
-    """What becomes of the rows, in words; a dataset that was begun with other words is not gone on with."""
+    """A digest of what becomes of the rows; a dataset that was begun with another one is not gone on with."""
 
     def __repr__(self) -> str:
-        """Short, and another one for any change of the files or of what becomes of them.
-
-        Folders count no further than the one that a file is in: the same files may lie elsewhere when work goes on.
-        """
-        named = [("/".join(PurePath(one.path).parts[-2:]), one.size, one.start, one.stop) for one in self.pieces]
-        digest = hashlib.sha256(repr((named, self.made_into)).encode()).hexdigest()[:16]
-        ends = " to ".join(dict.fromkeys(name for name, *_ in (*named[:1], *named[-1:])))
-        return f"<{ends}: {sum(size for _, size, *_ in named)} bytes, {digest}>"
+        """Short; another one for any change of the content or of what becomes of it, wherever the files lie."""
+        names = [PurePath(one.path).name for one in self.pieces]
+        ends = " to ".join(dict.fromkeys((*names[:1], *names[-1:])))
+        return f"<{self.content} {self.made_into} {sum(one.size for one in self.pieces)} bytes of {ends}>"
 
 
 class Found(NamedTuple):

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, EncodingError
 from lightning_streaming.formats.encodings import encoding as find_encoding
+from lightning_streaming.formats.image_files import BEGINNINGS, check_whole
 
-IMAGE_BEGINNINGS = {"jpeg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n"}
+IMAGE_BEGINNINGS = {kind.lower(): beginning for kind, beginning in BEGINNINGS.items()}
 """The first bytes of an image file, by the encoding that stores it."""
 
 Converter = Callable[[Any], Any]
@@ -126,9 +127,10 @@ def _array(value: Any, dtype: np.dtype[Any] | None) -> NDArray[Any]:
 
 
 def _image(value: Any, encoding: str) -> bytes:
-    if isinstance(value, bytes) and value.startswith(IMAGE_BEGINNINGS[encoding]):
-        return value
-    raise _expected(f"the bytes of a {encoding.upper()} file", value)
+    if not isinstance(value, bytes) or not value.startswith(IMAGE_BEGINNINGS[encoding]):
+        raise _expected(f"the bytes of a {encoding.upper()} file", value)
+    check_whole(value)
+    return value
 
 
 def _expected(what: str, value: object) -> EncodingError:

@@ -19,7 +19,7 @@ TIMEOUT = 600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class StoredDataset:
     """A directory, or a URL with what its store needs."""
 
     location: str = field(repr=False)
@@ -94,7 +94,7 @@ class Place:
         )
 
 
-def find_place(location: str, options: Mapping[str, Any]) -> Place:
+def find_dataset(location: str, options: Mapping[str, Any]) -> StoredDataset:
     """Understand what was typed: a directory or URL, or the index in it.
 
     Raises:
@@ -106,11 +106,15 @@ def find_place(location: str, options: Mapping[str, Any]) -> Place:
         raise ConfigError("a dataset must be named by a directory or a URL, but the name is empty")
     directory = local_path(start)
     if directory is not None:
-        return Place(location=str(directory), options={})
-    return Place(location=start + question_mark + query, options=options)
+        return StoredDataset(location=str(directory), options={})
+    return StoredDataset(location=start + question_mark + query, options=options)
 
 
 def _no_index(directory: Path) -> str:
+    if directory.is_file() and (directory.parent / INDEX_BASENAME).is_file():
+        return f"{directory} is one file of a dataset; give its directory, {directory.parent}"
+    if directory.is_file():
+        return f"{directory} is a file, not the directory of a dataset; lightning-streaming convert makes one of it"
     if not directory.is_dir():
         return f"{directory} is not a directory; give the directory or the URL of a dataset"
     beneath = sorted(path.parent.name for path in directory.glob(f"*/{INDEX_BASENAME}"))

@@ -1,0 +1,161 @@
+"""The places in the data that a file holds, and how far its trainer has come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_streaming.errors import ConfigError, StateError
+from lightning_streaming.loading.state import SavedPosition, read_state
+
+CALLBACK_KEY = "lightning_streaming.StreamingStateCallback"
+"""Under which key of "callbacks" a Lightning checkpoint holds the places."""
+CALLBACK_VERSION = 1
+_KEYS = {"epoch", "sample_in_epoch", "shuffle_seed", "num_canonical_nodes"}
+_DEEPEST = 6
+"""Dicts within dicts to look through."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerPlace:
+    """How far a trainer has come, as its checkpoint says."""
+
+    epoch: int
+    batches: int
+    """Batches of this epoch that are in the weights."""
+    batches_in_epoch: int
+    """0 if that is not known."""
+    global_step: int | None
+
+    @property
+    def settled(self) -> TrainerPlace:
+        """The same, the end of an epoch written as the beginning of the next."""
+        if not 0 < self.batches_in_epoch <= self.batches:
+            return self
+        return TrainerPlace(
+            epoch=self.epoch + 1, batches=0, batches_in_epoch=self.batches_in_epoch, global_step=self.global_step
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedLoader:
+    """One loader's place."""
+
+    keys: tuple[str | int, ...]
+    """Where its state lies in the file."""
+    position: SavedPosition
+    global_batch: int | None
+    """Samples of one batch over all ranks of the run that saved, if the file says."""
+
+    @property
+    def epoch_size(self) -> int | None:
+        """Samples per epoch, if the state says."""
+        order = (self.position.fingerprint or {}).get("order", {})
+        size = order.get("epoch_size")
+        return size if isinstance(size, int) else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Places:
+    """All that a file says of places."""
+
+    loaders: Mapping[str, SavedLoader]
+    trainer: TrainerPlace | None
+    """None if no trainer saved the file, or not with our callback."""
+
+    def choose(self, name: str | None) -> str:
+        """The loader that was asked for, or the only one.
+
+        Raises:
+            ConfigError: There is no such loader, or several and none was named.
+        """
+        if name is None and len(self.loaders) == 1:
+            return next(iter(self.loaders))
+        if name is None:
+            raise ConfigError(f"there are places of {len(self.loaders)} loaders; name one: {', '.join(self.loaders)}")
+        if name not in self.loaders:
+            raise ConfigError(f"there is no place of {name!r}; there are those of {', '.join(self.loaders)}")
+        return name
+
+
+def holds_places(content: Any) -> bool:
+    """Whether it is a checkpoint with a state of our callback that holds a place."""
+    saved = _callback_state(content)
+    return saved is not None and saved.get("trainer") is not None
+
+
+def find_places(content: Any, shown: str) -> Places:
+    """Find every place in what a file holds.
+
+    In a Lightning checkpoint those of our callback, by the names of the train loaders. Else every dict that looks like
+    a state of ours or of MosaicML Streaming, named by the keys that lead to it, like "state.dataset_state.train".
+
+    Args:
+        content: What the file holds.
+        shown: The file, for messages.
+
+    Raises:
+        StateError: There is none, or one that cannot be read.
+    """
+    saved = _callback_state(content)
+    if saved is not None:
+        return _callback_places(content, saved, shown)
+    loaders = {".".join(map(str, keys)) or "state": _loader(state, keys) for keys, state in _walk(content, ())}
+    if not loaders:
+        raise StateError(
+            f"{shown} holds no place in streaming data; it was saved without StreamingStateCallback, or without "
+            "callbacks"
+        )
+    return Places(loaders=loaders, trainer=None)
+
+
+def at(content: Any, keys: Sequence[str | int]) -> Any:
+    """What lies in a file under these keys."""
+    for key in keys:
+        content = content[key]
+    return content
+
+
+def _callback_state(content: Any) -> Mapping[str, Any] | None:
+    callbacks = content.get("callbacks") if isinstance(content, Mapping) else None
+    saved: Mapping[str, Any] | None = callbacks.get(CALLBACK_KEY) if isinstance(callbacks, Mapping) else None
+    return saved
+
+
+def _callback_places(content: Mapping[str, Any], saved: Mapping[str, Any], shown: str) -> Places:
+    if saved.get("version") != CALLBACK_VERSION:
+        raise StateError(
+            f"the streaming state of {shown} has version {saved.get('version')!r} and this release reads "
+            f"{CALLBACK_VERSION}; use the release that wrote it, or a newer one"
+        )
+    if saved["trainer"] is None:
+        raise StateError(f"{shown} was saved before the first batch, so it holds no place in streaming data")
+    batches = saved.get("samples_per_global_batch", {})
+    keys = ("callbacks", CALLBACK_KEY, "loaders")
+    return Places(
+        loaders={name: _loader(state, (*keys, name), batches.get(name)) for name, state in saved["loaders"].items()},
+        trainer=TrainerPlace(**saved["trainer"], global_step=content.get("global_step")),
+    )
+
+
+def _loader(state: Mapping[str, Any], keys: tuple[str | int, ...], global_batch: int | None = None) -> SavedLoader:
+    position = read_state(state)
+    if position.geometry is not None:  # that of the epoch's batches, whatever this run's are
+        global_batch = position.geometry.global_batch_size if global_batch is None else global_batch
+    return SavedLoader(keys=keys, position=position, global_batch=global_batch)
+
+
+def _walk(value: Any, keys: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Mapping[str, Any]]]:
+    if isinstance(value, Mapping):
+        if value.keys() >= _KEYS:
+            yield keys, value
+            return
+        entries: Any = value.items()
+    elif isinstance(value, (list, tuple)):
+        entries = enumerate(value)
+    else:
+        return
+    if len(keys) < _DEEPEST:
+        for key, inner in entries:
+            yield from _walk(inner, (*keys, key))

@@ -1,0 +1,47 @@
+"""One run of a model whose parameters are sharded, in a process of its own: it saves directories as FSDP does."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.fsdp import fully_shard
+
+from tests.trainer.harness import EPOCHS, Recorder, Run, SaveThenStop, Stopped
+
+
+class Sharded(Recorder):
+    """Its one layer is sharded, over one process."""
+
+    def configure_model(self) -> None:
+        """Shard it, once."""
+        assert self.device_mesh is not None
+        fully_shard(self.layer, mesh=self.device_mesh["data_parallel"])
+
+
+def main(data: Path, checkpoint: Path, batches: int) -> None:
+    """Train from the checkpoint, if it is there, and print what was seen; else save it after so many batches."""
+    model, run = Sharded(), Run(data=data, directory=checkpoint.parent, validate=False)
+    resumes = checkpoint.exists()
+    trainer = Trainer(
+        max_epochs=EPOCHS,
+        accelerator="cpu",
+        devices=1,
+        strategy=ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=1),
+        callbacks=None if resumes else [SaveThenStop("on_train_batch_end", batches, checkpoint)],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        default_root_dir=run.directory,
+    )
+    with suppress(Stopped):
+        trainer.fit(model, datamodule=run.datamodule(), ckpt_path=checkpoint if resumes else None)
+    sys.stdout.write(json.dumps(model.seen_here))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
