@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lightning_streaming.loading.stream import Stream
     from lightning_streaming.trainer.config import StreamingConfig
     from lightning_streaming.trainer.datamodule import StreamingDataModule
+    from lightning_streaming.trainer.preemption import Preempted, PreemptionCheckpoint
     from lightning_streaming.trainer.state_callback import StreamingStateCallback
     from lightning_streaming.world import World
     from lightning_streaming.writing.merge import merge, merge_under
@@ -28,6 +29,8 @@ __all__ = [
     "JSONWriter",
     "MDSWriter",
     "PartJob",
+    "Preempted",
+    "PreemptionCheckpoint",
     "Stream",
     "StreamingConfig",
     "StreamingDataLoader",
@@ -53,6 +56,8 @@ _MODULE_OF = {
     "JSONWriter": "writing.writer",
     "MDSWriter": "writing.writer",
     "PartJob": "writing.parts",
+    "Preempted": "trainer.preemption",
+    "PreemptionCheckpoint": "trainer.preemption",
     "Stream": "loading.stream",
     "StreamingConfig": "trainer.config",
     "StreamingDataLoader": "loading.dataloader",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +15,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.cursor import Cursor, Handover, PassStart
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.epochs import OnChange
+from lightning_streaming.loading.worker import prepare_worker_process, signals_held_back
 from lightning_streaming.order.deal import Deal
 
 _MOST_UNCLAIMED = 1024
@@ -160,7 +162,8 @@ class StreamingDataLoader(DataLoader[Any]):
         users_init = self.worker_init_fn
         self.worker_init_fn = partial(_start_worker, self._handover, users_init)
         try:
-            return super().__iter__()
+            with signals_held_back((self.multiprocessing_context or multiprocessing).get_start_method()):
+                return super().__iter__()
         finally:
             self.worker_init_fn = users_init
 
@@ -213,7 +216,8 @@ class LoaderPass(Iterator[Any]):
 
 
 def _start_worker(handover: Handover, users_init: Callable[[int], None] | None, worker: int) -> None:
-    """What a worker process does first: listen to its loader, then do what the user asked for."""
+    """What a worker process does first: put up its shield, listen to its loader, then do what the user asked for."""
+    prepare_worker_process()
     info = get_worker_info()
     assert info is not None, "torch calls this in workers"
     assert isinstance(info.dataset, StreamingDataset), "the loader's own"

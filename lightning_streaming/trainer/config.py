@@ -22,13 +22,13 @@ class StreamingConfig:
         local: The only stream's directory on each node. None: under the user's cache directory.
         split: Subdirectory of every stream that names none itself, like "train".
         storage_options: Passed to fsspec for the only stream: key, secret, endpoint_url, token, ...
-        download_retry: Attempts per file, the first included.
-        download_timeout: Seconds per attempt.
+        download_retry: Attempts per file, or part of a large one, after the first.
+        download_timeout: Seconds without a byte arriving after which an attempt ends.
         validate_hash: Hash to check downloads with. None: one that the index offers.
         keep_zip: Keep compressed files beside the decompressed ones.
         epoch_size: Samples per epoch, like 50000 or "10m" (k, m, b, t: powers of 1000). None: all, after weighting.
         predownload: Samples ahead of each worker for which shards are fetched. None: 8 batches.
-        cache_limit: Not served yet; leave null.
+        cache_limit: Most bytes that the streams' directories on a node may hold, like "200gb". None: no limit.
         sampling_method: "balanced" draws anew each epoch what weights leave open; "fixed" always draws the same.
         sampling_granularity: Samples drawn from a shard at a time.
         partition_algo: "relaxed" lets a run go on on any number of nodes; "orig" on those that the canonical nodes fit.

@@ -68,6 +68,7 @@ class StreamingStateCallback(Callback):
         self._ends: dict[str, Cursor] = {}
         self._pass_epochs: dict[str, int] = {}
         self._datasets: dict[str, StreamingDataset] = {}
+        self._global_batches: dict[str, int] = {}
 
     @property
     def state_key(self) -> str:
@@ -90,6 +91,7 @@ class StreamingStateCallback(Callback):
                 "batches_in_epoch": place.batches_in_epoch,
             },
             "loaders": loaders,
+            "samples_per_global_batch": {name: self._global_batches[name] for name in loaders},
         }
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -215,6 +217,7 @@ class StreamingStateCallback(Callback):
     def _find_loaders(self, trainer: Trainer) -> dict[str, StreamingDataLoader]:
         loaders = fit_loop.streaming_loaders(trainer)
         self._datasets = {name: loader.dataset for name, loader in loaders.items()}
+        self._global_batches = {name: loader.samples_per_global_batch for name, loader in loaders.items()}
         return loaders
 
     def _load(self, state: Mapping[str, Any], loaders: Mapping[str, StreamingDataLoader]) -> _Place:

@@ -1,0 +1,156 @@
+"""Saves when the scheduler says that the job is about to be stopped, and ends the run there."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Sequence
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import OnExceptionCheckpoint
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.worker import SHIELDED_SIGNALS
+from lightning_streaming.trainer import interruption
+from lightning_streaming.trainer.whole_checkpoint import save_whole
+
+DEFAULT_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+
+
+class Preempted(SIGTERMException):
+    """Raised on every rank when the checkpoint is saved. A ``SystemExit``, whose status is 128 + the signal."""
+
+
+# Among callbacks of this class Lightning looks for the newest checkpoint when asked for ckpt_path="last".
+class PreemptionCheckpoint(OnExceptionCheckpoint):
+    """Saves ``dirpath/preempted.ckpt`` when a signal says that the job is to be stopped, and ends the run.
+
+    A signal only sets a flag. At the end of each training step, each validation step, each validation and each epoch,
+    all ranks find out together whether any of them was told; if so they save, and :class:`Preempted` ends ``fit`` and,
+    unless caught, the process. ``Trainer.fit(ckpt_path="last")`` goes on there, if nothing newer was saved since: with
+    the next sample, and from the beginning of a validation that was under way. With gradient accumulation a half-done
+    accumulation is not waited for; its batches are read again.
+
+    Where Lightning would requeue a SLURM job, so does this, after saving. Signals listed here are taken from Lightning
+    while ``fit`` runs; others stay with it. What comes before training has begun, or after it has ended, acts as if
+    there were no such callback.
+
+    Args:
+        dirpath: Directory or URL of the checkpoint; the one from an earlier preemption is replaced, whole.
+        signals: What to listen to, out of SIGHUP, SIGINT, SIGTERM, SIGUSR1 and SIGUSR2, which DataLoader workers
+            ignore; if several come, the first of this list decides the exit status.
+        every_n_steps: Ask the other ranks after every n-th training step only; asking is one small all-reduce.
+
+    Raises:
+        ConfigError: No signal, or one that workers would die of, or ``every_n_steps`` below 1.
+    """
+
+    def __init__(
+        self, dirpath: str | Path, signals: Sequence[signal.Signals] = DEFAULT_SIGNALS, every_n_steps: int = 1
+    ) -> None:
+        super().__init__(dirpath, "preempted")
+        self._signals = tuple(signal.Signals(one) for one in signals)
+        if not self._signals or {*self._signals} - {*SHIELDED_SIGNALS}:
+            raise ConfigError(
+                f"signals must be some of {', '.join(one.name for one in SHIELDED_SIGNALS)}, "
+                f"but got {', '.join(one.name for one in self._signals) or 'none'}"
+            )
+        if every_n_steps < 1:
+            raise ConfigError(f"every_n_steps must be at least 1, but got {every_n_steps}")
+        self._every_n_steps = every_n_steps
+        self._received: list[signal.Signals] = []
+        self._batches = 0
+        self._validation_steps_left = 0.0
+        self._validating = False
+        self._saving = False
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Come last, so that all others have had the step that is saved; listen from when Lightning does."""
+        if stage != "fit":
+            return
+        if threading.current_thread() is not threading.main_thread():
+            rank_zero_warn("PreemptionCheckpoint hears no signal: only a process's main thread can handle them.")
+        self._received, self._batches, self._validating, self._saving = [], 0, False, False
+        interruption.put_last(trainer, self)
+        interruption.take_over(trainer, self._signals, interruption.in_this_process_alone(self._received.append))
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look for signals that came during the sanity check."""
+        self._stop_if_told(trainer)
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
+        """Look for signals."""
+        self._batches += 1
+        if self._batches % self._every_n_steps == 0:
+            self._stop_if_told(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look for signals."""
+        self._stop_if_told(trainer)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Find out for how many steps all ranks validate together: beyond it, they must not wait for each other."""
+        self._validating = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
+        if not self._validating:
+            return
+        batches = [float(count) for count in trainer.num_val_batches]
+        self._validation_steps_left = -_highest(trainer, [-min(batches, default=0.0)])[0]
+        if self._validation_steps_left == inf and trainer.world_size > 1:
+            self._validation_steps_left = 0.0
+
+    def on_validation_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
+        """Look for signals."""
+        if self._validating and self._validation_steps_left > 0:
+            self._validation_steps_left -= 1
+            self._stop_if_told(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look for signals; the validation is done."""
+        if self._validating:
+            self._validating = False
+            self._stop_if_told(trainer)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Have a validation that is cut short begin again; checkpoints of others are theirs."""
+        if self._saving and self._validating:
+            interruption.repeat_validation(checkpoint)
+
+    def on_exception(self, trainer: Trainer, *_: Any, **__: Any) -> None:
+        """Save nothing: an exception is not a preemption."""
+        interruption.give_back(trainer)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Hand a signal that came too late for training to whoever else handles it now."""
+        interruption.give_back(trainer)
+        if stage == "fit" and self._received:
+            signal.raise_signal(self._received[0])
+
+    def _stop_if_told(self, trainer: Trainer) -> None:
+        told = _highest(trainer, [float(one in self._received) for one in self._signals])
+        signals = [one for one, was_sent in zip(self._signals, told, strict=True) if was_sent]
+        if not signals:
+            return
+        rank_zero_info(f"{' and '.join(one.name for one in signals)} received: saving {self.ckpt_path}.")
+        self._saving = True
+        save_whole(trainer, self.ckpt_path)
+        if interruption.asks_for_requeue(trainer, signals) and trainer.is_global_zero:
+            interruption.requeue()
+        self._received = []
+        raise Preempted(interruption.exit_status(trainer, signals[0]))
+
+
+def _highest(trainer: Trainer, values: list[float]) -> list[float]:
+    """The highest of each value over all ranks. Every rank must ask at the same place."""
+    if trainer.world_size == 1:
+        return values
+    gathered = torch.tensor(values, device=trainer.strategy.root_device)
+    torch.distributed.all_reduce(gathered, op=torch.distributed.ReduceOp.MAX)
+    highest: list[float] = gathered.tolist()
+    return highest
