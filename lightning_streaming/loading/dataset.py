@@ -10,15 +10,14 @@ from math import ceil
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import get_worker_info
 
 from lightning_streaming.cache import ShardCache
-from lightning_streaming.errors import ConfigError, UnsupportedError
-from lightning_streaming.loading.catalog import Catalog
+from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.cursor import Cursor, Handover, PassCounter, PassStart
 from lightning_streaming.loading.epochs import Epochs, OnChange
 from lightning_streaming.loading.samples import Share, WorkerSamples
+from lightning_streaming.loading.shard_access import ShardAccess
 from lightning_streaming.loading.source import SampleSource
 from lightning_streaming.loading.state import read_state
 from lightning_streaming.loading.stream import Stream, StreamDefaults, named_streams
@@ -26,11 +25,11 @@ from lightning_streaming.loading.transform import keyed_transform
 from lightning_streaming.loading.worker import prepare_worker_process
 from lightning_streaming.order.seeds import stretched_seed
 from lightning_streaming.order.settings import OrderSettings
-from lightning_streaming.units import parse_count
+from lightning_streaming.units import parse_bytes, parse_count
 from lightning_streaming.world import World
 
 
-class StreamingDataset(IterableDataset[Any]):
+class StreamingDataset(ShardAccess):
     """Samples of one or several streams of shards, in an order that does not depend on how many machines read them.
 
     Making one does no I/O: indexes are read at the first ``len``, ``iter`` or ``[i]``. Iterate over it through
@@ -42,13 +41,16 @@ class StreamingDataset(IterableDataset[Any]):
         local: The only stream's directory on this node.
         split: Subdirectory of every stream that names none itself.
         storage_options: Passed to fsspec for the only stream.
-        download_retry: Attempts per file, for streams that do not say.
-        download_timeout: Seconds per attempt, for streams that do not say.
+        download_retry: Attempts per file after the first, for streams that do not say.
+        download_timeout: Seconds without a byte arriving after which an attempt ends, for streams that do not say.
         validate_hash: Hash to check downloads with, for streams that do not say. None: one that the index offers.
         keep_zip: Keep compressed files, for streams that do not say.
         epoch_size: Samples per epoch, like 50000 or "1.5m" (k, m, b, t: powers of 1000). None: all, after weighting.
         predownload: Samples ahead of each worker for which shards are fetched. None: 8 batches.
-        cache_limit: Not served yet; leave None.
+        cache_limit: Most bytes that the streams' directories on this node may hold, like "200gb"; the shards used
+            longest ago then make room. None: no limit. See docs/cache.md.
+        on_demand: Whether ``dataset[i]`` reads one sample by its bytes alone where its shard is stored uncompressed
+            and is not here, rather than fetch the shard.
         sampling_method: "balanced" draws anew each epoch what a weight below or above 1 leaves open; "fixed" always
             draws the same.
         sampling_granularity: Samples drawn from a shard at a time.
@@ -74,7 +76,6 @@ class StreamingDataset(IterableDataset[Any]):
 
     Raises:
         ConfigError: A setting cannot work, or settings contradict each other.
-        UnsupportedError: A setting is not served by this release.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class StreamingDataset(IterableDataset[Any]):
         epoch_size: int | float | str | None = None,
         predownload: int | None = None,
         cache_limit: int | float | str | None = None,
+        on_demand: bool = False,
         sampling_method: str = "balanced",
         sampling_granularity: int = 1,
         partition_algo: str = "relaxed",
@@ -110,8 +112,6 @@ class StreamingDataset(IterableDataset[Any]):
         seed_global_rng: bool = False,
         world: World | None = None,
     ) -> None:
-        if cache_limit is not None:
-            raise UnsupportedError("cache_limit is not served yet: shards stay in the cache until you remove them")
         _check_at_least("batch_size", batch_size, 1)
         _check_at_least("predownload", predownload, 1)
         _check_at_least("replication", replication, 1)
@@ -147,7 +147,8 @@ class StreamingDataset(IterableDataset[Any]):
             keep_zip=keep_zip,
         )
         caches = {name: ShardCache(stream.cache_config(name, defaults)) for name, stream in self.streams.items()}
-        self._source = SampleSource(caches, allow_unsafe_types, columns)
+        limit = None if cache_limit is None else parse_bytes(cache_limit, "cache_limit")
+        super().__init__(SampleSource(caches, allow_unsafe_types, columns, limit), on_demand)
         weights = [stream.weight() for stream in self.streams.values()]
         self.epochs = Epochs(settings, weights, _parse_epoch_size(epoch_size), self._source, batch_size)
         self._next = Cursor(0, 0)
@@ -158,16 +159,6 @@ class StreamingDataset(IterableDataset[Any]):
         self._reading: WorkerSamples | None = None
 
     @property
-    def catalog(self) -> Catalog:
-        """Every shard and sample of the streams, in one numbering."""
-        return self._source.catalog
-
-    @property
-    def size(self) -> int:
-        """Samples of all streams before weighting: the range of ``dataset[i]``."""
-        return self.catalog.num_samples
-
-    @property
     def epoch_size(self) -> int:
         """Samples drawn per epoch, after weighting."""
         return self.epochs.weights.epoch_size
@@ -175,25 +166,6 @@ class StreamingDataset(IterableDataset[Any]):
     def __len__(self) -> int:
         """Samples per epoch and rank: the epoch's size divided among ranks, rounded up."""
         return ceil(self.epoch_size / self.current_world().num_ranks)
-
-    def __getitem__(self, index: int | slice | Sequence[Any] | NDArray[np.integer[Any]]) -> Any:
-        """Samples by id, straight from their shards: no order, no transform, no epoch.
-
-        Args:
-            index: An id in ``[-size, size)``; or a slice, list or array of such, which gives a list.
-
-        Raises:
-            SampleIndexError: An id is out of range.
-            ConfigError: The index is of another type.
-        """
-        if isinstance(index, (int, np.integer)):
-            place = self.catalog.place(int(index))
-            return self._source.read(place.shard, place.sample)
-        if isinstance(index, slice):
-            return [self[one] for one in range(*index.indices(self.size))]
-        if isinstance(index, (list, np.ndarray)):
-            return [self[one] for one in index]
-        raise ConfigError(f"a sample index must be an int, slice, list or array, but got {type(index).__name__}")
 
     @property
     def next_epoch(self) -> int:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from textwrap import indent
 from typing import Any, Literal, get_args
 
 from lightning_streaming.errors import ConfigError, StateMismatchError
 from lightning_streaming.loading.cursor import Cursor, PassStart
+from lightning_streaming.loading.differences import differences, in_words
 from lightning_streaming.loading.order_ahead import OrderAhead
 from lightning_streaming.loading.order_store import shared_order
 from lightning_streaming.loading.source import SampleSource
-from lightning_streaming.loading.state import SavedPosition, changes, fingerprint
+from lightning_streaming.loading.state import SavedPosition, fingerprint
 from lightning_streaming.order.batching import EpochSequence
 from lightning_streaming.order.deal import Deal
 from lightning_streaming.order.geometry import epoch_geometry, layout
@@ -258,15 +260,15 @@ class Epochs:
         if self._unchecked is None:
             return
         saved, on_change = self._unchecked
-        found = changes(saved, self._fingerprint())
+        found = differences(saved, self._fingerprint())
         if found and on_change == "error":
             raise StateMismatchError(
-                "the saved position belongs to other data or another order:\n  "
-                + "\n  ".join(found)
+                "the saved position belongs to other data or another order:\n"
+                + indent(in_words(found), "  ")
                 + '\nPut these back, or resume with on_change="warn" to go on from the same position all the same.'
             )
         if found:
-            _log.warning("resuming although data or order have changed: %s", "; ".join(found))
+            _log.warning("resuming although data or order have changed:\n%s", indent(in_words(found), "  "))
         self._unchecked = None
 
 

@@ -6,6 +6,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+_ROOM_SECONDS = 5.0
+"""How often to look for room while the reader stays with its shard: other processes make room too."""
+
 
 class ShardNeed(NamedTuple):
     """The first use of a shard in a stretch of a worker's samples."""
@@ -22,13 +25,14 @@ class ShardPrefetcher:
     Args:
         needs: Shards in the order of need; may be endless, and may name a shard again.
         fetch: Brings one shard to this node; called from several threads, outside any lock of ours. It may leave a
-            shard that another process is fetching; whoever reads it then waits.
+            shard that another process is fetching; whoever reads it then waits. False says that there is no room: all
+            threads then wait until the reader has moved on.
         ahead: Samples to look ahead of the reader.
         num_threads: Shards fetched at a time.
     """
 
     def __init__(
-        self, needs: Iterator[ShardNeed], fetch: Callable[[int], object], ahead: int, num_threads: int = 4
+        self, needs: Iterator[ShardNeed], fetch: Callable[[int], bool], ahead: int, num_threads: int = 4
     ) -> None:
         self._progress = _Progress(needs, ahead)
         self._fetch = fetch
@@ -52,6 +56,12 @@ class ShardPrefetcher:
         if self._progress.failures.pop(shard, None) is not None:
             self._fetch(shard)
 
+    def moved_on(self) -> None:
+        """Say that the reader has gone on to another shard, or let go of one, so that there may be room now."""
+        with self._progress.changed:
+            self._progress.moves += 1
+            self._progress.changed.notify_all()
+
     def close(self) -> None:
         """Let the threads end; one in the middle of a download ends after it."""
         with self._progress.changed:
@@ -67,6 +77,8 @@ class _Progress:
         self.needs = needs
         self.ahead = ahead
         self.samples_read = 0
+        self.moves = 0
+        self.waiting_for_room: int | None = None
         self.closed = False
         self.failures: dict[int, Exception] = {}
 
@@ -78,14 +90,47 @@ class _Progress:
             need = next(self.needs, None)
             if need is None:
                 return None
-            while not self.closed and need.sample >= self.samples_read + self.ahead:
+            while not self.closed and (
+                need.sample >= self.samples_read + self.ahead or self.waiting_for_room is not None
+            ):
                 self.changed.wait()
             return None if self.closed else need.shard
 
+    def wait_for_room(self, shard: int, moves: int) -> bool:
+        """Wait until a shard may find room that found none; the shards after it wait as well.
 
-def _fetch_in_order(progress: _Progress, fetch: Callable[[int], object]) -> None:
+        Args:
+            shard: The shard.
+            moves: How often the reader had moved on before there was no room.
+
+        Returns:
+            Whether to try again; False if nobody needs it any more.
+        """
+        with self.changed:
+            self.changed.wait_for(lambda: self.closed or self.waiting_for_room in (None, shard))
+            self.waiting_for_room = shard
+            self.changed.wait_for(lambda: self.closed or self.moves != moves, _ROOM_SECONDS)
+            return not self.closed
+
+    def found_room(self, shard: int) -> None:
+        """Let the shards after this one be fetched."""
+        with self.changed:
+            if self.waiting_for_room == shard:
+                self.waiting_for_room = None
+                self.changed.notify_all()
+
+
+def _fetch_in_order(progress: _Progress, fetch: Callable[[int], bool]) -> None:
     while (shard := progress.next_shard()) is not None:
         try:
-            fetch(shard)
+            _fetch_when_there_is_room(progress, fetch, shard)
         except Exception as error:  # noqa: BLE001, PERF203  kept for the reader, who raises it when it needs the shard
             progress.failures[shard] = error
+        finally:
+            progress.found_room(shard)
+
+
+def _fetch_when_there_is_room(progress: _Progress, fetch: Callable[[int], bool], shard: int) -> None:
+    moves = progress.moves
+    while not fetch(shard) and progress.wait_for_room(shard, moves):
+        moves = progress.moves

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.loading.catalog import Catalog
+from lightning_streaming.loading.last_uses import LastUses
 from lightning_streaming.loading.prefetch import ShardNeed, ShardPrefetcher
 from lightning_streaming.loading.source import SampleSource
 from lightning_streaming.order.deal import Deal
@@ -57,6 +59,13 @@ class _Window(NamedTuple):
     positions: NDArray[np.int64]
     shards: NDArray[np.int64]
     indexes: NDArray[np.int64]
+
+    def rows(self, last_uses: LastUses | None, samples_before: int) -> Iterator[tuple[int, int, int, bool]]:
+        """Position, shard, index within it, and whether this is the shard's last sample, one by one."""
+        columns = (self.positions.tolist(), self.shards.tolist(), self.indexes.tolist())
+        if last_uses is None:
+            return zip(*columns, repeat(False), strict=False)
+        return zip(*columns, last_uses.among(self.shards, samples_before).tolist(), strict=True)
 
 
 def _located(share: Share, catalog: Catalog) -> Iterator[_Window]:
@@ -120,29 +129,59 @@ def _read(
     # A share of one batch that is not full has all of its end in sight.
     near_end_at = (share.num_samples() - share.deal.batch_size) * _NEAR_END
     is_near_end = False
-    with _prefetching(share, source, predownload) as prefetcher:
+    source.share_room(share.num_workers * share.deal.ranks_per_node)
+    with _prefetching(share, source, predownload) as prefetcher, _last_uses(share, source) as last_uses:
         samples_read = 0
         for window in _located(share, source.catalog):
             if not is_near_end and samples_read + len(window.positions) > near_end_at:
                 is_near_end = True
                 near_end()
-            places = zip(window.positions.tolist(), window.shards.tolist(), window.indexes.tolist(), strict=True)
-            for position, shard, index in places:
-                if prefetcher is not None:
-                    if samples_read % share.deal.batch_size == 0:
-                        prefetcher.reader_at(samples_read)
-                    prefetcher.retry_if_failed(shard)
-                sample = source.read(shard, index)
-                yield sample if transform is None else transform(sample, position)
+            for position, shard, index, is_last in window.rows(last_uses, samples_read):
+                if prefetcher is not None and samples_read % share.deal.batch_size == 0:
+                    prefetcher.reader_at(samples_read)
+                sample = _read_one(source, prefetcher, shard, index, is_last)
                 samples_read += 1
+                if samples_read % share.deal.batch_size == 0:
+                    source.end_batch()
+                yield sample if transform is None else transform(sample, position)
+
+
+def _read_one(
+    source: SampleSource, prefetcher: ShardPrefetcher | None, shard: int, index: int, is_last: bool
+) -> dict[str, Any]:
+    goes_on = not source.has_open(shard)
+    if prefetcher is not None and goes_on:
+        prefetcher.retry_if_failed(shard)
+    sample = source.read(shard, index)
+    if is_last:
+        source.finish(shard)
+    if prefetcher is not None and (goes_on or is_last):
+        prefetcher.moved_on()
+    return sample
 
 
 @contextmanager
 def _prefetching(share: Share, source: SampleSource, predownload: int) -> Iterator[ShardPrefetcher | None]:
     """Fetch shards ahead of a reader while it reads; nothing where they are all here."""
-    if not source.is_remote:
+    with ExitStack() as stack:
+        stack.callback(source.end_pass)
+        prefetcher = None
+        if source.is_remote:
+            needs = shard_needs(share, source.catalog)
+            prefetcher = stack.enter_context(closing(ShardPrefetcher(needs, source.fetch_ahead, predownload)))
+        yield prefetcher
+
+
+@contextmanager
+def _last_uses(share: Share, source: SampleSource) -> Iterator[LastUses | None]:
+    """Find out when shards are needed for the last time, where there is a limit on how many are kept."""
+    if source.cache_limit is None:
         yield None
         return
-    needs = shard_needs(share, source.catalog)
-    with closing(ShardPrefetcher(needs, lambda shard: source.fetch(shard, wait=False), predownload)) as prefetcher:
-        yield prefetcher
+    catalog = source.catalog
+
+    def shards_in_order() -> Iterator[NDArray[np.int64]]:
+        return (window.shards for window in _located(share, catalog))
+
+    with closing(LastUses(shards_in_order, share.num_samples(), len(catalog.shards))) as last_uses:
+        yield last_uses

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lightning_streaming.cache import ShardCache
+from lightning_streaming.cache.eviction import coldest_first
+from lightning_streaming.cache.fetching import Absence
+from lightning_streaming.cache.limits import check_limit, largest_shard_bytes, reader_share
+from lightning_streaming.cache.room import CacheRoom
 from lightning_streaming.errors import ConfigError, FormatError, ObjectNotFoundError, ShardCorruptError, StreamingError
 from lightning_streaming.formats.columns import check_columns, check_selection
 from lightning_streaming.formats.encodings import register_encoding, registered_encodings
 from lightning_streaming.formats.index import ShardInfo
+from lightning_streaming.formats.lone_sample import LoneSamples
 from lightning_streaming.formats.shard import ShardReader, check_shard, open_shard
+from lightning_streaming.loading.ahead import ShardsAhead
 from lightning_streaming.loading.catalog import Catalog
-
-_MOST_OPEN_FILES = 256
-"""Shard files mapped at a time by one process; each holds a file descriptor, of which a process often may have 1024."""
+from lightning_streaming.loading.lone_samples import LoneReader
+from lightning_streaming.loading.open_shards import OpenShards, raw_bytes
 
 
 class SampleSource:
@@ -29,31 +32,41 @@ class SampleSource:
         caches: Where each stream's files are, by stream name.
         allow_unsafe_types: Whether columns may be unpickled.
         columns: Names of the columns to decode; None for all.
+        cache_limit: Most bytes that the streams' directories may hold together; None for no limit.
 
     Raises:
         ConfigError: ``columns`` is not a list of names.
     """
 
     def __init__(
-        self, caches: Mapping[str, ShardCache], allow_unsafe_types: bool, columns: Sequence[str] | None = None
+        self,
+        caches: Mapping[str, ShardCache],
+        allow_unsafe_types: bool,
+        columns: Sequence[str] | None = None,
+        cache_limit: int | None = None,
     ) -> None:
         self._caches = dict(caches)
         self._allow_unsafe_types = allow_unsafe_types
         self._columns = check_selection(columns)
+        self._room = CacheRoom((cache.place for cache in self._caches.values()), cache_limit)
         self._catalog: Catalog | None = None
-        self._open: OrderedDict[int, ShardReader] = OrderedDict()
-        self._open_files = 0
+        self._largest_shard = 0
+        self._open = OpenShards(self._stamp_used)
+        self._ahead = ShardsAhead()
+        self._lone = LoneReader(self._lone_samples)
 
     @property
     def catalog(self) -> Catalog:
         """Every shard and sample; the indexes are read, and if need be downloaded, at the first look.
 
         Raises:
-            ConfigError: A stream holds no sample, or a shard lacks a column that is to be read.
+            ConfigError: A stream holds no sample, a shard lacks a column that is to be read, or the cache limit is too
+                small; the message says which would do.
         """
         if self._catalog is None:
             catalog = Catalog({name: cache.read_index() for name, cache in self._caches.items()})
             self._check_columns(catalog)
+            self._check_limit(catalog)
             self._catalog = catalog
         return self._catalog
 
@@ -62,44 +75,135 @@ class SampleSource:
         """Whether any stream's shards may have to be fetched first."""
         return not all(cache.reads_in_place for cache in self._caches.values())
 
+    @property
+    def cache_limit(self) -> int | None:
+        """Most bytes that the streams' directories may hold together."""
+        return self._room.limit
+
+    def cache_usage(self) -> int:
+        """Bytes that the streams' directories hold of what we fetched, files on their way included."""
+        return self._room.usage()
+
     def prepare(self) -> None:
         """Import what fetching needs, before worker processes are forked from this one."""
         for cache in self._caches.values():
             cache.prepare()
+
+    def share_room(self, readers: int) -> None:
+        """Say how many processes of this node read the dataset together, before reading under a limit."""
+        if self._room.limit is not None:
+            self._open.most_bytes = self._ahead.most_bytes = reader_share(self._room.limit, readers)
 
     def fetch(self, shard: int, wait: bool = True) -> bool:
         """Have a shard on this node.
 
         Args:
             shard: Counted over all streams.
-            wait: Whether to wait while another process fetches it.
+            wait: Whether to wait while another process fetches it, or until there is room.
 
         Returns:
-            Whether it is here; False only if ``wait`` is False and another process is fetching it.
+            Whether it is here; False only if ``wait`` is False.
         """
-        return self._find(shard, wait) is not None
+        cache, info = self._checked(shard)
+        return cache.ensure(info, wait=wait, room=self._room) is not None
 
-    def read(self, shard: int, index: int) -> dict[str, Any]:
+    def fetch_ahead(self, shard: int) -> bool:
+        """In a thread: have a shard on this node that the reader will soon need, but wait for nobody.
+
+        Returns:
+            Whether to go on with the next one; False if there is no room until the reader has moved on.
+        """
+        cache, info = self._checked(shard)
+        size = raw_bytes(info)
+        spare_since = self._ahead.spare_since(size)
+        self._ahead.begin(shard, size)
+        found: object = Absence.NO_ROOM
+        try:
+            found = cache.fetch_ahead(info, self._room, spare_since)
+        finally:
+            if isinstance(found, Absence):
+                self._ahead.end(shard)
+        return found is not Absence.NO_ROOM
+
+    def read(self, shard: int, index: int, alone: bool = False) -> dict[str, Any]:
         """One sample, decoded: column name to value.
+
+        While it is read nobody can remove its shard, so there is no need to try again.
+
+        Args:
+            shard: Counted over all streams.
+            index: Counted within the shard.
+            alone: Whether to fetch only the sample's bytes if its shard is not here and has them uncompressed.
 
         Raises:
             FormatError: The shard or the sample is damaged; names the stream and the shard.
             StorageError: The shard could not be fetched.
         """
-        reader = self._reader(shard)
+        reader = self._open.get(shard)
+        if reader is None:
+            if alone and (found := self._read_alone(shard, index)) is not None:
+                return found
+            reader = self._open_shard(shard)
         try:
             return reader[index]
         except FormatError as error:
             raise self._named(error, shard) from error
 
+    def has_open(self, shard: int) -> bool:
+        """Whether a shard is mapped in this process."""
+        return shard in self._open
+
+    def finish(self, shard: int) -> None:
+        """Say that this pass needs a shard no more: under a limit it is unmapped, and goes before others."""
+        self._open.close(shard)
+        cache, info = self._cache_of(shard)
+        cache.stamp(info, finished=True)
+
+    def end_batch(self) -> None:
+        """Say that a batch is complete, after which this process may rest for long.
+
+        Where room is scarce nothing stays mapped meanwhile: whoever waits for room might be who we wait for.
+        """
+        share = self._open.most_bytes
+        if share is not None and (share < self._largest_shard or self._room.somebody_waits()):
+            self._open.close_all()
+
+    def end_pass(self) -> None:
+        """Say that nothing more is read in this pass."""
+        self._ahead.clear()
+        if self._room.limit is not None:
+            self._open.close_all()
+
+    def evict(self, shard: int) -> bool:
+        """Remove what this node keeps of a shard, unless somebody uses it, or we did not fetch it.
+
+        Returns:
+            Whether files were removed.
+        """
+        self._open.close(shard)
+        cache, info = self._cache_of(shard)
+        return cache.evict(info)
+
+    def evict_coldest(self) -> int:
+        """Remove the shard that was used longest ago of those that :meth:`evict` would remove.
+
+        Returns:
+            Its number.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        for shard in self._coldest():
+            if self.evict(shard):
+                return shard
+        raise ConfigError("no shard can be removed: none that was fetched to this node is unused")
+
     def close(self) -> None:
         """Unmap every shard. Samples read before stay valid."""
-        while self._open:
-            self._close_oldest()
+        self._open.close_all()
 
     def __getstate__(self) -> dict[str, Any]:
-        fresh: dict[str, Any] = {"_catalog": None, "_open": OrderedDict(), "_open_files": 0}
-        return {**self.__dict__, **fresh, "encodings": registered_encodings()}
+        return {**self.__dict__, "_catalog": None, "encodings": registered_encodings()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, encoding_class in state.pop("encodings").items():
@@ -110,53 +214,81 @@ class SampleSource:
         """Look at every shard now, rather than in the step that first needs one that lacks a column."""
         place = 0
         try:
-            for place, info in enumerate(catalog.shards if self._columns else ()):  # noqa: B007  # the handler tells it
+            for place, info in catalog.examples() if self._columns else ():  # noqa: B007  # the handler tells it
                 check_columns(info, self._columns)
         except ConfigError as error:
             name = catalog.stream_names[int(catalog.stream_of_shard[place])]
             raise ConfigError(f"stream {name!r}: {error}") from None
 
-    def _reader(self, shard: int) -> ShardReader:
-        reader = self._open.get(shard)
-        if reader is None:
-            info = self.catalog.shards[shard]
-            reader = self._open_shard(shard, info)
-            self._open[shard] = reader
-            self._open_files += len(info.files)
-            while self._open_files > _MOST_OPEN_FILES:
-                self._close_oldest()
-        else:
-            self._open.move_to_end(shard)
-        return reader
+    def _check_limit(self, catalog: Catalog) -> None:
+        indexes = zip(self._caches.values(), catalog.indexes, strict=True)
+        fetched = [index for cache, index in indexes if cache.needs_room(index)]
+        self._largest_shard = max((largest_shard_bytes(index.shards) for index in fetched), default=0)
+        check_limit(self._room.limit, self._room.fixed_bytes(), self._largest_shard)
 
-    def _close_oldest(self) -> None:
-        shard, reader = self._open.popitem(last=False)
-        self._open_files -= len(self.catalog.shards[shard].files)
-        reader.close()
-
-    def _open_shard(self, shard: int, info: ShardInfo) -> ShardReader:
-        cache = self._caches[self._stream_of(shard)]
+    def _open_shard(self, shard: int) -> ShardReader:
+        cache, info = self._checked(shard)
+        self._open.make_room(info)
+        self._ahead.end(shard)
         for attempt in ("first", "last"):
-            directory = self._find(shard, wait=True)
-            assert directory is not None, "it waits"
-            try:
-                return open_shard(info, directory, allow_unsafe_types=self._allow_unsafe_types, columns=self._columns)
-            except (ShardCorruptError, ObjectNotFoundError) as error:
-                # Damaged or removed on this node since it was made present, unless it is read in place.
-                if attempt == "last" or not cache.discard(info):
+            with cache.hold(info, self._room, self._open.close_all) as directory:
+                try:
+                    reader = open_shard(
+                        info, directory, allow_unsafe_types=self._allow_unsafe_types, columns=self._columns
+                    )
+                except (ShardCorruptError, ObjectNotFoundError) as error:
+                    damage = error
+                except StreamingError as error:
                     raise self._named(error, shard) from error
-            except StreamingError as error:
-                raise self._named(error, shard) from error
+                else:
+                    self._open.add(shard, info, reader)
+                    return reader
+            # Damaged or removed on this node since it was made present, unless it is read in place.
+            if attempt == "last" or not cache.discard(info):
+                raise self._named(damage, shard) from damage
         raise AssertionError("the last attempt returns or raises")
 
-    def _find(self, shard: int, wait: bool) -> Path | None:
-        info = self.catalog.shards[shard]
+    def _read_alone(self, shard: int, index: int) -> dict[str, Any] | None:
+        """One sample by its bytes alone; None where its shard is here, or cannot be read like that."""
+        cache, info = self._checked(shard)
+        if info.compression is not None or cache.has(info):
+            return None
         try:
-            # Before anything is downloaded.
+            return self._lone.read(shard, info, index, lambda part: cache.read_bytes(*part))
+        except FormatError as error:
+            raise self._named(error, shard) from error
+
+    def _lone_samples(self, info: ShardInfo, table: bytes) -> LoneSamples:
+        return LoneSamples(info, table, allow_unsafe_types=self._allow_unsafe_types, columns=self._columns)
+
+    def _checked(self, shard: int) -> tuple[ShardCache, ShardInfo]:
+        """A shard and its cache, looked at before anything is downloaded."""
+        cache, info = self._cache_of(shard)
+        try:
             check_shard(info, allow_unsafe_types=self._allow_unsafe_types, columns=self._columns)
         except StreamingError as error:
             raise self._named(error, shard) from error
-        return self._caches[self._stream_of(shard)].ensure(info, wait=wait)
+        return cache, info
+
+    def _cache_of(self, shard: int) -> tuple[ShardCache, ShardInfo]:
+        return self._caches[self._stream_of(shard)], self.catalog.shards[shard]
+
+    def _coldest(self) -> Iterator[int]:
+        """Shards that have files of ours on this node, the one used longest ago first."""
+        owners = {
+            str(path): shard
+            for shard in range(len(self.catalog.shards))
+            for cache, info in [self._cache_of(shard)]
+            for path in cache.files_of(info)
+        }
+        places = {cache.place.directory: cache.place for cache in self._caches.values()}
+        files = [file for place in places.values() if place.directory.is_dir() for file in place.scan().files]
+        found = (owners.get(file.path) for file in coldest_first(files, None))
+        return iter(dict.fromkeys(shard for shard in found if shard is not None))
+
+    def _stamp_used(self, shard: int) -> None:
+        cache, info = self._cache_of(shard)
+        cache.stamp(info, finished=False)
 
     def _stream_of(self, shard: int) -> str:
         return self.catalog.stream_names[int(self.catalog.stream_of_shard[shard])]

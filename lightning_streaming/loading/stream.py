@@ -21,15 +21,15 @@ class Stream:
         remote: Where the shards come from: a path, or any URL fsspec knows (``s3://``, ``gs://``, ``https://``, ...).
         local: Directory of this node that keeps downloaded shards. None: a directory under the user's cache, named
             after ``remote``; or, where ``remote`` is a path of this machine, no copy at all. With ``local`` alone the
-            dataset is read in place. A dataset is taken never to change: an index that is here is not fetched again,
-            so write changed data under another name, or remove this directory on every node.
+            dataset is read in place.
         split: Subdirectory of both ``remote`` and ``local``, like "train".
         proportion: Share of an epoch drawn from this stream, relative to the other streams.
         repeat: How often an epoch goes through this stream; 0.5 draws half of its samples.
         choose: How many samples an epoch draws from this stream.
-        storage_options: Passed to fsspec: ``key``, ``secret``, ``endpoint_url``, ``token``, ``anon``, ...
-        download_retry: Attempts per file, the first included.
-        download_timeout: Seconds per attempt.
+        storage_options: Passed to fsspec: ``key``, ``secret``, ``endpoint_url``, ``token``, ``anon``, ... A value may
+            name environment variables, like "${PARTNER_KEY}".
+        download_retry: Attempts per file, or part of a large one, after the first.
+        download_timeout: Seconds without a byte arriving after which an attempt ends.
         validate_hash: Hash to check downloaded files with. None: one that the index offers.
         keep_zip: Keep compressed files beside the decompressed ones.
     """

@@ -37,7 +37,7 @@ WORKERS = pytest.mark.parametrize("workers", [0, 2])
 
 def _in_shards(where: Path | str | None = None, **settings: Any) -> StreamingDataLoader:
     """A loader whose n-th batch is the n-th shard."""
-    return make_loader(where, **{"shuffle": False, "batch_size": 5, "download_retry": 1, **settings})
+    return make_loader(where, **{"shuffle": False, "batch_size": 5, "download_retry": 0, **settings})
 
 
 def _steps_before(loader: StreamingDataLoader, error: type[Exception], *words: str) -> int:
@@ -113,7 +113,7 @@ def test_a_missing_object_fails_the_step_that_needs_it(s3: S3Store, tmp_path: Pa
     filesystem = s3fs.S3FileSystem(**s3.options, skip_instance_cache=True)
     filesystem.rm_file(f"{bucket}/shard.00002.mds")
     loader = _in_shards(bucket, workers=workers, local=str(tmp_path), storage_options=s3.options)
-    assert _steps_before(loader, ObjectNotFoundError, "stream '0'", f"{bucket}/shard.00002.mds", "not found") == 2
+    assert _steps_before(loader, ObjectNotFoundError, "stream '0'", f"{bucket}/shard.00002.mds", "no such object") == 2
 
 
 @WORKERS
@@ -228,7 +228,7 @@ def test_bad_data_is_refused_by_name_and_leaves_nothing(
     index = json.loads((root / "index.json").read_text())
     spoil(index, root)
     (root / "index.json").write_text(json.dumps(index))
-    streams = {"code": Stream(remote=str(root), local=str(tmp_path / "cache"), download_retry=1)}
+    streams = {"code": Stream(remote=str(root), local=str(tmp_path / "cache"), download_retry=0)}
     with raises(error, "'code'", *words):
         next(iter(make_loader(streams=streams, shuffle=False)))
     assert wait_until(lambda: not list(tmp_path.rglob("*.part")))  # other shards may still be on their way
@@ -237,12 +237,12 @@ def test_bad_data_is_refused_by_name_and_leaves_nothing(
 
 def test_a_missing_index_is_named(tmp_path: Path) -> None:
     with pytest.raises(ObjectNotFoundError, match=r"stream '0': .*index\.json"):
-        next(iter(make_loader(tmp_path / "nowhere", local=str(tmp_path / "cache"), download_retry=1)))
-    assert not (tmp_path / "cache").exists()
+        next(iter(make_loader(tmp_path / "nowhere", local=str(tmp_path / "cache"), download_retry=0)))
+    assert [path.name for path in (tmp_path / "cache").iterdir() if path.is_file()] == [".origin"]
 
 
 def test_a_state_of_another_dataset_fails_before_the_first_batch(tmp_path: Path) -> None:
     loader = make_loader(write_dataset(tmp_path / "b", 31), workers=2)
     loader.load_state_dict(make_loader(write_dataset(tmp_path / "a", 30)).state_dict())
-    with raises(StateMismatchError, "streams.0.samples: saved 30, now 31"):
+    with raises(StateMismatchError, "streams.0.samples        30                  31"):
         next(iter(loader))

@@ -23,8 +23,12 @@ def _needs(*samples: int) -> list[ShardNeed]:
 
 
 def test_shards_are_fetched_in_the_order_of_need_up_to_the_horizon() -> None:
+    def fetch(shard: int) -> bool:
+        fetched.append(shard)
+        return True
+
     fetched: list[int] = []
-    prefetcher = ShardPrefetcher(iter(_needs(0, 4, 8, 12)), fetched.append, ahead=8, num_threads=1)
+    prefetcher = ShardPrefetcher(iter(_needs(0, 4, 8, 12)), fetch, ahead=8, num_threads=1)
     assert wait_until(lambda: len(fetched) == 2)
     prefetcher.reader_at(1)
     assert wait_until(lambda: len(fetched) == 3)
@@ -36,17 +40,18 @@ def test_shards_are_fetched_in_the_order_of_need_up_to_the_horizon() -> None:
 
 def test_several_shards_are_fetched_at_a_time() -> None:
     together = threading.Barrier(4)
-    prefetcher = ShardPrefetcher(iter(_needs(0, 0, 0, 0)), lambda shard: together.wait(5), ahead=1)
+    prefetcher = ShardPrefetcher(iter(_needs(0, 0, 0, 0)), lambda shard: together.wait(5) >= 0, ahead=1)
     assert wait_until(lambda: not _prefetch_threads())
     for shard in range(4):
         prefetcher.retry_if_failed(shard)
 
 
 def test_a_failure_waits_for_whoever_needs_the_shard_and_stops_nobody_else() -> None:
-    def fetch(shard: int) -> None:
+    def fetch(shard: int) -> bool:
         fetched.append(shard)
         if shard == 1:
             raise OSError("no such shard")
+        return True
 
     fetched: list[int] = []
     prefetcher = ShardPrefetcher(iter(_needs(0, 0, 0)), fetch, ahead=1)
@@ -55,6 +60,35 @@ def test_a_failure_waits_for_whoever_needs_the_shard_and_stops_nobody_else() -> 
     prefetcher.retry_if_failed(0)
     with pytest.raises(OSError, match="no such shard"):
         prefetcher.retry_if_failed(1)
+
+
+def test_a_shard_without_room_waits_until_the_reader_has_moved_on_and_all_after_it_wait_too() -> None:
+    def fetch(shard: int) -> bool:
+        tried.append(shard)
+        return shard != 1 or has_room.is_set()
+
+    tried: list[int] = []
+    has_room = threading.Event()
+    prefetcher = ShardPrefetcher(iter(_needs(0, 0, 0, 0)), fetch, ahead=1, num_threads=1)
+    assert wait_until(lambda: tried == [0, 1])
+    prefetcher.moved_on()
+    assert wait_until(lambda: tried == [0, 1, 1])
+    has_room.set()
+    prefetcher.moved_on()
+    assert wait_until(lambda: tried == [0, 1, 1, 1, 2, 3])
+    assert wait_until(lambda: not _prefetch_threads())
+
+
+def test_who_waits_for_room_ends_with_the_pass() -> None:
+    def fetch(shard: int) -> bool:
+        tried.set()
+        return False
+
+    tried = threading.Event()
+    prefetcher = ShardPrefetcher(iter(_needs(0, 0)), fetch, ahead=1)
+    assert tried.wait(5)
+    prefetcher.close()
+    assert wait_until(lambda: not _prefetch_threads())
 
 
 def test_an_abandoned_pass_takes_its_threads_with_it(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from lightning_streaming.errors import (
     IntegrityError,
     ShardCorruptError,
 )
-from lightning_streaming.loading import source
+from lightning_streaming.loading import open_shards
 from lightning_streaming.storage import upload
 from tests.formats.golden_datasets import SPLIT, expectations, read_index, value_of
 from tests.formats.split_datasets import FORMATS, put_dataset, sample_of
@@ -76,7 +76,7 @@ class TestGolden:
         self, http_store: HttpStore, tmp_path: Path, name: str, hash_name: str
     ) -> None:
         upload_all(golden_path("mds", name), str(http_store.root), {})
-        settings: dict[str, Any] = {"remote": http_store.url, "validate_hash": hash_name, "download_retry": 1}
+        settings: dict[str, Any] = {"remote": http_store.url, "validate_hash": hash_name, "download_retry": 0}
         assert read_all(StreamingDataset(**settings, local=str(tmp_path / "a"))) == golden_samples(name)
         for raw, compressed in read_index(golden_path("mds", name)).shards[1].files:
             stored = (compressed or raw).basename
@@ -125,7 +125,7 @@ class TestLoader:
             len(StreamingDataset(remote=str(tmp_path), columns=["weight"], batch_size=1))
 
     def test_open_shards_are_counted_by_their_files(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(source, "_MOST_OPEN_FILES", 4)
+        monkeypatch.setattr(open_shards, "_MOST_FILES", 4)
         put_dataset(tmp_path, "csv", [1] * 8)
         dataset = StreamingDataset(remote=str(tmp_path))
         dataset[0]

@@ -1,0 +1,127 @@
+"""Samples by id, and the shards they are in: a dataset without its order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import IterableDataset
+
+from lightning_streaming.errors import ConfigError, SampleIndexError
+from lightning_streaming.loading.catalog import Catalog
+from lightning_streaming.loading.source import SampleSource
+
+
+class ShardAccess(IterableDataset[Any]):
+    """What the streams of a dataset hold; :class:`~lightning_streaming.StreamingDataset` gives it an order.
+
+    Args:
+        source: The shards of all streams.
+        on_demand: Whether ``dataset[i]`` reads a sample by its bytes alone where its shard is not here.
+    """
+
+    def __init__(self, source: SampleSource, on_demand: bool) -> None:
+        self._source = source
+        self._on_demand = on_demand
+
+    @property
+    def catalog(self) -> Catalog:
+        """Every shard and sample of the streams, in one numbering."""
+        return self._source.catalog
+
+    @property
+    def size(self) -> int:
+        """Samples of all streams before weighting: the range of ``dataset[i]``."""
+        return self.catalog.num_samples
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of all streams."""
+        return len(self.catalog.shards)
+
+    @property
+    def cache_usage(self) -> int:
+        """Bytes that this node keeps of these streams, files on their way included."""
+        return self._source.cache_usage()
+
+    def __getitem__(self, index: int | slice | Sequence[Any] | NDArray[np.integer[Any]]) -> Any:
+        """Samples by id, straight from their shards: no order, no transform, no epoch.
+
+        Args:
+            index: An id in ``[-size, size)``; or a slice, list or array of such, which gives a list.
+
+        Raises:
+            SampleIndexError: An id is out of range.
+            ConfigError: The index is of another type.
+        """
+        if isinstance(index, (int, np.integer)):
+            return self.get_item(int(index))
+        if isinstance(index, slice):
+            return [self[one] for one in range(*index.indices(self.size))]
+        if isinstance(index, (list, np.ndarray)):
+            return [self[one] for one in index]
+        raise ConfigError(f"a sample index must be an int, slice, list or array, but got {type(index).__name__}")
+
+    def get_item(self, sample_id: int) -> dict[str, Any]:
+        """One sample, decoded: column name to value.
+
+        While it is read its shard cannot be evicted, so this needs no second try.
+
+        Args:
+            sample_id: In ``[-size, size)``.
+
+        Raises:
+            SampleIndexError: The id is out of range.
+            FormatError: The shard or the sample is damaged.
+            StorageError: The shard could not be fetched.
+        """
+        place = self.catalog.place(sample_id)
+        return self._source.read(place.shard, place.sample, alone=self._on_demand)
+
+    def prepare_shard(self, shard: int, blocking: bool = True) -> bool:
+        """Have a shard on this node, for example in ``prepare_data``.
+
+        Args:
+            shard: Counted over all streams, in ``[0, num_shards)``.
+            blocking: Whether to wait while another process fetches it, or for room.
+
+        Returns:
+            Whether it is here.
+
+        Raises:
+            SampleIndexError: There is no such shard.
+            StorageError: It could not be fetched.
+        """
+        return self._source.fetch(self._checked(shard), wait=blocking)
+
+    def evict_shard(self, shard: int) -> bool:
+        """Remove what this node keeps of a shard, unless it is in use or was not fetched by us.
+
+        Args:
+            shard: Counted over all streams, in ``[0, num_shards)``.
+
+        Returns:
+            Whether files were removed.
+
+        Raises:
+            SampleIndexError: There is no such shard.
+        """
+        return self._source.evict(self._checked(shard))
+
+    def evict_coldest_shard(self) -> int:
+        """Remove the shard of these streams that was used longest ago and is not in use.
+
+        Returns:
+            Which, counted over all streams.
+
+        Raises:
+            ConfigError: None can be removed.
+        """
+        return self._source.evict_coldest()
+
+    def _checked(self, shard: int) -> int:
+        if not 0 <= shard < self.num_shards:
+            raise SampleIndexError(f"shard {shard} does not exist; the dataset has {self.num_shards} shards")
+        return shard
