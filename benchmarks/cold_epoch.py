@@ -10,8 +10,8 @@ A server of objects on the loopback interface speaks as much S3 as a reader need
 ``--latency`` seconds, sends ``--per-connection`` bytes a second on each connection and ``--total`` on all together; 0
 is no limit. ``--peers`` is the Python of an environment that has mosaicml-streaming, litdata or both. Every measurement
 is a fresh process with an empty cache, which reads a shuffled epoch with ``--workers`` workers in batches of 32, all
-with default settings; systems alternate, and medians are shown. "get" only downloads the files, all at once, with
-fsspec. Shown are seconds for the epoch, from making the dataset to the last batch; times the link's limit; seconds to
+with default settings; systems alternate, and medians are shown, of those epochs that a peer finishes. "get" only
+downloads the files, all at once, with fsspec. Shown are seconds for the epoch, from making the dataset to the last batch; times the link's limit; seconds to
 the first batch; and seconds of processor time (user and system, workers included) per GB. Prints a Markdown table.
 """
 
@@ -37,6 +37,7 @@ import numpy as np
 SHARD_BYTES = 2**26
 SAMPLE_BYTES = 2**16
 BATCH_SIZE = 32
+LONGEST_SECONDS = 300
 BUCKET = "bucket"
 NAME = "mds"
 PACKAGES = {"ours": "lightning_streaming", "MosaicML Streaming": "streaming", "litdata": "litdata", "get": "s3fs"}
@@ -138,6 +139,8 @@ def processor_seconds() -> float:
 def measure(system: str, cache: Path, workers: int, endpoint: str, out: Path) -> None:
     """In a process of its own: read one epoch, and put what was measured into a file."""
     importlib.import_module(PACKAGES[system])
+    most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # litdata ships each sample as a file
     started, processor_started, first, count = time.perf_counter(), processor_seconds(), 0.0, 0
     batches = SYSTEMS[system](cache, workers, endpoint)
     for batch in batches:
@@ -150,7 +153,7 @@ def measure(system: str, cache: Path, workers: int, endpoint: str, out: Path) ->
 
 
 def measured(python: str, system: str, workers: int, endpoint: str, root: Path) -> dict[str, float] | None:
-    """One measurement in a fresh process; None where that Python has no such package."""
+    """One measurement in a fresh process; None where that Python has no such package, or the epoch failed."""
     with tempfile.TemporaryDirectory(dir=root, prefix="cold-") as scratch:
         out = Path(scratch) / "measured.json"
         command = [
@@ -172,11 +175,20 @@ def measured(python: str, system: str, workers: int, endpoint: str, root: Path) 
             "S3_ENDPOINT_URL": endpoint,
             "COLD_EPOCH_ROOT": str(root),
         }
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, env=environment, check=False, timeout=LONGEST_SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            print(f"{system} did not finish in {LONGEST_SECONDS} s", file=sys.stderr)
+            return None
         if done.returncode and "ModuleNotFoundError" in done.stderr:
             return None
-        if done.returncode:
+        if done.returncode and system in ("ours", "get"):
             raise SystemExit(f"{system} failed:\n{done.stderr[-4000:]}")
+        if done.returncode:
+            print(f"{system} failed: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
+            return None
         found: dict[str, float] = json.loads(out.read_text())
         return found
 
@@ -211,7 +223,7 @@ def show(runs: dict[str, list[dict[str, float]]], size: int, limit: float | None
     ours = statistics.median(one["seconds"] for one in runs["ours"])
     for system, found in runs.items():
         if not found:
-            print(f"| {system} | not there | | | | |")
+            print(f"| {system} | not there, or no epoch finished | | | | |")
             continue
         seconds, first, processor = (
             statistics.median(one[key] for one in found) for key in ("seconds", "first", "processor")

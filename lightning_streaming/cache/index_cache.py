@@ -243,9 +243,7 @@ class IndexCache:
 
     def _remote_version(self) -> dict[str, Any]:
         config = self._config
-        return remote_version(
-            self._url, config.storage_options, retry=config.attempts, timeout=config.download_timeout
-        )
+        return remote_version(self._url, config.storage_options, retry=config.attempts, timeout=config.download_timeout)
 
     @property
     def _url(self) -> str:

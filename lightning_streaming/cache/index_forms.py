@@ -96,7 +96,7 @@ class IndexForms:
                     path.unlink()
 
     def _path(self, digest: str) -> Path:
-        return self._directory / f"{PARSED_INDEX_PREFIX}{digest[:_DIGEST_DIGITS]}"
+        return self._directory / form_name(digest)
 
     def _paths(self) -> Iterator[Path]:
         length = len(PARSED_INDEX_PREFIX) + _DIGEST_DIGITS
@@ -104,6 +104,11 @@ class IndexForms:
             for entry in found:
                 if entry.name.startswith(PARSED_INDEX_PREFIX) and len(entry.name) == length:
                     yield self._directory / entry.name
+
+
+def form_name(digest: str) -> str:
+    """The name of the parsed form of the index with this SHA-256."""
+    return f"{PARSED_INDEX_PREFIX}{digest[:_DIGEST_DIGITS]}"
 
 
 @contextmanager

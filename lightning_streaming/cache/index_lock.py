@@ -13,6 +13,8 @@ from lightning_streaming.cache.locks import lock_owner, pauses
 from lightning_streaming.errors import LockTimeoutError
 from lightning_streaming.formats.index import INDEX_BASENAME
 
+SCRATCH_SUFFIX = ".scratch"
+
 
 @dataclass(frozen=True, slots=True)
 class IndexLock:
@@ -63,7 +65,7 @@ def _claimed(directory: Path, patience: float) -> Part:
 
 def _files_of(directory: Path, part: Path) -> IndexLock:
     name = f"{PARSED_INDEX_PREFIX}{part.name}"
-    return IndexLock(directory / name, directory / f"{name}.scratch")
+    return IndexLock(directory / name, directory / f"{name}{SCRATCH_SUFFIX}")
 
 
 def _clear(lock: IndexLock) -> None:

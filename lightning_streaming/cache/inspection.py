@@ -1,25 +1,29 @@
-"""Looking at a cache directory from outside, and clearing it, without hurting whoever uses it."""
+"""Looking at a cache directory from outside, without hurting whoever uses it."""
 
 from __future__ import annotations
 
 import enum
-import hashlib
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 from lightning_streaming.cache.arrival import arriving, lock_if_dead
-from lightning_streaming.cache.index_forms import IndexForms
-from lightning_streaming.cache.layout import USAGE_BASENAME
+from lightning_streaming.cache.index_file import load_index
+from lightning_streaming.cache.index_forms import IndexForms, form_name
+from lightning_streaming.cache.index_lock import SCRATCH_SUFFIX
+from lightning_streaming.cache.layout import ARRIVING_BASENAME, ORIGIN_BASENAME, PARSED_INDEX_PREFIX
+from lightning_streaming.cache.ledger import read_ledger
 from lightning_streaming.cache.locks import LocksUnsupportedError, try_lock, unlock_and_close
 from lightning_streaming.cache.marks import OwnTimes, read_mark
-from lightning_streaming.cache.place import CachePlace
+from lightning_streaming.cache.origin import read_origin
 from lightning_streaming.cache.scan import Entry, find_entry, index_files, shard_files
-from lightning_streaming.cache.stamps import FINISHED_BEFORE
-from lightning_streaming.errors import ConfigError
-from lightning_streaming.formats.index import INDEX_BASENAME, parse_index
+from lightning_streaming.cache.stamps import time_of
+from lightning_streaming.errors import ConfigError, FormatError
+from lightning_streaming.files import PARTIAL_SUFFIX
+from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex
 
 
 class FileKind(enum.Enum):
@@ -45,101 +49,121 @@ class CacheFile:
     bytes: int
     """Its size; of a file on its way the one it will have."""
     last_used: float | None
-    """Seconds since 1970; None where that is not known, or the shard was finished with."""
+    """Seconds since 1970; None where we keep no account of it."""
     in_use: bool
-    """Whether a process has it open, or writes it, on this machine."""
+    """Whether a process of this machine has it open, or writes it, or one of another machine may do so."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Removed:
-    """What was removed."""
+class CachedIndex:
+    """The index of a cache directory."""
 
-    files: int
-    bytes: int
+    index: DatasetIndex
+    digest: str
+    """SHA-256 of its text."""
+
+    @property
+    def form_name(self) -> str:
+        """The name of its parsed form, if there is one."""
+        return form_name(self.digest)
 
 
-def list_cache(directory: Path) -> list[CacheFile]:
+def list_cache(directory: Path, advance: Callable[[int], object] | None = None) -> list[CacheFile]:
     """Every file of a cache directory but its own notes, sorted by name.
 
     Args:
         directory: One stream's cache directory.
+        advance: Told that another file was looked at.
 
     Raises:
         ConfigError: It is not one.
     """
-    own = _own_times(directory)
-    whole = [
-        _described(directory, entry, FileKind.OURS if own.include(entry.modified) else FileKind.FOREIGN)
-        for entry in shard_files(directory)
-    ]
-    indexes = [_described(directory, entry, FileKind.INDEX) for entry in index_files(directory)]
-    parts = [_described(directory, entry, FileKind.ARRIVING) for entry in _parts(directory)]
-    return sorted([*whole, *indexes, *parts], key=lambda file: file.name)
-
-
-def clear_cache(directory: Path) -> Removed:
-    """Remove all shards that we fetched and nobody uses, and what dead writers left.
-
-    Raises:
-        ConfigError: It is not a cache directory, or its filesystem has no locks to tell what is in use.
-    """
-    return _remove(directory, _any)
-
-
-def collect_garbage(directory: Path) -> Removed:
-    """Remove what nobody will need: parts of dead writers, parsed forms of old indexes, shards that the index lacks.
-
-    Raises:
-        ConfigError: As for :func:`clear_cache`.
-        IndexFormatError: The index cannot be read.
-    """
-    path = directory / INDEX_BASENAME
-    if not path.exists():
-        return _remove(directory, _none)
-    text = path.read_bytes()
-    files = chain.from_iterable(chain(*shard.files) for shard in parse_index(text, str(path)).shards)
-    known = {os.path.join(directory, file.basename) for file in files if file is not None}  # noqa: PTH118  many
-    before = sum(entry.size for entry in index_files(directory))
-    forms = len(list(index_files(directory)))
-    IndexForms(directory).sweep(hashlib.sha256(text).hexdigest())
-    removed = _remove(directory, lambda entry: entry.path not in known)
-    after = list(index_files(directory))
-    return Removed(
-        files=removed.files + forms - len(after),
-        bytes=removed.bytes + before - sum(entry.size for entry in after),
+    own = own_times(directory)
+    found = chain(
+        (
+            (entry, FileKind.OURS if own.include(entry.modified) else FileKind.FOREIGN)
+            for entry in shard_files(directory)
+        ),
+        ((entry, FileKind.INDEX) for entry in index_files(directory)),
+        ((entry, FileKind.ARRIVING) for entry in _parts(directory)),
     )
+    files = []
+    for entry, kind in found:
+        files.append(_described(directory, entry, kind))
+        if advance is not None:
+            advance(1)
+    return sorted(files, key=lambda file: file.name)
 
 
-def _remove(directory: Path, unwanted: Callable[[Entry], bool]) -> Removed:
-    """Remove unused files of ours that are unwanted, and dead parts."""
-    place = CachePlace(directory, lambda: _own_times(directory))
-    files = size = 0
-    own = place.own
-    with place.held() as ledger:
-        if ledger is None:
-            raise ConfigError(f"the filesystem of {directory} has no file locks, so what is in use cannot be told")
-        before = ledger.used or 0
-        files += place.sweep(ledger)
-        for entry in place.scan().files:
-            if own.include(entry.modified) and unwanted(entry):
-                files += place.remove_unused(ledger, [entry])
-        size = before - (ledger.used or 0)
-    return Removed(files=files, bytes=size)
+def find_index(directory: Path) -> CachedIndex | None:
+    """The index of a cache directory; None where it has none, or one that cannot be read."""
+    path = directory / INDEX_BASENAME
+    with suppress(OSError, FormatError):
+        check = None if (origin := read_origin(directory)) is None else origin.check
+        digest = None if check is None else check.digest
+        if path.exists():
+            found = load_index(path, str(path), IndexForms(directory), None, digest)
+            return CachedIndex(index=found.index, digest=found.known.digest)
+        # Of a dataset that is read in place there may be a parsed form.
+        form = None if digest is None else IndexForms(directory).open(digest)
+        return None if form is None else CachedIndex(index=form.index, digest=form.digest)
+    return None
 
 
-def _any(entry: Entry) -> bool:  # noqa: ARG001  all are alike
-    return True
+def is_cache(directory: Path) -> bool:
+    """Whether a directory is one stream's cache: we left a note there."""
+    return _own_times(directory) is not None
 
 
-def _none(entry: Entry) -> bool:  # noqa: ARG001  all are alike
-    return False
+def own_times(directory: Path) -> OwnTimes:
+    """Which modification times are ours in a cache directory.
+
+    Raises:
+        ConfigError: It is not one.
+    """
+    found = _own_times(directory)
+    if found is None:
+        raise ConfigError(
+            f"{directory} is not a cache directory of one stream: it has no {ORIGIN_BASENAME} of ours; give the one "
+            "that holds the shards that were fetched"
+        )
+    return found
 
 
-def _own_times(directory: Path) -> OwnTimes:
-    mark = read_mark(directory)
-    if mark is None and not (directory / USAGE_BASENAME).exists():
-        raise ConfigError(f"{directory} is not a cache directory of one stream; give the one that holds its shards")
-    return OwnTimes(mark)
+def is_locked(path: Path) -> bool:
+    """Whether a process of this machine has a file open and says so."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return not try_lock(descriptor, shared=False)
+    except LocksUnsupportedError:
+        return False
+    finally:
+        unlock_and_close(descriptor)
+
+
+def part_of_scratch(name: str) -> str | None:
+    """Whose lock says that a file is in use that an index is fetched into, or a parsed form is written to.
+
+    Args:
+        name: Of a file beside an index.
+
+    Returns:
+        The name of the part that is locked; None if it is not such a file.
+    """
+    part = name.removeprefix(PARSED_INDEX_PREFIX).removesuffix(SCRATCH_SUFFIX)
+    return part if part.endswith(PARTIAL_SUFFIX) else None
+
+
+def _own_times(directory: Path) -> OwnTimes | None:
+    mark, origin = read_mark(directory), read_origin(directory)
+    is_default = origin is None or directory.name.endswith(f"-{origin.remote}")
+    if is_default and not (directory / INDEX_BASENAME).exists():
+        # Raw files of a dataset that is read in place, which have marks of their originals, if anything is here.
+        return None if mark is None and read_ledger(directory) is None else OwnTimes(None)
+    return None if mark is None else OwnTimes(mark)
 
 
 def _parts(directory: Path) -> Iterator[Entry]:
@@ -153,22 +177,19 @@ def _described(directory: Path, entry: Entry, kind: FileKind) -> CacheFile:
         name=str(path.relative_to(directory)),
         kind=kind,
         bytes=entry.size,
-        last_used=entry.stamp / 1e9 if entry.stamp >= FINISHED_BEFORE and kind is FileKind.OURS else None,
-        in_use=_is_written(path) if kind is FileKind.ARRIVING else _is_open(path),
+        last_used=time_of(entry.stamp) / 1e9 if kind is FileKind.OURS else None,
+        in_use=_is_in_use(directory, path, kind),
     )
 
 
-def _is_open(path: Path) -> bool:
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        return not try_lock(descriptor, shared=False)
-    except LocksUnsupportedError:
-        return False
-    finally:
-        unlock_and_close(descriptor)
+def _is_in_use(directory: Path, path: Path, kind: FileKind) -> bool:
+    if kind is FileKind.ARRIVING:
+        return _is_written(path)
+    part = part_of_scratch(path.name) if kind is FileKind.INDEX else None
+    if part is None:
+        return is_locked(path)
+    lock = directory / ARRIVING_BASENAME / part
+    return lock.exists() and _is_written(lock)
 
 
 def _is_written(path: Path) -> bool:

@@ -26,6 +26,11 @@ def finished_stamp(now: int) -> int:
     return max(0, (_FAR - now) // _SLOWER)
 
 
+def time_of(stamp: int) -> int:
+    """When a file with this stamp was last used, finished or not; both in nanoseconds since 1970."""
+    return stamp if stamp >= FINISHED_BEFORE else _FAR - _SLOWER * stamp
+
+
 def stamp_used(file: int | Path) -> None:
     """Say that a file is in use now.
 

@@ -64,13 +64,14 @@ class ShardAccess(IterableDataset[Any]):
             return [self[one] for one in index]
         raise ConfigError(f"a sample index must be an int, slice, list or array, but got {type(index).__name__}")
 
-    def get_item(self, sample_id: int) -> dict[str, Any]:
+    def get_item(self, sample_id: int, retry: int = 7) -> dict[str, Any]:
         """One sample, decoded: column name to value.
 
-        While it is read its shard cannot be evicted, so this needs no second try.
+        While it is read its shard cannot be evicted.
 
         Args:
             sample_id: In ``[-size, size)``.
+            retry: How often to fetch its shard again if that turns out to be damaged on this node, or to have vanished.
 
         Raises:
             SampleIndexError: The id is out of range.
@@ -78,7 +79,7 @@ class ShardAccess(IterableDataset[Any]):
             StorageError: The shard could not be fetched.
         """
         place = self.catalog.place(sample_id)
-        return self._source.read(place.shard, place.sample, alone=self._on_demand)
+        return self._source.read(place.shard, place.sample, alone=self._on_demand, retry=retry)
 
     def prepare_shard(self, shard: int, blocking: bool = True) -> bool:
         """Have a shard on this node, for example in ``prepare_data``.

@@ -125,7 +125,7 @@ class SampleSource:
                 self._ahead.end(shard)
         return found is not Absence.NO_ROOM
 
-    def read(self, shard: int, index: int, alone: bool = False) -> dict[str, Any]:
+    def read(self, shard: int, index: int, *, alone: bool = False, retry: int = 1) -> dict[str, Any]:
         """One sample, decoded: column name to value.
 
         While it is read nobody can remove its shard, so there is no need to try again.
@@ -134,6 +134,7 @@ class SampleSource:
             shard: Counted over all streams.
             index: Counted within the shard.
             alone: Whether to fetch only the sample's bytes if its shard is not here and has them uncompressed.
+            retry: How often to fetch the shard again if it turns out to be damaged on this node, or to have vanished.
 
         Raises:
             FormatError: The shard or the sample is damaged; names the stream and the shard.
@@ -143,7 +144,7 @@ class SampleSource:
         if reader is None:
             if alone and (found := self._read_alone(shard, index)) is not None:
                 return found
-            reader = self._open_shard(shard)
+            reader = self._open_shard(shard, retry)
         try:
             return reader[index]
         except FormatError as error:
@@ -226,11 +227,11 @@ class SampleSource:
         self._largest_shard = max((largest_shard_bytes(index.shards) for index in fetched), default=0)
         check_limit(self._room.limit, self._room.fixed_bytes(), self._largest_shard)
 
-    def _open_shard(self, shard: int) -> ShardReader:
+    def _open_shard(self, shard: int, retry: int) -> ShardReader:
         cache, info = self._checked(shard)
         self._open.make_room(info)
         self._ahead.end(shard)
-        for attempt in ("first", "last"):
+        for attempts_left in range(retry, -1, -1):
             with cache.hold(info, self._room, self._open.close_all) as directory:
                 try:
                     reader = open_shard(
@@ -244,7 +245,7 @@ class SampleSource:
                     self._open.add(shard, info, reader)
                     return reader
             # Damaged or removed on this node since it was made present, unless it is read in place.
-            if attempt == "last" or not cache.discard(info):
+            if not attempts_left or not cache.discard(info):
                 raise self._named(damage, shard) from damage
         raise AssertionError("the last attempt returns or raises")
 

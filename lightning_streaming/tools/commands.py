@@ -80,6 +80,11 @@ COMMANDS = (
         help="show and move the place in the data that a checkpoint holds",
         module="lightning_streaming.tools.state",
     ),
+    Command(
+        name="cache",
+        help="show what caches hold, and make room in them",
+        module="lightning_streaming.tools.cache",
+    ),
 )
 
 
