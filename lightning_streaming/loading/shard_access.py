@@ -64,7 +64,7 @@ class ShardAccess(IterableDataset[Any]):
             return [self[one] for one in index]
         raise ConfigError(f"a sample index must be an int, slice, list or array, but got {type(index).__name__}")
 
-    def get_item(self, sample_id: int, retry: int = 7) -> dict[str, Any]:
+    def get_item(self, sample_id: int, retry: int = 1) -> dict[str, Any]:
         """One sample, decoded: column name to value.
 
         While it is read its shard cannot be evicted.
