@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from lightning_streaming.formats.encodings import register_encoding, registered_encodings
     from lightning_streaming.loading.dataloader import StreamingDataLoader
     from lightning_streaming.loading.dataset import StreamingDataset
+    from lightning_streaming.loading.gather import gather_in_order
     from lightning_streaming.loading.rng import rng_for
+    from lightning_streaming.loading.sample_key import KeyedBatch, SampleKey, SampleKeys
     from lightning_streaming.loading.stream import Stream
     from lightning_streaming.trainer.config import StreamingConfig
     from lightning_streaming.trainer.datamodule import StreamingDataModule
@@ -27,10 +29,13 @@ __version__ = "0.1.0"
 __all__ = [
     "CSVWriter",
     "JSONWriter",
+    "KeyedBatch",
     "MDSWriter",
     "PartJob",
     "Preempted",
     "PreemptionCheckpoint",
+    "SampleKey",
+    "SampleKeys",
     "Stream",
     "StreamingConfig",
     "StreamingDataLoader",
@@ -41,6 +46,7 @@ __all__ = [
     "World",
     "XSVWriter",
     "errors",
+    "gather_in_order",
     "merge",
     "merge_under",
     "plan_parts",
@@ -54,10 +60,13 @@ __all__ = [
 _MODULE_OF = {
     "CSVWriter": "writing.writer",
     "JSONWriter": "writing.writer",
+    "KeyedBatch": "loading.sample_key",
     "MDSWriter": "writing.writer",
     "PartJob": "writing.parts",
     "Preempted": "trainer.preemption",
     "PreemptionCheckpoint": "trainer.preemption",
+    "SampleKey": "loading.sample_key",
+    "SampleKeys": "loading.sample_key",
     "Stream": "loading.stream",
     "StreamingConfig": "trainer.config",
     "StreamingDataLoader": "loading.dataloader",
@@ -67,6 +76,7 @@ _MODULE_OF = {
     "TSVWriter": "writing.writer",
     "World": "world",
     "XSVWriter": "writing.writer",
+    "gather_in_order": "loading.gather",
     "merge": "writing.merge",
     "merge_under": "writing.merge",
     "plan_parts": "writing.parts",

@@ -14,13 +14,29 @@ from torch.utils.data import DataLoader, get_worker_info
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.cursor import Cursor, Handover, PassStart
 from lightning_streaming.loading.dataset import StreamingDataset
+from lightning_streaming.loading.description import describe
 from lightning_streaming.loading.epochs import OnChange
+from lightning_streaming.loading.labels import Label, add_valid, keys_of_batches, labelled
+from lightning_streaming.loading.sample_key import KeyedBatch, SampleKey, SampleKeys
 from lightning_streaming.loading.worker import prepare_worker_process, signals_held_back
 from lightning_streaming.order.deal import Deal
 
 _MOST_UNCLAIMED = 1024
 """Batches whose ends are remembered for :meth:`StreamingDataLoader.claim`, should nobody claim them."""
 _NO_MORE = object()
+_SHOWN = (
+    "batch_size",
+    "repeat_epoch",
+    "drop_last",
+    "num_workers",
+    "prefetch_factor",
+    "persistent_workers",
+    "pin_memory",
+    "collate_fn",
+    "with_keys",
+    "with_valid",
+)
+"""What a loader tells of itself."""
 
 
 class StreamingDataLoader(DataLoader[Any]):
@@ -34,18 +50,29 @@ class StreamingDataLoader(DataLoader[Any]):
         dataset: What to read.
         batch_size: Samples per batch on this rank. None: the dataset's.
         repeat_epoch: Let every pass read epoch 0 from its beginning, as evaluation wants.
+        with_keys: Hand out each batch as a :class:`KeyedBatch`: the batch and the keys of its samples.
+        with_valid: Add a mask ``valid`` to each batch, which must be a dict: False for samples that are read again to
+            have as many batches on every rank. Only with ``batching_method="random"``.
         **kwargs: Passed to ``torch.utils.data.DataLoader``: ``num_workers``, ``persistent_workers``, ``drop_last``,
             ``collate_fn``, ``pin_memory``, ``prefetch_factor``, ``multiprocessing_context``, ...
 
     Raises:
-        ConfigError: Dataset and loader disagree about the batch size, or the loader is asked to shuffle.
+        ConfigError: Dataset and loader disagree about the batch size, or the loader is asked to shuffle, or for a mask
+            that cannot be right.
     """
 
     dataset: StreamingDataset
     _handover: Handover  # with the workers that are alive
 
     def __init__(
-        self, dataset: StreamingDataset, batch_size: int | None = None, *, repeat_epoch: bool = False, **kwargs: Any
+        self,
+        dataset: StreamingDataset,
+        batch_size: int | None = None,
+        *,
+        repeat_epoch: bool = False,
+        with_keys: bool = False,
+        with_valid: bool = False,
+        **kwargs: Any,
     ) -> None:
         if batch_size is None:
             batch_size = dataset.batch_size
@@ -60,9 +87,18 @@ class StreamingDataLoader(DataLoader[Any]):
             raise ConfigError("the order belongs to the dataset; pass shuffle=True there")
         if not kwargs.get("in_order", True):
             raise ConfigError("batches must come in order, or no place in the data could be saved; drop in_order=False")
+        method = dataset.config()["batching_method"]
+        if with_valid and method != "random":
+            raise ConfigError(
+                f"with_valid is for reading every sample once, but batching_method={method!r} leaves out what fills no "
+                "batch; use batching_method='random'"
+            )
         super().__init__(dataset, batch_size=batch_size, **kwargs)
         self._samples_per_batch = batch_size
-        self._repeat_epoch = repeat_epoch
+        # By these names Lightning finds them when it makes the loader anew, as it does to predict.
+        self.repeat_epoch = repeat_epoch
+        self.with_keys = with_keys
+        self.with_valid = with_valid
         self._passes_begun = 0
         self._moved_at = 0
         self._latest: weakref.ref[LoaderPass] | None = None
@@ -115,6 +151,19 @@ class StreamingDataLoader(DataLoader[Any]):
         self._forget_pass()
         self.dataset.load_state_dict(state, on_change)
 
+    def restore_sample(self, key: SampleKey | Mapping[str, Any]) -> Any:
+        """The sample with this key, as it was before it was collated; see :meth:`StreamingDataset.restore_sample`."""
+        return self.dataset.restore_sample(key)
+
+    def can_restore_sample(self, key: SampleKey | Mapping[str, Any] | None = None) -> bool:
+        """Whether there is such a sample; see :meth:`StreamingDataset.can_restore_sample`."""
+        return self.dataset.can_restore_sample(key)
+
+    def config(self) -> dict[str, Any]:
+        """What was asked for, the dataset's own :meth:`~StreamingDataset.config` included, as plain values."""
+        shown = {name: getattr(self, name) for name in _SHOWN}
+        return {**describe("StreamingDataLoader", shown), "dataset": self.dataset.config()}
+
     def close(self) -> None:
         """Give up the pass under way, end the workers, persistent ones too, and unmap every shard."""
         under_way = self._latest and self._latest()
@@ -129,10 +178,15 @@ class StreamingDataLoader(DataLoader[Any]):
         self._latest = weakref.ref(begins)
         self._passes_begun += 1
         self._end = None
-        if self._repeat_epoch:
+        if self.repeat_epoch:
             self.dataset.seek(Cursor(0, 0))
         start = self.dataset.begin_pass(self._samples_per_batch)
         return self._passes_begun, start, self._batches_from(start)
+
+    def labels(self) -> list[Label]:
+        """What batches are given beside what was collated."""
+        wanted: list[tuple[bool, Label]] = [(self.with_valid, add_valid), (self.with_keys, KeyedBatch)]
+        return [label for is_wanted, label in wanted if is_wanted]
 
     def is_current(self, number: int) -> bool:
         """Whether this pass is the latest and the loader was not moved since, so that its batches count.
@@ -189,11 +243,17 @@ class LoaderPass(Iterator[Any]):
         self._number = 0
         self._batches: Iterator[Any] | None = None
         self._ends: Iterator[Cursor] = iter(())
+        self._labels = loader.labels()
+        self._keys: Iterator[SampleKeys] = iter(())
 
     def __next__(self) -> Any:
         if self._number == 0:
             self._number, start, self._batches = self._loader.begin_pass(self)
-            self._ends = _ends_of_batches(self._loader.dataset.epochs.deal(start), start.cursor, self._loader.drop_last)
+            epochs = self._loader.dataset.epochs
+            deal = epochs.deal(start)
+            self._ends = _ends_of_batches(deal, start.cursor, self._loader.drop_last)
+            if self._labels:
+                self._keys = keys_of_batches(start, epochs.plan(start), deal, self._loader.dataset.catalog)
         batches, self._batches = self._batches, None  # whatever is raised from here on ends the pass
         if batches is None or not self._loader.is_current(self._number):
             raise StopIteration
@@ -206,6 +266,8 @@ class LoaderPass(Iterator[Any]):
                 f"the pass has {'fewer' if end else 'more'} batches than its epoch; a dataset must hand out exactly "
                 "the samples of its share, and collate_fn must not raise StopIteration"
             )
+        if self._labels:
+            batch = labelled(batch, next(self._keys), self._labels)
         self._loader.hand_out(end)
         self._batches = batches
         return batch
@@ -213,6 +275,7 @@ class LoaderPass(Iterator[Any]):
     def close(self) -> None:
         """Hand out no more, and let the workers go."""
         self._batches = None
+        self._keys = iter(())  # which hold the order, maybe a mapped file
 
 
 def _start_worker(handover: Handover, users_init: Callable[[int], None] | None, worker: int) -> None:

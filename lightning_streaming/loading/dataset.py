@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from math import ceil
@@ -15,9 +16,10 @@ from torch.utils.data import get_worker_info
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.cursor import Cursor, Handover, PassCounter, PassStart
+from lightning_streaming.loading.description import describe_dataset
 from lightning_streaming.loading.epochs import Epochs, OnChange
+from lightning_streaming.loading.keyed_access import KeyedAccess
 from lightning_streaming.loading.samples import Share, WorkerSamples
-from lightning_streaming.loading.shard_access import ShardAccess
 from lightning_streaming.loading.source import SampleSource
 from lightning_streaming.loading.state import read_state
 from lightning_streaming.loading.stream import Stream, StreamDefaults, named_streams
@@ -29,7 +31,7 @@ from lightning_streaming.units import parse_bytes, parse_count
 from lightning_streaming.world import World
 
 
-class StreamingDataset(ShardAccess):
+class StreamingDataset(KeyedAccess):
     """Samples of one or several streams of shards, in an order that does not depend on how many machines read them.
 
     Making one does no I/O: indexes are read at the first ``len``, ``iter`` or ``[i]``. Iterate over it through
@@ -49,8 +51,8 @@ class StreamingDataset(ShardAccess):
         predownload: Samples ahead of each worker for which shards are fetched. None: 8 batches.
         cache_limit: Most bytes that the streams' directories on this node may hold, like "200gb"; the shards used
             longest ago then make room. None: no limit. See docs/cache.md.
-        on_demand: Whether ``dataset[i]`` reads one sample by its bytes alone where its shard is stored uncompressed
-            and is not here, rather than fetch the shard.
+        on_demand: Whether ``dataset[i]`` and ``restore_sample`` read one sample by its bytes alone where its shard is
+            stored uncompressed and is not here, rather than fetch the shard.
         sampling_method: "balanced" draws anew each epoch what a weight below or above 1 leaves open; "fixed" always
             draws the same.
         sampling_granularity: Samples drawn from a shard at a time.
@@ -112,17 +114,14 @@ class StreamingDataset(ShardAccess):
         seed_global_rng: bool = False,
         world: World | None = None,
     ) -> None:
+        asked = {**locals()}
         _check_at_least("batch_size", batch_size, 1)
         _check_at_least("predownload", predownload, 1)
         _check_at_least("replication", replication, 1)
-        if transform is not None and not callable(transform):
-            raise ConfigError(f"transform must be a function of a sample, but got {transform!r}")
         self.streams = named_streams(streams, remote, local, storage_options)
         self.batch_size = batch_size
         self.predownload = predownload
         self.replication = replication
-        self.transform = transform
-        self.seed_global_rng = seed_global_rng
         self.world = world
         settings = OrderSettings(
             shuffle=shuffle,
@@ -148,9 +147,13 @@ class StreamingDataset(ShardAccess):
         )
         caches = {name: ShardCache(stream.cache_config(name, defaults)) for name, stream in self.streams.items()}
         limit = None if cache_limit is None else parse_bytes(cache_limit, "cache_limit")
-        super().__init__(SampleSource(caches, allow_unsafe_types, columns, limit), on_demand)
+        source = SampleSource(caches, allow_unsafe_types, columns, limit)
+        super().__init__(source, on_demand, transform, seed_global_rng)
         weights = [stream.weight() for stream in self.streams.values()]
-        self.epochs = Epochs(settings, weights, _parse_epoch_size(epoch_size), self._source, batch_size)
+        samples = _parse_epoch_size(epoch_size)
+        self.epochs = Epochs(settings, weights, samples, self._source, batch_size)
+        parsed = {"streams": self.streams, "epoch_size": samples, "cache_limit": limit}
+        self._config = describe_dataset({**asked, **parsed})
         self._next = Cursor(0, 0)
         self._counter = PassCounter()
         self._told: Handover | None = None  # in workers of a StreamingDataLoader
@@ -166,6 +169,10 @@ class StreamingDataset(ShardAccess):
     def __len__(self) -> int:
         """Samples per epoch and rank: the epoch's size divided among ranks, rounded up."""
         return ceil(self.epoch_size / self.current_world().num_ranks)
+
+    def config(self) -> dict[str, Any]:
+        """What was asked for, as plain values without secrets: to log, and to compare with that of another run."""
+        return deepcopy(self._config)
 
     @property
     def next_epoch(self) -> int:
@@ -271,7 +278,7 @@ class StreamingDataset(ShardAccess):
         return WorkerSamples(
             make_share=partial(_share, self.epochs, start, worker, num_workers),
             source=self._source,
-            transform=keyed_transform(self.transform, self.seed_global_rng, start),
+            transform=keyed_transform(self.transform, self.seed_global_rng, start.shuffle_seed, start.cursor.epoch),
             predownload=self.predownload or max(64, 8 * start.batch_size),
             near_end=partial(self.epochs.prepare_next, start),
         )

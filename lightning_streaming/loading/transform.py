@@ -6,19 +6,19 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from lightning_streaming.loading.cursor import PassStart
 from lightning_streaming.loading.rng import rng_for, seed_global_generators
 
 
 def keyed_transform(
-    transform: Callable[..., Any] | None, seed_global_rng: bool, start: PassStart
+    transform: Callable[..., Any] | None, seed_global_rng: bool, shuffle_seed: int, epoch: int
 ) -> Callable[[dict[str, Any], int], Any] | None:
     """The user's transform as a function of sample and position, its randomness keyed by the position.
 
     Args:
         transform: A function of a decoded sample; if it has a parameter ``rng``, it is given the sample's generator.
         seed_global_rng: Whether to seed the global generators too, before each call.
-        start: The pass, whose seed and epoch belong to the key.
+        shuffle_seed: Seed of the order; belongs to the key.
+        epoch: Epoch of the samples; belongs to the key.
     """
     if transform is None:
         return None
@@ -27,7 +27,7 @@ def keyed_transform(
     def apply(sample: dict[str, Any], position: int) -> Any:
         if not (wants_rng or seed_global_rng):
             return transform(sample)
-        rng = rng_for(start.shuffle_seed, start.cursor.epoch, position)
+        rng = rng_for(shuffle_seed, epoch, position)
         if seed_global_rng:
             seed_global_generators(rng)
         return transform(sample, rng=rng) if wants_rng else transform(sample)

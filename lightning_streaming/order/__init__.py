@@ -10,6 +10,7 @@
     sequence           how canonical nodes make one sequence
     batching           which samples share a batch: one sequence of an epoch's order
     layout, deal       how a sequence is dealt to nodes, ranks and batches
+    first_reads        which reads are repeats that make the ranks even
     geometry           for which machines batches are made, when these change
     plan               all of it together for one epoch, with random access
     quality            how well an order mixes, and what it costs

@@ -29,6 +29,8 @@ class StreamingConfig:
         epoch_size: Samples per epoch, like 50000 or "10m" (k, m, b, t: powers of 1000). None: all, after weighting.
         predownload: Samples ahead of each worker for which shards are fetched. None: 8 batches.
         cache_limit: Most bytes that the streams' directories on a node may hold, like "200gb". None: no limit.
+        on_demand: Whether single samples (``dataset[i]``, ``restore_sample``) are read by their bytes alone where their
+            shard is stored uncompressed and is not here.
         sampling_method: "balanced" draws anew each epoch what weights leave open; "fixed" always draws the same.
         sampling_granularity: Samples drawn from a shard at a time.
         partition_algo: "relaxed" lets a run go on on any number of nodes; "orig" on those that the canonical nodes fit.
@@ -60,6 +62,7 @@ class StreamingConfig:
     epoch_size: int | float | str | None = None
     predownload: int | None = None
     cache_limit: int | float | str | None = None
+    on_demand: bool = False
     sampling_method: str = "balanced"
     sampling_granularity: int = 1
     partition_algo: str = "relaxed"

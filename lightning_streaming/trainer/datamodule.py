@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from lightning.pytorch import LightningDataModule, Trainer
@@ -41,6 +41,10 @@ class StreamingDataModule(LightningDataModule):
         predict: Data of ``predict``.
         batch_size: Samples per batch on each rank.
         eval_batch_size: The same for val, test and predict. None: ``batch_size``.
+        with_keys: Stages whose batches come with the keys of their samples, as a :class:`KeyedBatch`; see
+            docs/evaluation.md.
+        with_valid: Stages whose batches, which must be dicts, get a mask ``valid``: False for samples that are read
+            again to have as many batches on every rank.
         num_workers: Worker processes per loader; 0 loads in the training process.
         prefetch_factor: Batches each worker prepares ahead. None: torch's default.
         persistent_workers: Keep workers from epoch to epoch.
@@ -57,6 +61,8 @@ class StreamingDataModule(LightningDataModule):
         predict: StreamingConfig | None = None,
         batch_size: int = 1,
         eval_batch_size: int | None = None,
+        with_keys: Sequence[Stage] = (),
+        with_valid: Sequence[Stage] = (),
         num_workers: int = 0,
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
@@ -65,6 +71,8 @@ class StreamingDataModule(LightningDataModule):
         multiprocessing_context: str | None = None,
     ) -> None:
         super().__init__()
+        _check_stages("with_keys", with_keys)
+        _check_stages("with_valid", with_valid)
         self.configs: dict[Stage, StreamingConfig | None] = {
             "train": train,
             "val": val,
@@ -73,6 +81,8 @@ class StreamingDataModule(LightningDataModule):
         }
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
+        self.with_keys = tuple(with_keys)
+        self.with_valid = tuple(with_valid)
         self.num_workers = num_workers
         self.prefetch_factor = prefetch_factor
         self.persistent_workers = persistent_workers
@@ -115,6 +125,8 @@ class StreamingDataModule(LightningDataModule):
             dataset,
             batch_size=self.batch_size_of(stage),
             repeat_epoch=stage != "train",
+            with_keys=stage in self.with_keys,
+            with_valid=stage in self.with_valid,
             collate_fn=_Collate(self) if self._overrides("collate") else None,
             num_workers=self.num_workers,
             prefetch_factor=self.prefetch_factor,
@@ -191,6 +203,12 @@ class StreamingDataModule(LightningDataModule):
 
     def _overrides(self, name: str) -> bool:
         return getattr(type(self), name) is not getattr(StreamingDataModule, name)
+
+
+def _check_stages(name: str, stages: Sequence[str]) -> None:
+    unknown = [stages] if isinstance(stages, str) else [one for one in stages if one not in get_args(Stage)]
+    if unknown:
+        raise ConfigError(f"{name} must be a list of stages ({', '.join(get_args(Stage))}), but got {stages!r}")
 
 
 def _hook_of(stage: Stage) -> str:

@@ -1,0 +1,183 @@
+"""The key of a sample: where it is stored and when it was read, enough to make it again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lightning_streaming.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleKey:
+    """One sample as one epoch reads it. Plain values: pickles, and goes through JSON with :meth:`as_dict`."""
+
+    stream: str
+    """Name of the stream."""
+    shard: int
+    """Shard, counted within its stream."""
+    index: int
+    """Sample, counted within its shard."""
+    epoch: int
+    """Epoch it is read in."""
+    position: int
+    """Its place in the epoch's global sequence."""
+    shuffle_seed: int
+    """Seed of the order; with epoch and position the key of the sample's randomness."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as a dict, which :meth:`from_dict` takes back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SampleKey:
+        """A key that went through JSON.
+
+        Raises:
+            ConfigError: These are not the fields of a key.
+        """
+        wanted = {field.name: str if field.name == "stream" else int for field in fields(cls)}
+        if values.keys() != wanted.keys() or not all(isinstance(values[name], kind) for name, kind in wanted.items()):
+            raise ConfigError(f"the key of a sample has {', '.join(wanted)}, but got {dict(values)!r}")
+        return cls(**values)
+
+
+class Pass(NamedTuple):
+    """What the keys of a pass have in common."""
+
+    stream_names: tuple[str, ...]
+    epoch: int
+    shuffle_seed: int
+
+
+class _Table:
+    """Keys as columns; empty to all who go through a batch looking for tensors."""
+
+    __slots__ = ("are_first", "of_pass", "rows")
+
+    def __init__(self, of_pass: Pass, rows: NDArray[np.int64], are_first: NDArray[np.bool_]) -> None:
+        self.of_pass = of_pass
+        self.rows = rows
+        self.are_first = are_first
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class SampleKeys:
+    """The keys of the samples of a batch, in the order in which they were collated: like a list of :class:`SampleKey`.
+
+    They stay on the CPU, as an array of integers. Strategies, precision plugins and Lightning's search for the batch
+    size go through all that a batch is made of, by class of collection; to them this is a dataclass with nothing in
+    it. So it is no ``collections.abc.Sequence``, though it has a length, indexes, slices, and can be iterated over.
+    """
+
+    _table: _Table
+
+    @classmethod
+    def make(cls, of_pass: Pass, rows: NDArray[np.int64], are_first: NDArray[np.bool_]) -> SampleKeys:
+        """Keys from columns.
+
+        Args:
+            of_pass: What they have in common.
+            rows: Position, stream by its place, shard and index of each; of shape (samples, 4).
+            are_first: Whether no other place in the pass holds the same sample already; of shape (samples,).
+        """
+        return cls(_Table(of_pass, rows, are_first))
+
+    @classmethod
+    def joined(cls, parts: Sequence[SampleKeys]) -> SampleKeys:
+        """The keys of several batches as one.
+
+        Raises:
+            ConfigError: There are none, or they are of different passes.
+        """
+        tables = [part._table for part in parts]
+        if len({table.of_pass for table in tables}) != 1:
+            raise ConfigError(
+                f"keys of one pass were wanted, but got those of {len({table.of_pass for table in tables})} epochs or "
+                "datasets; begin a new list for each"
+            )
+        rows = np.concatenate([table.rows for table in tables])
+        return cls.make(tables[0].of_pass, rows, np.concatenate([table.are_first for table in tables]))
+
+    @property
+    def of_pass(self) -> Pass:
+        """What the keys have in common."""
+        return self._table.of_pass
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """Position, stream by its place, shard and index of each; of shape (samples, 4). Not to be written to."""
+        return self._table.rows
+
+    @property
+    def valid(self) -> torch.Tensor:
+        """False for what was read again to have as many samples on every rank; bool of shape (samples,)."""
+        return torch.from_numpy(self._table.are_first.copy())
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """Places in the epoch's global sequence; int64 of shape (samples,)."""
+        return torch.from_numpy(self._table.rows[:, 0].copy())
+
+    def to(self, *_where: Any, **_how: Any) -> SampleKeys:
+        """Itself: keys stay on the CPU when their batch goes to a device."""
+        return self
+
+    def pin_memory(self, *_device: Any) -> SampleKeys:
+        """Itself: keys are not copied to a device."""
+        return self
+
+    def __len__(self) -> int:
+        return len(self._table.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> SampleKey: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> SampleKeys: ...
+
+    def __getitem__(self, index: int | slice) -> SampleKey | SampleKeys:
+        table = self._table
+        if isinstance(index, slice):
+            return SampleKeys.make(table.of_pass, table.rows[index], table.are_first[index])
+        position, stream, shard, sample = table.rows[index].tolist()
+        names, epoch, seed = table.of_pass
+        return SampleKey(
+            stream=names[stream], shard=shard, index=sample, epoch=epoch, position=position, shuffle_seed=seed
+        )
+
+    if TYPE_CHECKING:  # Python iterates by index; with this method they would be a collection to Lightning
+
+        def __iter__(self) -> Iterator[SampleKey]: ...
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SampleKeys):
+            return NotImplemented
+        mine, others = self._table, other._table
+        return (
+            mine.of_pass == others.of_pass
+            and np.array_equal(mine.rows, others.rows)
+            and np.array_equal(mine.are_first, others.are_first)
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # equal by content
+
+    def __repr__(self) -> str:
+        return f"SampleKeys({[self[place] for place in range(len(self))]})"
+
+
+class KeyedBatch(NamedTuple):
+    """A batch, and which samples it was made of: what ``StreamingDataLoader(with_keys=True)`` hands out."""
+
+    batch: Any
+    """What the collate function made."""
+    keys: SampleKeys
+    """One key for each sample that it was given."""

@@ -1,0 +1,134 @@
+"""An evaluation on several ranks finds what one rank finds, to the last bit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+
+from lightning_streaming import (
+    KeyedBatch,
+    StreamingConfig,
+    StreamingDataLoader,
+    StreamingDataModule,
+    StreamingStateCallback,
+)
+from lightning_streaming.errors import ConfigError
+from tests.helpers import ids, make_dataset, write_dataset
+from tests.trainer.evaluation_run import evaluate
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*use of fork.*")
+
+RANKS = 2
+
+
+def _on_ranks(cases: list[dict[str, Any]], report: Path) -> list[list[tuple[int, str, int]]]:
+    """What each rank finds in each case."""
+    settings = {"cases": cases, "devices": RANKS, "report": str(report)}
+    subprocess.run(
+        [sys.executable, "-m", "tests.trainer.evaluation_run", json.dumps(settings)],
+        check=True,
+        timeout=200,
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+    )
+    return [[tuple(found) for found in json.loads((report / f"rank{rank}.json").read_text())] for rank in range(RANKS)]
+
+
+def test_two_ranks_find_the_metric_of_one(tmp_path: Path) -> None:
+    cases: list[dict[str, Any]] = [
+        {"samples": 29, "batch_size": 4},
+        {"samples": 29, "batch_size": 4, "workers": 2},
+        {"samples": 29, "batch_size": 3, "shuffle": True},
+        {"samples": 28, "batch_size": 7},
+        {"samples": 5, "batch_size": 4},
+        {"samples": 1, "batch_size": 4},
+        {"samples": 29, "batch_size": 4, "limit": 3},
+    ]
+    for case in cases:
+        case["data"] = str(tmp_path / f"data{case['samples']}")
+        if not Path(case["data"]).exists():
+            write_dataset(Path(case["data"]), case["samples"])
+    first, second = _on_ranks(cases, tmp_path)
+    assert first == second, "ranks agree, and had as many batches"
+    for case, (count, metric, _) in zip(cases, first, strict=True):
+        alone = {**case, **({"limit": RANKS * case["limit"]} if "limit" in case else {})}
+        expected_count, expected, _ = evaluate(alone)
+        assert (count, metric) == (expected_count, expected), case
+        assert count == (RANKS * 4 * 3 if "limit" in case else case["samples"])
+
+
+class _Seen(LightningModule):
+    """Keeps the batches of each stage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[Any] = []
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.batches.append(batch)
+        loss: torch.Tensor = self.layer(torch.ones(1, 1)).sum()
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.batches.append(batch)
+        self.log("one", 1.0)  # for which Lightning infers the batch size
+
+    test_step = predict_step = validation_step
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def _trainer(**settings: Any) -> Trainer:
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_checkpointing": False,
+        "enable_model_summary": False,
+    }
+    return Trainer(**{**quiet, "accelerator": "cpu", "devices": 1, "max_epochs": 1, **settings})
+
+
+def _predicted(model: LightningModule, loader: StreamingDataLoader) -> list[Any]:
+    batches = _trainer(callbacks=[StreamingStateCallback()]).predict(model, loader)
+    assert batches is not None
+    return batches
+
+
+def test_each_stage_has_the_labels_it_asked_for(tmp_path: Path) -> None:
+    config = StreamingConfig(remote=str(write_dataset(tmp_path / "data")))
+    datamodule = StreamingDataModule(
+        train=config, val=config, test=config, batch_size=8, with_keys=["train", "val"], with_valid=["val", "test"]
+    )
+    model = _Seen()
+    _trainer(limit_val_batches=0, limit_train_batches=1).fit(model, datamodule)
+    _trainer(limit_val_batches=1).validate(model, datamodule, verbose=False)
+    _trainer(limit_test_batches=1).test(model, datamodule, verbose=False)
+    trained, validated, tested = model.batches
+    assert [isinstance(batch, KeyedBatch) for batch in model.batches] == [True, True, False]
+    assert [list(trained.batch), list(validated.batch), list(tested)] == [["id"], ["id", "valid"], ["id", "valid"]]
+
+
+@pytest.mark.parametrize("stages", ["val", ["validate"], [True]])
+def test_a_stage_that_does_not_exist_is_refused(stages: Any) -> None:
+    for name in ("with_keys", "with_valid"):
+        with pytest.raises(ConfigError, match=f"{name} must be a list of stages"):
+            StreamingDataModule(**{name: stages})
+
+
+def test_a_loader_that_lightning_makes_anew_keeps_its_labels(tmp_path: Path) -> None:
+    root = write_dataset(tmp_path / "data")
+    model = _Seen()
+    model.predict_step = lambda batch, batch_idx: batch  # type: ignore[method-assign]
+    loader = StreamingDataLoader(make_dataset(root), repeat_epoch=True, with_keys=True, with_valid=True)
+    first, second = (_predicted(model, loader) for _ in range(2))
+    assert all(isinstance(batch, KeyedBatch) and batch.batch["valid"].all() for batch in first)
+    assert ids(batch for batch, _ in first) == ids(batch for batch, _ in second)
