@@ -12,7 +12,8 @@ is no limit. ``--peers`` is the Python of an environment that has mosaicml-strea
 is a fresh process with an empty cache, which reads a shuffled epoch with ``--workers`` workers in batches of 32, all
 with default settings; systems alternate, and medians are shown, of those epochs that a peer finishes. "get" only
 downloads the files, all at once, with fsspec. Shown are seconds for the epoch, from making the dataset to the last
-batch; times the link's limit; seconds to the first batch; and seconds of processor time (user and system, workers included) per GB. Prints a Markdown table.
+batch; times the link's limit; seconds to the first batch; and seconds of processor time (user and system, workers
+included) per GB. Prints a Markdown table.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ import numpy as np
 SHARD_BYTES = 2**26
 SAMPLE_BYTES = 2**16
 BATCH_SIZE = 32
-LONGEST_SECONDS = 120
+LONGEST_SECONDS = 90
+TRIES = 3
+"""Of each epoch: a peer's may fail, as its workers can read a file that is not whole yet, or hang."""
 BUCKET = "bucket"
 NAME = "mds"
 PACKAGES = {"ours": "lightning_streaming", "MosaicML Streaming": "streaming", "litdata": "litdata", "get": "s3fs"}
@@ -208,8 +211,8 @@ def compare(options: argparse.Namespace) -> None:
             runs: dict[str, list[dict[str, float]]] = {system: [] for system in pythons}
             for _ in range(options.runs):
                 for system, python in pythons.items():
-                    one = measured(python, system, options.workers, endpoint, root)
-                    runs[system] += [one] if one else []
+                    tries = (measured(python, system, options.workers, endpoint, root) for _ in range(TRIES))
+                    runs[system] += [next(filter(None, tries), {})]
     limit = size / options.total if options.total else None
     show(runs, size, limit)
 
@@ -220,7 +223,8 @@ def show(runs: dict[str, list[dict[str, float]]], size: int, limit: float | None
     print("| system | epoch, s | × the link | first batch, s | processor s per GB | ours is faster by |")
     print("|---|---|---|---|---|---|")
     ours = statistics.median(one["seconds"] for one in runs["ours"])
-    for system, found in runs.items():
+    for system, all_runs in runs.items():
+        found = [one for one in all_runs if one]
         if not found:
             print(f"| {system} | not there, or no epoch finished | | | | |")
             continue

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import os
-import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,14 +11,13 @@ from itertools import chain, islice
 from pathlib import Path
 
 from lightning_streaming.cache.arrival import part_path
-from lightning_streaming.cache.index_lock import held_index
+from lightning_streaming.cache.index_lock import held_index, is_left_over, part_of_scratch
 from lightning_streaming.cache.inspection import (
     CachedIndex,
     CacheFile,
     FileKind,
     is_locked,
     own_times,
-    part_of_scratch,
 )
 from lightning_streaming.cache.ledger import Ledger
 from lightning_streaming.cache.locks import try_lock, unlock_and_close
@@ -31,8 +29,6 @@ from lightning_streaming.formats.index import INDEX_BASENAME
 
 _AT_ONCE = 16
 """Files that are removed while holding the ledger, for which readers may be waiting."""
-_ABANDONED_SECONDS = 24 * 3600
-"""After so long untouched, what another machine began to make of an index is left over."""
 
 
 class Reason(enum.Enum):
@@ -213,7 +209,7 @@ def _remove_beside_index(path: Path) -> bool:
         if part == part_path(path.parent, INDEX_BASENAME).name:
             with held_index(path.parent, 0.0):
                 pass  # its holder removes what an earlier one left
-        elif path.stat().st_mtime < time.time() - _ABANDONED_SECONDS:
+        elif is_left_over(path):
             path.unlink()
     return not path.exists()
 

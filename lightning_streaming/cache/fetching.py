@@ -58,6 +58,16 @@ class Ask:
         self.room.reserve_now(place, demands, self.let_go)
         return True
 
+    def try_with_space(self, place: CachePlace, demands: list[Demand], attempt: Callable[[], bool]) -> bool:
+        """Whether something could be done in the end for which the disk was too full.
+
+        Who fetches ahead stands back for readers, and tries it once: a full disk is like a limit that was reached.
+        """
+        if self.let_go is not None:
+            return self.room.try_with_space(place, demands, attempt, self.let_go)
+        needed = sum(size for _, size in demands)
+        return not self.room.somebody_waits() and self.room.make_space(needed, self.spare_since) > 0 and attempt()
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Job:
@@ -105,21 +115,32 @@ class Fetcher:
             ConfigError: The hash to check by is not recorded, or a limit cannot be kept here.
         """
         parts = [lock]
-        with ExitStack() as stack:
-            stack.callback(self._place.drop, parts)
-            _check_names(shard)
-            missing = [pair for pair in shard.files if not self._presence.settle(*pair)]
-            jobs = []
-            for raw, compressed in missing:
-                part = lock if raw is shard.raw_data else self._claim(raw, parts)
-                jobs.append(self._job(raw, compressed, part, parts, stack))
-            demands = [demand for job in jobs for demand in job.demands()]
-            if demands and not ask.reserve(self._place, demands):
+        held: Held | Absence = Absence.REMOVED
+        try:
+            with ExitStack() as stack:
+                stack.callback(self._place.drop, parts)
+                _check_names(shard)
+                held = self._fetch(shard, parts, ask, stack)
+        except BaseException:
+            if isinstance(held, Held):
+                held.close()
+            raise
+        return held
+
+    def _fetch(self, shard: ShardInfo, parts: list[Part], ask: Ask, stack: ExitStack) -> Held | Absence:
+        missing = [pair for pair in shard.files if not self._presence.settle(*pair)]
+        jobs = []
+        for raw, compressed in missing:
+            part = parts[0] if raw is shard.raw_data else self._claim(raw, parts)
+            jobs.append(self._job(raw, compressed, part, parts, stack))
+        demands = [demand for job in jobs for demand in job.demands()]
+        if demands and not ask.reserve(self._place, demands):
+            return Absence.NO_ROOM
+        for job in jobs:
+            if not self._make_with_space(job, shard.compression, ask):
                 return Absence.NO_ROOM
-            for job in jobs:
-                self._make_with_space(job, shard.compression, ask.room)
-            # Before the parts are let go of, so that nobody comes in between.
-            return self._presence.hold(shard) or Absence.REMOVED
+        # Before the parts are let go of, so that nobody comes in between.
+        return self._presence.hold(shard) or Absence.REMOVED
 
     def _job(self, raw: FileInfo, compressed: FileInfo | None, part: Part, parts: list[Part], stack: ExitStack) -> _Job:
         if compressed is None or isinstance(self._source, InPlaceSource):
@@ -141,37 +162,55 @@ class Fetcher:
             f"the part of {file.basename} in {self._place.directory} is locked, and nobody fetches it"
         )
 
-    def _make_with_space(self, job: _Job, algorithm: str | None, room: CacheRoom) -> None:
-        try:
-            self._make(job, algorithm)
-        except DiskFullError as error:
-            needed = sum(size for _, size in job.demands())
-            freed = room.make_space(needed)
-            if not freed:
-                raise DiskFullError(f"{job.raw.basename}: {error}") from error
-            _logger.warning("the disk is full, so %d bytes of other shards were removed: %s", freed, error)
-            self._make(job, algorithm)
+    def _make_with_space(self, job: _Job, algorithm: str | None, ask: Ask) -> bool:
+        """Whether a file was made; False if the disk is full, and nobody waits for it."""
+        full: DiskFullError | None = None
+
+        def attempt() -> bool:
+            nonlocal full
+            try:
+                self._make(job, algorithm)
+            except DiskFullError as error:
+                _logger.info("the disk is full, so other shards are removed: %s", error)
+                full = error
+                return False
+            return True
+
+        if attempt() or ask.try_with_space(self._place, job.demands(), attempt):
+            return True
+        if ask.let_go is not None:
+            raise DiskFullError(f"{job.raw.basename}: {full}") from full
+        return False
 
     def _make(self, job: _Job, algorithm: str | None) -> None:
-        root, mark = self._place.directory, self._place.own.mark
+        with job.part.beating():
+            mark = self._write(job, algorithm)
+        if not job.part.publish(self._place.directory, job.raw.basename, mark):
+            # Another user, whose parts are not ours, was faster; or it is wrong, and this says that it must stay.
+            self._presence.settle(job.raw, job.compressed)
+        job.part.keep_shared()
+        if job.compressed_part is not None and job.compressed_part.is_unpublished():
+            self._place.discard_part(job.compressed_part)
+
+    def _write(self, job: _Job, algorithm: str | None) -> int:
+        """Write a raw file to its part; gives the mark that it is to have."""
         if isinstance(self._source, InPlaceSource):
             assert job.compressed is not None, "otherwise it is used where it is"
             assert algorithm is not None, "or the index was refused"
-            mark = self._source.unpack_raw(job.raw, job.compressed, algorithm, job.part.path)
-        elif job.compressed is None or algorithm is None:
+            return self._source.unpack_raw(job.raw, job.compressed, algorithm, job.part.path)
+        if job.compressed is None or algorithm is None:
             self._source.fetch(job.raw, job.part.path, _accept_any)
         else:
             check_algorithm(algorithm)
             self._unpack_fetched(self._source, job, job.compressed, algorithm)
-        assert mark is not None, "the directory of a remote has one"
-        job.part.publish(root, job.raw.basename, mark)
-        job.part.keep_shared()
+        return self._mark()
 
     def _unpack_fetched(self, source: RemoteSource, job: _Job, compressed: FileInfo, algorithm: str) -> None:
         def accept(path: Path) -> None:
             unpack(path, source.shown(compressed), job.raw, algorithm, job.part.path)
 
-        if job.compressed_part is None:
+        # It may have been kept by an earlier try, for whose raw file there was no room.
+        if job.compressed_part is None or not job.compressed_part.is_unpublished():
             kept = join_under(self._place.directory, compressed.basename)
             try:
                 accept(kept)
@@ -182,10 +221,12 @@ class Fetcher:
             return
         source.fetch(compressed, job.compressed_part.path, accept)
         if self._config.keep_zip:
-            assert self._place.own.mark is not None, "the directory of a remote has one"
-            job.compressed_part.publish(self._place.directory, compressed.basename, self._place.own.mark)
-        else:
-            self._place.discard_part(job.compressed_part)
+            job.compressed_part.publish(self._place.directory, compressed.basename, self._mark())
+
+    def _mark(self) -> int:
+        mark = self._place.own.mark
+        assert mark is not None, "the directory of a remote has one"
+        return mark
 
 
 def _check_names(shard: ShardInfo) -> None:

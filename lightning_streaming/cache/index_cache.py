@@ -12,18 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from lightning_streaming.cache.config import CacheConfig
-from lightning_streaming.cache.index_changes import changed_files
 from lightning_streaming.cache.index_file import LARGE_INDEX_BYTES, FoundIndex, KnownIndex, load_index
 from lightning_streaming.cache.index_forms import IndexForms
-from lightning_streaming.cache.index_lock import IndexLock, held_index
+from lightning_streaming.cache.index_lock import IndexLock, held_index, is_being_fetched, sweep_left_overs
+from lightning_streaming.cache.index_marks import IndexMarks
 from lightning_streaming.cache.index_version import remote_version
 from lightning_streaming.cache.layout import origin_of
+from lightning_streaming.cache.locks import pauses
 from lightning_streaming.cache.marks import OwnTimes, make_mark
 from lightning_streaming.cache.origin import IndexCheck, Origin, read_origin, settle_origin, write_origin
 from lightning_streaming.cache.permissions import adopt_file
-from lightning_streaming.cache.place import CachePlace
 from lightning_streaming.errors import ConfigError, FormatError, ObjectNotFoundError, StorageError
-from lightning_streaming.files import join_under
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index
 from lightning_streaming.formats.index_form import Identity
 from lightning_streaming.storage import download, join_url, mask_url
@@ -31,10 +30,12 @@ from lightning_streaming.storage.retry import longest_series
 
 _logger = logging.getLogger(__name__)
 
-_FRESH_NANOSECONDS = 60 * 10**9
-"""For so long nobody asks the remote again: the processes of a node start one after another."""
+_FRESH_NANOSECONDS = 10 * 10**9
+"""For so long no other process asks the remote again: those of one job start at about the same time."""
 _PARSE_SECONDS = 60.0
 """Added to what a download may take, for parsing a large index."""
+_LOOK_SECONDS = 0.2
+"""Longest pause between looks whether another user has fetched the index."""
 
 
 class IndexCache:
@@ -60,33 +61,41 @@ class IndexCache:
 
     @property
     def mark(self) -> int:
-        """The modification time, in nanoseconds, of files in the cache directory that are ours, checked and unchanged.
+        """The modification time, in nanoseconds, of fetched files that are ours, checked by this index, and unchanged.
 
-        Where the directory has none, one is chosen; the directory is made if it is not there.
+        It goes with the index, which is read if it was not yet.
 
         Raises:
-            ConfigError: The directory holds files of another remote.
-            StorageError: The directory cannot be made.
+            StreamingError: As for :meth:`read`.
         """
         if self._mark is None:
-            origin = read_origin(self._directory)
-            if origin is None or origin.mark is None:
-                self._make_directory()
-                if not os.access(self._directory, os.W_OK):
-                    self._mark = make_mark()  # nothing there can be ours
-                    return self._mark
-                with self._lock() as lock:
-                    origin = settle_origin(self._directory, self._origin_digest(), lock.scratch)
-            self._check_origin(origin)
-            self._mark = origin.mark
-        assert self._mark is not None, "a settled origin has one"
+            self.read()
+        assert self._mark is not None, "a remote's index comes with one"
         return self._mark
+
+    @property
+    def own(self) -> OwnTimes:
+        """Which modification times are ours in the cache directory, which is made if it is not there.
+
+        Raises:
+            StreamingError: As for :meth:`read`; or the directory is not for raw files of a dataset in place.
+        """
+        if self._config.source_directory() is None:
+            return OwnTimes(self.mark)
+        origin = read_origin(self._directory)
+        if origin is None or origin.own is None:
+            if not self._may_write():
+                return OwnTimes(make_mark())  # nothing there can be ours
+            with self._lock() as lock:
+                origin = self._settle_origin(lock)
+        self._check_origin(origin)
+        return OwnTimes(None)
 
     def read(self) -> DatasetIndex:
         """Read the stream's index.
 
-        The first time, a remote is asked whether it has another one by now, unless that was done within a minute on
-        this node. If it cannot be reached, the index that is here is used, with a warning.
+        The first time, a remote is asked whether it has another one by now, unless another process on this node did so
+        just now. If it cannot be reached, the index that is here is used, with a warning.
 
         Raises:
             IndexFormatError: The index cannot be used.
@@ -135,9 +144,10 @@ class IndexCache:
             if not self._may_write():
                 return self._load(path, str(path), None, likely)
             with self._lock() as lock:
-                origin = settle_origin(self._directory, self._origin_digest(), lock.scratch)
+                origin = self._settle_origin(lock)
                 found = self._load(path, str(path), lock.scratch, _likely(origin))
-                self._note_check(found.known, {}, origin, lock)
+                with suppress(OSError):  # another user's
+                    write_origin(self._directory, replace(origin, check=_checked(found, {}, None)), lock.scratch)
                 return found
         except FileNotFoundError:
             raise ObjectNotFoundError(
@@ -156,26 +166,38 @@ class IndexCache:
     def _read_cached_or_remote(self) -> FoundIndex:
         self._make_directory()
         if not os.access(self._directory, os.W_OK):
-            self._check_origin(read_origin(self._directory))
-            cached = self._load_cached(None, None)
-            if cached is None:
-                raise StorageError(f"{self._directory} cannot be written to; choose another directory with local=")
-            return cached
+            return self._read_foreign()
         with self._lock() as lock:
-            origin = settle_origin(self._directory, self._origin_digest(), lock.scratch)
-            self._check_origin(origin)
-            self._mark = origin.mark
+            origin = self._settle_origin(lock)
             cached = self._load_cached(lock.scratch, _likely(origin))
+            if cached is not None and _is_fresh(cached.known, origin.check):
+                self._mark = origin.mark
+                return cached
+            sweep_left_overs(self._directory)
             if cached is None:
                 return self._fetch(None, origin, lock)
-            if _is_fresh(cached.known, origin.check):
-                return cached
             try:
                 return self._fetch_if_changed(cached, origin, lock)
             except (StorageError, FormatError) as error:
                 _logger.warning("the index in %s is used as it is, which may be old: %s", self._directory, error)
-                self._note_check(cached.known, _version_of(cached.known, origin), origin, lock)
-                return cached
+                version = _version_of(cached.known, origin) or {}
+                return self._conclude(cached, cached, _checked(cached, version, None), origin, lock)
+
+    def _read_foreign(self) -> FoundIndex:
+        """Read the index of a directory that is not ours to write to, which another user may be about to fetch."""
+        cached = None
+        for _ in pauses(self._patience(), _LOOK_SECONDS):
+            is_coming = is_being_fetched(self._directory)
+            origin = read_origin(self._directory)  # before the index: a later one has no say about an earlier mark
+            self._check_origin(origin)
+            cached = self._load_cached(None, None)
+            if cached is not None or not is_coming:
+                break
+        if cached is None:
+            raise StorageError(f"{self._directory} cannot be written to; choose another directory with local=")
+        is_known = origin is not None and origin.digest == cached.known.digest
+        self._mark = origin.mark if origin is not None and is_known else make_mark()
+        return cached
 
     def _load_cached(self, scratch: Path | None, likely: str | None) -> FoundIndex | None:
         """The index in the cache directory; None if there is none, or one that was cut short."""
@@ -187,11 +209,11 @@ class IndexCache:
 
     def _fetch_if_changed(self, cached: FoundIndex, origin: Origin, lock: IndexLock) -> FoundIndex:
         """Ask for the remote's version of a large index; a small one is fetched in no more time than that takes."""
-        if cached.known.is_large:
-            version, known = self._remote_version(), _version_of(cached.known, origin)
+        known = _version_of(cached.known, origin)
+        if cached.known.is_large and known is not None:
+            version = self._remote_version()
             if version["size"] == (self._directory / INDEX_BASENAME).stat().st_size and known in ({}, version):
-                self._note_check(cached.known, version, origin, lock)
-                return cached
+                return self._conclude(cached, cached, _checked(cached, version, os.getpid()), origin, lock)
         return self._fetch(cached, origin, lock)
 
     def _fetch(self, cached: FoundIndex | None, origin: Origin, lock: IndexLock) -> FoundIndex:
@@ -211,20 +233,13 @@ class IndexCache:
             with suppress(StorageError):
                 version = self._remote_version()
         if cached is None or cached.known.digest != fetched.known.digest:
-            self._adopt(cached, fetched, origin, lock)
+            self._replace(lock)
         # Of another size it is a later version, which is to be noticed next time.
-        self._note_check(fetched.known, version if version.get("size") == size else {}, origin, lock)
-        return fetched
+        check = _checked(fetched, version if version.get("size") == size else {}, os.getpid())
+        return self._conclude(cached, fetched, check, origin, lock)
 
-    def _adopt(self, cached: FoundIndex | None, fetched: FoundIndex, origin: Origin, lock: IndexLock) -> None:
-        """Let a new index take the old one's place; files of shards that are others by now go before that."""
-        if cached is not None:
-            place = CachePlace(self._directory, lambda: OwnTimes(origin.mark))
-            for name in changed_files(cached.index, fetched.index):
-                path = join_under(self._directory, name)
-                with suppress(FileNotFoundError):
-                    if path.stat().st_mtime_ns == origin.mark:
-                        place.remove(path)
+    def _replace(self, lock: IndexLock) -> None:
+        """Let the index that was fetched take the place of the one before."""
         path = self._directory / INDEX_BASENAME
         try:
             with lock.arriving.open("rb") as file:
@@ -233,13 +248,17 @@ class IndexCache:
         except OSError as error:
             raise StorageError(f"{path} cannot be written: {error}; choose another directory with local=") from error
 
+    def _conclude(
+        self, cached: FoundIndex | None, found: FoundIndex, check: IndexCheck, origin: Origin, lock: IndexLock
+    ) -> FoundIndex:
+        """Note which index is here now, and find the mark that goes with it."""
+        marks = IndexMarks(self._directory, lock.scratch)
+        settled = marks.settle(origin, cached, found)
+        self._mark = marks.note(settled, origin, check).mark
+        return found
+
     def _load(self, path: Path, shown: str, scratch: Path | None, likely: str | None) -> FoundIndex:
         return load_index(path, shown, self._forms, scratch, likely)
-
-    def _note_check(self, known: KnownIndex, version: Mapping[str, Any], origin: Origin, lock: IndexLock) -> None:
-        check = IndexCheck(digest=known.digest, checked=time.time_ns(), version=version)
-        with suppress(OSError):  # another user's directory: the remote is asked again next time
-            write_origin(self._directory, replace(origin, check=check), lock.scratch)
 
     def _remote_version(self) -> dict[str, Any]:
         config = self._config
@@ -259,32 +278,60 @@ class IndexCache:
             ) from error
 
     def _lock(self) -> AbstractContextManager[IndexLock]:
-        series = longest_series(self._config.attempts, self._config.download_timeout)
-        return held_index(self._directory, series + _PARSE_SECONDS)
+        return held_index(self._directory, self._patience())
+
+    def _patience(self) -> float:
+        return longest_series(self._config.attempts, self._config.download_timeout) + _PARSE_SECONDS
+
+    def _settle_origin(self, lock: IndexLock) -> Origin:
+        in_place = self._config.source_directory() is not None
+        origin = settle_origin(self._directory, self._origin_digest(), lock.scratch, of_originals=in_place)
+        self._check_origin(origin)
+        return origin
 
     def _origin_digest(self) -> str:
-        return origin_of(self._config.remote or str(self._config.local), self._config.storage_options).decode()
+        source = self._config.source_directory()
+        if source is not None:
+            return origin_of(str(source), {}).decode()
+        return origin_of(self._config.remote or "", self._config.storage_options).decode()
 
     def _check_origin(self, origin: Origin | None) -> None:
-        if origin is not None and origin.remote != self._origin_digest():
+        if origin is None:
+            return
+        shown = mask_url(self._config.remote or str(self._config.local))
+        if origin.remote != self._origin_digest():
             raise ConfigError(
-                f"{self._directory} holds shards of another remote than {mask_url(self._config.remote or '')}; give "
-                "this stream a directory of its own with local=, or remove that one"
+                f"{self._directory} holds shards of another remote than {shown}; give this stream a directory of its "
+                "own with local=, or remove that one"
+            )
+        in_place = self._config.source_directory() is not None
+        if origin.own is not None and origin.of_originals != in_place:
+            kinds = ["files fetched from", "raw files decompressed from"]
+            raise ConfigError(
+                f"{self._directory} is for {kinds[not in_place]} {shown}, so it cannot be for {kinds[in_place]} there "
+                "too; give this stream another directory with local=, or remove that one"
             )
 
 
 def _is_fresh(known: KnownIndex, check: IndexCheck | None) -> bool:
-    """Whether the remote was asked just now, on this node, and this index is what it had."""
-    return (
-        check is not None and check.digest == known.digest and 0 <= time.time_ns() - check.checked < _FRESH_NANOSECONDS
-    )
+    """Whether another process of this node asked the remote just now, and this index is what it had.
+
+    One that opens a dataset twice has perhaps written it in between.
+    """
+    if check is None or check.digest != known.digest or check.asker == os.getpid():
+        return False
+    return 0 <= time.time_ns() - check.checked < _FRESH_NANOSECONDS
+
+
+def _checked(found: FoundIndex, version: Mapping[str, Any], asker: int | None) -> IndexCheck:
+    return IndexCheck(digest=found.known.digest, checked=time.time_ns(), version=version, asker=asker)
 
 
 def _likely(origin: Origin | None) -> str | None:
     """The digest of the index that was here last."""
-    return origin.check.digest if origin is not None and origin.check is not None else None
+    return None if origin is None else origin.digest
 
 
-def _version_of(known: KnownIndex, origin: Origin) -> Mapping[str, Any]:
-    """What the remote said of this index when it was fetched; empty if that is not known."""
-    return origin.check.version if origin.check is not None and origin.check.digest == known.digest else {}
+def _version_of(known: KnownIndex, origin: Origin) -> Mapping[str, Any] | None:
+    """What the remote said of this index when it was fetched, if anything; None if it was not fetched from there."""
+    return origin.check.version if origin.check is not None and origin.check.digest == known.digest else None

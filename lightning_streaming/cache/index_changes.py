@@ -1,4 +1,4 @@
-"""Which files of an old index are other files in a new one."""
+"""Which files of an old index are the same in a new one, and which are others."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ from collections.abc import Iterator
 from lightning_streaming.formats.index import DatasetIndex, FileInfo
 
 
-def changed_files(old: DatasetIndex, new: DatasetIndex) -> Iterator[str]:
-    """Names that both indexes have, for files that differ in size or hashes, raw or compressed.
+def extends(old: DatasetIndex, new: DatasetIndex) -> bool:
+    """Whether a new index has all shards of the old one, and only more at the end, as mostly."""
+    return old.shards.starts_like(new.shards, len(old.shards))
 
-    Where one file of a pair has changed, the other counts as changed too: it may have no hash that would tell.
+
+def compare_files(old: DatasetIndex, new: DatasetIndex) -> Iterator[tuple[str, bool]]:
+    """Names of files of raw files that both indexes have, and whether they are the same: size and hashes.
+
+    Where one file of a pair, raw and compressed, has changed, the other counts as changed too: it may have no hash that
+    would tell.
     """
-    if old.shards.starts_like(new.shards, min(len(old.shards), len(new.shards))):
-        return  # shards were added at the end, as mostly
     known = {name: content for name, content, _ in _pairs(old)}
     for name, content, names in _pairs(new):
-        if known.get(name, content) != content:
-            yield from names
+        if name in known:
+            for one in names:
+                yield one, known[name] == content
 
 
 def _pairs(index: DatasetIndex) -> Iterator[tuple[str, int, list[str]]]:

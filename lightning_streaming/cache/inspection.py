@@ -13,16 +13,14 @@ from pathlib import Path
 from lightning_streaming.cache.arrival import arriving, lock_if_dead
 from lightning_streaming.cache.index_file import load_index
 from lightning_streaming.cache.index_forms import IndexForms, form_name
-from lightning_streaming.cache.index_lock import SCRATCH_SUFFIX
-from lightning_streaming.cache.layout import ARRIVING_BASENAME, ORIGIN_BASENAME, PARSED_INDEX_PREFIX
-from lightning_streaming.cache.ledger import read_ledger
+from lightning_streaming.cache.index_lock import is_left_over, part_of_scratch
+from lightning_streaming.cache.layout import ORIGIN_BASENAME
 from lightning_streaming.cache.locks import LocksUnsupportedError, try_lock, unlock_and_close
-from lightning_streaming.cache.marks import OwnTimes, read_mark
+from lightning_streaming.cache.marks import OwnTimes
 from lightning_streaming.cache.origin import read_origin
 from lightning_streaming.cache.scan import Entry, find_entry, index_files, shard_files
 from lightning_streaming.cache.stamps import time_of
-from lightning_streaming.errors import ConfigError, FormatError
-from lightning_streaming.files import PARTIAL_SUFFIX
+from lightning_streaming.errors import ConfigError, FormatError, StorageError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex
 
 
@@ -144,26 +142,11 @@ def is_locked(path: Path) -> bool:
         unlock_and_close(descriptor)
 
 
-def part_of_scratch(name: str) -> str | None:
-    """Whose lock says that a file is in use that an index is fetched into, or a parsed form is written to.
-
-    Args:
-        name: Of a file beside an index.
-
-    Returns:
-        The name of the part that is locked; None if it is not such a file.
-    """
-    part = name.removeprefix(PARSED_INDEX_PREFIX).removesuffix(SCRATCH_SUFFIX)
-    return part if part.endswith(PARTIAL_SUFFIX) else None
-
-
 def _own_times(directory: Path) -> OwnTimes | None:
-    mark, origin = read_mark(directory), read_origin(directory)
-    is_default = origin is None or directory.name.endswith(f"-{origin.remote}")
-    if is_default and not (directory / INDEX_BASENAME).exists():
-        # Raw files of a dataset that is read in place, which have marks of their originals, if anything is here.
-        return None if mark is None and read_ledger(directory) is None else OwnTimes(None)
-    return None if mark is None else OwnTimes(mark)
+    with suppress(StorageError):  # one that may not be read says nothing
+        origin = read_origin(directory)
+        return None if origin is None else origin.own
+    return None
 
 
 def _parts(directory: Path) -> Iterator[Entry]:
@@ -178,18 +161,16 @@ def _described(directory: Path, entry: Entry, kind: FileKind) -> CacheFile:
         kind=kind,
         bytes=entry.size,
         last_used=time_of(entry.stamp) / 1e9 if kind is FileKind.OURS else None,
-        in_use=_is_in_use(directory, path, kind),
+        in_use=_is_in_use(path, kind),
     )
 
 
-def _is_in_use(directory: Path, path: Path, kind: FileKind) -> bool:
+def _is_in_use(path: Path, kind: FileKind) -> bool:
     if kind is FileKind.ARRIVING:
         return _is_written(path)
-    part = part_of_scratch(path.name) if kind is FileKind.INDEX else None
-    if part is None:
-        return is_locked(path)
-    lock = directory / ARRIVING_BASENAME / part
-    return lock.exists() and _is_written(lock)
+    if kind is FileKind.INDEX and part_of_scratch(path.name) is not None:
+        return not is_left_over(path)
+    return is_locked(path)
 
 
 def _is_written(path: Path) -> bool:

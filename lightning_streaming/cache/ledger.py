@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from lightning_streaming.cache.arrival import directory_gone
 from lightning_streaming.cache.layout import USAGE_BASENAME
 from lightning_streaming.cache.locks import lock_owner, pauses, try_lock, unlock_and_close
-from lightning_streaming.cache.permissions import adopt_file
+from lightning_streaming.cache.permissions import open_shared
 from lightning_streaming.errors import LockTimeoutError, StorageError
 
 _PATIENCE_SECONDS = 120.0
@@ -81,20 +81,9 @@ def read_ledger(root: Path) -> int | None:
 
 def _open(root: Path) -> int:
     path = root / USAGE_BASENAME
-    with suppress(FileNotFoundError):
-        return _open_for_writing(path, os.O_RDWR)
     try:
-        descriptor = _open_for_writing(path, os.O_RDWR | os.O_CREAT)
+        return open_shared(path, root)
     except FileNotFoundError:
         raise directory_gone(root) from None
-    adopt_file(descriptor, root, writable=True)
-    return descriptor
-
-
-def _open_for_writing(path: Path, flags: int) -> int:
-    try:
-        return os.open(path, flags, 0o600)
-    except FileNotFoundError:
-        raise
     except OSError as error:
         raise StorageError(f"{path} cannot be written to: {error}; it counts what the cache holds") from error

@@ -43,6 +43,18 @@ def try_lock(descriptor: int, *, shared: bool) -> bool:
     return True
 
 
+def open_to_lock(path: str | Path) -> int:
+    """Open a file to lock it for ourselves, for which some network filesystems want it opened for writing.
+
+    Raises:
+        OSError: It is gone, or may not be read either.
+    """
+    try:
+        return os.open(path, os.O_RDWR)
+    except OSError:  # another user's, or on a disk that may only be read
+        return os.open(path, os.O_RDONLY)
+
+
 def unlock_and_close(descriptor: int) -> None:
     """Close a file and let go of its lock, also where a child forked meanwhile has a copy of it."""
     with suppress(OSError):

@@ -1,7 +1,8 @@
 """The origin file of a cache directory: whose files it holds, its mark, and what is known of its index.
 
-Three lines of text: a digest that tells remotes apart, the mark in nanoseconds, and JSON about the index. Where an
-earlier version wrote it, there is the first line alone.
+Three lines of text: a digest that tells remotes apart; the mark in nanoseconds, or the word ``originals`` where files
+have marks of the compressed originals that they were made from; and JSON about the index. Where an earlier version
+wrote it, there is the first line alone.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lightning_streaming.cache.layout import ORIGIN_BASENAME
-from lightning_streaming.cache.marks import make_mark, read_mark
+from lightning_streaming.cache.marks import OwnTimes, make_mark, read_mark
 from lightning_streaming.cache.permissions import adopt_file
+from lightning_streaming.errors import StorageError
+
+_ORIGINALS = "originals"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +33,8 @@ class IndexCheck:
     """Nanoseconds since the epoch."""
     version: Mapping[str, Any] = field(default_factory=dict)
     """What the store said of that version: size, ETag, time; may be empty."""
+    asker: int | None = None
+    """The process that asked; None where there was no answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,36 +44,62 @@ class Origin:
     remote: str
     """Digest of the location, see :func:`~lightning_streaming.cache.layout.origin_of`."""
     mark: int | None
-    """None where an earlier version, or nobody, chose one."""
+    """None where an earlier version, or nobody, chose one, and where ``of_originals``."""
     check: IndexCheck | None
+    """The index that the mark goes with; None where none does."""
+    of_originals: bool = False
+    """Whether the directory is for raw files of a dataset that is read in place, with marks of their originals."""
+
+    @property
+    def own(self) -> OwnTimes | None:
+        """Which modification times are ours in the directory; None where that is not known."""
+        return OwnTimes(self.mark) if self.mark is not None or self.of_originals else None
+
+    @property
+    def digest(self) -> str | None:
+        """Of the index that the mark goes with."""
+        return None if self.check is None else self.check.digest
 
 
 def read_origin(directory: Path) -> Origin | None:
-    """What the origin file of a directory says; None if there is none."""
+    """What the origin file of a directory says; None if there is none.
+
+    Raises:
+        StorageError: There is one that may not be read.
+    """
+    path = directory / ORIGIN_BASENAME
     try:
-        lines = (directory / ORIGIN_BASENAME).read_bytes().splitlines()
+        lines = path.read_bytes().splitlines()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    remote = lines[0].decode(errors="replace").strip() if lines else ""
-    return Origin(remote=remote, mark=read_mark(directory), check=_read_check(lines[2] if len(lines) > 2 else b""))
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error}; it says whose files are there") from error
+    first, second, third = (line.strip() for line in [*lines[:3], b"", b"", b""][:3])
+    return Origin(
+        remote=first.decode(errors="replace"),
+        mark=read_mark(second),
+        check=_read_check(third),
+        of_originals=second == _ORIGINALS.encode(),
+    )
 
 
-def settle_origin(directory: Path, remote: str, scratch: Path) -> Origin:
-    """The origin of a directory, with a mark; written if there is none yet.
+def settle_origin(directory: Path, remote: str, scratch: Path, *, of_originals: bool = False) -> Origin:
+    """The origin of a directory that says which files are ours; written if there is none yet.
 
     Args:
         directory: The cache directory, which is there.
         remote: Digest of the location that a new file is to name.
         scratch: A file in it that nobody else writes.
+        of_originals: Whether a new one is for raw files of a dataset that is read in place.
     """
     found = read_origin(directory)
-    if found is not None and found.mark is not None:
+    if found is not None and found.own is not None:
         return found
+    mark = None if of_originals else make_mark()
+    made = Origin(remote=found.remote if found else remote, mark=mark, check=None, of_originals=of_originals)
     if found is not None:
-        found = Origin(remote=found.remote, mark=make_mark(), check=found.check)
-        write_origin(directory, found, scratch)
-        return found
-    made = Origin(remote=remote, mark=make_mark(), check=None)
+        write_origin(directory, made, scratch)
+        return made
     _write(directory, made, scratch)
     try:
         os.link(scratch, directory / ORIGIN_BASENAME)
@@ -88,9 +120,9 @@ def write_origin(directory: Path, origin: Origin, scratch: Path) -> None:
 
 def _write(directory: Path, origin: Origin, scratch: Path) -> None:
     check = origin.check
-    about = check and {"digest": check.digest, "checked": check.checked, "version": dict(check.version)}
+    about = check and {**asdict(check), "version": dict(check.version)}
     with scratch.open("w") as file:
-        file.write(f"{origin.remote}\n{origin.mark}\n{json.dumps(about)}\n")
+        file.write(f"{origin.remote}\n{_ORIGINALS if origin.of_originals else origin.mark}\n{json.dumps(about)}\n")
         adopt_file(file.fileno(), directory)
 
 
@@ -98,6 +130,9 @@ def _read_check(line: bytes) -> IndexCheck | None:
     with suppress(ValueError, KeyError, TypeError):
         found = json.loads(line)
         return IndexCheck(
-            digest=str(found["digest"]), checked=int(found["checked"]), version=dict(found["version"] or {})
+            digest=str(found["digest"]),
+            checked=int(found["checked"]),
+            version=dict(found["version"] or {}),
+            asker=found.get("asker"),
         )
     return None

@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning_streaming.cache.arrival import Part, arriving, lock_if_dead
 from lightning_streaming.cache.ledger import Ledger, held_ledger, read_ledger
-from lightning_streaming.cache.locks import LocksUnsupportedError, try_lock, unlock_and_close
+from lightning_streaming.cache.locks import LocksUnsupportedError, open_to_lock, try_lock, unlock_and_close
 from lightning_streaming.cache.marks import OwnTimes
 from lightning_streaming.cache.scan import Entry, Scan, index_bytes, scan
 from lightning_streaming.errors import StorageError
@@ -138,7 +138,7 @@ class CachePlace:
         descriptors: list[int] = []
         try:
             for file in files:
-                descriptors.append(os.open(file.path, os.O_RDONLY))
+                descriptors.append(open_to_lock(file.path))
                 found = os.fstat(descriptors[-1])
                 same = (found.st_size, found.st_mtime_ns) == (file.size, file.modified)
                 if not same or not try_lock(descriptors[-1], shared=False):

@@ -13,7 +13,7 @@ from lightning_streaming.cache.locks import LocksUnsupportedError, pauses, try_l
 from lightning_streaming.cache.place import CachePlace
 from lightning_streaming.cache.sources import InPlaceSource, RemoteSource
 from lightning_streaming.cache.stamps import stamp_used
-from lightning_streaming.errors import IntegrityError
+from lightning_streaming.errors import IntegrityError, StorageError
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.index import FileInfo, ShardInfo
 
@@ -98,17 +98,24 @@ class Presence:
 
         Raises:
             ConfigError: The hash to check by is not recorded.
+            StorageError: A wrong one may not be removed.
         """
         path = join_under(self._place.directory, file.basename)
         try:
             found = path.stat()
         except FileNotFoundError:
             return False
-        if self._is_right(file, compressed, found):
-            return True
-        if found.st_size == file.bytes and self._is_verified(path, file):
-            return True
+        if os.access(path, os.R_OK):
+            if self._is_right(file, compressed, found):
+                return True
+            if found.st_size == file.bytes and self._is_verified(path, file):
+                return True
         self._place.remove(path)
+        if _is_still(path, found):
+            raise StorageError(
+                f"{path} is not what the index promises, or may not be read, and belongs to user {found.st_uid}, whose "
+                "file may not be removed; have it removed, or choose another directory"
+            )
         return False
 
     def _is_right(self, file: FileInfo, compressed: FileInfo | None, found: os.stat_result) -> bool:
@@ -123,24 +130,35 @@ class Presence:
             return False  # made from an original that has changed since
         try:
             self._source.check(file, path)
+        except FileNotFoundError:  # removed just now
+            return False
         except IntegrityError as error:
             _logger.warning("%s is not what the index promises, so it is fetched again: %s", path, error)
             return False
         with suppress(OSError):  # another user's
-            os.utime(path, ns=(path.stat().st_atime_ns, self._source.verified_mark(self._place.own)))
-        self._accepted[file.basename] = _identity(path.stat())
+            found = path.stat()
+            os.utime(path, ns=(found.st_atime_ns, self._place.own.confirmed(found.st_mtime_ns)))
+        with suppress(FileNotFoundError):
+            self._accepted[file.basename] = _identity(path.stat())
         return True
 
 
 def _open_locked(path: Path) -> int | None:
     try:
         descriptor = os.open(path, os.O_RDONLY)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
     with suppress(LocksUnsupportedError):
         # Who has it for themselves is about to remove it.
         any(try_lock(descriptor, shared=True) for _ in pauses(_REMOVAL_SECONDS))
     return descriptor
+
+
+def _is_still(path: Path, found: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(path.stat(), found)
+    except FileNotFoundError:
+        return False
 
 
 def _identity(found: os.stat_result) -> tuple[int, int, int]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from lightning_streaming.cache.arrival import Part
+from lightning_streaming.cache.arrival import Part, directory_gone
 from lightning_streaming.cache.eviction import bytes_to_free, coldest_first
 from lightning_streaming.cache.ledger import Ledger
 from lightning_streaming.cache.locks import pauses
@@ -22,6 +23,7 @@ _logger = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS = 30.0
 """How long a reader waits for others to let go of shards before it exceeds the limit."""
+_FOR_EVER = 1e9
 _LONGEST_PAUSE = 0.05
 """Seconds between two looks for room; each may go through all files."""
 
@@ -43,7 +45,8 @@ class CacheRoom:
         by_directory = {place.directory: place for place in places}
         # Everybody takes the locks of several directories in one order.
         self._places = [by_directory[directory] for directory in sorted(by_directory)]
-        self._allowed = limit  # for readers: more, once one of this process had to exceed it
+        self._allowed = limit  # for readers: more, after one of this process had to exceed it
+        self._has_warned = False
         self.limit = limit
         """Most bytes; None for no limit."""
 
@@ -56,8 +59,8 @@ class CacheRoom:
         return sum(place.fixed_bytes() for place in self._places)
 
     def somebody_waits(self) -> bool:
-        """Whether a reader waits for room, who should get it before anybody fetches ahead."""
-        return self.limit is not None and any(somebody_waits(place.directory) for place in self._places)
+        """Whether a reader waits for room, under a limit or on a full disk, who should get it before others."""
+        return any(somebody_waits(place.directory) for place in self._places)
 
     def reserve(self, place: CachePlace, demands: Sequence[Demand], *, spare_since: int | None) -> bool:
         """Make room for files and give each its size, without waiting for anybody to let go of others.
@@ -74,7 +77,7 @@ class CacheRoom:
             ConfigError: There is a limit, and the filesystem has no locks to keep it by.
             StorageError: The directory is gone, or may not be written to.
         """
-        return self._reserve(self.limit, place, demands, spare_since)
+        return not self.somebody_waits() and self._reserve_within(self.limit, place, demands, spare_since)
 
     def reserve_now(self, place: CachePlace, demands: Sequence[Demand], let_go: Callable[[], object]) -> None:
         """Make room for files that a reader needs to go on, and give each its size.
@@ -91,35 +94,89 @@ class CacheRoom:
             ConfigError: There is a limit, and the filesystem has no locks to keep it by.
             StorageError: The directory is gone, or may not be written to.
         """
-        if self._reserve(self._allowed, place, demands, None):
+        if not self.somebody_waits() and self._reserve_again(place, demands):
             return
-        assert self._allowed is not None
         let_go()
         with Turn(place.directory) as turn:
             deadline = time.monotonic() + _PATIENCE_SECONDS
             turn.wait(_PATIENCE_SECONDS)
             for _ in pauses(deadline - time.monotonic(), _LONGEST_PAUSE):
-                if self._reserve_within(self._allowed, place, demands, None):
+                if self._reserve_again(place, demands):
                     return
             self._exceed(place, demands)
 
-    def make_space(self, size: int) -> int:
-        """Remove what was used longest ago, because the disk is full; gives the bytes freed, 0 if nothing could go."""
-        with self._held() as held:
-            return _evict(held, _count_again(held), size, None)
+    def make_space(self, size: int, spare_since: int | None = None) -> int:
+        """Remove what was used longest ago, because the disk is full.
 
-    def _reserve(
+        Args:
+            size: Bytes that are needed.
+            spare_since: Nothing used at this time or later is removed; None where all that is unused may be.
+
+        Returns:
+            Bytes freed; 0 if nothing could go.
+        """
+        with self._held() as held:
+            return _evict(held, _count_again(held), size, spare_since)
+
+    def try_with_space(
+        self, place: CachePlace, demands: Sequence[Demand], attempt: Callable[[], bool], let_go: Callable[[], object]
+    ) -> bool:
+        """Try something that a reader needs to go on, and for which the disk was too full, whenever there is more room.
+
+        What is unused goes; what this reader can do without first. Others get time to let go of theirs.
+
+        Args:
+            place: The directory that the files are for.
+            demands: The files, reserved already; what they take on the disk is given back until it is tried again.
+            attempt: Makes the files; gives False if the disk is too full for it.
+            let_go: Closes what this reader has open.
+
+        Returns:
+            Whether it was done; False if the disk is full of what nobody lets go of.
+
+        Raises:
+            StorageError: The directory is gone, or may not be written to.
+        """
+        let_go()
+        needed = sum(size for _, size in demands)
+        with Turn(place.directory) as turn:
+            self._give_back(place, demands)
+            turn.wait(_PATIENCE_SECONDS)
+            deadline = time.monotonic() + _PATIENCE_SECONDS
+            for _ in pauses(_FOR_EVER, _LONGEST_PAUSE):
+                freed = self.make_space(needed)
+                if freed:
+                    deadline = time.monotonic() + _PATIENCE_SECONDS
+                elif time.monotonic() > deadline:
+                    break
+                if freed or _free_bytes(place.directory) >= needed:
+                    if attempt():
+                        return True
+                    self._give_back(place, demands)
+        return False
+
+    def _give_back(self, place: CachePlace, demands: Sequence[Demand]) -> None:
+        """Let files that are counted already take no room on the disk, until they are written to again."""
+        with place.held():
+            for part, size in demands:
+                if part.is_unpublished():
+                    part.resize(0)
+                    part.resize(size)
+
+    def _reserve_again(self, place: CachePlace, demands: Sequence[Demand]) -> bool:
+        """As :meth:`_reserve_within` for a reader: within the limit if that is possible again, or what it took."""
+        if self._reserve_within(self.limit, place, demands, None):
+            self._allowed = self.limit
+            return True
+        return self._allowed != self.limit and self._reserve_within(self._allowed, place, demands, None)
+
+    def _reserve_within(
         self, limit: int | None, place: CachePlace, demands: Sequence[Demand], spare_since: int | None
     ) -> bool:
         if limit is None:
-            with place.held() as ledger:
-                _take(ledger, demands)
+            with place.held() as counted:
+                _take(counted, demands)
             return True
-        return not self.somebody_waits() and self._reserve_within(limit, place, demands, spare_since)
-
-    def _reserve_within(
-        self, limit: int, place: CachePlace, demands: Sequence[Demand], spare_since: int | None
-    ) -> bool:
         with self._held() as held:
             wanted = _wanted(demands)
             if bytes_to_free(_counted(held), wanted, limit):
@@ -127,7 +184,7 @@ class CacheRoom:
                 _evict(held, owners, bytes_to_free(_counted(held), wanted, limit), spare_since)
                 if _counted(held) + wanted > limit:
                     return False
-            _take(held[place.directory][1], demands)
+            _take(_ledger_of(held, place), demands)
             return True
 
     def _exceed(self, place: CachePlace, demands: Sequence[Demand]) -> None:
@@ -135,8 +192,9 @@ class CacheRoom:
         with self._held() as held:
             _count_again(held)
             needed = _counted(held) + _wanted(demands)
-            _take(held[place.directory][1], demands)
-        if self._allowed == self.limit:
+            _take(_ledger_of(held, place), demands)
+        if not self._has_warned:
+            self._has_warned = True
             _logger.warning(
                 "all of %s in %s is in use, so the cache_limit of %s is exceeded; %d bytes (%s) would do",
                 format_bytes(needed - _wanted(demands)),
@@ -149,13 +207,15 @@ class CacheRoom:
 
     @contextmanager
     def _held(self) -> Iterator[_Held]:
-        """Hold the ledgers of all directories that are there."""
+        """Hold the ledgers of all directories that are there; without a limit, of those that have locks."""
         with ExitStack() as stack:
             held: _Held = {}
             for place in self._places:
                 if place.directory.is_dir():
                     ledger = stack.enter_context(place.held())
                     if ledger is None:
+                        if self.limit is None:
+                            continue
                         raise ConfigError(
                             f"cache_limit needs file locks, which the filesystem of {place.directory} does not have; "
                             "keep the cache on a local disk, or leave cache_limit out"
@@ -166,6 +226,20 @@ class CacheRoom:
 
 _Held = dict[Path, tuple[CachePlace, Ledger]]
 _Owners = dict[Entry, Path]
+
+
+def _ledger_of(held: _Held, place: CachePlace) -> Ledger:
+    if place.directory not in held:
+        raise directory_gone(place.directory)
+    return held[place.directory][1]
+
+
+def _free_bytes(directory: Path) -> int:
+    try:
+        found = os.statvfs(directory)
+    except FileNotFoundError:
+        raise directory_gone(directory) from None
+    return found.f_bavail * found.f_frsize
 
 
 def _counted(held: _Held) -> int:

@@ -18,8 +18,10 @@ from lightning_streaming.cache.layout import (
     USAGE_BASENAME,
 )
 from lightning_streaming.cache.marks import OwnTimes
+from lightning_streaming.cache.permissions import NEW_PREFIX
 from lightning_streaming.formats.index import INDEX_BASENAME
 
+_NOT_SHARD_PREFIXES = (PARSED_INDEX_PREFIX, NEW_PREFIX)
 _NOT_SHARDS = (ARRIVING_BASENAME, ORIGIN_BASENAME, USAGE_BASENAME, QUEUE_BASENAME, INDEX_BASENAME)
 
 
@@ -74,7 +76,7 @@ def shard_files(root: Path) -> Iterator[Entry]:
         folder = pending.pop()
         with suppress(FileNotFoundError, NotADirectoryError, PermissionError), os.scandir(folder) as found:
             for entry in found:
-                if folder == str(root) and (entry.name in _NOT_SHARDS or entry.name.startswith(PARSED_INDEX_PREFIX)):
+                if folder == str(root) and (entry.name in _NOT_SHARDS or entry.name.startswith(_NOT_SHARD_PREFIXES)):
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     if not _is_cache(entry.path):

@@ -277,7 +277,7 @@ class ShardCache:
         return num_files * longest_series(self._config.attempts, self._config.download_timeout) + _UNPACK_SECONDS
 
     def _own_times(self) -> OwnTimes:
-        return OwnTimes(None if self.reads_in_place else self._index.mark)
+        return self._index.own
 
     @contextmanager
     def _named(self) -> Iterator[None]:

@@ -161,8 +161,8 @@ class RemoteSource:
         check_hash(path, str(path), file, self._hash_name(file))
 
     def marks_right(self, modified: int, own: OwnTimes, compressed: FileInfo | None) -> bool:  # noqa: ARG002
-        """Whether a file of this time was checked before, and is unchanged."""
-        return own.include(modified) or modified == self.verified_mark(own)
+        """Whether a file of this time was checked before, by the index that we read, and is unchanged."""
+        return modified in (own.mark, self.verified_mark(own))
 
     def verified_mark(self, own: OwnTimes) -> int:
         """The time of a file that is right, but was put there by someone else."""

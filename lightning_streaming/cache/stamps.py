@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from lightning_streaming.cache.locks import try_lock, unlock_and_close
+from lightning_streaming.cache.locks import open_to_lock, try_lock, unlock_and_close
 
 FINISHED_BEFORE = 946_684_800 * 10**9
 """Stamps of this time, when the year 2000 begins, and later are of shards that may be needed again this epoch."""
@@ -43,7 +43,7 @@ def stamp_used(file: int | Path) -> None:
 def stamp_finished(path: Path) -> None:
     """Say that a file is not needed any more in this epoch, unless another reader has it open."""
     with suppress(OSError):  # gone, another user's, or a filesystem without locks
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = open_to_lock(path)
         try:
             if try_lock(descriptor, shared=False):
                 _stamp(descriptor, finished_stamp(time.time_ns()))

@@ -7,9 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from lightning_streaming.cache.arrival import directory_gone
 from lightning_streaming.cache.layout import QUEUE_BASENAME
 from lightning_streaming.cache.locks import LocksUnsupportedError, pauses, try_lock, unlock_and_close
-from lightning_streaming.cache.permissions import adopt_file
+from lightning_streaming.cache.permissions import open_shared
+from lightning_streaming.errors import StorageError
 
 _PAUSE = 0.004
 """Seconds between two looks."""
@@ -19,12 +21,20 @@ class Turn:
     """A place in the queue of a cache directory, given back at the end of the block or when this process dies."""
 
     def __init__(self, root: Path) -> None:
+        """Queue up.
+
+        Raises:
+            StorageError: The directory is gone, or may not be written to.
+        """
         path = root / QUEUE_BASENAME
         try:
-            self._descriptor = os.open(path, os.O_RDWR)
+            self._descriptor = open_shared(path, root)
         except FileNotFoundError:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            adopt_file(self._descriptor, root, writable=True)
+            raise directory_gone(root) from None
+        except OSError as error:
+            raise StorageError(
+                f"{path} cannot be written to: {error}; readers who wait for room queue there"
+            ) from error
 
     def wait(self, seconds: float) -> bool:
         """Wait until it is this reader's turn; False if it does not come in time.

@@ -32,7 +32,7 @@ class Codec:
     """Levels that may be asked for; empty where the family has none."""
     default_level: int
     """The level when none is asked for."""
-    compress: Callable[[bytes, int], bytes]
+    compress: Callable[[bytes | memoryview, int], bytes]
     """(raw data, level) to compressed data. Raises MissingDependencyError."""
     decompress: Callable[[bytes, int], bytes]
     """(compressed data, most bytes to return) to raw data, which may be cut there.
@@ -55,7 +55,7 @@ def _read_up_to(file: _Readable, most_bytes: int) -> bytes:
     return whole.getvalue()
 
 
-def _compress_gz(data: bytes, level: int) -> bytes:
+def _compress_gz(data: bytes | memoryview, level: int) -> bytes:
     return gzip.compress(data, level)
 
 
@@ -66,7 +66,7 @@ def _decompress_gz(data: bytes, most_bytes: int) -> bytes:
         raise _damaged("gz", error) from None
 
 
-def _compress_bz2(data: bytes, level: int) -> bytes:
+def _compress_bz2(data: bytes | memoryview, level: int) -> bytes:
     return bz2.compress(data, level)
 
 
@@ -85,7 +85,7 @@ def _require_zstandard() -> ModuleType:
     return zstandard
 
 
-def _compress_zstd(data: bytes, level: int) -> bytes:
+def _compress_zstd(data: bytes | memoryview, level: int) -> bytes:
     compressed: bytes = _require_zstandard().ZstdCompressor(level=level).compress(data)
     return compressed
 
@@ -110,7 +110,7 @@ def _require_brotli() -> ModuleType:
     return module
 
 
-def _compress_br(data: bytes, level: int) -> bytes:
+def _compress_br(data: bytes | memoryview, level: int) -> bytes:
     compressed: bytes = _require_brotli().compress(data, quality=level)
     return compressed
 
@@ -140,7 +140,7 @@ def _require_cramjam() -> ModuleType:
     return cramjam
 
 
-def _compress_snappy(data: bytes, _level: int) -> bytes:
+def _compress_snappy(data: bytes | memoryview, _level: int) -> bytes:
     return bytes(_require_cramjam().snappy.compress_raw(data))
 
 

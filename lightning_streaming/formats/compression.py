@@ -31,7 +31,7 @@ def extension(algorithm: str) -> str:
     return family
 
 
-def compress(algorithm: str, data: bytes) -> bytes:
+def compress(algorithm: str, data: bytes | memoryview) -> bytes:
     """Compress a whole file.
 
     Raises:

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lightning_streaming.errors import ConfigError, EncodingError
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.formats.checks import check_length
 from lightning_streaming.formats.images import (
     ImageFileEncoding,
     ImageListEncoding,
@@ -162,6 +163,6 @@ def encode_value(column_encoding: Encoding, value: Any) -> bytes:
         EncodingError: The value does not fit, or the bytes have not the size that this encoding fixes.
     """
     data = value if isinstance(value, bytes) else column_encoding.encode(value)
-    if column_encoding.size is not None and len(data) != column_encoding.size:
-        raise EncodingError(f"expected {column_encoding.size} bytes, but got {len(data)}")
+    if column_encoding.size is not None:
+        check_length(data, column_encoding.size)
     return data

@@ -15,6 +15,7 @@ from lightning_streaming.formats.pillow import PILLOW_ERRORS, require_pillow
 if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFile import ImageFile
+    from PIL.JpegImagePlugin import JpegImageFile
 
 BEGINNINGS = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n"}
 """The first bytes of each kind of file."""
@@ -27,6 +28,11 @@ _SCAN, _END = 0xDA, b"\xff\xd9"
 """JPEG: the marker before the pixels, and the bytes after them, which no pixels contain."""
 _ALONE = (0x01, *range(0xD0, 0xD8))
 """JPEG: markers that no length follows."""
+
+_WRITTEN_OVER = (
+    "{} was written over after it was opened as an image, so the pixels are lost; decode images (image.load()) before "
+    "their files are written again"
+)
 
 
 def open_image_file(data: bytes) -> Image:
@@ -44,11 +50,15 @@ def open_image_file(data: bytes) -> Image:
         raise EncodingError(_no_image(data)) from None
     except (pillow.DecompressionBombError, *PILLOW_ERRORS) as error:
         raise EncodingError(f"expected an image file that PIL can open, but {error}") from error
+    _check_can_hold(image, data)
+    image.__class__ = _not_decoded(type(image))
+    return image
+
+
+def _check_can_hold(image: ImageFile, data: bytes) -> None:
     width, height = image.size
     if width * height > _PIXELS_PER_BYTE[image.format or "PNG"] * len(data):
         raise EncodingError(f"{len(data)} bytes of {image.format} cannot hold an image of {width} x {height}")
-    image.__class__ = _not_decoded(type(image))
-    return image
 
 
 @lru_cache(maxsize=16)
@@ -98,20 +108,36 @@ def file_behind(image: Image) -> bytes | None:
 
     Of an image that is not decoded yet nothing can have been changed, but for its size and mode (``draft``), and which
     picture of several it is. One that is decoded is compared, pixel by pixel: it may have been drawn on.
+
+    Raises:
+        EncodingError: The file was written over after it was opened, so that the pixels are lost.
     """
     from PIL.JpegImagePlugin import JpegImageFile
 
     name = getattr(image, "filename", None)
     if not isinstance(image, JpegImageFile) or not name:
         return None
-    data = _bytes_of(image, Path(os.fsdecode(name)))
+    data = _bytes_of(image, os.fsdecode(name))
     if data is None or not _has_end(data):
         return None
     try:
-        found = open_image_file(data)
-        return data if _looks(found, image) == _looks(image, image) else None
-    except EncodingError:
+        found = _opened_again(data, image)
+        _check_can_hold(found, data)
+        is_the_same = _looks(found, image) == _looks(image, image)
+    except (EncodingError, *PILLOW_ERRORS):
         return None
+    if _is_open(image) and _head(found) != _head(image):
+        raise EncodingError(_WRITTEN_OVER.format(os.fsdecode(name)))
+    return data if is_the_same else None
+
+
+def _opened_again(data: bytes, image: JpegImageFile) -> JpegImageFile:
+    """As ``Image.open`` would, but for its warning of large images, which there was when the image was opened."""
+    from PIL.JpegImagePlugin import JpegImageFile
+    from PIL.MpoImagePlugin import MpoImageFile
+
+    kind = MpoImageFile if isinstance(image, MpoImageFile) else JpegImageFile
+    return kind(io.BytesIO(data))
 
 
 def _looks(image: Image, like: ImageFile) -> tuple[object, ...]:
@@ -121,15 +147,40 @@ def _looks(image: Image, like: ImageFile) -> tuple[object, ...]:
     return image.size, image.mode, image.tobytes()
 
 
-def _bytes_of(image: ImageFile, path: Path) -> bytes | None:
+def _head(image: JpegImageFile) -> tuple[object, ...]:
+    """What was read when the file was opened; of one of several pictures, it depends on which was read last."""
+    return () if image.format == "MPO" else (image.quantization, image.applist)
+
+
+def _is_open(image: ImageFile) -> bool:
+    """Whether the pixels are still to be read, and can be."""
+    return bool(image.tile) and image.fp is not None and not image.fp.closed
+
+
+def _bytes_of(image: ImageFile, name: str) -> bytes | None:
     """The file that is open, which may have another name by now; or else the one that has its name."""
-    if image.tile and image.fp is not None and not image.fp.closed:
+    try:
+        if not _is_open(image) or image.fp is None:
+            return Path(name).read_bytes()
         position = image.fp.tell()
         image.fp.seek(0)
-        data = image.fp.read()
+        seen = image.fp.read()  # begins as the file did when it was opened, as far as that is in the buffer
         image.fp.seek(position)
-        return data
-    return path.read_bytes() if path.is_file() else None
+        found = _read_past_buffer(image.fp.fileno())
+    except PILLOW_ERRORS:  # gone, or not to be read; and what is no file on disk has no number
+        return None
+    if seen != found:
+        raise EncodingError(_WRITTEN_OVER.format(name))
+    return found
+
+
+def _read_past_buffer(descriptor: int) -> bytes:
+    """A whole open file as it is now."""
+    pieces, offset = list[bytes](), 0
+    while piece := os.pread(descriptor, max(os.fstat(descriptor).st_size - offset, 1), offset):
+        pieces.append(piece)
+        offset += len(piece)
+    return b"".join(pieces)
 
 
 def _no_image(data: bytes) -> str:

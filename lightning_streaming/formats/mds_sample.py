@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lightning_streaming.errors import ConfigError, EncodingError
-from lightning_streaming.formats.checks import check_length
-from lightning_streaming.formats.encodings import Encoding, encoding
+from lightning_streaming.formats.encodings import Encoding, encode_value, encoding
 from lightning_streaming.formats.index import MAX_RAW_BYTES
 from lightning_streaming.formats.ndarray import NdarrayEncoding
 
@@ -148,7 +147,7 @@ class SampleLayout:
 
     def _add_column(self, place: int, sample: Mapping[str, Any], parts: list[Buffer]) -> int:
         """Add the payload of one column, and give its size."""
-        name, column_encoding, size = self.names[place], self.encodings[place], self.sizes[place]
+        name, column_encoding = self.names[place], self.encodings[place]
         if name not in sample:
             found = ", ".join(map(repr, sample)) or "none"
             raise EncodingError(f"column {name!r} is missing; the sample has {found}")
@@ -158,9 +157,7 @@ class SampleLayout:
                 head, values = column_encoding.parts(value)
                 parts += (head, values)
                 return len(head) + int(values.nbytes)
-            data = value if isinstance(value, bytes) else column_encoding.encode(value)
-            if size is not None and size != len(data):
-                check_length(data, size)
+            data = encode_value(column_encoding, value)
         except EncodingError as error:
             raise EncodingError(f"column {name!r}: {error}") from error
         parts.append(data)

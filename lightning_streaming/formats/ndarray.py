@@ -77,6 +77,7 @@ class NdarrayEncoding:
         """
         if type(value) is not np.ndarray:
             check_type(value, np.ndarray)
+            _check_no_mask(value)
         head, dtype = _head_and_dtype(self.dtype, self.shape, value.dtype, value.shape)
         return head, np.ascontiguousarray(value, dtype)
 
@@ -115,6 +116,14 @@ def parse_ndarray(config: str) -> NdarrayEncoding:
         f"ndarray takes a dtype, or a dtype and a shape, like ndarray:int32:2,3, but got 'ndarray:{config}'; "
         f"dtypes are {', '.join(_CODES)}"
     )
+
+
+def _check_no_mask(value: NDArray[Any]) -> None:
+    if isinstance(value, np.ma.MaskedArray):
+        raise EncodingError(
+            "expected an array without a mask, which cannot be stored, but got a numpy MaskedArray; write "
+            "value.filled(...), or value.data, and numpy.ma.getmaskarray(value).astype('uint8') as another column"
+        )
 
 
 @lru_cache(maxsize=1024)

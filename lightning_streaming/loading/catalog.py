@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import cached_property
 from itertools import accumulate, chain
 from typing import NamedTuple, overload
@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import ConfigError, SampleIndexError
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.order.runs import RunLookup
+
+_AT_ONCE = 4096
+"""Shards whose names are looked at together."""
 
 
 class SamplePlace(NamedTuple):
@@ -70,6 +73,23 @@ class Catalog:
         for index in self.indexes:
             yield from ((first + place, shard) for place, shard in index.shards.examples())
             first += len(index.shards)
+
+    def with_files(self, stream: int, names: Set[str]) -> Iterator[tuple[int, ShardInfo]]:
+        """Shards that have files of some names, with their numbers; the others are not made.
+
+        Args:
+            stream: Whose shards to look at.
+            names: Names as they are in the index; those of other files are passed over.
+        """
+        table = self.indexes[stream].shards
+        first = sum(self.shards_per_stream[:stream])
+        for start in range(0, len(table), _AT_ONCE):
+            texts = table.texts(start, min(start + _AT_ONCE, len(table)))
+            if names.isdisjoint(texts):
+                continue
+            found = int(table.first_text[start]) + np.flatnonzero([text in names for text in texts])
+            for place in np.unique(np.searchsorted(table.first_text, found, side="right") - 1).tolist():
+                yield first + place, table[place]
 
     def shard_of(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """The shard, counted over all streams, that holds each of these samples."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_streaming.errors import FormatError
+from lightning_streaming.formats.shard import ShardReader
 from lightning_streaming.loading.catalog import Catalog
-from lightning_streaming.loading.last_uses import LastUses
+from lightning_streaming.loading.last_uses import BatchShards, LastUses, NodePlan
 from lightning_streaming.loading.prefetch import ShardNeed, ShardPrefetcher
 from lightning_streaming.loading.source import SampleSource
 from lightning_streaming.order.deal import Deal
@@ -20,6 +21,7 @@ from lightning_streaming.order.plan import EpochPlan
 
 _WINDOW_SAMPLES = 8192
 """Samples whose ids are worked out together: enough for numpy to be fast, few enough to start at once."""
+_LAST_USE, _BATCH_ENDS = 1, 2
 _NEAR_END = 0.5
 """Part of a share after which what the next pass needs is made ready."""
 
@@ -41,16 +43,28 @@ class Share:
     def windows(self) -> Iterator[NDArray[np.int64]]:
         """Positions of this worker's samples in the epoch's sequence, some batches at a time."""
         batches = range(self.worker, self.deal.num_batches(), self.num_workers)
-        step = max(1, _WINDOW_SAMPLES // self.deal.batch_size)
-        for first in range(0, len(batches), step):
-            window = np.asarray(batches[first : first + step], np.int64)
+        for window in _stretches(batches, self.deal.batch_size):
             positions = self.deal.batches(window, self.node, self.rank_of_node).reshape(-1)
             # Only an epoch's last batch has gaps.
             yield positions if positions[-1] >= 0 else positions[positions >= 0]
 
+    def windows_of_node(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Global batches, and positions of the samples that this node reads of each, of shape (batches, samples).
+
+        Where the last batch has gaps, its positions are -1.
+        """
+        ranks = range(self.deal.ranks_per_node)
+        for window in _stretches(range(self.deal.num_batches()), self.deal.batch_size * len(ranks)):
+            yield window, np.hstack([self.deal.batches(window, self.node, rank) for rank in ranks])
+
     def num_samples(self) -> int:
         """About how many samples :meth:`windows` gives, exactly if the last batch is full."""
         return len(range(self.worker, self.deal.num_batches(), self.num_workers)) * self.deal.batch_size
+
+
+def _stretches(batches: range, samples_per_batch: int) -> Iterator[NDArray[np.int64]]:
+    step = max(1, _WINDOW_SAMPLES // samples_per_batch)
+    return (np.asarray(batches[first : first + step], np.int64) for first in range(0, len(batches), step))
 
 
 class _Window(NamedTuple):
@@ -59,13 +73,6 @@ class _Window(NamedTuple):
     positions: NDArray[np.int64]
     shards: NDArray[np.int64]
     indexes: NDArray[np.int64]
-
-    def rows(self, last_uses: LastUses | None, samples_before: int) -> Iterator[tuple[int, int, int, bool]]:
-        """Position, shard, index within it, and whether this is the shard's last sample, one by one."""
-        columns = (self.positions.tolist(), self.shards.tolist(), self.indexes.tolist())
-        if last_uses is None:
-            return zip(*columns, repeat(False), strict=False)
-        return zip(*columns, last_uses.among(self.shards, samples_before).tolist(), strict=True)
 
 
 def _located(share: Share, catalog: Catalog) -> Iterator[_Window]:
@@ -82,6 +89,23 @@ def shard_needs(share: Share, catalog: Catalog) -> Iterator[ShardNeed]:
         for use in np.argsort(first_uses, kind="stable"):
             yield ShardNeed(samples_before + int(first_uses[use]), int(shards[use]))
         samples_before += len(window.positions)
+
+
+def _node_plan(share: Share, catalog: Catalog) -> NodePlan:
+    def of_node() -> Iterator[BatchShards]:
+        for batches, positions in share.windows_of_node():
+            is_sample = positions >= 0
+            ids = share.plan.ids(positions[is_sample])
+            yield BatchShards(np.repeat(batches, is_sample.sum(axis=1)), catalog.shard_of(ids))
+
+    return NodePlan(
+        worker=share.worker,
+        num_workers=share.num_workers,
+        num_shards=len(catalog.shards),
+        num_samples=share.deal.num_batches() * share.deal.batch_size * share.deal.ranks_per_node,
+        own=lambda: (window.shards for window in _located(share, catalog)),
+        of_node=of_node,
+    )
 
 
 class WorkerSamples(Iterator[Any]):
@@ -128,60 +152,88 @@ def _read(
     share = make_share()
     # A share of one batch that is not full has all of its end in sight.
     near_end_at = (share.num_samples() - share.deal.batch_size) * _NEAR_END
-    is_near_end = False
-    source.share_room(share.num_workers * share.deal.ranks_per_node)
-    with _prefetching(share, source, predownload) as prefetcher, _last_uses(share, source) as last_uses:
-        samples_read = 0
+    readers, latest, is_near_end = source.readers, -1, False
+    with _begun(share, source, predownload) as reading:
         for window in _located(share, source.catalog):
-            if not is_near_end and samples_read + len(window.positions) > near_end_at:
+            if not is_near_end and reading.samples_located + len(window.positions) > near_end_at:
                 is_near_end = True
                 near_end()
-            for position, shard, index, is_last in window.rows(last_uses, samples_read):
-                if prefetcher is not None and samples_read % share.deal.batch_size == 0:
-                    prefetcher.reader_at(samples_read)
-                sample = _read_one(source, prefetcher, shard, index, is_last)
-                samples_read += 1
-                if samples_read % share.deal.batch_size == 0:
-                    source.end_batch()
+            for position, shard, index, events in reading.rows(window):
+                # At every sample anew: what the caller does between two of them may close shards.
+                reader = readers.get(shard)
+                if reader is None:
+                    reader = reading.open(shard)
+                elif shard != latest:
+                    readers.move_to_end(shard)
+                latest = shard
+                try:
+                    sample = reader[index]
+                except FormatError as error:
+                    raise source.named(error, shard) from error
+                if events:
+                    reading.after(events, shard)
                 yield sample if transform is None else transform(sample, position)
 
 
-def _read_one(
-    source: SampleSource, prefetcher: ShardPrefetcher | None, shard: int, index: int, is_last: bool
-) -> dict[str, Any]:
-    goes_on = not source.has_open(shard)
-    if prefetcher is not None and goes_on:
-        prefetcher.retry_if_failed(shard)
-    sample = source.read(shard, index)
-    if is_last:
-        source.finish(shard)
-    if prefetcher is not None and (goes_on or is_last):
-        prefetcher.moved_on()
-    return sample
+class _Reading:
+    """What is to be done beside decoding: when a shard is opened, after its last sample, and after each batch."""
+
+    def __init__(
+        self, share: Share, source: SampleSource, prefetcher: ShardPrefetcher | None, last_uses: LastUses | None
+    ) -> None:
+        self.samples_located = 0
+        """Samples in the windows whose rows were asked for."""
+        self._batch_size = share.deal.batch_size
+        self._source = source
+        self._prefetcher = prefetcher
+        self._last_uses = last_uses
+        self._batches_read = 0
+
+    def rows(self, window: _Window) -> Iterator[tuple[int, int, int, int]]:
+        """Position, shard, index within it, and what :meth:`after` is to be told if it is not 0, one by one."""
+        events = np.zeros(len(window.positions), np.uint8)
+        events[self._batch_size - 1 :: self._batch_size] = _BATCH_ENDS
+        if self._last_uses is not None:
+            events[self._last_uses.among(window.shards, self.samples_located)] |= _LAST_USE
+        self.samples_located += len(events)
+        columns = window.positions.tolist(), window.shards.tolist(), window.indexes.tolist(), events.tobytes()
+        return zip(*columns, strict=True)
+
+    def open(self, shard: int) -> ShardReader:
+        """Open a shard whose sample is next."""
+        if self._prefetcher is not None:
+            self._prefetcher.retry_if_failed(shard)
+        reader = self._source.open(shard)
+        if self._prefetcher is not None:
+            self._prefetcher.moved_on()
+        return reader
+
+    def after(self, events: int, shard: int) -> None:
+        """Take note that a sample was read, and not handed out yet, that is the last of a batch or of its shard."""
+        if events & _LAST_USE:
+            self._source.let_go(shard)
+            if self._prefetcher is not None:
+                self._prefetcher.moved_on()
+        if events & _BATCH_ENDS:
+            self._batches_read += 1
+            if self._prefetcher is not None:
+                self._prefetcher.reader_at(self._batches_read * self._batch_size)
+            for finished in () if self._last_uses is None else self._last_uses.finished(self._batches_read):
+                self._source.finish(finished)
+            self._source.rest()
 
 
 @contextmanager
-def _prefetching(share: Share, source: SampleSource, predownload: int) -> Iterator[ShardPrefetcher | None]:
-    """Fetch shards ahead of a reader while it reads; nothing where they are all here."""
+def _begun(share: Share, source: SampleSource, predownload: int) -> Iterator[_Reading]:
+    """Fetch shards ahead of a reader while it reads, if they are not all here; and watch for their last uses, where
+    there is a limit on how many are kept."""
     with ExitStack() as stack:
+        source.begin_pass(share.num_workers * share.deal.ranks_per_node)
         stack.callback(source.end_pass)
-        prefetcher = None
+        prefetcher = last_uses = None
         if source.is_remote:
             needs = shard_needs(share, source.catalog)
             prefetcher = stack.enter_context(closing(ShardPrefetcher(needs, source.fetch_ahead, predownload)))
-        yield prefetcher
-
-
-@contextmanager
-def _last_uses(share: Share, source: SampleSource) -> Iterator[LastUses | None]:
-    """Find out when shards are needed for the last time, where there is a limit on how many are kept."""
-    if source.cache_limit is None:
-        yield None
-        return
-    catalog = source.catalog
-
-    def shards_in_order() -> Iterator[NDArray[np.int64]]:
-        return (window.shards for window in _located(share, catalog))
-
-    with closing(LastUses(shards_in_order, share.num_samples(), len(catalog.shards))) as last_uses:
-        yield last_uses
+        if source.cache_limit is not None:
+            last_uses = stack.enter_context(closing(LastUses(_node_plan(share, source.catalog))))
+        yield _Reading(share, source, prefetcher, last_uses)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +12,7 @@ from lightning_streaming.cache.eviction import coldest_first
 from lightning_streaming.cache.fetching import Absence
 from lightning_streaming.cache.limits import check_limit, largest_shard_bytes, reader_share
 from lightning_streaming.cache.room import CacheRoom
+from lightning_streaming.cache.scan import Entry
 from lightning_streaming.errors import ConfigError, FormatError, ObjectNotFoundError, ShardCorruptError, StreamingError
 from lightning_streaming.formats.columns import check_columns, check_selection
 from lightning_streaming.formats.encodings import register_encoding, registered_encodings
@@ -20,6 +23,11 @@ from lightning_streaming.loading.ahead import ShardsAhead
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.lone_samples import LoneReader
 from lightning_streaming.loading.open_shards import OpenShards, raw_bytes
+from lightning_streaming.storage.lanes import share_connections
+
+_RANDOM_READERS = 8
+"""Readers by sample number keep open what one of so many readers in order may: they rest for nobody knows how long."""
+_SECONDS_BETWEEN_LOOKS = 0.005
 
 
 class SampleSource:
@@ -51,6 +59,8 @@ class SampleSource:
         self._room = CacheRoom((cache.place for cache in self._caches.values()), cache_limit)
         self._catalog: Catalog | None = None
         self._largest_shard = 0
+        self._shards_limit = 0  # without one, of no meaning
+        self._looked_at = 0.0
         self._open = OpenShards(self._stamp_used)
         self._ahead = ShardsAhead()
         self._lone = LoneReader(self._lone_samples)
@@ -84,15 +94,23 @@ class SampleSource:
         """Bytes that the streams' directories hold of what we fetched, files on their way included."""
         return self._room.usage()
 
+    @property
+    def readers(self) -> OrderedDict[int, ShardReader]:
+        """The readers of open shards; see :class:`OpenShards`. Others come with :meth:`open`."""
+        return self._open.readers
+
     def prepare(self) -> None:
-        """Import what fetching needs, before worker processes are forked from this one."""
+        """Make ready for worker processes: import what fetching needs, and leave them the room that there is."""
         for cache in self._caches.values():
             cache.prepare()
-
-    def share_room(self, readers: int) -> None:
-        """Say how many processes of this node read the dataset together, before reading under a limit."""
         if self._room.limit is not None:
-            self._open.most_bytes = self._ahead.most_bytes = reader_share(self._room.limit, readers)
+            self._open.close_all()
+
+    def begin_pass(self, readers: int) -> None:
+        """Say that this process reads in order now, among so many of this node that do, and share with these."""
+        self._open.forget_inherited()
+        share_connections(readers)
+        self._share_room(readers)
 
     def fetch(self, shard: int, wait: bool = True) -> bool:
         """Have a shard on this node.
@@ -121,7 +139,8 @@ class SampleSource:
         try:
             found = cache.fetch_ahead(info, self._room, spare_since)
         finally:
-            if isinstance(found, Absence):
+            # The reader may have been faster.
+            if isinstance(found, Absence) or shard in self._open.readers:
                 self._ahead.end(shard)
         return found is not Absence.NO_ROOM
 
@@ -140,33 +159,70 @@ class SampleSource:
             FormatError: The shard or the sample is damaged; names the stream and the shard.
             StorageError: The shard could not be fetched.
         """
-        reader = self._open.get(shard)
+        reader = self._open.readers.get(shard)
         if reader is None:
             if alone and (found := self._read_alone(shard, index)) is not None:
                 return found
-            reader = self._open_shard(shard, retry)
+            reader = self.open(shard, retry)
+        else:
+            self._open.readers.move_to_end(shard)
         try:
-            return reader[index]
+            sample = reader[index]
         except FormatError as error:
-            raise self._named(error, shard) from error
+            raise self.named(error, shard) from error
+        self.rest()
+        return sample
 
-    def has_open(self, shard: int) -> bool:
-        """Whether a shard is mapped in this process."""
-        return shard in self._open
+    def open(self, shard: int, retry: int = 1) -> ShardReader:
+        """Open a shard that is not open, fetched if need be.
+
+        Args:
+            shard: Counted over all streams.
+            retry: As for :meth:`read`.
+
+        Raises:
+            FormatError: It is damaged; names the stream and the shard.
+            StorageError: It could not be fetched.
+        """
+        cache, info = self._checked(shard)
+        self._open.forget_inherited()
+        self._open.make_room(info)
+        self._ahead.end(shard)
+        for attempts_left in range(retry, -1, -1):
+            with cache.hold(info, self._room, self._open.close_all) as directory:
+                try:
+                    reader = open_shard(
+                        info, directory, allow_unsafe_types=self._allow_unsafe_types, columns=self._columns
+                    )
+                except (ShardCorruptError, ObjectNotFoundError) as error:
+                    damage = error
+                except StreamingError as error:
+                    raise self.named(error, shard) from error
+                else:
+                    self._open.add(shard, info, reader)
+                    return reader
+            # Damaged or removed on this node since it was made present, unless it is read in place.
+            if not attempts_left or not cache.discard(info):
+                raise self.named(damage, shard) from damage
+        raise AssertionError("the last attempt returns or raises")
+
+    def let_go(self, shard: int) -> None:
+        """Say that this reader needs a shard no more in this pass."""
+        self._open.close(shard)
+        self._ahead.end(shard)
 
     def finish(self, shard: int) -> None:
-        """Say that this pass needs a shard no more: under a limit it is unmapped, and goes before others."""
-        self._open.close(shard)
+        """Say that this pass needs a shard no more, whoever reads: under a limit it goes before others."""
         cache, info = self._cache_of(shard)
         cache.stamp(info, finished=True)
 
-    def end_batch(self) -> None:
-        """Say that a batch is complete, after which this process may rest for long.
+    def rest(self) -> None:
+        """Say that this process may not read on for long, as when a batch is complete.
 
         Where room is scarce nothing stays mapped meanwhile: whoever waits for room might be who we wait for.
         """
         share = self._open.most_bytes
-        if share is not None and (share < self._largest_shard or self._room.somebody_waits()):
+        if share is not None and (share < self._largest_shard or self._somebody_waits()):
             self._open.close_all()
 
     def end_pass(self) -> None:
@@ -174,6 +230,7 @@ class SampleSource:
         self._ahead.clear()
         if self._room.limit is not None:
             self._open.close_all()
+            self._share_room(_RANDOM_READERS)
 
     def evict(self, shard: int) -> bool:
         """Remove what this node keeps of a shard, unless somebody uses it, or we did not fetch it.
@@ -203,6 +260,10 @@ class SampleSource:
         """Unmap every shard. Samples read before stay valid."""
         self._open.close_all()
 
+    def named(self, error: StreamingError, shard: int) -> StreamingError:
+        """The same error, saying which stream it is about."""
+        return type(error)(f"stream {self._stream_of(shard)!r}: {error}")
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_catalog": None, "encodings": registered_encodings()}
 
@@ -225,29 +286,15 @@ class SampleSource:
         indexes = zip(self._caches.values(), catalog.indexes, strict=True)
         fetched = [index for cache, index in indexes if cache.needs_room(index)]
         self._largest_shard = max((largest_shard_bytes(index.shards) for index in fetched), default=0)
-        check_limit(self._room.limit, self._room.fixed_bytes(), self._largest_shard)
+        index_bytes = self._room.fixed_bytes()
+        check_limit(self._room.limit, index_bytes, self._largest_shard)
+        if self._room.limit is not None:
+            self._shards_limit = max(0, self._room.limit - index_bytes)
+            self._share_room(_RANDOM_READERS)
 
-    def _open_shard(self, shard: int, retry: int) -> ShardReader:
-        cache, info = self._checked(shard)
-        self._open.make_room(info)
-        self._ahead.end(shard)
-        for attempts_left in range(retry, -1, -1):
-            with cache.hold(info, self._room, self._open.close_all) as directory:
-                try:
-                    reader = open_shard(
-                        info, directory, allow_unsafe_types=self._allow_unsafe_types, columns=self._columns
-                    )
-                except (ShardCorruptError, ObjectNotFoundError) as error:
-                    damage = error
-                except StreamingError as error:
-                    raise self._named(error, shard) from error
-                else:
-                    self._open.add(shard, info, reader)
-                    return reader
-            # Damaged or removed on this node since it was made present, unless it is read in place.
-            if not attempts_left or not cache.discard(info):
-                raise self._named(damage, shard) from damage
-        raise AssertionError("the last attempt returns or raises")
+    def _share_room(self, readers: int) -> None:
+        if self._room.limit is not None:
+            self._open.most_bytes = self._ahead.most_bytes = reader_share(self._shards_limit, readers)
 
     def _read_alone(self, shard: int, index: int) -> dict[str, Any] | None:
         """One sample by its bytes alone; None where its shard is here, or cannot be read like that."""
@@ -257,7 +304,7 @@ class SampleSource:
         try:
             return self._lone.read(shard, info, index, lambda part: cache.read_bytes(*part))
         except FormatError as error:
-            raise self._named(error, shard) from error
+            raise self.named(error, shard) from error
 
     def _lone_samples(self, info: ShardInfo, table: bytes) -> LoneSamples:
         return LoneSamples(info, table, allow_unsafe_types=self._allow_unsafe_types, columns=self._columns)
@@ -268,7 +315,7 @@ class SampleSource:
         try:
             check_shard(info, allow_unsafe_types=self._allow_unsafe_types, columns=self._columns)
         except StreamingError as error:
-            raise self._named(error, shard) from error
+            raise self.named(error, shard) from error
         return cache, info
 
     def _cache_of(self, shard: int) -> tuple[ShardCache, ShardInfo]:
@@ -276,16 +323,23 @@ class SampleSource:
 
     def _coldest(self) -> Iterator[int]:
         """Shards that have files of ours on this node, the one used longest ago first."""
-        owners = {
-            str(path): shard
-            for shard in range(len(self.catalog.shards))
-            for cache, info in [self._cache_of(shard)]
-            for path in cache.files_of(info)
-        }
-        places = {cache.place.directory: cache.place for cache in self._caches.values()}
-        files = [file for place in places.values() if place.directory.is_dir() for file in place.scan().files]
-        found = (owners.get(file.path) for file in coldest_first(files, None))
-        return iter(dict.fromkeys(shard for shard in found if shard is not None))
+        files, owners = list[Entry](), dict[str, int]()
+        for stream, cache in enumerate(self._caches.values()):
+            found = cache.place.scan().files
+            start = len(f"{cache.place.directory}/")
+            for shard, info in self.catalog.with_files(stream, {file.path[start:] for file in found}):
+                owners.update(dict.fromkeys(map(str, cache.files_of(info)), shard))
+            files += found
+        named = (owners.get(file.path) for file in coldest_first(files, None))
+        return iter(dict.fromkeys(shard for shard in named if shard is not None))
+
+    def _somebody_waits(self) -> bool:
+        """Whether a reader waits for room. Small batches come faster than it pays to look."""
+        now = time.monotonic()
+        if now < self._looked_at + _SECONDS_BETWEEN_LOOKS:
+            return False
+        self._looked_at = now
+        return self._room.somebody_waits()
 
     def _stamp_used(self, shard: int) -> None:
         cache, info = self._cache_of(shard)
@@ -293,6 +347,3 @@ class SampleSource:
 
     def _stream_of(self, shard: int) -> str:
         return self.catalog.stream_names[int(self.catalog.stream_of_shard[shard])]
-
-    def _named(self, error: StreamingError, shard: int) -> StreamingError:
-        return type(error)(f"stream {self._stream_of(shard)!r}: {error}")

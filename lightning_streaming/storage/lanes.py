@@ -12,6 +12,9 @@ from itertools import count
 
 CONNECTIONS = 16
 """Parts in flight, unless a caller says otherwise."""
+_OF_NODE = 64
+"""Parts in flight of all processes of a node that have said how many they are."""
+_LEAST = 2
 
 
 @dataclass
@@ -19,6 +22,8 @@ class Lanes:
     """The parts in flight of one process, and those that wait. To be used in the thread of its event loop only."""
 
     in_flight: int = 0
+    most: int = CONNECTIONS
+    """Lanes there are, whatever whoever asks knows of."""
     _waiting: list[tuple[int, int, int, asyncio.Future[None]]] = field(default_factory=list)
     _arrivals: count[int] = field(default_factory=count)
 
@@ -46,7 +51,7 @@ class Lanes:
         while self._waiting:
             _, _, connections, granted = self._waiting[0]
             if not granted.done():
-                if self.in_flight >= connections:
+                if self.in_flight >= min(connections, self.most):
                     return
                 self.in_flight += 1
                 granted.set_result(None)
@@ -66,3 +71,8 @@ def next_turn() -> int:
 def lanes_of_process() -> Lanes:
     """The lanes of this process."""
     return _lanes.setdefault(os.getpid(), Lanes())
+
+
+def share_connections(processes: int) -> None:
+    """Say among how many processes of this node the connections are to be shared, this one included."""
+    lanes_of_process().most = max(_LEAST, min(CONNECTIONS, _OF_NODE // processes))

@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning_streaming.errors import ObjectNotFoundError, StorageError
 from lightning_streaming.storage.attempts import Attempts
-from lightning_streaming.storage.filesystems import call, open_filesystem
+from lightning_streaming.storage.filesystems import call, kind_of, open_filesystem
 from lightning_streaming.storage.secrets import secrets_of
 from lightning_streaming.storage.urls import mask_url
 
@@ -89,7 +89,13 @@ def object_size(url: str, options: Mapping[str, Any], *, retry: int, timeout: fl
     def attempt() -> int:
         filesystem, path = open_filesystem(url, options)
         with _remembering_nothing(filesystem):
-            return int(call(filesystem, "info", path, timeout=timeout)["size"])
+            try:
+                return int(call(filesystem, "info", path, timeout=timeout)["size"])
+            except FileNotFoundError as error:
+                # Over HTTP every failure is one of these, and only its cause tells which.
+                if kind_of(filesystem, url) == "http" and isinstance(error.__cause__, Exception):
+                    raise error.__cause__ from None
+                raise
 
     try:
         return _attempts(url, options, retry, timeout, verb="look at").run(attempt)

@@ -8,13 +8,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from lightning_streaming.cache.index_lock import part_of_scratch
 from lightning_streaming.cache.inspection import (
     CachedIndex,
     CacheFile,
     FileKind,
     find_index,
     list_cache,
-    part_of_scratch,
 )
 from lightning_streaming.cache.origin import IndexCheck, read_origin
 from lightning_streaming.formats.index import DatasetIndex
@@ -86,7 +86,7 @@ def survey(directory: Path, advance: Callable[[int], object]) -> Survey:
     dead = [file for file in files if is_leftover(file)]
     return Survey(
         directory=directory,
-        remote=None if origin is None else origin.remote,
+        remote=None if origin is None or origin.of_originals else origin.remote,
         index=None if index is None else index.digest[:_SHOWN_DIGITS],
         checked=_checked(origin.check if origin else None, index),
         shards=None if index is None else len(index.index.shards),

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from lightning_streaming.errors import ConfigError, PartError, StreamingError
+from lightning_streaming.formats.index import INDEX_BASENAME
 from lightning_streaming.storage import local_path, mask_url
 from lightning_streaming.storage.listing import list_files
 from lightning_streaming.tools.changed_parts import begin_changed_again
-from lightning_streaming.tools.console import progress
+from lightning_streaming.tools.claim import find_small
+from lightning_streaming.tools.console import counted, progress
 from lightning_streaming.tools.packing import COLUMN, Packer, PackingSettings, Tally, documents
 from lightning_streaming.tools.sources.columns import ColumnPlan, Sample, encoded_rows
 from lightning_streaming.tools.sources.digests import digest_groups, digest_of, traits
@@ -140,17 +142,37 @@ def write_parts(
                 raise error.__cause__ from None  # it names file and place
             raise
         return
+    _write_one(convert(parts[0]), out, storage_options, **settings)
+
+
+def _write_one(samples: Iterator[Sample], out: str, storage_options: Mapping[str, Any], **settings: Any) -> None:
+    is_finished = find_small(StoredDataset(location=out, options=storage_options), INDEX_BASENAME) is not None
     # Also a new one: only so can it be gone on with.
     with (
         MDSWriter(out=out, mode="resume", storage_options=storage_options, **settings) as writer,
         progress(None, "convert", "sample") as advance,
     ):
-        # What is safe already is read again, not written: a source has no other way to its middle.
         already = writer.num_samples
         advance(already)
-        for sample in islice(convert(parts[0]), already, None):
+        _pass_over(samples, already, out)
+        for sample in samples:
+            if is_finished:
+                raise ConfigError(
+                    f"{mask_url(out)} is finished with {counted(already, 'sample')}, but SOURCE gives more by now; "
+                    "convert it to another place"
+                )
             writer.write(sample)
             advance(1)
+
+
+def _pass_over(samples: Iterator[Sample], count: int, out: str) -> None:
+    """Read again what is safe already: a source has no other way to its middle."""
+    found = sum(1 for _ in islice(samples, count))
+    if found < count:
+        raise ConfigError(
+            f"{mask_url(out)} holds {counted(count, 'sample')} already, but SOURCE gives only {found:,}, so it is not "
+            "what the conversion was begun with; give the same SOURCE and options, or choose another OUT"
+        )
 
 
 def _check_is_new(out: str, options: Mapping[str, Any]) -> None:

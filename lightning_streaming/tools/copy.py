@@ -85,11 +85,22 @@ def _places(args: Namespace) -> tuple[StoredDataset, StoredDataset]:
     source, out = find_dataset(args.source, options), find_dataset(args.out, out_options)
     if location_key(source.location, source.options) == location_key(out.location, out.options):
         raise ConfigError(f"a dataset must be copied to another place, but both are {source.shown}")
+    if _is_within(out, source):
+        raise ConfigError(f"a dataset must not be copied into itself, but {out.shown} is in {source.shown}")
     if out.directory is not None and out.directory.exists() and not out.directory.is_dir():
         raise ConfigError(f"{out.shown} must be a directory, but is a file")
     for place in (source, out):
         prepare(place.location)
     return source, out
+
+
+def _is_within(out: StoredDataset, source: StoredDataset) -> bool:
+    if out.directory is not None and source.directory is not None:
+        return out.directory.resolve().is_relative_to(source.directory.resolve())
+    # A store's key tells its endpoint in lines after that of the place.
+    out_place, _, out_store = location_key(out.location, out.options).partition("\n")
+    source_place, _, source_store = location_key(source.location, source.options).partition("\n")
+    return out_store == source_store and out_place.startswith(source_place + "/")
 
 
 def _take_possession(

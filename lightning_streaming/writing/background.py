@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
@@ -11,7 +11,10 @@ _Result = TypeVar("_Result")
 
 
 class Background:
-    """Runs pieces of work in threads, which start with the first piece and end with :meth:`close`."""
+    """Runs pieces of work in threads, which start with the first piece and end with :meth:`close`.
+
+    One thread gives the work. Where it waits, it may be interrupted, and nothing has changed.
+    """
 
     def __init__(self, max_workers: int) -> None:
         """Nothing is started yet.
@@ -20,29 +23,31 @@ class Background:
             max_workers: Pieces at work at a time. One more may wait.
         """
         self._pool = ThreadPoolExecutor(max_workers, thread_name_prefix="shard-writer")
-        self._free = threading.Semaphore(max_workers + 1)
-        self._last: Future[None] | None = None
+        self._most = max_workers + 1
+        self._unfinished: deque[Future[None]] = deque()
         self.failure: BaseException | None = None
         """What went wrong first; all that was to finish later fails with it."""
 
+    def wait_for_room(self) -> None:
+        """Wait while ``max_workers + 1`` pieces are not finished."""
+        unfinished = self._unfinished
+        while len(unfinished) >= self._most:
+            wait([unfinished[0]])
+            unfinished.popleft()
+
     def submit(self, work: Callable[[], _Result], commit: Callable[[_Result], None]) -> None:
-        """Take a piece of work; wait while ``max_workers + 1`` are not finished.
+        """Take a piece of work, for which there is room.
 
         Args:
             work: Runs beside others.
             commit: Takes its result, when all pieces before have been committed.
         """
-        self._free.acquire()
-        try:
-            self._last = self._pool.submit(self._run, work, commit, self._last)
-        except BaseException:
-            self._free.release()
-            raise
+        previous = self._unfinished[-1] if self._unfinished else None
+        self._unfinished.append(self._pool.submit(self._run, work, commit, previous))
 
     def wait(self) -> None:
-        """Wait until all is committed, or has failed."""
-        if self._last is not None:
-            wait([self._last])
+        """Wait until all is committed, or has failed, or was dropped."""
+        wait([one for one in self._unfinished if not one.done()])
 
     def drop(self) -> None:
         """What waits is not begun."""
@@ -50,6 +55,7 @@ class Background:
 
     def close(self) -> None:
         """Finish all that was not dropped, and end the threads."""
+        self.wait()  # first: a thread whose end is waited for counts as ended once that is interrupted
         self._pool.shutdown(wait=True)
 
     def _run(
@@ -64,8 +70,6 @@ class Background:
         except BaseException as error:
             self.failure = self.failure or error
             raise
-        finally:
-            self._free.release()
 
     def _stop_after_failure(self) -> None:
         if self.failure is not None:

@@ -57,6 +57,17 @@ def infer_text_columns(sample: Mapping[str, Any]) -> dict[str, str]:
     return {name: type(value).__name__ for name, value in sample.items()}
 
 
+def check_columns(columns: object) -> None:
+    """Refuse what does not say of columns what their encodings are.
+
+    Raises:
+        ConfigError: It maps no texts to texts.
+    """
+    if not isinstance(columns, Mapping) or not all(isinstance(text, str) for pair in columns.items() for text in pair):
+        shown = dict(columns) if isinstance(columns, Mapping) else columns
+        raise ConfigError(f"columns must map names to encodings, all of them texts, but got {shown!r}")
+
+
 def columns_of(schema: Mapping[str, Any]) -> dict[str, str]:
     """Column name to encoding name, from what an index says of the columns in any format."""
     if "columns" in schema:

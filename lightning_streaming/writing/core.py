@@ -6,8 +6,9 @@ import operator
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, get_args
@@ -25,10 +26,19 @@ from lightning_streaming.writing.shard_buffer import ShardBuffer
 from lightning_streaming.writing.start import Mode, check_format, check_settings, find_start, go_on
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Buffer, Self
 
 DEFAULT_SIZE_LIMIT = 2**26
 DEFAULT_RETRY = 5
+
+# Why a writer takes no more samples.
+_WAS_WHOLE = "this dataset is finished; mode='append' adds to it"
+_IS_ENDING = "this writer is being finished and takes no more samples; call finish() again, or close()"
+_HAS_ENDED = "this writer is finished; make another one to write more"
+_WAS_TORN = (
+    "this writer was interrupted just as it gave a shard away; samples may be missing, so it publishes no index; make "
+    "another one, where mode='resume' goes on with what is safe"
+)
 
 
 class ShardWriter(ABC):
@@ -81,7 +91,7 @@ class ShardWriter(ABC):
 
         Raises:
             ConfigError: A setting cannot work or is not that of the dataset to go on with, there is a dataset where
-                none should be, or none where one should be.
+                none should be, or none where one should be, or another writer is at work in the directory.
             UnsupportedError: This version does not serve the compression or an encoding.
             MissingDependencyError: A package that a setting needs is not installed.
             StorageError: The store does not say what is there.
@@ -95,20 +105,21 @@ class ShardWriter(ABC):
         )
         self._journal = None if mode == "create" else Journal(self._destination)
         with ExitStack() as held:
-            if mode == "resume":
+            if mode != "append":
                 self._destination.make_folder("")
-            if self._journal is not None:
-                held.enter_context(self._destination.alone())
+            held.enter_context(self._alone())
             self._start = find_start(mode, self._destination, exist_ok=exist_ok)
             recipe = self._check_start(recipe)
             journal = self._journal
             samples = [] if journal is None else go_on(self._start, self._destination, journal, recipe)
+            self._shards = list(self._start.safe)
+            self._num_samples = sum(shard.samples for shard in self._shards)
+            self._cutter = None if recipe is None else Cutter(recipe, number=len(self._shards), samples=samples)
             self._held = held.pop_all()
-        self._shards = list(self._start.safe)
-        self._num_samples = sum(shard.samples for shard in self._shards)
-        self._cutter = None if recipe is None else Cutter(recipe, number=len(self._shards), samples=samples)
         self._exact_names = None if recipe is None or columns is not None else columns_of(recipe.schema).keys()
         self._background = Background(workers)
+        self._owner = os.getpid()
+        self._refusal = _WAS_WHOLE if self._start.is_finished else None
         self._is_closed = False
         self._is_published = False
 
@@ -124,16 +135,19 @@ class ShardWriter(ABC):
     def write(self, sample: Mapping[str, Any]) -> None:
         """Add a sample. If this raises, the sample was not added.
 
-        It waits while ``max_workers + 1`` shards are not stored yet.
+        It waits while ``max_workers + 1`` shards are not stored yet. That may be interrupted, by Ctrl-C or a handler of
+        a signal that raises; then the same sample can be written again.
 
         Raises:
             EncodingError: A column is missing, or its value does not fit. Other samples can still be added.
-            ConfigError: The shard would have 4 GiB or more, the writer or the dataset is finished, or no encoding can
-                be told.
+            ConfigError: The shard would have 4 GiB or more, the system has no memory for it, the writer or the dataset
+                is finished, no encoding can be told, or the writer was interrupted just as it gave a shard away.
             StorageError: A shard before could not be stored; then none will be.
         """
-        if self._is_closed or self._start.is_finished or self._background.failure is not None:
+        if self._refusal is not None or self._background.failure is not None:
             self._refuse()
+        if type(sample) is not dict and not isinstance(sample, Mapping):
+            raise EncodingError(f"a sample must map column names to values, but got {sample!r:.100}")
         cutter = self._cutter
         if cutter is None:
             self._tell_columns(sample)
@@ -143,22 +157,24 @@ class ShardWriter(ABC):
             raise EncodingError(
                 f"the first sample had columns {sorted(self._exact_names)}, but this one has {list(sample)}"
             )
-        before = cutter.add(cutter.recipe.parts(sample))
-        if before is not None:
-            self._submit(cutter, cutter.number - 1, before, is_last=False)
+        parts = cutter.recipe.parts(sample)
+        if not cutter.add(parts):
+            self._cut(cutter, parts)
 
     def finish(self) -> None:
         """Store the last shard, and then publish the index. Done once; a second call does nothing.
 
+        If it is interrupted it may be called again.
+
         Raises:
-            StorageError: A shard or the index could not be stored. If it was the index, it may be called again.
-            ConfigError: The writer was closed before, or its block failed.
+            StorageError: A shard or the index could not be stored, or a shard is not there any more. If it was the
+                index, it may be called again.
+            ConfigError: The writer was closed before, or its block failed, or it is another process's.
         """
+        self._check_process()
         if self._is_closed and not self._is_published:
             raise ConfigError("this writer was closed before it was finished, so there is no index; make another one")
-        if self._is_closed:
-            return
-        if not self._start.is_finished:
+        if not self._start.is_finished and not self._is_published:
             self._store_rest()
             self._publish()
         self._is_published = True
@@ -169,15 +185,18 @@ class ShardWriter(ABC):
 
         With ``mode="create"`` the shards in the local directory are removed, and those under a URL stay, named by none.
         With the other modes the shards that are whole are stored, and everything stays, to go on with.
+
+        A process that was forked from the writer's does nothing here: files are its parent's.
         """
-        if self._is_closed:
+        if self._is_closed or os.getpid() != self._owner:
             return
-        if self._journal is not None:
-            self._end()
-            return
-        self._background.drop()
+        is_undone = self._journal is None and not self._is_published
+        self._refusal = _HAS_ENDED
+        if is_undone:
+            self._background.drop()
+            self._background.close()
+            self._destination.undo()
         self._end()
-        self._destination.undo()
 
     def __enter__(self) -> Self:
         return self
@@ -199,6 +218,17 @@ class ShardWriter(ABC):
     def _infer(self, sample: Mapping[str, Any]) -> dict[str, str]:
         """Columns that fit a sample."""
 
+    def _alone(self) -> AbstractContextManager[None]:
+        """Be the only writer in the directories."""
+        return self._destination.alone()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._owner:
+            raise ConfigError(
+                f"this writer is of process {self._owner}, from which this one was forked; make another one here, or "
+                "leave the process with os._exit()"
+            )
+
     def _check_start(self, recipe: ShardRecipe | None) -> ShardRecipe | None:
         """Compare the settings with those of what is there, whose columns are taken where none are given."""
         known = self._start.known
@@ -212,8 +242,28 @@ class ShardWriter(ABC):
     def _tell_columns(self, sample: Mapping[str, Any]) -> None:
         recipe = self._make_recipe(self._infer(sample), self._settings)
         recipe.parts(sample)  # a sample that does not fit decides nothing
-        self._cutter = Cutter(recipe)
-        self._exact_names = columns_of(recipe.schema).keys()
+        names, cutter = columns_of(recipe.schema).keys(), Cutter(recipe)
+        self._exact_names = names
+        self._cutter = cutter
+
+    def _cut(self, cutter: Cutter, parts: Sequence[Buffer]) -> None:
+        """Give away what is gathered, and go on with a sample that comes after.
+
+        An exception may come from a signal, at any point. So all that takes long, or may fail, is done while nothing
+        is changed yet. In what remains :attr:`_refusal` is set, and stays if it does not come to its end.
+        """
+        self._wait_for_room()
+        following = cutter.following(parts)
+        self._refusal = _WAS_TORN
+        number = cutter.number
+        self._submit(cutter, number, cutter.cut(following), is_last=False)
+        self._refusal = None
+
+    def _wait_for_room(self) -> None:
+        self._check_process()
+        self._background.wait_for_room()
+        if self._background.failure is not None:
+            self._refuse()
 
     def _submit(self, cutter: Cutter, number: int, samples: ShardBuffer, *, is_last: bool) -> None:
         reopened, published = self._start.reopened, self._start.published or ()
@@ -229,10 +279,14 @@ class ShardWriter(ABC):
         self._background.submit(partial(_store, cutter, number, samples, put), commit)
 
     def _store_rest(self) -> None:
-        if self._background.failure is None and self._cutter is not None and self._cutter.has_samples:
-            self._submit(self._cutter, self._cutter.number, self._cutter.take(), is_last=True)
+        if self._refusal is None:
+            if self._background.failure is None and self._cutter is not None and self._cutter.has_samples:
+                self._wait_for_room()
+                self._refusal = _WAS_TORN
+                self._submit(self._cutter, self._cutter.number, self._cutter.last(), is_last=True)
+            self._refusal = _IS_ENDING
         self._background.wait()
-        if self._background.failure is not None:
+        if self._background.failure is not None or self._refusal is not _IS_ENDING:
             self._refuse()
 
     def _record(self, journal: Journal, number: int, shard: ShardInfo) -> None:
@@ -246,8 +300,9 @@ class ShardWriter(ABC):
     def _publish(self) -> None:
         published, shards = self._start.published, tuple(self._shards)
         index = dump_index(shards)
-        if self._journal is not None:
-            self._destination.check_stored(shards)
+        # What replaces a published shard is kept aside until it is decided, and checked then.
+        replaced = dict(enumerate(published or ()))
+        self._destination.check_stored(shard for n, shard in enumerate(shards) if replaced.get(n, shard) == shard)
         if self._journal is not None and any(map(operator.ne, published or (), shards)):
             self._journal.decide(index)
             self._journal.carry_out()
@@ -262,16 +317,15 @@ class ShardWriter(ABC):
             raise type(failure)(str(failure)) from failure
         if failure is not None:
             raise failure
-        if self._start.is_finished:
-            raise ConfigError("this dataset is finished; mode='append' adds to it")
-        raise ConfigError("this writer is finished; make another one to write more")
+        raise ConfigError(self._refusal)
 
     def _end(self) -> None:
-        self._is_closed = True
+        self._refusal = _HAS_ENDED
         self._background.close()
         self._destination.close()
         self._held.close()
         self._cutter = None  # its memory is large
+        self._is_closed = True
 
 
 def _store(cutter: Cutter, number: int, gathered: ShardBuffer, put: Callable[..., None]) -> ShardInfo:
@@ -285,13 +339,16 @@ def _store(cutter: Cutter, number: int, gathered: ShardBuffer, put: Callable[...
 
 def _check_counts(max_workers: int | None, retry: int) -> int:
     """The number of workers."""
-    if retry < 1:
-        raise ConfigError(f"retry must be at least 1, the attempts in total, but got {retry}")
+    _check_count(retry, "retry")
     if max_workers is None:
         return max(2, min(8, os.cpu_count() or 1))
-    if max_workers < 1:
-        raise ConfigError(f"max_workers must be at least 1, but got {max_workers}")
-    return max_workers
+    return _check_count(max_workers, "max_workers")
+
+
+def _check_count(count: object, what: str) -> int:
+    if not isinstance(count, Integral) or count < 1:
+        raise ConfigError(f"{what} must be a whole number from 1, but got {count!r}")
+    return int(count)
 
 
 def _check_mode(mode: str, exist_ok: bool) -> None:

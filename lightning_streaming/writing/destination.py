@@ -98,17 +98,19 @@ class Destination:
             tidy_directory(directory.path, named, is_copy=directory is not self.truth)
 
     def check_stored(self, shards: Iterable[ShardInfo]) -> None:
-        """Make sure, before an index names these shards, that they are there.
+        """Make sure, before an index names these shards, that they are there, by their sizes.
 
         Raises:
-            StorageError: One is not.
+            StorageError: One is not, or is of another size.
         """
         there = self.truth.sizes()
-        missing = [name for shard in shards for name in stored_names(shard) if name not in there]
-        if missing:
+        files = [compressed or raw for shard in shards for raw, compressed in shard.files]
+        wrong = [file.basename for file in files if there.get(file.basename) != file.bytes]
+        if wrong:
+            found = "has another size now" if wrong[0] in there else "is not there any more"
             raise StorageError(
-                f"{missing[0]} was stored and is not there any more, so no index is published; is another writer at "
-                "work on this dataset? mode='resume' goes on with what is there"
+                f"{wrong[0]} was stored and {found}, so no index is published; is another writer at work on this "
+                "dataset? Write it again, alone; what mode='resume' wrote is gone on with"
             )
 
     def fill(self, shards: Iterable[ShardInfo], index: bytes | None) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.mds import encode_config, head_bytes, shard_bytes
 from lightning_streaming.formats.mds_sample import SampleLayout, compile_layout
+from lightning_streaming.writing.columns import check_columns
 from lightning_streaming.writing.names import shard_name
 from lightning_streaming.writing.recipe import MadeShard, cut_samples, made_shard, make_file
 from lightning_streaming.writing.settings import ShardSettings
@@ -40,8 +40,8 @@ class MDSRecipe:
         return shard_bytes(num_samples, data_bytes, len(self.config))
 
     def make(self, number: int, samples: EncodedSamples) -> MadeShard:
-        content = (head_bytes(samples.ends, self.config), samples.data)
-        return made_shard(self, len(samples), make_file(shard_name(number, self.format), content, self.settings))
+        head = head_bytes(samples.ends, self.config)
+        return made_shard(self, len(samples), make_file(shard_name(number, self.format), head, self.settings, samples))
 
     def samples_in(self, contents: Sequence[bytes]) -> list[bytes]:
         (data,) = contents
@@ -55,8 +55,7 @@ def make_mds_recipe(columns: Mapping[str, str], settings: ShardSettings) -> MDSR
         ConfigError: There are no columns, one is not named by a text, or an encoding does not exist.
         UnsupportedError: This version does not serve an encoding.
     """
-    if not all(isinstance(text, str) for pair in columns.items() for text in pair):
-        raise ConfigError(f"columns must map names to encodings, all of them texts, but got {dict(columns)}")
+    check_columns(columns)
     names = tuple(sorted(columns))
     layout = compile_layout(names, tuple(columns[name] for name in names))
     schema = layout.schema

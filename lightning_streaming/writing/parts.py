@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -110,7 +111,7 @@ class PartJob(Generic[Input]):
 
     def _write(self, location: str, part_input: Input, on_sample: Callable[[], None]) -> int:
         samples = 0
-        with MDSWriter(
+        with _PartWriter(
             columns=self.columns,
             out=location,
             compression=self.settings.compression,
@@ -156,6 +157,13 @@ class PartJob(Generic[Input]):
                 f"{shard.raw_data.basename} has columns {columns_of(shard.schema)}, but {first.raw_data.basename} has "
                 f"{columns_of(first.schema)}, as their first samples told; pass columns=..., and write to another place"
             )
+
+
+class _PartWriter(MDSWriter):
+    """A writer for whoever is alone with the directory already."""
+
+    def _alone(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 def plan_parts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -56,15 +57,15 @@ class Directory:
         """Nothing is touched yet."""
         self.path = path
         self._was_there = path.exists()
-        self._written: set[str] = set()
+        self._written: dict[str, int] = {}
 
     def put(self, name: str, *pieces: bytes | memoryview) -> None:
         path = self.path / name
         with system_errors(f"write {path}", "make room there, or choose another place"):
             path.parent.mkdir(parents=True, exist_ok=True)
             with appears_whole(path) as partial, partial.open("wb") as file:
+                self._written[name] = os.fstat(file.fileno()).st_ino
                 file.writelines(pieces)
-        self._written.add(name)
 
     def get(self, name: str) -> bytes:
         with system_errors(f"read {self.path / name}"):
@@ -95,11 +96,22 @@ class Directory:
             path.rmdir()
 
     def undo(self) -> None:
-        """Remove what was put, and the directory, if it was not there before and nothing else is in it."""
-        for name in sorted(self._written):
-            self.remove(name)
+        """Remove what was put, and the directory, if it was not there before and nothing else is in it.
+
+        A file that another program put in place of one of these stays.
+        """
+        for name, inode in sorted(self._written.items()):
+            if self._inode(name) == inode:
+                self.remove(name)
         if not self._was_there:
             self.remove_folder("")
+
+    @system_errors("look at a file")
+    def _inode(self, name: str) -> int | None:
+        try:
+            return (self.path / name).stat().st_ino
+        except FileNotFoundError:
+            return None
 
 
 class Bucket:

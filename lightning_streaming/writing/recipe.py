@@ -105,18 +105,21 @@ class StoredFile:
         return (self.compressed or self.raw).basename
 
 
-def make_file(basename: str, pieces: tuple[bytes | memoryview, ...], settings: ShardSettings) -> StoredFile:
+def make_file(basename: str, head: bytes, settings: ShardSettings, samples: EncodedSamples | None = None) -> StoredFile:
     """Hash a raw file, and compress it where the settings say so.
 
     Args:
         basename: Name of the raw file.
-        pieces: Its content.
+        head: What it begins with.
         settings: How to hash and compress.
+        samples: What follows, if anything does. After compression they are not to be looked at.
     """
+    pieces = (head,) if samples is None else (head, samples.data)
     raw = _file_info(basename, pieces, settings)
     if settings.compression is None:
         return StoredFile(raw=raw, compressed=None, pieces=pieces)
-    data = compress(settings.compression, b"".join(pieces))
+    with memoryview(head if samples is None else samples.behind(head)) as whole:
+        data = compress(settings.compression, whole)
     compressed = _file_info(f"{basename}.{extension(settings.compression)}", (data,), settings)
     return StoredFile(raw=raw, compressed=compressed, pieces=(data,))
 

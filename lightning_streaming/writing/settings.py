@@ -46,6 +46,10 @@ def parse_settings(
     """
     if isinstance(hashes, str):
         raise ConfigError(f"hashes must be a list of names, but got the text {hashes!r}; write [{hashes!r}]")
+    if not isinstance(hashes or (), Sequence) or not all(isinstance(name, str) for name in hashes or ()):
+        raise ConfigError(f"hashes must be a list of names, but got {hashes!r}")
+    if not isinstance(compression or "", str):
+        raise ConfigError(f"compression must be a name like 'zstd' or 'zstd:19', but got {compression!r}")
     return ShardSettings(
         compression=compression or None,
         hashes=tuple(hashes or ()),

@@ -41,20 +41,29 @@ def instead_of_others(directory: Path) -> Iterator[None]:
     Raises:
         ConfigError: Another one is, in this process or in another.
     """
+    owner = os.getpid()
     with _opened(directory) as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _is_locked(handle, directory):
             raise ConfigError(
                 f"another writer is at work in {directory}; let it end, or close it if it is of this program"
-            ) from None
-        except OSError:  # a filesystem without locks
-            pass
+            )
         try:
             yield
         finally:
-            with suppress(OSError):
-                fcntl.flock(handle, fcntl.LOCK_UN)  # children may have the handle too
+            if os.getpid() == owner:  # a child has the handle too, and would give back its parent's lock
+                with suppress(OSError):
+                    fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+def _is_locked(handle: int, directory: Path) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a filesystem without locks
+        pass
+    # Meanwhile a writer that gave up may have removed the directory, and the next one made another of this name.
+    return directory.exists() and os.path.samestat(os.fstat(handle), directory.stat())
 
 
 @contextmanager

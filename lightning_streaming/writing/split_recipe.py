@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.split import SplitLayout, make_split_layout, meta_bytes, split_config
+from lightning_streaming.writing.columns import check_columns
 from lightning_streaming.writing.names import shard_name
 from lightning_streaming.writing.recipe import MadeShard, cut_samples, made_shard, make_file
 from lightning_streaming.writing.settings import ShardSettings
@@ -49,8 +49,8 @@ class SplitRecipe:
     def make(self, number: int, samples: EncodedSamples) -> MadeShard:
         basename, header = shard_name(number, self.format), self.layout.header
         offsets = np.concatenate([[0], samples.ends]) + len(header)
-        meta = make_file(f"{basename}.meta", (meta_bytes(offsets, self.config),), self.settings)
-        data = make_file(basename, (header, samples.data), self.settings)
+        meta = make_file(f"{basename}.meta", meta_bytes(offsets, self.config), self.settings)
+        data = make_file(basename, header, self.settings, samples)
         return made_shard(self, len(samples), data, meta)
 
     def samples_in(self, contents: Sequence[bytes]) -> list[bytes]:
@@ -72,8 +72,7 @@ def make_split_recipe(
         ConfigError: There are no columns, one is not named by a text, an encoding is not ``str``, ``int`` or ``float``,
             or ``newline`` or ``separator`` cannot work.
     """
-    if not all(isinstance(text, str) for pair in columns.items() for text in pair):
-        raise ConfigError(f"columns must map names to encodings, all of them texts, but got {dict(columns)}")
+    check_columns(columns)
     layout = make_split_layout(shard_format, columns, newline, separator)
     config = split_config(
         layout, compression=settings.compression, hashes=settings.hashes, size_limit=settings.size_limit

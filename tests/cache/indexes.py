@@ -61,8 +61,13 @@ def over_http(store: HttpStore, tmp_path: Path, **settings: Any) -> IndexCache:
 
 def let_a_minute_pass(directory: Path) -> None:
     """Make it as if the remote had been asked a while ago."""
+    let_time_pass(directory, 61)
+
+
+def let_time_pass(directory: Path, seconds: int) -> None:
+    """Make it as if the remote had been asked so long ago."""
     path = directory / ORIGIN_BASENAME
     *lines, last = path.read_text().splitlines()
     check = json.loads(last)
-    check["checked"] -= 61 * 10**9
+    check["checked"] -= seconds * 10**9
     path.write_text("\n".join([*lines, json.dumps(check)]))

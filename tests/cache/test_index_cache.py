@@ -13,12 +13,23 @@ from pathlib import Path
 
 import pytest
 
+from lightning_streaming.cache.arrival import part_path
 from lightning_streaming.cache.config import CacheConfig
 from lightning_streaming.cache.index_cache import IndexCache
 from lightning_streaming.cache.index_file import LARGE_INDEX_BYTES
 from lightning_streaming.errors import IndexFormatError, StorageError
 from lightning_streaming.formats.index import INDEX_BASENAME, dump_index
-from tests.cache.indexes import LARGE, SMALL, forms, in_place, kept_for, let_a_minute_pass, over_http, put
+from tests.cache.indexes import (
+    LARGE,
+    SMALL,
+    forms,
+    in_place,
+    kept_for,
+    let_a_minute_pass,
+    let_time_pass,
+    over_http,
+    put,
+)
 from tests.servers import HttpStore
 
 
@@ -103,15 +114,39 @@ class TestInPlace:
 
 class TestRemote:
     @pytest.mark.parametrize("count", [SMALL, LARGE])
-    def test_it_is_fetched_once_a_minute_at_most(self, http_store: HttpStore, tmp_path: Path, count: int) -> None:
+    def test_processes_that_start_one_after_another_fetch_it_once(
+        self, http_store: HttpStore, tmp_path: Path, count: int
+    ) -> None:
         index = put(http_store.root, count)
-        for _ in range(3):
-            cache = over_http(http_store, tmp_path)
-            assert cache.read() == index
-            assert pickle.loads(pickle.dumps(cache)).read() == index
+        _read_in_child(over_http(http_store, tmp_path))
+        cache = over_http(http_store, tmp_path)
+        assert cache.read() == index
+        assert pickle.loads(pickle.dumps(cache)).read() == index
         assert http_store.requests() == [INDEX_BASENAME]
         assert (tmp_path / "cache" / INDEX_BASENAME).read_bytes() == dump_index(index.shards)
         assert len(forms(tmp_path / "cache")) == (count == LARGE)
+
+    def test_a_start_some_seconds_later_asks_again(self, http_store: HttpStore, tmp_path: Path) -> None:
+        put(http_store.root, SMALL)
+        _read_in_child(over_http(http_store, tmp_path))
+        index = put(http_store.root, SMALL, seed=1)
+        let_time_pass(tmp_path / "cache", 11)
+        assert over_http(http_store, tmp_path).read() == index
+
+    @pytest.mark.parametrize("count", [SMALL, LARGE])
+    def test_a_process_that_wrote_it_anew_reads_that_at_once(
+        self, http_store: HttpStore, tmp_path: Path, count: int
+    ) -> None:
+        put(http_store.root, count)
+        over_http(http_store, tmp_path).read()
+        index = put(http_store.root, count + 1, seed=1)
+        assert over_http(http_store, tmp_path).read() == index
+
+    def test_a_large_one_that_somebody_put_in_its_place_is_noticed(self, http_store: HttpStore, tmp_path: Path) -> None:
+        index = put(http_store.root, LARGE)
+        over_http(http_store, tmp_path).read()
+        put(tmp_path / "cache", LARGE, seed=1)
+        assert over_http(http_store, tmp_path).read() == index
 
     @pytest.mark.parametrize("count", [SMALL, LARGE])
     def test_shards_that_were_added_are_seen_by_who_comes_later(
@@ -126,7 +161,7 @@ class TestRemote:
         assert (tmp_path / "cache" / INDEX_BASENAME).read_bytes() == dump_index(new.shards)
         assert earlier.read() == old
         assert over_http(http_store, tmp_path).read() == new
-        assert http_store.requests() == [INDEX_BASENAME] * 2
+        assert http_store.requests() == [INDEX_BASENAME] * (2 if count == LARGE else 3)
 
     def test_a_run_that_is_under_way_keeps_its_index_for_processes_it_starts(
         self, http_store: HttpStore, tmp_path: Path
@@ -230,6 +265,20 @@ class TestRemote:
         over_http(http_store, tmp_path).read()
         assert not [path for path in tmp_path.rglob("*") if path.name.endswith((".part", ".scratch"))]
 
+    @pytest.mark.parametrize("suffix", ["", ".scratch"])
+    def test_what_was_left_before_the_machine_was_started_is_gone_after_the_next_start(
+        self, http_store: HttpStore, tmp_path: Path, suffix: str
+    ) -> None:
+        put(http_store.root, SMALL)
+        host, _, user, digest = part_path(tmp_path, INDEX_BASENAME).name.split("-")
+        (tmp_path / "cache").mkdir()
+        left, living = (tmp_path / "cache" / f".index-{of}-00000000-{user}-{digest}{suffix}" for of in (host, "0" * 8))
+        for path in (left, living):
+            path.write_bytes(b"half")
+        os.utime(left, (0, 0))
+        over_http(http_store, tmp_path).read()
+        assert forms(tmp_path / "cache") == [living]
+
     @pytest.mark.parametrize("count", [SMALL, LARGE])
     def test_processes_that_start_together_fetch_it_once(
         self, http_store: HttpStore, tmp_path: Path, count: int
@@ -243,6 +292,13 @@ class TestRemote:
             child.join()
         assert [child.exitcode for child in children] == [0] * 4
         assert http_store.requests() == [INDEX_BASENAME]
+
+
+def _read_in_child(cache: IndexCache) -> None:
+    child = multiprocessing.get_context("spawn").Process(target=_read, args=(cache,))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
 
 
 def _read(cache: IndexCache) -> None:

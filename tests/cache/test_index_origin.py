@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 import pickle
@@ -15,7 +16,10 @@ import pytest
 
 from lightning_streaming.cache.config import CacheConfig
 from lightning_streaming.cache.index_cache import IndexCache
+from lightning_streaming.cache.index_lock import held_index
+from lightning_streaming.cache.inspection import is_cache
 from lightning_streaming.cache.layout import ORIGIN_BASENAME
+from lightning_streaming.cache.origin import read_origin
 from lightning_streaming.errors import ConfigError, StreamingError
 from lightning_streaming.formats.index import INDEX_BASENAME, dump_index
 from tests.cache.indexes import LARGE, SMALL, forms, let_a_minute_pass, over_http, put, shard
@@ -139,6 +143,71 @@ class TestForeignDirectory:
         assert as_nobody(lambda: len(over_http(http_store, directory).read().shards)) == LARGE + 1
         assert len(over_http(http_store, directory).read().shards) == LARGE + 1
         assert len(forms(directory / "cache")) == 1
+
+    @pytest.mark.parametrize("count", [SMALL, LARGE])
+    def test_users_who_start_together_share_one(self, http_store: HttpStore, directory: Path, count: int) -> None:
+        (directory / "cache").mkdir()
+        (directory / "cache").chmod(0o777)
+        index = put(http_store.root, count)
+        context = multiprocessing.get_context("fork")
+        barrier = context.Barrier(4)
+
+        def start(user: int) -> None:
+            if os.getuid() == 0:
+                os.setgroups([])
+                os.setuid(user)
+            os.umask(0o077)
+            cache = over_http(http_store, directory)
+            barrier.wait()
+            assert cache.read() == index
+            assert pickle.loads(pickle.dumps(cache)).read() == index
+
+        children = [context.Process(target=start, args=(65530 + number // 2,)) for number in range(4)]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join()
+        assert [child.exitcode for child in children] == [0] * 4
+        origin = read_origin(directory / "cache")
+        assert origin is not None
+        assert origin.digest == hashlib.sha256(dump_index(index.shards)).hexdigest()
+        assert as_nobody(lambda: over_http(http_store, directory).mark) == origin.mark
+
+    def test_who_may_only_read_waits_for_who_fetches(self, http_store: HttpStore, directory: Path) -> None:
+        (directory / "cache").mkdir()
+        (directory / "cache").chmod(0o755)
+        put(http_store.root, SMALL)
+        context = multiprocessing.get_context("fork")
+        receiver, sender = context.Pipe(duplex=False)
+        with held_index(directory / "cache", 1):
+            child = context.Process(
+                target=lambda: sender.send(as_nobody(lambda: over_http(http_store, directory).mark))
+            )
+            child.start()
+            child.join(0.5)
+            assert child.is_alive()
+            shutil.copy(http_store.root / INDEX_BASENAME, directory / "cache")
+            (directory / "cache" / INDEX_BASENAME).chmod(0o644)
+        child.join()
+        assert 978307200 <= receiver.recv() // 10**9 < 1262304000
+
+    def test_who_may_only_read_believes_a_mark_that_goes_with_the_index(
+        self, http_store: HttpStore, directory: Path
+    ) -> None:
+        put(http_store.root, SMALL)
+        (directory / "cache").mkdir(mode=0o755)
+        mark = over_http(http_store, directory).mark
+        assert as_nobody(lambda: over_http(http_store, directory).mark) == mark
+        put(directory / "cache", SMALL + 1)
+        assert as_nobody(lambda: over_http(http_store, directory).mark) != mark
+
+    def test_an_origin_that_may_not_be_read_is_told(self, http_store: HttpStore, directory: Path) -> None:
+        put(http_store.root, SMALL)
+        (directory / "cache").mkdir(mode=0o755)
+        over_http(http_store, directory).read()
+        (directory / "cache" / ORIGIN_BASENAME).chmod(0o600)
+        assert "it says whose files are there" in as_nobody(lambda: over_http(http_store, directory).read())
+        assert not as_nobody(lambda: is_cache(directory / "cache"))
 
 
 def as_nobody(look: Callable[[], Any]) -> Any:

@@ -13,9 +13,8 @@ from lightning_streaming.cache import CacheConfig, ShardCache
 from lightning_streaming.cache.arrival import claim
 from lightning_streaming.cache.index_lock import held_index
 from lightning_streaming.cache.inspection import FileKind, find_index, is_cache, list_cache
-from lightning_streaming.cache.layout import ORIGIN_BASENAME
+from lightning_streaming.cache.layout import ORIGIN_BASENAME, default_cache_directory
 from lightning_streaming.cache.marks import make_mark
-from lightning_streaming.cache.origin import Origin, write_origin
 from lightning_streaming.cache.stamps import stamp_finished, stamp_used
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo, dump_index, parse_index
@@ -112,21 +111,51 @@ def test_decompressed_shards_of_a_dataset_in_place_are_listed(tmp_path: Path) ->
         ("shard.00001.mds", FileKind.OURS),
     ]
     assert cached(tmp_path / "data") == before
-    mark = make_mark()
-    digest = root.name.rpartition("-")[2]
-    write_origin(root, Origin(remote=digest, mark=mark, check=None), root / "scratch")  # as for a large index
-    assert {file.kind for file in list_cache(root)} == {FileKind.OURS}
 
 
-def test_without_an_index_only_a_default_directory_is_taken_to_be_of_data_in_place(filled: Path) -> None:
-    """Elsewhere people keep files of their own, and old ones have times of the same years."""
-    os.utime(filled / "notes.txt", ns=(0, make_mark()))
-    (filled / INDEX_BASENAME).unlink()
-    kinds = {file.name: file.kind for file in list_cache(filled)}
-    assert kinds["notes.txt"] is FileKind.FOREIGN
-    assert kinds["shard.00000.mds"] is FileKind.OURS
-    (filled / ORIGIN_BASENAME).write_text("0123456789abcdef")  # as an early version did
+@pytest.mark.parametrize("in_default", [False, True])
+def test_what_was_not_fetched_is_foreign_also_without_an_index(tmp_path: Path, in_default: bool) -> None:
+    """People keep files of their own beside shards, and old ones have times of the years that marks are of."""
+    write_dataset(tmp_path / "remote", shards=1)
+    url = (tmp_path / "remote").as_uri()
+    local = default_cache_directory(url) if in_default else tmp_path / "cache"
+    cache = ShardCache(CacheConfig(name="code", remote=url, local=local))
+    cache.ensure(cache.read_index().shards[0])
+    (local / "notes.txt").write_text("mine")
+    os.utime(local / "notes.txt", ns=(0, make_mark()))
+    (local / INDEX_BASENAME).unlink()
+    assert {file.name: file.kind for file in list_cache(local)} == {
+        "notes.txt": FileKind.FOREIGN,
+        "shard.00000.mds": FileKind.OURS,
+    }
+
+
+@pytest.mark.parametrize("text", [None, "", "0123456789abcdef", "0123456789abcdef\nnonsense\nnull"])
+@pytest.mark.parametrize("has_index", [False, True])
+def test_a_directory_that_does_not_say_what_is_ours_is_none(filled: Path, text: str | None, has_index: bool) -> None:
+    if not has_index:
+        (filled / INDEX_BASENAME).unlink()
+    (filled / ORIGIN_BASENAME).unlink()
+    if text is not None:
+        (filled / ORIGIN_BASENAME).write_text(text)
     assert not is_cache(filled)
+    with pytest.raises(ConfigError, match="is not a cache directory of one stream"):
+        list_cache(filled)
+
+
+def test_a_directory_is_for_fetched_or_for_decompressed_files(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "data", shards=1, compression="zstd")
+    in_place = ShardCache(CacheConfig(name="code", local=tmp_path / "data"))
+    in_place.ensure(in_place.read_index().shards[0])
+    root = in_place.place.directory
+    fetched = ShardCache(CacheConfig(name="code", remote=str(tmp_path / "data"), local=root))
+    with pytest.raises(ConfigError, match="is for raw files decompressed from"):
+        fetched.read_index()
+    origin = (root / ORIGIN_BASENAME).read_text().splitlines()
+    (root / ORIGIN_BASENAME).write_text(f"{origin[0]}\n{make_mark()}\nnull\n")
+    again = ShardCache(CacheConfig(name="code", local=tmp_path / "data"))
+    with pytest.raises(ConfigError, match="is for files fetched from"):
+        again.ensure(again.read_index().shards[0])
 
 
 def test_another_directory_is_refused_and_left(tmp_path: Path) -> None:

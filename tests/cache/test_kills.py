@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from lightning_streaming import StreamingDataLoader, StreamingDataset
+from lightning_streaming.world import World
 from tests.cache.datasets import parts
 from tests.cache.test_crowd import SAMPLES, text_of, write_shards
 from tests.loading.processes import children, is_alive, shared_memory_of, wait_until
@@ -52,6 +53,39 @@ def other_job(url: str, root: Path, limit: int, ended: Any, steps: Any) -> None:
     loader = make_loader(url, root, limit, 2, workers=0)
     while not ended.is_set():
         assert sorted(read_epoch(loader, steps)) == list(range(SAMPLES))
+
+
+def rank(url: str, root: Path, limit: int, number: int, steps: Any) -> None:
+    """One of two ranks of a node, which read an epoch together and need nothing else of each other."""
+    dataset = StreamingDataset(
+        remote=url,
+        local=str(root),
+        cache_limit=limit,
+        batch_size=4,
+        shuffle=True,
+        shuffle_block_size=64,
+        world=World(num_nodes=1, ranks_per_node=2, rank=number),
+    )
+    found = []
+    for sample in dataset:
+        assert sample["text"] == text_of(sample["id"])
+        found.append(sample["id"])
+        steps.value += 1
+    rank_file(root, number).write_text(json.dumps(found))
+
+
+def wait_for_steps(steps: Any, wanted: int) -> None:
+    assert wait_until(lambda: steps.value >= wanted, 60)
+
+
+def parts_after_a_start(url: str, root: Path) -> list[Path]:
+    """What is on its way when nobody fetches: a process that ends leaves what it was fetching ahead to the next."""
+    StreamingDataset(remote=url, local=str(root)).prepare_shard(0)
+    return parts(root)
+
+
+def rank_file(root: Path, number: int) -> Path:
+    return root.parent / f"rank-{number}.json"
 
 
 @contextmanager
@@ -101,5 +135,29 @@ def test_after_a_kill_the_next_start_completes_and_other_jobs_go_on(
         ended.set()
         other.join()
         assert other.exitcode == 0
-    assert not parts(root)
+    assert not parts_after_a_start(http_store.url, root)
     assert other_steps.value >= SAMPLES // 4
+
+
+def test_after_a_rank_was_killed_the_other_goes_on_and_the_next_start_completes(
+    http_store: HttpStore, tmp_path: Path
+) -> None:
+    least, largest = write_shards(http_store.root)
+    root, limit = tmp_path / "cache", least + 3 * largest
+    moment = random.Random(0)
+    for _ in range(KILLS):
+        steps = [_FORK.Value("i"), _FORK.Value("i")]
+        begun = [(http_store.url, root, limit, number, steps[number]) for number in range(2)]
+        with running(rank, *begun[0]) as survivor, running(rank, *begun[1]) as victim:
+            wait_for_steps(steps[1], moment.randrange(SAMPLES // 2))
+            victim.kill()
+            survivor.join()
+            assert survivor.exitcode == 0
+        with running(rank, *begun[0]) as first, running(rank, *begun[1]) as second:
+            first.join()
+            second.join()
+            assert (first.exitcode, second.exitcode) == (0, 0)
+        read = [json.loads(rank_file(root, number).read_text()) for number in range(2)]
+        assert sorted(read[0] + read[1]) == list(range(SAMPLES))
+        assert not shared_memory_of({survivor.pid, victim.pid, first.pid, second.pid})
+    assert not parts_after_a_start(http_store.url, root)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import threading
@@ -302,3 +303,43 @@ class TestEvict:
         assert not six.cache.evict(six.shards[1])
         assert six.here() == [0, 1]
         view.release()
+
+
+def test_without_a_limit_a_full_disk_without_locks_is_no_matter_of_limits(
+    six: Cached, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    six.ensure(0)
+    monkeypatch.setattr("lightning_streaming.cache.locks.fcntl.flock", refuse)
+    assert CacheRoom([six.cache.place]).make_space(1) == 0
+    assert six.here() == [0]
+
+
+def test_files_are_opened_for_writing_to_be_locked_for_removal(six: Cached, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No network filesystem can be mounted here, so the system call is made to refuse as it does there."""
+    flock = fcntl.flock
+
+    def refuse(descriptor: int, operation: int) -> None:
+        if operation & fcntl.LOCK_EX and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        flock(descriptor, operation)
+
+    six.ensure(0)
+    monkeypatch.setattr("lightning_streaming.cache.locks.fcntl.flock", refuse)
+    assert six.room.make_space(1) == SHARD
+    assert six.here() == []
+
+
+def test_a_limit_that_was_exceeded_holds_again_once_that_is_possible(
+    six: Cached, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impatient(monkeypatch)
+    six.ensure(0, 1, 2)
+    views = [six.map(shard) for shard in (0, 1, 2)]
+    six.ensure(3)
+    assert len(six.here()) == 4
+    views.clear()
+    six.ensure(4)
+    assert len(six.here()) <= 3

@@ -77,7 +77,7 @@ class TestFetching:
         ensure_all(over_http(http_store, tmp_path))
         ensure_all(over_http(http_store, tmp_path))
         files = [stored_name(which, compression) for which in ("csv.meta", "csv")]
-        assert http_store.requests() == [INDEX_BASENAME, *files]
+        assert http_store.requests() == [INDEX_BASENAME, *files, INDEX_BASENAME]
 
     @COMPRESSIONS
     @WHICH
@@ -91,7 +91,7 @@ class TestFetching:
         (tmp_path / "cache" / f"shard.00000.{which}").unlink()
         ensure_all(over_http(http_store, tmp_path))
         assert files_in(tmp_path / "cache") == whole
-        assert http_store.requests() == [*asked, stored_name(which, compression)]
+        assert http_store.requests() == [*asked, INDEX_BASENAME, stored_name(which, compression)]
 
     @COMPRESSIONS
     @WHICH
@@ -166,7 +166,7 @@ class TestKeepZip:
         whole, asked = files_in(tmp_path / "cache"), http_store.requests()
         (tmp_path / "cache" / f"shard.00000.{which}").unlink()
         ensure_all(over_http(http_store, tmp_path, keep_zip=True))
-        assert (files_in(tmp_path / "cache"), http_store.requests()) == (whole, asked)
+        assert (files_in(tmp_path / "cache"), http_store.requests()) == (whole, [*asked, INDEX_BASENAME])
 
 
 class TestDiscard:

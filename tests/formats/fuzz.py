@@ -1,11 +1,13 @@
 """Damaged datasets by the thousand: reading them ends in samples or in our errors, and takes no more than it may.
 
     python -m tests.formats.fuzz --count 20000
+    python -m tests.formats.fuzz --count 20000 --shards split
 
 Each case is made from its number alone, so ``--first 1234 --count 1`` shows it again. A case is a golden dataset whose
 index or one of whose files was changed; its index is read, every shard is checked, decompressed, opened and read to the
-end. It fails where anything but a StreamingError comes out, a file elsewhere is opened, it takes 20 seconds, or Python
-sets aside more memory than the dataset's own size class. The process itself may take a gigabyte.
+end, images to their pixels. It fails where anything but a StreamingError comes out, a file elsewhere is opened, it
+takes 20 seconds, or Python sets aside more memory than the dataset's own size class. The process itself may take a
+gigabyte.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import faulthandler
 import json
 import random
 import resource
+import signal
 import struct
 import sys
 import tempfile
@@ -29,13 +32,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from lightning_streaming.errors import FormatError, StreamingError
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.compression import decompress
 from lightning_streaming.formats.index import ShardInfo, parse_index
-from lightning_streaming.formats.shard import check_shard, open_shard
-from tests.formats.golden_datasets import SERVED
+from lightning_streaming.formats.shard import ShardReader, check_shard, open_shard
+from tests.formats.golden_datasets import SERVED, SPLIT
 from tests.golden import golden_path
+
+NAMES = {"all": SERVED, "mds": tuple(name for name in SERVED if name not in SPLIT), "split": SPLIT}
+"""The golden datasets to change, by what ``--shards`` says."""
 
 SECONDS_PER_CASE = 20
 PROCESS_BYTES = 2**30
@@ -81,10 +89,10 @@ def golden(name: str) -> tuple[bytes, dict[str, bytes]]:
     return files.pop("index.json"), files
 
 
-def make_case(number: int) -> Case:
-    """The case of this number."""
+def make_case(number: int, names: Sequence[str] = SERVED) -> Case:
+    """The case of this number, of one of some golden datasets."""
     rng = random.Random(number)
-    name = rng.choice(SERVED)
+    name = rng.choice(names)
     index, files = golden(name)
     files = dict(files)
     columns = ["i"] if name == "pickle" else None  # reading damaged pickles could do anything
@@ -156,22 +164,27 @@ def with_sizes_of(files: dict[str, bytes], text: bytes) -> bytes:
     return json.dumps(tree).encode()
 
 
-def read_case(case: Case, directory: Path) -> tuple[int, int]:
+def read_case(case: Case, directory: Path, samples: Counter[str]) -> int:
     """Read all that can be read of a case.
 
+    Args:
+        case: The dataset.
+        directory: Where to put it.
+        samples: Is added to: how each sample ended, "read" or the name of an error.
+
     Returns:
-        The number of samples, and of bytes that were decompressed.
+        How many bytes were decompressed.
     """
     for basename, data in case.files.items():
         path = directory / basename
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-    samples = unpacked = 0
+    unpacked = 0
     for shard in parse_index(case.index, "index.json").shards:
         check_shard(shard, columns=case.columns)
         unpacked += unpack(shard, directory)
-        samples += read_shard(shard, directory, case.columns)
-    return samples, unpacked
+        read_shard(shard, directory, case.columns, samples)
+    return unpacked
 
 
 def unpack(shard: ShardInfo, directory: Path) -> int:
@@ -188,20 +201,38 @@ def unpack(shard: ShardInfo, directory: Path) -> int:
     return unpacked
 
 
-def read_shard(shard: ShardInfo, directory: Path, columns: Sequence[str] | None) -> int:
-    """Read what can be read of a shard, sample by sample."""
+def read_shard(shard: ShardInfo, directory: Path, columns: Sequence[str] | None, samples: Counter[str]) -> None:
+    """Read what can be read of a shard, sample by sample, and count how each ended."""
     reader = open_shard(shard, directory, columns=columns)
-    samples = 0
     for index in range(len(reader)):
-        with suppress(FormatError):
-            reader[index]
-            samples += 1
+        samples[ending_of(reader, index)] += 1
     reader.close()
-    return samples
 
 
-def run_case(number: int, read: Callable[[Case, Path], tuple[int, int]] = read_case) -> str:
+def ending_of(reader: ShardReader, index: int) -> str:
+    """How reading a sample ends: "read", or the name of an error."""
+    try:
+        for value in reader[index].values():
+            load_images(value)
+    except FormatError as error:
+        return type(error).__name__
+    return "read"
+
+
+def load_images(value: Any) -> None:
+    """Decode the pixels of an image, or of each in a list; they are opened only."""
+    for one in value if isinstance(value, list) else [value]:
+        if isinstance(one, Image.Image):
+            one.load()
+
+
+def run_case(case: Case, samples: Counter[str], read: Callable[[Case, Path, Counter[str]], int] = read_case) -> str:
     """Run a case.
+
+    Args:
+        case: The dataset.
+        samples: Is added to: how each of its samples ended.
+        read: What to do with it.
 
     Returns:
         How it ended: "read", or the name of one of our errors.
@@ -210,20 +241,17 @@ def run_case(number: int, read: Callable[[Case, Path], tuple[int, int]] = read_c
         AssertionError: It took too much memory.
         Exception: It ended in an error that is not ours.
     """
-    case = make_case(number)
-    faulthandler.dump_traceback_later(SECONDS_PER_CASE, exit=True)
     with tempfile.TemporaryDirectory(prefix="fuzz-") as scratch:
         unpacked = 0
         tracemalloc.start()
         try:
-            _, unpacked = read(case, Path(scratch))
+            unpacked = read(case, Path(scratch), samples)
             ending = "read"
         except StreamingError as error:
             ending = type(error).__name__
         finally:
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
-            faulthandler.cancel_dump_traceback_later()
     allowed = SLACK_BYTES + BYTES_PER_BYTE * (case.size + unpacked)
     assert peak <= allowed, f"{peak} bytes were set aside for {case.size} bytes of {case.name}; {allowed} are allowed"
     return ending
@@ -242,23 +270,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=3000, help="cases to run")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
+    parser.add_argument("--shards", choices=list(NAMES), default="all", help="of MDS, of two files each, or both")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")  # Pillow's, of damaged images
     resource.setrlimit(resource.RLIMIT_AS, (vm_bytes() + PROCESS_BYTES, resource.RLIM_INFINITY))
-    for name in SERVED:
+    names = NAMES[options.shards]
+    for name in names:
         golden(name)  # which are elsewhere
     sys.addaudithook(refuse_files_elsewhere)
-    endings: Counter[str] = Counter()
+    endings, samples = Counter[str](), Counter[str]()
     number = options.first
+    # A signal, and not a thread that watches: one that begins while tracemalloc does can crash Python.
+    faulthandler.register(signal.SIGALRM, chain=True)  # shows where it hangs, and then ends the process
     try:
         for number in range(options.first, options.first + options.count):
-            endings[run_case(number)] += 1
+            signal.alarm(SECONDS_PER_CASE)
+            endings[run_case(make_case(number, names), samples)] += 1
     except BaseException:
-        sys.stderr.write(f"case {number}, {make_case(number).name}:\n")
+        sys.stderr.write(f"case {number}, {make_case(number, names).name}:\n")
         raise
-    counts = ", ".join(f"{count} {ending}" for ending, count in endings.most_common())
-    sys.stdout.write(f"{endings.total()} cases: {counts}\n")
+    signal.alarm(0)
+    sys.stdout.write(f"{told(endings, 'cases')}\n{told(samples, 'samples')}\n")
     return 0
+
+
+def told(endings: Counter[str], what: str) -> str:
+    """How many there were, and how they ended, in one line."""
+    counts = ", ".join(f"{count} {ending}" for ending, count in endings.most_common())
+    return f"{endings.total()} {what}: {counts}"
 
 
 def vm_bytes() -> int:

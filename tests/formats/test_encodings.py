@@ -77,5 +77,5 @@ def test_bytes_are_stored_as_they_are_whatever_the_encoding(name: str) -> None:
 @pytest.mark.parametrize("name", ["int", "float64", "ndarray:int16:4"])
 def test_bytes_of_a_fixed_size_column_must_have_its_size(name: str) -> None:
     assert encode_value(encoding(name), b"12345678") == b"12345678"
-    with pytest.raises(EncodingError, match="expected 8 bytes, but got 7"):
+    with pytest.raises(EncodingError, match="expected 8 bytes, but found 7"):
         encode_value(encoding(name), b"1234567")

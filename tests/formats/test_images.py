@@ -6,6 +6,7 @@ import os
 import pickle
 import struct
 import tracemalloc
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,59 @@ def test_the_file_that_is_open_is_stored_and_not_another_of_its_name(tmp_path: P
             path.write_bytes(other)
             assert there_and_back("jpeg", image).getextrema() == (0, 0)
             path.write_bytes(opened)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (256, 256)], ids=["in_the_buffer", "beyond_it"])
+def test_a_file_that_was_written_over_while_it_was_open_is_no_mix_of_both(
+    tmp_path: Path, size: tuple[int, int]
+) -> None:
+    path = tmp_path / "a.jpg"
+    path.write_bytes(file_of(Image.effect_noise(size, 50), "JPEG", quality=95))
+    with Image.open(path) as image:
+        path.write_bytes(file_of(Image.effect_noise(size, 50), "JPEG", quality=95))  # the same inode
+        with pytest.raises(EncodingError, match="was written over after it was opened"):
+            encoding("jpeg").encode(image)
+
+
+def test_a_file_that_was_written_over_is_told_by_its_head_once_that_left_the_buffer(tmp_path: Path) -> None:
+    path, heads = tmp_path / "a.jpg", []
+    for name in ("first", "other"):
+        exif = Image.Exif()
+        exif[0x010E] = name + "." * 40_000
+        heads.append(file_of(Image.effect_noise((64, 64), 50), "JPEG", exif=exif))
+    path.write_bytes(heads[0])
+    with Image.open(path) as image:
+        assert encoding("jpeg").encode(image) == heads[0]
+        path.write_bytes(heads[1])
+        with pytest.raises(EncodingError, match="was written over after it was opened"):
+            encoding("jpeg").encode(image)
+
+
+def test_a_jpeg_file_that_cannot_be_read_any_more_is_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.jpg"
+    path.write_bytes(file_of(Image.new("L", (8, 8)), "JPEG"))
+    with Image.open(path) as image:
+        image.load()
+
+    def refuse(self: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")  # chmod keeps nothing from root
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert there_and_back("jpeg", image).size == (8, 8)
+
+
+def test_a_large_image_is_not_warned_of_again_when_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.jpg"
+    path.write_bytes(file_of(Image.new("L", (64, 64)), "JPEG"))
+    with Image.open(path) as image:
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 64 * 64 - 1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert encoding("jpeg").encode(image) == path.read_bytes()
 
 
 def test_a_later_picture_of_a_file_of_several_is_not_stored_as_the_first(tmp_path: Path) -> None:

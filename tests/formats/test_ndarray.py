@@ -63,6 +63,15 @@ def test_what_is_read_is_writable_and_apart_from_the_shard() -> None:
     assert found.tolist() == [7, 1, 2]
 
 
+@pytest.mark.parametrize("name", ["ndarray", "ndarray:int32", "ndarray:int32:3"])
+@pytest.mark.parametrize("mask", [False, [False, True, False]])
+def test_an_array_with_a_mask_is_refused_as_the_mask_would_be_lost(name: str, mask: Any) -> None:
+    masked = np.ma.masked_array(np.array([1, 2, 3], np.int32), mask=mask)
+    with pytest.raises(EncodingError, match=r"MaskedArray; write value.filled\(...\)"):
+        encoding(name).encode(masked)
+    assert encoding(name).encode(masked.filled(7)) == encoding(name).encode(np.asarray(masked.filled(7)))
+
+
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from lightning_streaming import StreamingDataset
+from lightning_streaming.cache import CacheConfig, ShardCache
 from lightning_streaming.cache.limits import largest_shard_bytes, least_limit
+from lightning_streaming.cache.stamps import FINISHED_BEFORE
 from lightning_streaming.errors import ConfigError, DownloadError
 from lightning_streaming.formats.index import INDEX_BASENAME, parse_index
 from lightning_streaming.formats.mapping import map_file
+from lightning_streaming.loading.source import SampleSource
 from tests.formats.split_datasets import put_dataset
 from tests.helpers import ids, make_dataset, make_loader, write_dataset
 from tests.servers import HttpStore
@@ -52,6 +55,66 @@ def test_the_smallest_limit_gives_the_same_samples(
         assert ids(limited) == ids(expected)
         assert limited.dataset.cache_usage <= limit
     limited.close()
+
+
+def test_what_the_main_process_has_read_is_not_in_the_way_of_its_workers(tmp_path: Path) -> None:
+    root = write_dataset(tmp_path / "data", 60)
+    cache, limit = tmp_path / "cache", least_of(root) + 2 * 240
+    loader = make_loader(root, cache_limit=limit, local=str(cache), workers=2)
+    assert [loader.dataset[index]["id"] for index in (0, 5, 59)] == [0, 5, 59]
+    assert mapped(cache) == 0
+    assert sorted(one for batch in ids(loader) for one in batch) == list(range(60))
+    assert loader.dataset.cache_usage <= limit
+    loader.close()
+
+
+def test_shards_read_by_number_stay_open_until_a_pass_begins_if_there_is_room(tmp_path: Path) -> None:
+    root, cache = write_dataset(tmp_path / "data"), tmp_path / "cache"
+    dataset = make_dataset(root, local=str(cache), cache_limit=10**6)
+    assert [dataset[index]["id"] for index in (0, 5, 1)] == [0, 5, 1]
+    assert mapped(cache) == 2
+    dataset.begin_pass(4)
+    assert mapped(cache) == 0
+
+
+def test_shards_may_be_closed_between_the_samples_of_a_pass(tmp_path: Path) -> None:
+    root, cache = write_dataset(tmp_path / "data"), tmp_path / "cache"
+    dataset = make_dataset(root, local=str(cache), cache_limit=least_of(root))
+    found = []
+    for sample in dataset:
+        found.append(sample["id"])
+        assert dataset[28 - len(found) // 2]["id"] == 28 - len(found) // 2
+        dataset.evict_coldest_shard()
+    assert found == [sample["id"] for sample in make_dataset(root)]
+
+
+def test_a_pass_marks_what_it_needs_no_more(tmp_path: Path) -> None:
+    root, cache = write_dataset(tmp_path / "data", 60), tmp_path / "cache"
+    dataset = make_dataset(root, local=str(cache), cache_limit=10**6, shuffle=False)
+    assert len(list(dataset)) == 60
+    finished = [path.stat().st_atime_ns < FINISHED_BEFORE for path in sorted(cache.glob("shard.*"))]
+    assert finished == sorted(finished, reverse=True)  # in order of reading; and the last two batches end nothing
+    assert finished.count(True) >= len(finished) - 3
+
+
+def test_what_was_opened_or_let_go_counts_no_more_as_fetched_ahead(tmp_path: Path) -> None:
+    root = write_dataset(tmp_path / "data")
+    config = CacheConfig(name="0", remote=str(root), local=str(tmp_path / "cache"))
+    source = SampleSource({"0": ShardCache(config)}, allow_unsafe_types=False, cache_limit=10**6)
+    source.begin_pass(1)
+    for shard in (0, 1):
+        assert source.fetch_ahead(shard)
+    assert source._ahead.spare_since(1) is not None
+    source.open(0)
+    assert source.fetch_ahead(0)
+    source.let_go(1)
+    assert source._ahead.spare_since(1) is None
+    source.end_pass()
+
+
+def mapped(directory: Path) -> int:
+    """How many files of a directory this process has mapped."""
+    return Path("/proc/self/maps").read_text().count(f"{directory}/shard")
 
 
 def test_a_dataset_read_in_place_is_left_alone_whatever_the_limit(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from lightning_streaming.errors import ConfigError, SampleIndexError
 from lightning_streaming.formats.index import parse_index
+from lightning_streaming.loading import catalog as catalog_module
 from lightning_streaming.loading.catalog import Catalog, SamplePlace
 from tests.helpers import write_shards
 
@@ -65,3 +66,12 @@ def test_kinds_of_shards_are_told_by_an_example_of_each(tmp_path: Path) -> None:
 def test_a_stream_without_samples_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="stream 'b' has no samples"):
         _catalog(tmp_path, a=[1], b=[0])
+
+
+def test_shards_are_found_by_the_names_of_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog_module, "_AT_ONCE", 2)
+    catalog = _catalog(tmp_path, a=[1, 1, 1, 1, 1], b=[1, 1])
+    names = {"shard.00004.mds", "shard.00001.mds", "another"}
+    assert list(catalog.with_files(0, names)) == [(1, catalog.shards[1]), (4, catalog.shards[4])]
+    assert list(catalog.with_files(1, names)) == [(6, catalog.shards[6])]
+    assert list(catalog.with_files(1, set())) == []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 from pathlib import Path
@@ -34,13 +35,13 @@ def test_what_was_used_longest_ago_is_closed_for_more_bytes_or_files(
     opened = OpenShards(closed.append)
     opened.most_bytes = 2 * max(map(raw_bytes, infos))
     _open(opened, infos, tmp_path, 0, 1)
-    assert opened.get(0) is not None
+    opened.readers.move_to_end(0)
     _open(opened, infos, tmp_path, 2)
     assert closed == [1]
     opened.most_bytes = None
     monkeypatch.setattr(open_shards, "_MOST_FILES", 4)  # of two shards
     _open(opened, infos, tmp_path, 3)
-    assert (closed, 2 in opened, 1 in opened, opened.get(1)) == ([1, 0], True, False, None)
+    assert (closed, list(opened.readers)) == ([1, 0], [2, 3])
     opened.close_all()
     assert closed == [1, 0, 2, 3]
 
@@ -48,7 +49,7 @@ def test_what_was_used_longest_ago_is_closed_for_more_bytes_or_files(
 def test_one_shard_may_always_be_open(infos: list[ShardInfo], tmp_path: Path) -> None:
     opened = OpenShards(lambda shard: None, most_bytes=1)
     _open(opened, infos, tmp_path, 0, 1)
-    assert (0 in opened, 1 in opened) == (False, True)
+    assert list(opened.readers) == [1]
 
 
 def test_a_forked_child_lets_go_of_what_its_parent_has_open(infos: list[ShardInfo], tmp_path: Path) -> None:
@@ -57,11 +58,26 @@ def test_a_forked_child_lets_go_of_what_its_parent_has_open(infos: list[ShardInf
     _open(opened, infos, tmp_path, 0)
     child = os.fork()
     if not child:
-        here = 0 in opened or opened.get(0) is not None or closed or _mapped(tmp_path)
-        os._exit(bool(here))
+        opened.forget_inherited()
+        os._exit(bool(opened.readers or closed or _mapped(tmp_path)))
     assert os.waitpid(child, 0)[1] == 0
-    assert opened.get(0) is not None
+    opened.forget_inherited()
+    assert list(opened.readers) == [0]
     assert _mapped(tmp_path)
+
+
+def test_a_worker_that_never_reads_holds_nothing_of_its_parent(infos: list[ShardInfo], tmp_path: Path) -> None:
+    opened = OpenShards(lambda shard: None)
+    _open(opened, infos, tmp_path, 0)
+    worker = multiprocessing.get_context("fork").Process(target=_exit_with_mapped, args=(tmp_path,))
+    worker.start()
+    worker.join()
+    assert worker.exitcode == 0
+    assert list(opened.readers) == [0]
+
+
+def _exit_with_mapped(directory: Path) -> None:
+    os._exit(_mapped(directory))
 
 
 def _mapped(directory: Path) -> bool:
@@ -72,7 +88,7 @@ def test_a_copy_has_nothing_open(infos: list[ShardInfo], tmp_path: Path) -> None
     opened = OpenShards(print, most_bytes=10**6)
     _open(opened, infos, tmp_path, 0)
     copy = pickle.loads(pickle.dumps(opened))
-    assert (0 in copy, copy.most_bytes) == (False, 10**6)
+    assert (len(copy.readers), copy.most_bytes) == (0, 10**6)
 
 
 class TestShardsAhead:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_streaming.storage.lanes import Lanes, lanes_of_process, next_turn
+from lightning_streaming.storage.lanes import Lanes, lanes_of_process, next_turn, share_connections
 
 
 async def _hold(lanes: Lanes, turn: int, most: int, order: list[int], peak: list[int]) -> None:
@@ -68,3 +68,18 @@ def test_a_forked_child_has_lanes_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     assert lanes_of_process() is mine
     monkeypatch.setattr(os, "getpid", lambda: -1)
     assert lanes_of_process() is not mine
+
+
+@pytest.mark.parametrize(("processes", "most"), [(1, 16), (4, 16), (8, 8), (32, 2), (1000, 2)])
+def test_the_processes_of_a_node_share_its_connections(
+    monkeypatch: pytest.MonkeyPatch, processes: int, most: int
+) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: -2)
+
+    async def run() -> int:
+        peak: list[int] = []
+        await asyncio.gather(*[_hold(lanes_of_process(), 0, 99, [], peak) for _ in range(20)])
+        return max(peak)
+
+    share_connections(processes)
+    assert asyncio.run(run()) == most

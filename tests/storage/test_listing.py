@@ -7,7 +7,7 @@ import pytest
 from lightning_streaming.errors import AccessDeniedError, StorageError
 from lightning_streaming.storage import read_bytes, upload
 from lightning_streaming.storage.listing import list_files, object_size
-from tests.servers import S3Store, refused_port
+from tests.servers import HttpStore, S3Store, refused_port
 
 
 def files(root: Path) -> Path:
@@ -74,3 +74,17 @@ def test_a_size_that_a_store_does_not_tell_is_an_error_without_secrets() -> None
         with pytest.raises(StorageError, match="could not look at s3://bucket/x") as caught:
             object_size("s3://bucket/x", options, retry=1, timeout=5)
     assert "hush" not in str(caught.value)
+
+
+def test_the_size_over_http_tells_none_from_a_server_that_fails(http_store: HttpStore) -> None:
+    http_store.put("x", b"12345")
+    assert object_size(f"{http_store.url}/x", {}, retry=1, timeout=10) == 5
+    assert object_size(f"{http_store.url}/missing", {}, retry=1, timeout=10) is None
+    http_store.fail("z", "status", status=503)  # answers to GET, which is asked after HEAD was refused
+    with pytest.raises(StorageError, match=r"could not look at .*503"):
+        object_size(f"{http_store.url}/z", {}, retry=1, timeout=10)
+    http_store.fail("y", "status", status=403)
+    with pytest.raises(AccessDeniedError):
+        object_size(f"{http_store.url}/y", {}, retry=1, timeout=10)
+    with refused_port() as port, pytest.raises(StorageError, match="could not look at"):
+        object_size(f"http://127.0.0.1:{port}/x", {}, retry=1, timeout=10)

@@ -170,6 +170,41 @@ def test_a_conversion_that_failed_goes_on_once_its_source_is_mended(tmp_path: Pa
     assert files(tmp_path / "out") == files(tmp_path / "in_one_go")
 
 
+def _stop_in_the_middle(tmp_path: Path) -> tuple[Path, Path]:
+    """A source of 200 rows, and what its conversion has left that met a bad one."""
+    source, out = write_rows(tmp_path / "a.jsonl", 200), tmp_path / "out"
+    whole = source.read_bytes()
+    source.write_bytes(whole.replace(b'"text 150"', b"5"))
+    assert run("convert", source, out, "--size-limit", "1kb").code == 1
+    source.write_bytes(whole)
+    return source, out
+
+
+def test_a_source_that_is_shorter_by_now_is_not_taken_for_the_rest(tmp_path: Path) -> None:
+    source, out = _stop_in_the_middle(tmp_path)
+    before = files(out)
+    for more, rows in (((), 50), (("--limit", 20), 200)):
+        write_rows(source, rows)
+        outcome = run("convert", source, out, "--size-limit", "1kb", "--resume", *more)
+        assert outcome.code == 2
+        assert f"samples already, but SOURCE gives only {more[1] if more else 50}" in outcome.err
+        assert files(out) == before
+    convert(write_rows(source, 200), out, "--size-limit", "1kb", "--resume")
+    assert [sample["id"] for sample in samples(out)] == list(range(200))
+
+
+def test_a_source_that_is_longer_than_what_is_finished_is_told_in_words_of_the_command(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "a.jsonl", 3)
+    convert(source, tmp_path / "out")
+    before = files(tmp_path / "out")
+    outcome = run("convert", write_rows(source, 5), tmp_path / "out", "--resume")
+    assert outcome.code == 2
+    assert "is finished with 3 samples, but SOURCE gives more by now; convert it to another place" in outcome.err
+    assert "mode=" not in outcome.err
+    assert run("convert", write_rows(source, 2), tmp_path / "out", "--resume").code == 2
+    assert files(tmp_path / "out") == before
+
+
 def _kill_when(found: str, out: Path, *args: object) -> int:
     """Run the command in a process of its own, and kill it when a number of such files are in ``out``; how it ended."""
     command = [sys.executable, "-m", "lightning_streaming", "convert", *map(str, args)]

@@ -188,14 +188,15 @@ def test_bad_files_are_told_and_no_index_is_published(tmp_path: Path, s3: S3Stor
 
 
 def test_what_compressed_files_hold_is_looked_at_unless_it_is_to_be_quick(tmp_path: Path) -> None:
-    write_texts(tmp_path, 5, compression="zstd")
-    entry = json.loads((tmp_path / "index.json").read_bytes())
+    source = tmp_path / "source"
+    write_texts(source, 5, compression="zstd")
+    entry = json.loads((source / "index.json").read_bytes())
     entry["shards"][0]["raw_data"]["bytes"] += 1
-    (tmp_path / "index.json").write_text(json.dumps(entry))
-    done = run("copy", tmp_path, tmp_path / "out", "--json")
+    (source / "index.json").write_text(json.dumps(entry))
+    done = run("copy", source, tmp_path / "out", "--json")
     assert done.code == 1
     assert "cannot be decompressed" in done.json["bad_files"][0]["problem"]
-    assert run("copy", tmp_path, tmp_path / "out", "--quick").code == 0
+    assert run("copy", source, tmp_path / "out", "--quick").code == 0
 
 
 @pytest.mark.parametrize("same", ["data", "data/", "./data", "data/index.json"])
@@ -205,6 +206,23 @@ def test_onto_itself_is_refused(same: str, tmp_path: Path, monkeypatch: pytest.M
     refused = run("copy", "data", same, "--exist-ok")
     assert refused.code == 2
     assert "to another place" in refused.err
+
+
+def test_into_itself_is_refused(tmp_path: Path, s3: S3Store) -> None:
+    source = str(golden_path("mds", "scalars"))
+    make_copy = run("copy", source, tmp_path / "og")
+    assert make_copy.code == 0
+    before = sorted((tmp_path / "og").rglob("*"))
+    outcome = run("copy", tmp_path / "og", tmp_path / "og" / "sub")
+    assert outcome.code == 2
+    assert "a dataset must not be copied into itself" in outcome.err
+    assert sorted((tmp_path / "og").rglob("*")) == before
+    bucket = s3.make_bucket()
+    assert run("copy", source, f"{bucket}/og", *options(s3.options)).code == 0
+    outcome = run("copy", f"{bucket}/og", f"{bucket}/og/sub", *options(s3.options))
+    assert outcome.code == 2
+    assert "copied into itself" in outcome.err
+    assert run("copy", f"{bucket}/og", f"{bucket}/og2", *options(s3.options)).code == 0
 
 
 def test_onto_a_file_is_refused(tmp_path: Path) -> None:

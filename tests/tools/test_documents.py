@@ -1,7 +1,8 @@
 """The commands of docs/tools.md print what it says they print.
 
 Each ``python`` block is run, and each line of a ``console`` block that starts with ``$`` is given to a shell, in order,
-in one empty directory. What follows such a line is exactly what it prints.
+in one empty directory, which the address of the documents' server stands for too. What follows such a line is exactly
+what it prints.
 
 Run as a script, this file writes what is printed into the document.
 """
@@ -18,6 +19,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from tests.servers import http_server
+
+HOST = "https://data.example.com"
+"""Where the document has data that is on a server."""
 DOCUMENT = Path(__file__).parents[2] / "docs" / "tools.md"
 _BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMMAND = re.compile(r"^\$ .*\n", re.MULTILINE)
@@ -33,6 +38,14 @@ def blocks(document: str) -> list[tuple[str, str]]:
 
 def run_console(text: str, directory: Path) -> str:
     """The block as it should be: its commands, each with what it prints."""
+    if HOST not in text:
+        return run_commands(text, directory)
+    with http_server(directory) as url:
+        return run_commands(text.replace(HOST, url), directory).replace(url, HOST)
+
+
+def run_commands(text: str, directory: Path) -> str:
+    """Like :func:`run_console`, with servers as they are."""
     lines = [match[0] for match in _COMMAND.finditer(text)]
     # printf shows a command just before it is run; $? must be that of the command, not of the printf.
     shown = "".join(f"code=$?; printf '%s' {_quoted(line)}; (exit $code)\n{line[2:]}" for line in lines)
@@ -73,6 +86,12 @@ def test_a_command_that_prints_something_else_is_found(tmp_path: Path) -> None:
 
 def test_exit_codes_are_those_of_the_command_before(tmp_path: Path) -> None:
     assert run_console("$ (exit 3)\n$ echo $?\n", tmp_path) == "$ (exit 3)\n$ echo $?\n3\n"
+
+
+def test_what_is_on_the_server_is_what_is_in_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("content\n")
+    block = f"$ curl -s {HOST}/file; echo {HOST}\n"
+    assert run_console(block, tmp_path) == f"{block}content\n{HOST}\n"
 
 
 if __name__ == "__main__":

@@ -242,6 +242,7 @@ def test_a_tar_set_is_grouped_by_name_and_decoded_by_ending(tmp_path: Path, name
     ("members", "words"),
     [
         ({"1.cls": b"x"}, r"sample 1, 1.cls cannot be decoded"),
+        ({"1.json": b'{"a": 1, "a": 2}'}, r"1.json cannot be decoded: the key 'a' is there twice"),
         ({"1.txt": b"", "2.npy": b"x"}, r"sample 2, 2.npy cannot be decoded"),
         ({"1.npy": _array(np.array([{}], dtype=object))}, "cannot be decoded"),
         ({"1.txt": b"", "1.TXT": b""}, "has .txt twice"),
@@ -302,18 +303,45 @@ def test_images_of_several_kinds_are_bytes_and_wrong_ones_are_errors(tmp_path: P
         ImageFolder.open(str(tmp_path))
 
 
-@pytest.mark.parametrize(("kind", "ending"), [("PNG", "png"), ("JPEG", "jpg")])
-def test_an_image_that_was_cut_off_is_an_error_that_names_it(tmp_path: Path, kind: str, ending: str) -> None:
+@pytest.mark.parametrize("beside", ["jpg", "webp"], ids=["one_kind", "several_kinds"])
+@pytest.mark.parametrize(("kind", "ending"), [("PNG", "PNG"), ("JPEG", "jpg")])
+def test_an_image_that_was_cut_off_is_an_error_that_names_it(
+    tmp_path: Path, kind: str, ending: str, beside: str
+) -> None:
     (tmp_path / "c").mkdir()
+    (tmp_path / "c" / f"a.{beside}").write_bytes(image((1, 2, 3), "WEBP" if beside == "webp" else "JPEG"))
     file = io.BytesIO()
     Image.effect_noise((32, 32), 50).save(file, kind)
-    (tmp_path / "c" / f"a.{ending}").write_bytes(file.getvalue())
     path = tmp_path / "c" / f"b.{ending}"
     path.write_bytes(file.getvalue() + b"trailer")
     assert len(encode_all(ImageFolder.open(str(tmp_path)))) == 2
-    path.write_bytes(file.getvalue()[:-100])
-    with pytest.raises(EncodingError, match=rf"b.{ending}: the column 'image' is .*: expected a whole {kind} file"):
+    for left in (file.getvalue()[:-100], file.getvalue()[:2]):
+        path.write_bytes(left)
+        with pytest.raises(EncodingError, match=rf"b.{ending}: expected a whole {kind} file"):
+            encode_all(ImageFolder.open(str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["b.png", "b.webp"])
+def test_an_empty_image_is_an_error_that_names_it(tmp_path: Path, name: str) -> None:
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "a.gif").write_bytes(image((1, 2, 3), "GIF"))
+    (tmp_path / "c" / name).touch()
+    with pytest.raises(EncodingError, match=f"{name}: the file is empty"):
         encode_all(ImageFolder.open(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"), [(b"", "the file is empty"), (image((1, 2, 3), "JPEG")[:-30], "Truncated File Read")]
+)
+def test_a_damaged_image_in_a_tar_set_is_an_error_also_where_others_are_of_another_kind(
+    tmp_path: Path, data: bytes, words: str
+) -> None:
+    webp = image((1, 2, 3), "WEBP")
+    fine = write_tar(tmp_path / "a.tar", {"1.jpg": webp, "2.jpg": image((1, 2, 3), "JPEG")})
+    assert [row["jpg"][:4] for row in rows(WebDataset.open(str(fine)))] == [b"RIFF", b"\xff\xd8\xff\xe0"]
+    path = write_tar(tmp_path / "b.tar", {"1.jpg": webp, "2.jpg": data})
+    with pytest.raises(FormatError, match=rf"b.tar, sample 2, 2.jpg: .*{words}"):
+        rows(WebDataset.open(str(path)))
 
 
 def test_a_folder_of_texts_keeps_text_and_path(tmp_path: Path) -> None:

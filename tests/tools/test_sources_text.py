@@ -149,6 +149,8 @@ def test_lists_become_arrays_where_asked_for(tmp_path: Path) -> None:
         ("[1, 2]", "line 2 must be a JSON object.*is a list"),
         ("[" * 100_000, "line 2 is not JSON"),
         ("[{", "must be written as one object a line"),
+        ('{"x": 1, "y": 0, "x": 2}', "a.jsonl, line 2: the key 'x' is there twice"),
+        ('{"x": {"y": [{"z": 0, "z": 0}]}}', "a.jsonl, line 2: the key 'z' is there twice"),
     ],
 )
 def test_a_line_that_is_no_object_is_an_error(tmp_path: Path, line: str, words: str) -> None:
@@ -205,6 +207,12 @@ def test_cells_are_parsed_as_their_encoding_says(tmp_path: Path) -> None:
         encode_all(csv(tmp_path / "b.csv", "a\nx\n"), "a:json")
     with pytest.raises(ConfigError, match="cannot become bytes"):
         encode_all(source, "a:bytes")
+
+
+def test_a_key_that_is_twice_in_a_cell_of_json_is_an_error(tmp_path: Path) -> None:
+    source = csv(tmp_path / "a.csv", """a\n"{""x"": 1, ""x"": 2}"\n""")
+    with pytest.raises(EncodingError, match=r"a.csv, line 2: .*the key 'x' is there twice"):
+        encode_all(source, "a:json")
 
 
 @pytest.mark.parametrize(

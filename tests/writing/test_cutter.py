@@ -37,8 +37,8 @@ def taken(whole: Cutter, gathered: ShardBuffer) -> list[bytes]:
 
 def cut(whole: Cutter, samples: list[bytes]) -> list[list[bytes]]:
     """The samples of each shard."""
-    shards = [taken(whole, before) for data in samples if (before := whole.add([data])) is not None]
-    return [*shards, taken(whole, whole.take())] if whole.has_samples else shards
+    shards = [taken(whole, whole.cut(whole.following([data]))) for data in samples if not whole.add([data])]
+    return [*shards, taken(whole, whole.last())] if whole.has_samples else shards
 
 
 def make(recipe: ShardRecipe, number: int, samples: list[bytes]) -> tuple[ShardInfo, list[bytes]]:
@@ -90,22 +90,39 @@ def test_the_limit_of_32_bits_is_that_of_the_whole_file(shard_format: str, monke
     for module in (mds, cutter):
         monkeypatch.setattr(module, "MAX_RAW_BYTES", size)
     limited = Cutter(recipe)
-    assert [limited.add([data]) for _ in range(3)] == [None] * 3
+    assert [limited.add([data]) for _ in range(3)] == [True] * 3
     with pytest.raises(ConfigError, match="set size_limit"):
         limited.add([data])
-    assert taken(limited, limited.take()) == [data] * 3
+    assert taken(limited, limited.last()) == [data] * 3
 
 
 def test_memory_is_used_again_unless_a_huge_sample_took_it() -> None:
     whole = Cutter(recipe_of("mds", 300))
-    small = whole.take()
-    assert whole.add([bytes(10**6)]) is None
-    huge = whole.take()
+    small = whole.cut(whole.following([bytes(10**6)]))
+    huge = whole.cut(whole.following([b""]))
+    assert huge.room >= 10**6
     whole.use_again(huge)
     whole.use_again(small)
-    found = [whole.take() for _ in range(4)]
+    found = [whole.following([b""]) for _ in range(4)]
     assert any(buffer is small for buffer in found)
     assert all(buffer is not huge for buffer in found)
+
+
+def test_a_sample_that_does_not_fit_changes_nothing() -> None:
+    whole = Cutter(recipe_of("mds", 300))
+    assert whole.add([b"one"])
+    for _ in range(2):
+        assert not whole.add([bytes(10**6)])
+    following = whole.following([bytes(10**6)])
+    assert (whole.number, whole.last().num_bytes, following.num_bytes) == (0, 3, 10**6)
+    assert taken(whole, whole.cut(following)) == [b"one"]
+    assert whole.number == 1
+
+
+def test_an_empty_cutter_takes_little_memory() -> None:
+    whole = Cutter(recipe_of("mds", 2**26))
+    assert whole.add([b"one"])
+    assert whole.last().room <= 2**16
 
 
 @pytest.mark.parametrize("shard_format", FORMATS)

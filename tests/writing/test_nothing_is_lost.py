@@ -108,6 +108,25 @@ def test_a_writer_that_was_closed_does_not_say_that_it_finished(tmp_path: Path) 
     write(str(tmp_path / "b"), range(3))
 
 
+@pytest.mark.parametrize("damage", ["gone", "other"])
+def test_a_new_dataset_is_not_published_over_shards_that_changed(damage: str, tmp_path: Path) -> None:
+    writer = MDSWriter(out=str(tmp_path / "a"), columns={"id": "int"}, size_limit=230)
+    for sample in range(20):
+        writer.write({"id": sample})
+    shard = tmp_path / "a" / "shard.00001.mds"
+    assert wait_until(shard.exists)
+    if damage == "gone":
+        shard.unlink()
+    else:
+        (tmp_path / "other").write_bytes(b"of another writer")
+        (tmp_path / "other").rename(shard)
+    with pytest.raises(StorageError, match=r"shard\.00001\.mds was stored and (is not there|has another size)"):
+        writer.finish()
+    writer.close()
+    left = contents(tmp_path)
+    assert left == ({} if damage == "gone" else {"a/shard.00001.mds": b"of another writer"})
+
+
 def test_an_index_is_not_published_over_shards_that_are_gone(tmp_path: Path) -> None:
     writer = MDSWriter(out=str(tmp_path / "a"), columns={"id": "int"}, size_limit=230, mode="resume")
     for sample in range(20):

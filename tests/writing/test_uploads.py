@@ -14,6 +14,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from lightning_streaming.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError
 from lightning_streaming.formats.index import parse_index
+from lightning_streaming.writing import cutter
+from lightning_streaming.writing.shard_buffer import ShardBuffer
 from lightning_streaming.writing.writer import MDSWriter
 from tests.formats.golden_datasets import read_samples
 from tests.servers import S3Store
@@ -115,8 +117,18 @@ def test_no_more_shards_than_agreed_are_in_memory(workers: int, watched: type[Wa
     assert sum("shard." in path for path in watched.store) == 19
 
 
-def test_a_writer_that_waits_for_its_uploads_has_gathered_no_more_than_agreed(watched: type[WatchedStore]) -> None:
+def test_a_writer_that_waits_for_its_uploads_has_gathered_no_more_than_agreed(
+    watched: type[WatchedStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
     progress = threading.Semaphore(0)
+    buffers = []
+
+    class Counted(ShardBuffer):
+        def __init__(self, expected: int = 0) -> None:
+            super().__init__(expected)
+            buffers.append(self)
+
+    monkeypatch.setattr(cutter, "ShardBuffer", Counted)
 
     def write() -> None:
         with MDSWriter(columns=COLUMNS, out="watched://bucket/data", size_limit=300, max_workers=2) as writer:
@@ -130,6 +142,7 @@ def test_a_writer_that_waits_for_its_uploads_has_gathered_no_more_than_agreed(wa
     for _ in range(4 * 11):
         assert progress.acquire(timeout=30)
     assert not progress.acquire(timeout=0.2)
+    assert len(buffers) == 4
     watched.open_gate.set()
     thread.join(60)
     assert not thread.is_alive()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,16 @@ def test_a_wrong_sample_can_be_left_out(tmp_path: Path) -> None:
     assert ids(tmp_path / "out", tmp_path) == [0, 2]
 
 
+@pytest.mark.parametrize("columns", [None, {"id": "int"}, {"id": "int", "text": "str"}])
+@pytest.mark.parametrize("sample", [None, [1], "id", 3])
+def test_what_is_no_sample_is_refused(columns: Any, sample: Any, tmp_path: Path) -> None:
+    writer = MDSWriter(columns=columns, out=tmp_path)
+    with pytest.raises(EncodingError, match="a sample must map column names to values, but got "):
+        writer.write(sample)
+    writer.finish()
+    assert read_index(tmp_path).num_samples == 0
+
+
 def test_a_finished_writer_writes_no_more_and_may_be_finished_again(tmp_path: Path) -> None:
     with MDSWriter(columns={"id": "int"}, out=tmp_path) as writer:
         writer.finish()
@@ -130,6 +142,17 @@ def test_an_empty_dataset_needs_no_columns(tmp_path: Path) -> None:
         {"compression": "lz4"},
         {"hashes": ["sha1", "md5"]},
         {"size_limit": "4gb"},
+        {"columns": ["id"]},
+        {"columns": "id"},
+        {"compression": 3},
+        {"hashes": [1]},
+        {"hashes": 1},
+        {"max_workers": 0},
+        {"max_workers": 1.5},
+        {"max_workers": "2"},
+        {"retry": "x"},
+        {"retry": None},
+        {"retry": 0},
     ],
 )
 def test_settings_are_checked_before_anything_is_touched(settings: dict[str, Any], tmp_path: Path) -> None:
@@ -175,3 +198,24 @@ def test_a_dataset_goes_to_a_bucket_index_last(tmp_path: Path) -> None:
 def test_a_store_that_nothing_serves_is_refused_at_once() -> None:
     with pytest.raises(ConfigError, match="nowhere"):
         MDSWriter(columns={"id": "int"}, out="nowhere://bucket/data")
+
+
+_ONE_LARGE_SAMPLE = """
+import resource, sys
+import numpy as np
+from lightning_streaming import MDSWriter
+size = 100 * 2**20
+large = np.ones(size, np.uint8)
+with MDSWriter(out=sys.argv[1], columns={"a": "ndarray:uint8"}, max_workers=1) as writer:
+    writer.write({"a": large[:10]})
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + size * 8 // 5, used + size * 8 // 5))
+    writer.write({"a": large})
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system limits addresses like this")
+def test_a_large_sample_is_copied_once(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", _ONE_LARGE_SAMPLE, str(tmp_path / "out")], check=True)
+    assert read_index(tmp_path / "out").samples_per_shard().tolist() == [1, 1]

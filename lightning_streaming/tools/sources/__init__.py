@@ -5,6 +5,7 @@ location        where the source is: a copy of what a URL names
 detect          which kind a location is; opens it
 digests         which content a source has, so that work goes on with the same
 files           the files that a location names
+strict_json     JSON in which no key is there twice
 values          values of a source to what an encoding takes
 columns         which columns are written, and in which encodings; rows to samples
 json_lines      one JSON object a line

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any, ClassVar
 from lightning_streaming.errors import ConfigError, EncodingError, FormatError
 from lightning_streaming.tools.sources.files import find_files, open_bytes, whole_files
 from lightning_streaming.tools.sources.source import Found, Piece, Schema
+from lightning_streaming.tools.sources.strict_json import parse_json
 from lightning_streaming.tools.sources.values import converter
 
 SUFFIXES = {",": (".csv", ".csv.gz"), "\t": (".tsv", ".tsv.gz")}
@@ -164,7 +164,7 @@ def _float(cell: str) -> float:
 
 def _json(cell: str) -> Any:
     try:
-        return json.loads(cell)
+        return parse_json(cell)
     except (ValueError, RecursionError) as error:
         raise EncodingError(f"expected JSON, but got {cell[:60]!r}: {error}") from None
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lightning_streaming.errors import ConfigError
+from lightning_streaming.errors import ConfigError, EncodingError
 from lightning_streaming.tools.sources.files import files_under, has_suffix, whole_files
 from lightning_streaming.tools.sources.source import Found, Piece, Schema
-from lightning_streaming.tools.sources.values import converter
+from lightning_streaming.tools.sources.values import check_image_file, converter
 
 ENDINGS = {".jpg": "jpeg", ".jpeg": "jpeg", ".png": "png"}
 """The encoding that an ending stands for."""
@@ -21,7 +21,8 @@ SUFFIXES = (*ENDINGS, ".webp", ".gif", ".bmp", ".tif", ".tiff")
 class ImageFolder:
     """Every image below the folder of a class, at any depth, with the number and the name of its class.
 
-    Classes are numbered from 0 in the order of their names. Files are stored as they are.
+    Classes are numbered from 0 in the order of their names. Files are stored as they are. None may be empty, and JPEG
+    and PNG files must be whole, whatever the encoding of the column.
     """
 
     root: str
@@ -60,10 +61,20 @@ class ImageFolder:
         return Schema(columns, "the names of the files")
 
     def rows(self, piece: Piece, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:  # noqa: ARG002
-        """One row."""
+        """One row.
+
+        Raises:
+            EncodingError: The file is empty, or not the whole file that its name promises.
+        """
         path = Path(piece.path)
         name = path.relative_to(self.root).parts[0]
-        yield 0, {"image": path.read_bytes(), "label": self.classes.index(name), "class": name}
+        data = path.read_bytes()
+        if not data or path.suffix.lower() in ENDINGS:
+            try:
+                check_image_file(data)
+            except EncodingError as error:
+                raise EncodingError(f"{path}: {error}") from error
+        yield 0, {"image": data, "label": self.classes.index(name), "class": name}
 
     def place(self, piece: Piece, number: int) -> str:  # noqa: ARG002
         """The file."""

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from lightning_streaming.errors import ConfigError, FormatError
 from lightning_streaming.tools.sources.files import find_files, is_gzip, open_bytes, whole_files
 from lightning_streaming.tools.sources.source import Found, Piece, Schema
+from lightning_streaming.tools.sources.strict_json import RepeatedKeyError, parse_json
 from lightning_streaming.tools.sources.values import converter
 from lightning_streaming.writing.columns import infer_columns
 
@@ -66,7 +67,9 @@ class JsonLines:
     def _parse(self, line: bytes, piece: Piece, number: int) -> dict[str, Any]:
         hint = "; a file that is one JSON array must be written as one object a line" * line.startswith(b"[")
         try:
-            row = json.loads(line.removeprefix(_BYTE_ORDER_MARK).decode())
+            row = parse_json(line.removeprefix(_BYTE_ORDER_MARK).decode())
+        except RepeatedKeyError as error:
+            raise FormatError(f"{self.place(piece, number)}: {error}") from error
         except (ValueError, RecursionError) as error:
             # The error counts lines too, but within this one.
             reason = f"{error.msg} at column {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else error

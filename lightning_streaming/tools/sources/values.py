@@ -56,6 +56,17 @@ def image_encoding(data: bytes | None) -> str:
     return "bytes"
 
 
+def check_image_file(data: bytes) -> None:
+    """Refuse an empty file, and a JPEG or PNG file that was cut off.
+
+    Raises:
+        EncodingError: It is one of these, or no JPEG or PNG file.
+    """
+    if not data:
+        raise EncodingError("the file is empty; take it away, or put the image there")
+    check_whole(data)
+
+
 def _integer(value: Any) -> int:
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         return int(value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,10 +12,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from lightning_streaming.errors import FormatError
+from lightning_streaming.errors import EncodingError, FormatError
 from lightning_streaming.tools.sources.files import find_files, whole_files
+from lightning_streaming.tools.sources.image_folder import ENDINGS
 from lightning_streaming.tools.sources.source import Found, Piece, Schema
-from lightning_streaming.tools.sources.values import converter, image_encoding
+from lightning_streaming.tools.sources.strict_json import parse_json
+from lightning_streaming.tools.sources.values import check_image_file, converter, image_encoding
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
 KEY = "__key__"
@@ -129,18 +130,30 @@ def _array(data: bytes) -> Any:
 _DECODERS: dict[str, tuple[Callable[[bytes], Any], str]] = {
     **dict.fromkeys(("txt", "text", "transcript", "caption"), (bytes.decode, "str")),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), (_integer, "int")),
-    "json": (json.loads, "json"),
+    "json": (parse_json, "json"),
     "npy": (_array, "ndarray"),
 }
 """What an ending means: how to decode, and the encoding that follows."""
 
 
 def _decode(name: str, data: bytes, where: str) -> Any:
-    decoder = _DECODERS.get(name.rpartition(".")[2])
+    ending = name.rpartition(".")[2]
+    if f".{ending}" in ENDINGS:
+        _check_image(data, f"{where}.{name}")
+    decoder = _DECODERS.get(ending)
     try:
         return decoder[0](data) if decoder else data
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{where}.{name} cannot be decoded: {error}") from error
+
+
+def _check_image(data: bytes, where: str) -> None:
+    # An image of another kind under such a name stays bytes: members cannot be renamed.
+    if not data or image_encoding(data) != "bytes":
+        try:
+            check_image_file(data)
+        except EncodingError as error:
+            raise FormatError(f"{where}: {error}") from error
 
 
 def _found(name: str, value: Any) -> Found:
