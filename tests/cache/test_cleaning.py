@@ -20,6 +20,7 @@ from lightning_streaming.errors import ConfigError, StorageError
 from lightning_streaming.formats.index import INDEX_BASENAME, dump_index
 from lightning_streaming.formats.mapping import map_file
 from tests.cache.datasets import cached, parts, write_dataset
+from tests.cache.users import open_to_all
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 FORM = ".index-0123456789abcdef"
@@ -266,8 +267,8 @@ def as_nobody(look: Any) -> Any:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act for another user")
 def test_a_directory_of_another_user_is_cleared_as_far_as_permitted(filled: Path) -> None:
-    for folder in (filled, *list(filled.parents)[:3]):
-        folder.chmod(0o755)
+    filled.chmod(0o755)
+    open_to_all(filled)
     assert told(as_nobody(lambda: to_clear(filled).goes)) == {
         "shard.00000.mds": Reason.FETCHED,
         "shard.00001.mds": Reason.FETCHED,

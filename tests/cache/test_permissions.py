@@ -13,6 +13,7 @@ from lightning_streaming.cache import CacheConfig, ShardCache
 from lightning_streaming.cache.permissions import make_directories, open_shared
 from lightning_streaming.errors import StorageError
 from tests.cache.datasets import cached, raw_data, write_dataset
+from tests.cache.users import open_to_all
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 _FORK: Any = multiprocessing.get_context("fork")
@@ -45,8 +46,7 @@ def shared_directory(tmp_path: Path, mode: int) -> Path:
     root.mkdir()
     os.chown(root, -1, GROUP)
     root.chmod(mode)
-    for parent in root.parents[:3]:
-        parent.chmod(0o755)
+    open_to_all(root)
     return root
 
 
@@ -70,15 +70,18 @@ def test_a_wrong_file_of_another_user_that_may_not_be_removed_is_told(tmp_path: 
     write_dataset(tmp_path / "remote", shards=1)
     wrong = shared_directory(tmp_path, 0o1777) / "shard.00000.mds"
     wrong.write_bytes(b"wrong")
-    child = os.fork()
-    if not child:
-        become(4001)
-        cache = cache_of(tmp_path)
-        with pytest.raises(StorageError, match="belongs to user 0, whose file may not be removed"):
-            cache.ensure(cache.read_index().shards[0])
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+    reader = _FORK.Process(target=_is_told_of_the_wrong_file, args=(tmp_path,))
+    reader.start()
+    reader.join()
+    assert reader.exitcode == 0
     assert wrong.read_bytes() == b"wrong"
+
+
+def _is_told_of_the_wrong_file(tmp_path: Path) -> None:
+    become(4001)
+    cache = cache_of(tmp_path)
+    with pytest.raises(StorageError, match="belongs to user 0, whose file may not be removed"):
+        cache.ensure(cache.read_index().shards[0])
 
 
 def test_a_shared_file_has_its_permissions_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

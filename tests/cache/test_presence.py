@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from lightning_streaming.cache.marks import verified_mark
 from lightning_streaming.cache.sources import RemoteSource
 from lightning_streaming.formats.index import FileInfo
 from tests.cache.datasets import raw_data, write_dataset
+from tests.cache.users import open_to_all
 from tests.servers import HttpStore
 
 
@@ -105,33 +106,28 @@ def test_two_users_share_a_directory(http_store: HttpStore, tmp_path: Path) -> N
     shared.mkdir()
     os.chown(shared, -1, 4242)
     shared.chmod(0o2775)
-    for parent in shared.parents[:3]:
-        parent.chmod(0o755)
+    open_to_all(shared)
     for user, shards in [(4001, [0, 1]), (4002, [1, 2]), (4001, [0, 2, 3])]:
-        child = os.fork()
-        if not child:
-            os._exit(_as_user(user, http_store, tmp_path, shards))
-        assert os.waitpid(child, 0)[1] == 0
+        child = multiprocessing.get_context("fork").Process(target=_as_user, args=(user, http_store, tmp_path, shards))
+        child.start()
+        child.join()
+        assert child.exitcode == 0
     assert http_store.requests().count("shard.00001.mds") == 1
     names = {path.name: path.stat() for path in shared.iterdir()}
     assert [names[f"shard.0000{number}.mds"].st_uid for number in (2, 3)] == [4002, 4001]
     assert {found.st_gid for found in names.values()} == {4242}
 
 
-def _as_user(user: int, store: HttpStore, tmp_path: Path, shards: list[int]) -> int:
-    """Read shards and evict one, in a process of another user of the group; gives an exit status."""
+def _as_user(user: int, store: HttpStore, tmp_path: Path, shards: list[int]) -> None:
+    """Read shards and evict one, in a process of another user of the group."""
     os.setgroups([4242])
     os.setgid(user)
     os.setuid(user)
     os.umask(0o077)
     os.environ["LIGHTNING_STREAMING_RUNTIME"] = f"/tmp/lightning-streaming-{user}-{os.getpid()}"
-    try:
-        cache = cache_of(store, tmp_path)
-        index = cache.read_index()
-        found = [cache.ensure(index.shards[shard]) for shard in shards]
-        whole = [(tmp_path / "cache" / f"shard.{shard:05}.mds").read_bytes() == raw_data(shard) for shard in shards]
-        evicted = cache.evict(index.shards[shards[0]])
-    except OSError:
-        traceback.print_exc()
-        return 1
-    return int(None in found or not all(whole) or not evicted)
+    cache = cache_of(store, tmp_path)
+    index = cache.read_index()
+    assert None not in [cache.ensure(index.shards[shard]) for shard in shards]
+    for shard in shards:
+        assert (tmp_path / "cache" / f"shard.{shard:05}.mds").read_bytes() == raw_data(shard)
+    assert cache.evict(index.shards[shards[0]])

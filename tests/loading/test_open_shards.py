@@ -56,14 +56,20 @@ def test_a_forked_child_lets_go_of_what_its_parent_has_open(infos: list[ShardInf
     closed: list[int] = []
     opened = OpenShards(closed.append)
     _open(opened, infos, tmp_path, 0)
-    child = os.fork()
-    if not child:
-        opened.forget_inherited()
-        os._exit(bool(opened.readers or closed or _mapped(tmp_path)))
-    assert os.waitpid(child, 0)[1] == 0
+    child = multiprocessing.get_context("fork").Process(target=_forget_inherited, args=(opened, closed, tmp_path))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
     opened.forget_inherited()
     assert list(opened.readers) == [0]
     assert _mapped(tmp_path)
+
+
+def _forget_inherited(opened: OpenShards, closed: list[int], directory: Path) -> None:
+    opened.forget_inherited()
+    assert not opened.readers
+    assert not closed
+    assert not _mapped(directory)
 
 
 def test_a_worker_that_never_reads_holds_nothing_of_its_parent(infos: list[ShardInfo], tmp_path: Path) -> None:
