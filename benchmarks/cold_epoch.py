@@ -43,7 +43,12 @@ TRIES = 3
 """Of each epoch: a peer's may fail, as its workers can read a file that is not whole yet, or hang."""
 BUCKET = "bucket"
 NAME = "mds"
-PACKAGES = {"ours": "lightning_streaming", "MosaicML Streaming": "streaming", "litdata": "litdata", "get": "s3fs"}
+PACKAGES = {
+    "ours": ("lightning_streaming.loading.dataloader", "s3fs"),
+    "MosaicML Streaming": ("streaming", "boto3"),
+    "litdata": ("litdata", "boto3"),
+    "get": ("s3fs",),
+}
 """What is imported before the clock runs."""
 
 
@@ -142,7 +147,8 @@ def processor_seconds() -> float:
 
 def measure(system: str, cache: Path, workers: int, endpoint: str, out: Path) -> None:
     """In a process of its own: read one epoch, and put what was measured into a file."""
-    importlib.import_module(PACKAGES[system])
+    for package in PACKAGES[system]:
+        importlib.import_module(package)
     started, processor_started, first, count = time.perf_counter(), processor_seconds(), 0.0, 0
     batches = SYSTEMS[system](cache, workers, endpoint)
     for batch in batches:
