@@ -8,13 +8,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
-from numbers import Integral
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from lightning_streaming.errors import ConfigError, EncodingError, StreamingError
 from lightning_streaming.formats.index import INDEX_BASENAME, ShardInfo, dump_index
+from lightning_streaming.writing.arguments import check_counts, check_mode
 from lightning_streaming.writing.background import Background
 from lightning_streaming.writing.columns import columns_of
 from lightning_streaming.writing.cutter import Cutter
@@ -97,8 +97,8 @@ class ShardWriter(ABC):
             StorageError: The store does not say what is there.
         """
         self._settings = parse_settings(compression, hashes, size_limit)
-        workers = _check_counts(max_workers, retry)
-        _check_mode(mode, exist_ok)
+        workers = check_counts(max_workers, retry)
+        check_mode(mode, exist_ok)
         recipe = None if columns is None else self._make_recipe(columns, self._settings)
         self._destination = Destination(
             out, keep_local=keep_local, retry=retry, progress_bar=progress_bar, storage_options=storage_options
@@ -335,26 +335,3 @@ def _store(cutter: Cutter, number: int, gathered: ShardBuffer, put: Callable[...
             put(file.basename, *file.pieces)
     cutter.use_again(gathered)
     return made.info
-
-
-def _check_counts(max_workers: int | None, retry: int) -> int:
-    """The number of workers."""
-    _check_count(retry, "retry")
-    if max_workers is None:
-        return max(2, min(8, os.cpu_count() or 1))
-    return _check_count(max_workers, "max_workers")
-
-
-def _check_count(count: object, what: str) -> int:
-    if not isinstance(count, Integral) or count < 1:
-        raise ConfigError(f"{what} must be a whole number from 1, but got {count!r}")
-    return int(count)
-
-
-def _check_mode(mode: str, exist_ok: bool) -> None:
-    if mode not in get_args(Mode):
-        raise ConfigError(f"mode must be one of {', '.join(get_args(Mode))}, but got {mode!r}")
-    if exist_ok and mode != "create":
-        raise ConfigError(
-            f"exist_ok=True replaces what is there, but mode={mode!r} goes on with it; choose one of both"
-        )
