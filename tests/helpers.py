@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -146,3 +146,12 @@ def read_together(loaders: Sequence[StreamingDataLoader]) -> Iterator[tuple[list
         states = [loader.state_dict() for loader in loaders]
         assert all(state == states[0] for state in states)
         yield [one for round_ in zip_longest(*in_turn) for one in round_ if one is not None], states[0]
+
+
+def descriptors_under(directory: Path) -> int:
+    """How many descriptors this process has of files under a directory; a map has one of its own."""
+    count = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # that of the listing itself, or one closed by another thread just now
+            count += entry.readlink().is_relative_to(directory)
+    return count

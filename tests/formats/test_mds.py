@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 import pickle
 import struct
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from lightning_streaming.errors import (
 from lightning_streaming.formats.index import FileInfo
 from lightning_streaming.formats.mds import MDSReader, check_shard_bytes, head_bytes, shard_bytes
 from tests.formats.small_shards import COLUMNS, SAMPLES, put_shard, shard_data, shard_info
+from tests.helpers import descriptors_under
 
 DATA = shard_data(SAMPLES, COLUMNS)
 
@@ -69,16 +69,11 @@ def test_samples_outlive_the_reader_and_the_file(tmp_path: Path) -> None:
 
 
 def test_a_closed_reader_keeps_no_file_open_and_reads_no_more(tmp_path: Path) -> None:
-    def open_files() -> int:
-        gc.collect()
-        return len(list(Path("/dev/fd").iterdir()))
-
-    before = open_files()
     reader = MDSReader(put_shard(tmp_path), tmp_path)
-    assert open_files() == before + 1  # the map's own
+    assert descriptors_under(tmp_path) == 1
     reader.close()
     reader.close()
-    assert open_files() == before
+    assert descriptors_under(tmp_path) == 0
     with pytest.raises(ValueError, match="released"):
         reader[0]
 

@@ -24,6 +24,7 @@ from lightning_streaming.formats.index import FileInfo, ShardInfo
 from lightning_streaming.formats.shard import open_shard
 from lightning_streaming.formats.split_reader import SplitReader
 from tests.formats.split_datasets import FORMATS, layout_of, put_shard, sample_of
+from tests.helpers import descriptors_under
 
 EVERY = pytest.mark.parametrize("split_format", FORMATS)
 SAMPLES = [sample_of(index) for index in range(4)]
@@ -101,15 +102,10 @@ class TestReading:
     @EVERY
     def test_two_descriptors_are_held_until_it_is_closed(self, split_format: str, tmp_path: Path) -> None:
         info = put_shard(tmp_path, layout_of(split_format), SAMPLES)
-        before = open_descriptors()
         reader = SplitReader(info, tmp_path)
-        assert open_descriptors() == before + 2
+        assert descriptors_under(tmp_path) == 2
         reader.close()
-        assert open_descriptors() == before
-
-
-def open_descriptors() -> int:
-    return len(list(Path("/dev/fd").iterdir()))
+        assert descriptors_under(tmp_path) == 0
 
 
 class TestDamage:
