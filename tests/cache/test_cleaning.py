@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 from pathlib import Path
@@ -16,26 +15,15 @@ from lightning_streaming.cache.inspection import CacheFile, FileKind, find_index
 from lightning_streaming.cache.layout import ARRIVING_BASENAME
 from lightning_streaming.cache.ledger import held_ledger, read_ledger
 from lightning_streaming.cache.stamps import finished_stamp, stamp_used
-from lightning_streaming.errors import ConfigError, StorageError
+from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import INDEX_BASENAME, dump_index
 from lightning_streaming.formats.mapping import map_file
 from tests.cache.datasets import cached, parts, write_dataset
-from tests.cache.users import open_to_all
+from tests.cache.users import as_nobody, open_to_all
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 FORM = ".index-0123456789abcdef"
 DAY = 86400
-
-
-@pytest.fixture
-def filled(tmp_path: Path) -> Path:
-    """A cache directory of an index, two shards of ours, and a foreign file."""
-    write_dataset(tmp_path / "remote", shards=2)
-    cache = ShardCache(CacheConfig(name="code", remote=str(tmp_path / "remote"), local=tmp_path / "cache"))
-    for shard in cache.read_index().shards:
-        cache.ensure(shard)
-    (tmp_path / "cache" / "notes.txt").write_text("mine")
-    return tmp_path / "cache"
 
 
 def to_clear(root: Path) -> Plan:
@@ -241,28 +229,6 @@ def test_a_directory_without_locks_is_refused(filled: Path, monkeypatch: pytest.
     with pytest.raises(ConfigError, match="has no file locks"):
         carry_out(plan, no_progress)
     assert "shard.00000.mds" in cached(filled)
-
-
-def as_nobody(look: Any) -> Any:
-    """What a function gives, or the words of the error it raises, in a process of a user without rights."""
-    context: Any = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-
-    def run() -> None:
-        if os.getuid() == 0:
-            os.setgroups([])
-            os.setgid(65534)
-            os.setuid(65534)
-        try:
-            sender.send(look())
-        except StorageError as error:
-            sender.send(str(error))
-
-    child = context.Process(target=run)
-    child.start()
-    child.join()
-    assert child.exitcode == 0
-    return receiver.recv()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act for another user")

@@ -10,7 +10,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,6 +22,7 @@ from lightning_streaming.cache.origin import read_origin
 from lightning_streaming.errors import ConfigError, StreamingError
 from lightning_streaming.formats.index import INDEX_BASENAME, dump_index
 from tests.cache.indexes import LARGE, SMALL, forms, let_a_minute_pass, over_http, put, shard
+from tests.cache.users import as_nobody
 from tests.servers import HttpStore
 
 
@@ -208,25 +208,3 @@ class TestForeignDirectory:
         (directory / "cache" / ORIGIN_BASENAME).chmod(0o600)
         assert "it says whose files are there" in as_nobody(lambda: over_http(http_store, directory).read())
         assert not as_nobody(lambda: is_cache(directory / "cache"))
-
-
-def as_nobody(look: Callable[[], Any]) -> Any:
-    """What a function gives, or the words of the error it raises, in a process of a user without rights."""
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-
-    def run() -> None:
-        if os.getuid() == 0:
-            os.setgroups([])
-            os.setgid(65534)
-            os.setuid(65534)
-        try:
-            sender.send(look())
-        except StreamingError as error:
-            sender.send(str(error))
-
-    child = context.Process(target=run)
-    child.start()
-    child.join()
-    assert child.exitcode == 0
-    return receiver.recv()

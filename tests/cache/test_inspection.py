@@ -27,17 +27,6 @@ def read_again(directory: Path) -> Iterable[ShardInfo]:
     return parse_index((directory / INDEX_BASENAME).read_bytes(), "index").shards
 
 
-@pytest.fixture
-def filled(tmp_path: Path) -> Path:
-    """A cache directory of an index, two shards of ours, and a foreign file."""
-    write_dataset(tmp_path / "remote", shards=2)
-    cache = ShardCache(CacheConfig(name="code", remote=str(tmp_path / "remote"), local=tmp_path / "cache"))
-    for shard in cache.read_index().shards:
-        cache.ensure(shard)
-    (tmp_path / "cache" / "notes.txt").write_text("mine")
-    return tmp_path / "cache"
-
-
 def test_every_file_is_listed_with_what_it_is(filled: Path) -> None:
     view = map_file(filled / "shard.00000.mds", 3000)
     part = claim(filled, "shard.00005.mds")

@@ -1,9 +1,15 @@
-"""Directories for tests in which processes of other users look."""
+"""Processes of other users, and directories that they may look into."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from lightning_streaming.errors import StreamingError
 
 
 def open_to_all(directory: Path) -> None:
@@ -13,3 +19,25 @@ def open_to_all(directory: Path) -> None:
         if parent == shared or shared not in parent.parents:
             break
         parent.chmod(0o755)
+
+
+def as_nobody(look: Callable[[], Any]) -> Any:
+    """What a function gives, or the words of the error it raises, in a process of a user without rights."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+
+    def run() -> None:
+        if os.getuid() == 0:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+        try:
+            sender.send(look())
+        except StreamingError as error:
+            sender.send(str(error))
+
+    child = context.Process(target=run)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    return receiver.recv()

@@ -6,12 +6,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from lightning_streaming.errors import ConfigError, FormatError, MissingDependencyError, StorageError
 from lightning_streaming.formats.compression import decompress
 from lightning_streaming.formats.index import ShardInfo, parse_index
 from lightning_streaming.formats.shard import check_shard, open_shard
+from tests.formats.damage import damaged_bytes
 from tests.formats.golden_datasets import read_index
 from tests.golden import golden_path
 
@@ -21,17 +21,6 @@ RAW_SHARD = golden_path("mds", "scalars", "shard.00000.mds").read_bytes()
 ZIP_SHARD = golden_path("mds", "ndarray", "shard.00000.mds.zstd").read_bytes()
 ZIP_RAW_BYTES = read_index(golden_path("mds", "ndarray")).shards[0].raw_data.bytes
 INDEX = golden_path("mds", "scalars", "index.json").read_bytes()
-
-
-@st.composite
-def damaged(draw: st.DrawFn, data: bytes) -> bytes:
-    """``data`` with a few pieces overwritten, cut out or doubled."""
-    for _ in range(draw(st.integers(1, 4))):
-        start = draw(st.integers(0, len(data)))
-        stop = min(len(data), start + draw(st.integers(0, 40)))
-        piece = draw(st.sampled_from([b"", data[start:stop] * 2]) | st.binary(max_size=8))
-        data = data[:start] + piece + data[stop:]
-    return data
 
 
 def read_all(directory: Path, index_text: bytes) -> None:
@@ -50,7 +39,7 @@ def read_shard(shard: ShardInfo, directory: Path) -> None:
 
 
 @QUICK
-@given(damaged(RAW_SHARD))
+@given(damaged_bytes(RAW_SHARD))
 def test_damaged_shards(tmp_path: Path, data: bytes) -> None:
     # Of the right size, because any other is refused before the content is looked at.
     (tmp_path / "shard.00000.mds").write_bytes(data[: len(RAW_SHARD)].ljust(len(RAW_SHARD), b"\0"))
@@ -59,14 +48,14 @@ def test_damaged_shards(tmp_path: Path, data: bytes) -> None:
 
 
 @QUICK
-@given(damaged(INDEX))
+@given(damaged_bytes(INDEX))
 def test_damaged_indexes(index_text: bytes) -> None:
     with suppress(*TYPED):
         read_all(golden_path("mds", "scalars"), index_text)
 
 
 @QUICK
-@given(damaged(ZIP_SHARD))
+@given(damaged_bytes(ZIP_SHARD))
 def test_damaged_compressed_shards(data: bytes) -> None:
     with suppress(FormatError):
         assert len(decompress("zstd", data, ZIP_RAW_BYTES)) == ZIP_RAW_BYTES

@@ -23,6 +23,7 @@ from lightning_streaming.errors import (
 from lightning_streaming.formats.index import FileInfo, ShardInfo
 from lightning_streaming.formats.shard import open_shard
 from lightning_streaming.formats.split_reader import SplitReader
+from tests.formats.damage import damaged_bytes
 from tests.formats.split_datasets import FORMATS, layout_of, put_shard, sample_of
 from tests.helpers import descriptors_under
 
@@ -229,24 +230,13 @@ class TestDamage:
         reader.close()
 
 
-@st.composite
-def damaged(draw: st.DrawFn, data: bytes) -> bytes:
-    """``data`` with a few pieces overwritten, cut out or doubled."""
-    for _ in range(draw(st.integers(0, 3))):
-        start = draw(st.integers(0, len(data)))
-        stop = min(len(data), start + draw(st.integers(0, 20)))
-        piece = draw(st.sampled_from([b"", data[start:stop] * 2]) | st.binary(max_size=8))
-        data = data[:start] + piece + data[stop:]
-    return data
-
-
 @EVERY
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_damage_ends_in_samples_or_in_a_typed_error(split_format: str, tmp_path: Path, data: st.DataObject) -> None:
     info = put_shard(tmp_path, layout_of(split_format), SAMPLES)
     for path in paths_of(info, tmp_path):
-        path.write_bytes(data.draw(damaged(path.read_bytes())))
+        path.write_bytes(data.draw(damaged_bytes(path.read_bytes(), fewest=0, most=3, longest=20)))
     # Described anew, because files of other sizes are refused before their content is looked at.
     info = describe_anew(info, tmp_path, samples=data.draw(st.sampled_from([4, 4, 4, 0, 3, 5, 2**32 - 1])))
     with suppress(FormatError):

@@ -25,7 +25,6 @@ from tests.trainer.harness import (
     save_in,
     steps_limit,
     with_trainer,
-    write_data,
 )
 
 pytestmark = pytest.mark.filterwarnings(
@@ -48,21 +47,6 @@ SAVED_BY: dict[str, Trigger] = {
     "max_steps": steps_limit(11, 0),
 }
 TARGETS = [(0, 0), (0, 8), (1, 12), (1, 13), (2, 28), (1, SAMPLES)]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_data(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture
-def a_run(data: Path, tmp_path: Path) -> Run:
-    return Run(data=data, directory=tmp_path)
-
-
-@pytest.fixture(scope="module")
-def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorder:
-    return Run(data=data, directory=tmp_path_factory.mktemp("whole")).fit()[0]
 
 
 @pytest.fixture(scope="module")

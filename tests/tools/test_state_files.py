@@ -23,26 +23,11 @@ from lightning_streaming.order.seeds import stretched_seed
 from lightning_streaming.tools.states.places import CALLBACK_KEY
 from tests.tools.running import write_texts
 from tests.tools.test_state import SAMPLES, cursor, edit, refused, shown
-from tests.trainer.harness import Recorder, Run, SaveThenStop, write_data
+from tests.trainer.harness import Recorder, Run, SaveThenStop
 from tests.trainer.test_distributed import train
 
 OF_02 = {"epoch": 1, "sample_in_epoch": 12, "num_canonical_nodes": 1, "shuffle_seed": stretched_seed(9176)}
 OF_07 = {"epoch": 1, "sample_in_epoch": 12, "num_canonical_nodes": 1, "shuffle_seed": 9176, "initial_physical_nodes": 1}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_data(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture
-def a_run(data: Path, tmp_path: Path) -> Run:
-    return Run(data=data, directory=tmp_path)
-
-
-@pytest.fixture(scope="module")
-def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorder:
-    return Run(data=data, directory=tmp_path_factory.mktemp("whole")).fit()[0]
 
 
 def without_callback(run: Run, call: int) -> Path:
