@@ -16,7 +16,6 @@ from lightning_streaming.cache.index_file import LARGE_INDEX_BYTES, FoundIndex, 
 from lightning_streaming.cache.index_forms import IndexForms
 from lightning_streaming.cache.index_lock import IndexLock, held_index, is_being_fetched, sweep_left_overs
 from lightning_streaming.cache.index_marks import IndexMarks
-from lightning_streaming.cache.index_version import remote_version
 from lightning_streaming.cache.layout import origin_of
 from lightning_streaming.cache.locks import pauses
 from lightning_streaming.cache.marks import OwnTimes, make_mark
@@ -26,6 +25,7 @@ from lightning_streaming.errors import ConfigError, FormatError, ObjectNotFoundE
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index
 from lightning_streaming.formats.index_form import Identity
 from lightning_streaming.storage import download, join_url, mask_url
+from lightning_streaming.storage.object_version import object_version
 from lightning_streaming.storage.retry import longest_series
 
 _logger = logging.getLogger(__name__)
@@ -262,7 +262,7 @@ class IndexCache:
 
     def _remote_version(self) -> dict[str, Any]:
         config = self._config
-        return remote_version(self._url, config.storage_options, retry=config.attempts, timeout=config.download_timeout)
+        return object_version(self._url, config.storage_options, retry=config.attempts, timeout=config.download_timeout)
 
     @property
     def _url(self) -> str:

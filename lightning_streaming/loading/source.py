@@ -147,7 +147,7 @@ class SampleSource:
     def read(self, shard: int, index: int, *, alone: bool = False, retry: int = 1) -> dict[str, Any]:
         """One sample, decoded: column name to value.
 
-        While it is read nobody can remove its shard, so there is no need to try again.
+        While it is read nobody can remove its shard.
 
         Args:
             shard: Counted over all streams.

@@ -1,4 +1,4 @@
-"""What a store says of its version of an index, without sending it."""
+"""What a store says of its version of an object, without sending it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning_streaming.errors import StorageError
-from lightning_streaming.storage import mask_url
 from lightning_streaming.storage.attempts import Attempts
 from lightning_streaming.storage.filesystems import call, open_filesystem
 from lightning_streaming.storage.secrets import secrets_of
+from lightning_streaming.storage.urls import mask_url
 
 _TELLING = (
     "ETag",
@@ -30,7 +30,7 @@ _TELLING = (
 _LONGEST_SECONDS = 30.0
 
 
-def remote_version(url: str, options: Mapping[str, Any], *, retry: int, timeout: float) -> dict[str, Any]:
+def object_version(url: str, options: Mapping[str, Any], *, retry: int, timeout: float) -> dict[str, Any]:
     """Size, and whatever else tells versions of an object apart; as plain values, to be compared later.
 
     Args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from lightning_streaming.formats.index import (
     DatasetIndex,
     FileInfo,
     ShardInfo,
-    dump_index,
+    dump_merged_index,
     parse_index,
 )
 from lightning_streaming.storage import join_url, local_path, mask_url, prepare
@@ -100,7 +99,7 @@ def publish(
         directory = local_path(root)
         if directory is not None:
             remove_partials(directory / INDEX_BASENAME)
-        place_at(root, options).put(INDEX_BASENAME, _dump(index))
+        place_at(root, options).put(INDEX_BASENAME, dump_merged_index(index.shards))
 
 
 def _check_nothing_is_lost(index: DatasetIndex, root: str, options: Mapping[str, Any]) -> None:
@@ -225,9 +224,3 @@ def _moved(shard: ShardInfo, path: str) -> ShardInfo:
         raw_meta=shard.raw_meta and moved(shard.raw_meta),
         zip_meta=shard.zip_meta and moved(shard.zip_meta),
     )
-
-
-def _dump(index: DatasetIndex) -> bytes:
-    """The text of a merged index, byte for byte as the original makes it: the version stands first."""
-    root = json.loads(dump_index(index.shards))
-    return json.dumps({"version": root["version"], "shards": root["shards"]}).encode()

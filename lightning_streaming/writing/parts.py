@@ -105,8 +105,9 @@ class PartJob(Generic[Input]):
         """
         parts = [self.location(number) for number in range(self.num_parts)]
         index = join(parts, self.out, storage_options=self.storage_options)
-        for shard in index.shards:
-            self._check_schema(shard, index.shards[0])
+        alike = [shard for _, shard in index.shards.examples()]
+        for shard in alike:
+            self._check_schema(shard, alike[0])
         publish(index, self.out, storage_options=self.storage_options)
 
     def _write(self, location: str, part_input: Input, on_sample: Callable[[], None]) -> int:
