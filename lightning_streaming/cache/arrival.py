@@ -89,9 +89,9 @@ class Part:
         except PermissionError as error:
             if final.exists():
                 return False
-            raise _unwritable(root, error) from error
+            raise unwritable(root, error) from error
         except OSError as error:
-            raise _unwritable(root, error) from error
+            raise unwritable(root, error) from error
         return True
 
     def is_unpublished(self) -> bool:
@@ -192,13 +192,13 @@ def _open(path: Path, root: Path) -> int:
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise _unwritable(root, error) from error
+            raise unwritable(root, error) from error
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         except FileNotFoundError:
             _make_arriving(root)
         except OSError as error:
-            raise _unwritable(root, error) from error
+            raise unwritable(root, error) from error
         else:
             return _adopted(descriptor, root)
     raise StorageError(f"{path.parent} is made and removed again and again")
@@ -209,7 +209,7 @@ def _adopted(descriptor: int, root: Path) -> int:
         adopt_file(descriptor, root)
     except OSError as error:
         os.close(descriptor)
-        raise _unwritable(root, error) from error
+        raise unwritable(root, error) from error
     return descriptor
 
 
@@ -217,10 +217,11 @@ def _make_arriving(root: Path) -> None:
     try:
         make_directories(root / ARRIVING_BASENAME, root)
     except OSError as error:
-        raise _unwritable(root, error) from error
+        raise unwritable(root, error) from error
 
 
-def _unwritable(root: Path, error: OSError) -> StorageError:
+def unwritable(root: Path, error: OSError) -> StorageError:
+    """What to say where something in a cache directory could not be written."""
     if not root.is_dir():
         return directory_gone(root)
     if error.errno in _NO_ROOM:

@@ -9,10 +9,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from time import perf_counter_ns
 
 from lightning_streaming.cache.arrival import Part, claim
 from lightning_streaming.cache.config import CacheConfig
 from lightning_streaming.cache.locks import pauses
+from lightning_streaming.cache.misses import Misses
 from lightning_streaming.cache.place import CachePlace
 from lightning_streaming.cache.presence import Held, Presence
 from lightning_streaming.cache.room import CacheRoom, Demand
@@ -98,6 +100,8 @@ class Fetcher:
         self._source = source
         self._presence = presence
         self._config = config
+        self.misses = Misses()
+        """What was not here when it was asked for."""
 
     def fetch(self, shard: ShardInfo, lock: Part, ask: Ask) -> Held | Absence:
         """Make what is missing of a shard, and hold the shard.
@@ -197,23 +201,29 @@ class Fetcher:
         if isinstance(self._source, InPlaceSource):
             assert job.compressed is not None, "otherwise it is used where it is"
             assert algorithm is not None, "or the index was refused"
-            return self._source.unpack_raw(job.raw, job.compressed, algorithm, job.part.path)
+            began = perf_counter_ns()
+            mark = self._source.unpack_raw(job.raw, job.compressed, algorithm, job.part.path)
+            self.misses.unpacked(job.raw.basename, 0, began)
+            return mark
         if job.compressed is None or algorithm is None:
             self._source.fetch(job.raw, job.part.path, _accept_any)
+            self.misses.fetched(job.raw.basename, job.raw.bytes)
         else:
             check_algorithm(algorithm)
             self._unpack_fetched(self._source, job, job.compressed, algorithm)
         return self._mark()
 
     def _unpack_fetched(self, source: RemoteSource, job: _Job, compressed: FileInfo, algorithm: str) -> None:
-        def accept(path: Path) -> None:
+        def accept(path: Path, fetched_bytes: int = compressed.bytes) -> None:
+            began = perf_counter_ns()
             unpack(path, source.shown(compressed), job.raw, algorithm, job.part.path)
+            self.misses.unpacked(job.raw.basename, fetched_bytes, began)
 
         # It may have been kept by an earlier try, for whose raw file there was no room.
         if job.compressed_part is None or not job.compressed_part.is_unpublished():
             kept = join_under(self._place.directory, compressed.basename)
             try:
-                accept(kept)
+                accept(kept, fetched_bytes=0)
             except IntegrityError:
                 # No hash was recorded that would have told; the next try fetches it.
                 self._place.remove(kept)

@@ -14,12 +14,13 @@ from typing import Any
 from lightning_streaming.cache.config import CacheConfig
 from lightning_streaming.cache.index_file import LARGE_INDEX_BYTES, FoundIndex, KnownIndex, load_index
 from lightning_streaming.cache.index_forms import IndexForms
-from lightning_streaming.cache.index_lock import IndexLock, held_index, is_being_fetched, sweep_left_overs
+from lightning_streaming.cache.index_lock import IndexLock, being_fetched, held_index, sweep_left_overs
 from lightning_streaming.cache.index_marks import IndexMarks
 from lightning_streaming.cache.layout import origin_of
 from lightning_streaming.cache.locks import pauses
 from lightning_streaming.cache.marks import OwnTimes, make_mark
 from lightning_streaming.cache.origin import IndexCheck, Origin, read_origin, settle_origin, write_origin
+from lightning_streaming.cache.patience import Patience
 from lightning_streaming.cache.permissions import adopt_file
 from lightning_streaming.errors import ConfigError, FormatError, ObjectNotFoundError, StorageError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index
@@ -33,9 +34,10 @@ _logger = logging.getLogger(__name__)
 _FRESH_NANOSECONDS = 10 * 10**9
 """For so long no other process asks the remote again: those of one job start at about the same time."""
 _PARSE_SECONDS = 60.0
-"""Added to what a download may take, for parsing a large index."""
+"""Added to what a download may take without a byte, for parsing a large index."""
 _LOOK_SECONDS = 0.2
 """Longest pause between looks whether another user has fetched the index."""
+_FOR_EVER = 1e9
 
 
 class IndexCache:
@@ -102,7 +104,7 @@ class IndexCache:
             ObjectNotFoundError: There is none.
             StorageError: It could not be fetched, or the one that this run began with is gone.
             ConfigError: The cache directory holds files of another remote.
-            LockTimeoutError: Another process has been fetching it for too long.
+            LockTimeoutError: Another process is fetching it, and has shown no sign of life for too long.
         """
         if self._index is None:
             self._index = self._read_first() if self._known is None else self._read_again(self._known)
@@ -186,13 +188,15 @@ class IndexCache:
     def _read_foreign(self) -> FoundIndex:
         """Read the index of a directory that is not ours to write to, which another user may be about to fetch."""
         cached = None
-        for _ in pauses(self._patience(), _LOOK_SECONDS):
-            is_coming = is_being_fetched(self._directory)
+        patience = Patience(self._patience())
+        for _ in pauses(_FOR_EVER, _LOOK_SECONDS):
+            coming = being_fetched(self._directory)
             origin = read_origin(self._directory)  # before the index: a later one has no say about an earlier mark
             self._check_origin(origin)
             cached = self._load_cached(None, None)
-            if cached is not None or not is_coming:
+            if cached is not None or coming is None:
                 break
+            patience.check([coming])
         if cached is None:
             raise StorageError(f"{self._directory} cannot be written to; choose another directory with local=")
         is_known = origin is not None and origin.digest == cached.known.digest
@@ -239,12 +243,19 @@ class IndexCache:
         return self._conclude(cached, fetched, check, origin, lock)
 
     def _replace(self, lock: IndexLock) -> None:
-        """Let the index that was fetched take the place of the one before."""
+        """Let the index that was fetched take the place of the one before, unless that is another user's to keep."""
         path = self._directory / INDEX_BASENAME
         try:
             with lock.arriving.open("rb") as file:
                 adopt_file(file.fileno(), self._directory)
             os.replace(lock.arriving, path)
+        except PermissionError as error:
+            _logger.warning(
+                "%s is not what the remote has, and may not be replaced: %s; what the remote has is used, and fetched "
+                "at each start; have that file removed, or choose another directory with local=",
+                path,
+                error,
+            )
         except OSError as error:
             raise StorageError(f"{path} cannot be written: {error}; choose another directory with local=") from error
 

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from lightning_streaming.cache.arrival import Part, arriving, claim, lock_if_dead, part_path, was_left
 from lightning_streaming.cache.layout import ARRIVING_BASENAME, PARSED_INDEX_PREFIX
-from lightning_streaming.cache.locks import lock_owner, open_to_lock, pauses, unlock_and_close
-from lightning_streaming.errors import LockTimeoutError
+from lightning_streaming.cache.locks import open_to_lock, pauses, unlock_and_close
+from lightning_streaming.cache.patience import Patience
 from lightning_streaming.files import PARTIAL_SUFFIX
 from lightning_streaming.formats.index import INDEX_BASENAME
 
 SCRATCH_SUFFIX = ".scratch"
+_FOR_EVER = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +35,18 @@ def held_index(directory: Path, patience: float) -> Iterator[IndexLock]:
 
     Args:
         directory: The cache directory, which is there.
-        patience: Seconds to wait for a holder who fetches nothing.
+        patience: Seconds to wait for a holder who shows no sign of life.
 
     Raises:
-        LockTimeoutError: Another process held it for too long.
+        LockTimeoutError: Another process holds it, and has shown no sign of life for too long.
         StorageError: The directory may not be written to.
     """
     part = _claimed(directory, patience)
     lock = _files_of(directory, part.path)
     try:
         _clear(lock)
-        yield lock
+        with part.beating():  # also while its download waits for others of this process, or a large index is parsed
+            yield lock
     finally:
         _clear(lock)
         if part.is_unpublished():
@@ -52,16 +54,16 @@ def held_index(directory: Path, patience: float) -> Iterator[IndexLock]:
         part.close()
 
 
-def is_being_fetched(directory: Path) -> bool:
-    """Whether another user, or machine, is at the index of a directory just now."""
+def being_fetched(directory: Path) -> Path | None:
+    """What another user, or machine, holds who is at the index of a directory just now; None if nobody is."""
     ending = part_path(directory, INDEX_BASENAME).name.rpartition("-")[2]
     for entry in arriving(directory):
         if entry.name.endswith(f"-{ending}"):
             descriptor = lock_if_dead(Path(entry.path))
             if descriptor is None:
-                return True
+                return Path(entry.path)
             unlock_and_close(descriptor)
-    return False
+    return None
 
 
 def part_of_scratch(name: str) -> str | None:
@@ -106,17 +108,14 @@ def sweep_left_overs(directory: Path) -> None:
                     Path(entry.path).unlink()
 
 
-def _claimed(directory: Path, patience: float) -> Part:
-    path = part_path(directory, INDEX_BASENAME)
-    while True:
-        before = _progress(directory, path)
-        for _ in pauses(patience):
-            part = claim(directory, INDEX_BASENAME)
-            if part is not None:
-                return part
-        if _progress(directory, path) == before:
-            owner = lock_owner(path)
-            raise LockTimeoutError(f"waited {patience:g} s for {path}, held by {owner}, to read the index there")
+def _claimed(directory: Path, seconds: float) -> Part:
+    patience = Patience(seconds)
+    for _ in pauses(_FOR_EVER):
+        part = claim(directory, INDEX_BASENAME)
+        if part is not None:
+            return part
+        patience.check([part_path(directory, INDEX_BASENAME)])
+    raise AssertionError("there is no end to that")
 
 
 def _files_of(directory: Path, part: Path) -> IndexLock:
@@ -127,12 +126,3 @@ def _files_of(directory: Path, part: Path) -> IndexLock:
 def _clear(lock: IndexLock) -> None:
     lock.arriving.unlink(missing_ok=True)
     lock.scratch.unlink(missing_ok=True)
-
-
-def _progress(directory: Path, part: Path) -> tuple[int, int] | None:
-    """What changes as long as the holder fetches something."""
-    try:
-        found = _files_of(directory, part).arriving.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_size, found.st_mtime_ns

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lightning_streaming.cache.arrival import directory_gone
+from lightning_streaming.cache.arrival import directory_gone, unwritable
 from lightning_streaming.cache.layout import USAGE_BASENAME
 from lightning_streaming.cache.locks import lock_owner, pauses, try_lock, unlock_and_close
 from lightning_streaming.cache.permissions import open_shared
-from lightning_streaming.errors import LockTimeoutError, StorageError
+from lightning_streaming.errors import LockTimeoutError
 
 _PATIENCE_SECONDS = 120.0
 """Holders are quick, except when they remove thousands of files."""
@@ -25,7 +25,8 @@ _DIGITS = 20
 class Ledger:
     """One directory's count, held by this process alone."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, root: Path, descriptor: int) -> None:
+        self._root = root
         self._descriptor = descriptor
         text = os.pread(descriptor, _DIGITS, 0).strip()
         self._used = int(text) if text.isdigit() else None
@@ -39,7 +40,10 @@ class Ledger:
     def used(self, count: int) -> None:
         self._used = max(0, count)
         # One write of the same length each time: whoever is killed here leaves the old number or the new one.
-        os.pwrite(self._descriptor, f"{self._used:<{_DIGITS - 1}}\n".encode(), 0)
+        try:
+            os.pwrite(self._descriptor, f"{self._used:<{_DIGITS - 1}}\n".encode(), 0)
+        except OSError as error:  # the disk is full, and the file empty as yet
+            raise unwritable(self._root, error) from error
 
 
 @contextmanager
@@ -62,7 +66,7 @@ def held_ledger(root: Path, count: Callable[[], int]) -> Iterator[Ledger]:
             raise LockTimeoutError(
                 f"waited {_PATIENCE_SECONDS:g} s for {path}, held by {lock_owner(path)}, to change it"
             )
-        ledger = Ledger(descriptor)
+        ledger = Ledger(root, descriptor)
         if ledger.used is None:
             ledger.used = count()
         yield ledger
@@ -86,4 +90,4 @@ def _open(root: Path) -> int:
     except FileNotFoundError:
         raise directory_gone(root) from None
     except OSError as error:
-        raise StorageError(f"{path} cannot be written to: {error}; it counts what the cache holds") from error
+        raise unwritable(root, error) from error

@@ -1,8 +1,8 @@
 """The origin file of a cache directory: whose files it holds, its mark, and what is known of its index.
 
 Three lines of text: a digest that tells remotes apart; the mark in nanoseconds, or the word ``originals`` where files
-have marks of the compressed originals that they were made from; and JSON about the index. Where an earlier version
-wrote it, there is the first line alone.
+have marks of the compressed originals that they were made from; and JSON about the index, which names the mark again.
+Where an earlier version wrote it, there is the first line alone.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lightning_streaming.cache.arrival import unwritable
 from lightning_streaming.cache.layout import ORIGIN_BASENAME
 from lightning_streaming.cache.marks import OwnTimes, make_mark, read_mark
 from lightning_streaming.cache.permissions import adopt_file
@@ -78,7 +79,7 @@ def read_origin(directory: Path) -> Origin | None:
     return Origin(
         remote=first.decode(errors="replace"),
         mark=read_mark(second),
-        check=_read_check(third),
+        check=_read_check(third, read_mark(second)),
         of_originals=second == _ORIGINALS.encode(),
     )
 
@@ -91,10 +92,20 @@ def settle_origin(directory: Path, remote: str, scratch: Path, *, of_originals: 
         remote: Digest of the location that a new file is to name.
         scratch: A file in it that nobody else writes.
         of_originals: Whether a new one is for raw files of a dataset that is read in place.
+
+    Raises:
+        StorageError: There is one that may not be read, or none could be written.
     """
     found = read_origin(directory)
     if found is not None and found.own is not None:
         return found
+    try:
+        return _make_origin(directory, found, remote, scratch, of_originals)
+    except OSError as error:
+        raise unwritable(directory, error) from error
+
+
+def _make_origin(directory: Path, found: Origin | None, remote: str, scratch: Path, of_originals: bool) -> Origin:
     mark = None if of_originals else make_mark()
     made = Origin(remote=found.remote if found else remote, mark=mark, check=None, of_originals=of_originals)
     if found is not None:
@@ -113,26 +124,46 @@ def settle_origin(directory: Path, remote: str, scratch: Path, *, of_originals: 
 
 
 def write_origin(directory: Path, origin: Origin, scratch: Path) -> None:
-    """Write an origin file anew."""
+    """Write an origin file anew; over the old one where the directory does not let us replace another user's file.
+
+    Raises:
+        OSError: It cannot be written.
+    """
     _write(directory, origin, scratch)
-    os.replace(scratch, directory / ORIGIN_BASENAME)
+    path = directory / ORIGIN_BASENAME
+    try:
+        os.replace(scratch, path)
+    except PermissionError:
+        _write_over(path, scratch.read_bytes())
+        scratch.unlink(missing_ok=True)
+
+
+def _write_over(path: Path, text: bytes) -> None:
+    """Write all of a file at once; whoever still reads it half old and half new finds two marks, and believes none."""
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        os.pwrite(descriptor, text.ljust(os.fstat(descriptor).st_size), 0)
+    finally:
+        os.close(descriptor)
 
 
 def _write(directory: Path, origin: Origin, scratch: Path) -> None:
     check = origin.check
-    about = check and {**asdict(check), "version": dict(check.version)}
+    about = check and {**asdict(check), "version": dict(check.version), "mark": origin.mark}
     with scratch.open("w") as file:
         file.write(f"{origin.remote}\n{_ORIGINALS if origin.of_originals else origin.mark}\n{json.dumps(about)}\n")
-        adopt_file(file.fileno(), directory)
+        adopt_file(file.fileno(), directory, writable=True)
 
 
-def _read_check(line: bytes) -> IndexCheck | None:
+def _read_check(line: bytes, mark: int | None) -> IndexCheck | None:
+    """What is said of an index, if that is whole and goes with this mark."""
     with suppress(ValueError, KeyError, TypeError):
         found = json.loads(line)
-        return IndexCheck(
+        check = IndexCheck(
             digest=str(found["digest"]),
             checked=int(found["checked"]),
             version=dict(found["version"] or {}),
             asker=found.get("asker"),
         )
+        return check if found.get("mark", mark) == mark else None
     return None

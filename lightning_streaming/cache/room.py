@@ -62,6 +62,16 @@ class CacheRoom:
         """Whether a reader waits for room, under a limit or on a full disk, who should get it before others."""
         return any(somebody_waits(place.directory) for place in self._places)
 
+    def is_scarce(self, size: int) -> bool:
+        """Whether a reader waits for room, or one of the disks has fewer bytes left than ``size``."""
+        found = (place.directory for place in self._places if place.directory.is_dir())
+        return self.somebody_waits() or any(_free_bytes(directory) < size for directory in found)
+
+    @property
+    def num_places(self) -> int:
+        """Directories that are counted."""
+        return len(self._places)
+
     def reserve(self, place: CachePlace, demands: Sequence[Demand], *, spare_since: int | None) -> bool:
         """Make room for files and give each its size, without waiting for anybody to let go of others.
 

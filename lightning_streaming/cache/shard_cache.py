@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -13,15 +12,16 @@ from lightning_streaming.cache.arrival import claim, directory_gone, part_path
 from lightning_streaming.cache.config import CacheConfig
 from lightning_streaming.cache.fetching import Absence, Ask, Fetcher
 from lightning_streaming.cache.index_cache import IndexCache
-from lightning_streaming.cache.locks import lock_owner, pauses
+from lightning_streaming.cache.locks import pauses
 from lightning_streaming.cache.marks import OwnTimes
+from lightning_streaming.cache.patience import Patience, identity
 from lightning_streaming.cache.place import CachePlace
 from lightning_streaming.cache.presence import Held, Presence
 from lightning_streaming.cache.room import CacheRoom
 from lightning_streaming.cache.scan import find_entry
 from lightning_streaming.cache.sources import InPlaceSource, RemoteSource
 from lightning_streaming.cache.stamps import stamp_finished, stamp_used
-from lightning_streaming.errors import LockTimeoutError, StorageError, StreamingError
+from lightning_streaming.errors import StorageError, StreamingError
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.index import DatasetIndex, FileInfo, ShardInfo
 from lightning_streaming.storage import prepare
@@ -48,6 +48,8 @@ class ShardCache:
         self._unlimited = CacheRoom([self.place])
         self._presence = Presence(self.place, self._source)
         self._fetcher = Fetcher(self.place, self._source, self._presence, config)
+        self.misses = self._fetcher.misses
+        """What was not on this node when it was asked for, until somebody takes note."""
         # Raw data files that were found whole in a directory that is read in place.
         self._in_place: set[str] = set()
 
@@ -93,7 +95,7 @@ class ShardCache:
     def hold(
         self, shard: ShardInfo, room: CacheRoom | None = None, let_go: Callable[[], object] | None = None
     ) -> Iterator[Path]:
-        """Have a shard's raw files on this node, and nobody remove them before the block ends.
+        """Have a shard's raw files on this node, however long that takes, and nobody remove them before the block ends.
 
         Whoever maps them within the block keeps them for longer: a map holds them by itself.
 
@@ -113,57 +115,40 @@ class ShardCache:
             StorageError: A file could not be fetched, or the cache directory was removed.
             ConfigError: ``validate_hash`` names a hash that the index does not record, or the filesystem has no locks
                 to keep a limit by.
-            LockTimeoutError: Another process has been fetching the shard without a byte arriving for too long.
+            LockTimeoutError: Another process is fetching the shard, and has shown no sign of life for too long.
         """
         with self._named():
-            held = self._obtain(shard, Ask(room=room or self._unlimited, let_go=let_go or _let_go_of_nothing), True)
+            held = self._obtain(shard, Ask(room=room or self._unlimited, let_go=let_go or _let_go_of_nothing))
         assert isinstance(held, Held), "it waits"
         try:
             yield held.directory
         finally:
             held.close()
 
-    def ensure(self, shard: ShardInfo, *, wait: bool = True, room: CacheRoom | None = None) -> Path | None:
-        """Have a shard's raw files on this node; with a limit they may be removed again as soon as this returns.
+    def fetch_ahead(
+        self, shard: ShardInfo, room: CacheRoom | None = None, spare_since: int | None = None
+    ) -> Absence | None:
+        """Have a shard's raw files on this node without waiting: not for who fetches it already, nor for room.
+
+        With a limit they may be removed again as soon as this returns.
 
         Args:
             shard: An entry of this stream's index.
-            wait: Whether to wait while another process fetches this shard, or until there is room.
             room: Where room for it is counted; None for no limit.
-
-        Returns:
-            The directory that holds the raw files under their basenames; None if ``wait`` is false and another process
-            is fetching the shard, or there is no room.
-
-        Raises:
-            StreamingError: As for :meth:`hold`.
-        """
-        if wait:
-            with self.hold(shard, room) as directory:
-                return directory
-        found = self.fetch_ahead(shard, room or self._unlimited, None)
-        return None if isinstance(found, Absence) else found
-
-    def fetch_ahead(self, shard: ShardInfo, room: CacheRoom, spare_since: int | None) -> Path | Absence:
-        """Have a shard's raw files on this node before anybody needs them; waits for nobody.
-
-        Args:
-            shard: An entry of this stream's index.
-            room: Where room for it is counted.
             spare_since: Nothing used at this time or later is removed for it, in nanoseconds; None for no such time.
 
         Returns:
-            The directory that holds them; or why they are not here.
+            Why they are not here; None if they are.
 
         Raises:
             StreamingError: As for :meth:`hold`.
         """
         with self._named():
-            held = self._obtain(shard, Ask(room=room, spare_since=spare_since), False)
+            held = self._obtain(shard, Ask(room=room or self._unlimited, spare_since=spare_since))
         if isinstance(held, Absence):
             return held
         held.close()
-        return held.directory
+        return None
 
     def has(self, shard: ShardInfo) -> bool:
         """Whether a shard's raw files are on this node now."""
@@ -237,26 +222,29 @@ class ShardCache:
                 self.place.drop([part])
         return True
 
-    def _obtain(self, shard: ShardInfo, ask: Ask, wait: bool) -> Held | Absence:
+    def _obtain(self, shard: ShardInfo, ask: Ask) -> Held | Absence:
+        """Try once; or, where a reader waits for it, until it is here."""
         if self._is_in_place(shard):
             assert isinstance(self._source, InPlaceSource)
             return Held(self._source.directory, [])
         self.place.prepare()
-        patience = None
+        patience = Patience(len(shard.files) * self._longest_download() + _UNPACK_SECONDS)
         for _ in pauses(_FOR_EVER):
             held = self._presence.hold(shard) or self._fetch(shard, ask)
             if isinstance(held, Held):
                 held.stamp()
                 return held
-            if not wait and held is not Absence.REMOVED:
+            if ask.let_go is None and held is not Absence.REMOVED:
                 return held
-            patience = patience or _Patience(self.place.directory, shard, self._patience(len(shard.files)))
-            patience.check()
+            patience.check(self._parts_of(shard))
         raise AssertionError("there is no end to that")
 
     def _fetch(self, shard: ShardInfo, ask: Ask) -> Held | Absence:
         part = claim(self.place.directory, shard.raw_data.basename)
-        return Absence.FETCHED_ELSEWHERE if part is None else self._fetcher.fetch(shard, part, ask)
+        if part is None:
+            self.misses.fetched_elsewhere(shard.raw_data.basename)
+            return Absence.FETCHED_ELSEWHERE
+        return self._fetcher.fetch(shard, part, ask)
 
     def _is_in_place(self, shard: ShardInfo) -> bool:
         if not isinstance(self._source, InPlaceSource):
@@ -270,11 +258,16 @@ class ShardCache:
 
     def _identities(self, shard: ShardInfo) -> list[tuple[int, int] | None]:
         """What tells the raw files from others that take their place."""
-        return [_identity(join_under(self.place.directory, raw.basename)) for raw, _ in shard.files]
+        return [identity(join_under(self.place.directory, raw.basename)) for raw, _ in shard.files]
 
-    def _patience(self, num_files: int) -> float:
-        """Seconds without a byte after which whoever fetches these files must be done."""
-        return num_files * longest_series(self._config.attempts, self._config.download_timeout) + _UNPACK_SECONDS
+    def _parts_of(self, shard: ShardInfo) -> list[Path]:
+        """What its files are written to on their way; the lock of the first is the lock of the shard."""
+        files = [file for file in chain(*shard.files) if file is not None and file is not shard.raw_data]
+        return [part_path(self.place.directory, file.basename) for file in [shard.raw_data, *files]]
+
+    def _longest_download(self) -> float:
+        """Seconds without a byte after which whoever fetches a file must be done."""
+        return longest_series(self._config.attempts, self._config.download_timeout)
 
     def _own_times(self) -> OwnTimes:
         return self._index.own
@@ -291,46 +284,12 @@ class ShardCache:
             raise named.with_traceback(error.__traceback__) from error.__cause__
 
 
-class _Patience:
-    """Ends the wait for another process that is stopped; one that goes on, however slowly, is waited for."""
-
-    def __init__(self, root: Path, shard: ShardInfo, seconds: float) -> None:
-        self._lock = part_path(root, shard.raw_data.basename)
-        self._parts = [part_path(root, file.basename) for file in chain(*shard.files) if file is not None]
-        self._seconds = seconds
-        self._seen: list[tuple[int, int] | None] = []
-        self._since = time.monotonic()
-
-    def check(self) -> None:
-        """To be called while waiting.
-
-        Raises:
-            LockTimeoutError: Nothing has changed for too long.
-        """
-        seen = [_identity(part) for part in self._parts]
-        if seen != self._seen:
-            self._seen, self._since = seen, time.monotonic()
-        elif time.monotonic() > self._since + self._seconds:
-            raise LockTimeoutError(
-                f"waited {self._seconds:g} s for a byte of {self._lock}, which {lock_owner(self._lock)} is fetching"
-            )
-
-
 def _source_of(config: CacheConfig) -> InPlaceSource | RemoteSource:
     source = config.source_directory()
     if source is not None:
         return InPlaceSource(directory=source, config=config)
     assert config.remote  # otherwise the source would be a directory
     return RemoteSource(remote=config.remote, config=config)
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    """What changes when a file is replaced or written to; None if there is no such file."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_mtime_ns
 
 
 def _let_go_of_nothing() -> None:

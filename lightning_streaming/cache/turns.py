@@ -7,11 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from lightning_streaming.cache.arrival import directory_gone
+from lightning_streaming.cache.arrival import unwritable
 from lightning_streaming.cache.layout import QUEUE_BASENAME
 from lightning_streaming.cache.locks import LocksUnsupportedError, pauses, try_lock, unlock_and_close
 from lightning_streaming.cache.permissions import open_shared
-from lightning_streaming.errors import StorageError
 
 _PAUSE = 0.004
 """Seconds between two looks."""
@@ -29,12 +28,8 @@ class Turn:
         path = root / QUEUE_BASENAME
         try:
             self._descriptor = open_shared(path, root)
-        except FileNotFoundError:
-            raise directory_gone(root) from None
         except OSError as error:
-            raise StorageError(
-                f"{path} cannot be written to: {error}; readers who wait for room queue there"
-            ) from error
+            raise unwritable(root, error) from error
 
     def wait(self, seconds: float) -> bool:
         """Wait until it is this reader's turn; False if it does not come in time.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 from lightning_streaming.errors import (
@@ -13,7 +14,7 @@ from lightning_streaming.errors import (
     ShardCorruptError,
     StorageError,
 )
-from lightning_streaming.formats.compression import decompress
+from lightning_streaming.formats.compression import decompressed_pieces
 from lightning_streaming.formats.hashing import hash_bytes, hash_file
 from lightning_streaming.formats.index import FileInfo
 
@@ -91,7 +92,10 @@ def check_hash(path: Path, shown: str, file: FileInfo, name: str | None) -> None
 
 
 def unpack(path: Path, shown: str, raw: FileInfo, algorithm: str, destination: Path) -> None:
-    """Decompress a whole file into another, which is there and has its size, and keeps it all the time.
+    """Decompress a file into another, with little memory but for snappy.
+
+    One that exists is written to where it is: it keeps its inode and locks, and its size, if that is right. One that
+    does not is made, in an existing directory.
 
     Args:
         path: The compressed file.
@@ -103,18 +107,20 @@ def unpack(path: Path, shown: str, raw: FileInfo, algorithm: str, destination: P
     Raises:
         IntegrityError: The data is damaged, or the raw file has another size than recorded.
         DiskFullError: There is no room for the raw file.
+        StorageError: It cannot be written.
+        MissingDependencyError: The package that decompresses it is not installed.
     """
-    try:
-        data = decompress(algorithm, path.read_bytes(), raw.bytes)
-    except ShardCorruptError as error:
-        raise IntegrityError(f"{shown} cannot be decompressed: {error}") from error
-    try:
-        with destination.open("r+b") as file:
-            file.write(data)
-    except OSError as error:
-        if error.errno in _NO_ROOM:
-            raise DiskFullError(f"no room to decompress {shown} into {destination.parent}: {error}") from error
-        raise StorageError(f"could not write {destination}: {error}") from error
+    with path.open("rb") as packed:
+        try:
+            with os.fdopen(os.open(destination, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
+                for piece in decompressed_pieces(algorithm, packed, raw.bytes):
+                    file.write(piece)
+        except ShardCorruptError as error:
+            raise IntegrityError(f"{shown} cannot be decompressed: {error}") from error
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                raise DiskFullError(f"no room to decompress {shown} into {destination.parent}: {error}") from error
+            raise StorageError(f"could not decompress {shown} into {destination}: {error}") from error
 
 
 def _can_compute(name: str) -> bool:

@@ -1,19 +1,19 @@
 """The work behind each family of compression: bytes to fewer bytes, and back into no more than was promised.
 
 Every family unpacks piece by piece, or looks at what the data says of itself first, so that neither a bomb nor an index
-that lies makes us set aside more memory than the data fills.
+that lies makes us set aside more memory than the data fills. All but snappy, whose blocks are read as a whole, need no
+more memory for a large file than for a small one.
 """
 
 from __future__ import annotations
 
 import bz2
 import gzip
-import io
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from lightning_streaming.errors import MissingDependencyError, ShardCorruptError
 
@@ -34,8 +34,8 @@ class Codec:
     """The level when none is asked for."""
     compress: Callable[[bytes | memoryview, int], bytes]
     """(raw data, level) to compressed data. Raises MissingDependencyError."""
-    decompress: Callable[[bytes, int], bytes]
-    """(compressed data, most bytes to return) to raw data, which may be cut there.
+    decompress: Callable[[BinaryIO, int], Iterator[bytes]]
+    """(compressed file, most bytes to give) to pieces of the raw data, which may be cut there.
 
     Raises ShardCorruptError where the data is damaged, and MissingDependencyError.
     """
@@ -47,21 +47,20 @@ class _Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
-def _read_up_to(file: _Readable, most_bytes: int) -> bytes:
-    """Read a file of decompressed data. Memory grows with what is read, not with what is allowed."""
-    whole = io.BytesIO()
-    while piece := file.read(min(_PIECE_BYTES, most_bytes - whole.tell())):
-        whole.write(piece)
-    return whole.getvalue()
+def _read_up_to(file: _Readable, most_bytes: int) -> Iterator[bytes]:
+    """Read a file of decompressed data."""
+    while piece := file.read(min(_PIECE_BYTES, most_bytes)):
+        most_bytes -= len(piece)
+        yield piece
 
 
 def _compress_gz(data: bytes | memoryview, level: int) -> bytes:
     return gzip.compress(data, level)
 
 
-def _decompress_gz(data: bytes, most_bytes: int) -> bytes:
+def _decompress_gz(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
     try:
-        return _read_up_to(gzip.GzipFile(fileobj=io.BytesIO(data)), most_bytes)
+        yield from _read_up_to(gzip.GzipFile(fileobj=file), most_bytes)
     except (OSError, EOFError, zlib.error) as error:
         raise _damaged("gz", error) from None
 
@@ -70,9 +69,9 @@ def _compress_bz2(data: bytes | memoryview, level: int) -> bytes:
     return bz2.compress(data, level)
 
 
-def _decompress_bz2(data: bytes, most_bytes: int) -> bytes:
+def _decompress_bz2(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
     try:
-        return _read_up_to(bz2.BZ2File(io.BytesIO(data)), most_bytes)
+        yield from _read_up_to(bz2.BZ2File(file), most_bytes)
     except (OSError, EOFError, ValueError) as error:
         raise _damaged("bz2", error) from None
 
@@ -90,13 +89,13 @@ def _compress_zstd(data: bytes | memoryview, level: int) -> bytes:
     return compressed
 
 
-def _decompress_zstd(data: bytes, most_bytes: int) -> bytes:
+def _decompress_zstd(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
     zstandard = _require_zstandard()
     window = max(_SMALLEST_ZSTD_WINDOW, 1 << most_bytes.bit_length())
     try:
         # As a stream: decompressing in one call would trust the size that the data itself declares.
         decompressor = zstandard.ZstdDecompressor(max_window_size=min(window, 2**31))
-        return _read_up_to(decompressor.stream_reader(data), most_bytes)
+        yield from _read_up_to(decompressor.stream_reader(file, closefd=False), most_bytes)
     except zstandard.ZstdError as error:
         raise _damaged("zstd", error) from None
 
@@ -115,21 +114,19 @@ def _compress_br(data: bytes | memoryview, level: int) -> bytes:
     return compressed
 
 
-def _decompress_br(data: bytes, most_bytes: int) -> bytes:
+def _decompress_br(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
     brotli = _require_brotli()
-    whole = io.BytesIO()
     decompressor = brotli.Decompressor()
     try:
-        while whole.tell() < most_bytes and not decompressor.is_finished():
-            room = min(_PIECE_BYTES, most_bytes - whole.tell())
-            piece = decompressor.process(data, output_buffer_limit=room)
-            data = b""  # taken in whole the first time
-            if not piece:
+        while most_bytes and not decompressor.is_finished():
+            data = file.read(_PIECE_BYTES) if decompressor.can_accept_more_data() else b""
+            piece = decompressor.process(data, output_buffer_limit=min(_PIECE_BYTES, most_bytes))
+            if not piece and not data:
                 break
-            whole.write(piece)
+            most_bytes -= len(piece)
+            yield piece
     except brotli.error as error:
         raise _damaged("br", error) from None
-    return whole.getvalue()
 
 
 def _require_cramjam() -> ModuleType:
@@ -144,13 +141,14 @@ def _compress_snappy(data: bytes | memoryview, _level: int) -> bytes:
     return bytes(_require_cramjam().snappy.compress_raw(data))
 
 
-def _decompress_snappy(data: bytes, most_bytes: int) -> bytes:
+def _decompress_snappy(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
     cramjam = _require_cramjam()
+    data = file.read()
     declared = _declared_snappy_bytes(data)
     if declared > most_bytes or declared > len(data) * _MOST_SNAPPY_RATIO:
         raise ShardCorruptError(f"{len(data)} bytes of snappy data cannot or must not hold {declared} bytes")
     try:
-        return bytes(cramjam.snappy.decompress_raw(data))
+        yield bytes(cramjam.snappy.decompress_raw(data))
     except cramjam.DecompressionError as error:
         raise _damaged("snappy", error) from None
 

@@ -6,6 +6,10 @@ unit, its name ends in the family, and the level does not matter when it is read
 
 from __future__ import annotations
 
+import io
+from collections.abc import Iterator
+from typing import BinaryIO
+
 from lightning_streaming.errors import ConfigError, ShardCorruptError
 from lightning_streaming.formats.codecs import CODECS, Codec
 
@@ -43,7 +47,7 @@ def compress(algorithm: str, data: bytes | memoryview) -> bytes:
 
 
 def decompress(algorithm: str, data: bytes, raw_bytes: int) -> bytes:
-    """Decompress a whole file, never into more than it should hold.
+    """Decompress a whole file in memory, never into more than it should hold.
 
     Args:
         algorithm: How it was compressed; the level does not matter.
@@ -51,16 +55,41 @@ def decompress(algorithm: str, data: bytes, raw_bytes: int) -> bytes:
         raw_bytes: Size of the raw file, as the index tells it.
 
     Raises:
+        StreamingError: As for :func:`decompressed_pieces`.
+    """
+    whole = io.BytesIO()
+    for piece in decompressed_pieces(algorithm, io.BytesIO(data), raw_bytes):
+        whole.write(piece)
+    return whole.getvalue()
+
+
+def decompressed_pieces(algorithm: str, file: BinaryIO, raw_bytes: int) -> Iterator[bytes]:
+    """Decompress a file piece by piece, together never more than it should hold.
+
+    That takes a few MiB whatever the size of the file, but for snappy, which takes as much as both forms of it.
+
+    Args:
+        algorithm: How it was compressed; the level does not matter.
+        file: The compressed file.
+        raw_bytes: Size of the raw file, as the index tells it.
+
+    Yields:
+        What comes next of the raw file.
+
+    Raises:
         ShardCorruptError: The data is damaged, or the raw file has another size.
         ConfigError: There is no such algorithm or level.
         MissingDependencyError: The package it needs is not installed.
     """
     _, codec, _ = _find(algorithm)
-    raw = codec.decompress(data, raw_bytes + 1)  # one more shows data that is too long
-    if len(raw) != raw_bytes:
-        found = "more" if len(raw) > raw_bytes else f"only {len(raw)}"
-        raise ShardCorruptError(f"{len(data)} bytes of {algorithm} data must hold {raw_bytes} bytes, but hold {found}")
-    return raw
+    found = 0
+    for piece in codec.decompress(file, raw_bytes + 1):  # one more shows data that is too long
+        found += len(piece)
+        if found > raw_bytes:
+            raise ShardCorruptError(f"{algorithm} data must hold {raw_bytes} bytes, but holds more")
+        yield piece
+    if found < raw_bytes:
+        raise ShardCorruptError(f"{algorithm} data must hold {raw_bytes} bytes, but holds only {found}")
 
 
 def _find(algorithm: str) -> tuple[str, Codec, int]:

@@ -150,6 +150,10 @@ class ShardTable(Sequence[ShardInfo]):
         kinds, firsts = np.unique(self.kind_of_shard, return_index=True)
         return [(place, self[place]) for place in sorted(firsts.tolist())] if len(kinds) else []
 
+    def data_bytes(self) -> NDArray[np.int64]:
+        """Bytes of each shard's raw data file, of shape (shards,)."""
+        return self.sizes[self.first_file[:-1]]
+
     def texts(self, start: int, stop: int) -> list[str]:
         """The texts of some shards.
 

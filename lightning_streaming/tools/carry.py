@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from lightning_streaming.cache.verify import find_size
 from lightning_streaming.errors import IntegrityError, ShardCorruptError
 from lightning_streaming.files import appears_whole, remove_partials
-from lightning_streaming.formats.compression import decompress
+from lightning_streaming.formats.compression import decompressed_pieces
 from lightning_streaming.formats.index import DatasetIndex, FileInfo
 from lightning_streaming.storage import upload
 from lightning_streaming.storage.listing import object_size
@@ -122,6 +122,8 @@ def _check_content(cargo: Cargo, path: Path, quick: bool) -> None:
     if quick or cargo.compression is None:
         return
     try:
-        decompress(cargo.compression, path.read_bytes(), cargo.raw_bytes)
+        with path.open("rb") as file:
+            for _ in decompressed_pieces(cargo.compression, file, cargo.raw_bytes):
+                pass
     except ShardCorruptError as error:
         raise IntegrityError(f"{cargo.file.basename} cannot be decompressed: {error}") from error

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from lightning_streaming.cache.verify import check_hash, find_size
+from lightning_streaming.cache.verify import check_hash, find_size, unpack
 from lightning_streaming.errors import FormatError, IntegrityError, ObjectNotFoundError
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.index import FileInfo, ShardInfo
@@ -16,7 +16,6 @@ from lightning_streaming.formats.pillow import PILLOW_ERRORS
 from lightning_streaming.formats.shard import ShardReader, open_shard
 from lightning_streaming.tools.render import is_image
 from lightning_streaming.tools.stored_dataset import StoredDataset
-from lightning_streaming.tools.unpacking import unpack_to
 
 _MOST_SAMPLES_NAMED = 3
 
@@ -179,7 +178,7 @@ def _unpack(place: StoredDataset, shard: ShardInfo, scratch: Path) -> bool:
         destination = join_under(scratch, raw.basename)
         destination.parent.mkdir(parents=True, exist_ok=True)
         if find_size(place.path(compressed.basename)) is not None:
-            unpack_to(place.path(compressed.basename), compressed.basename, raw, shard.compression, destination)
+            unpack(place.path(compressed.basename), compressed.basename, raw, shard.compression, destination)
             check_hashes(destination, raw)
         if find_size(place.path(raw.basename)) is not None and place.path(raw.basename) != destination:
             destination.unlink(missing_ok=True)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from lightning_streaming.cache.verify import unpack
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.index import FileInfo, ShardInfo
 from lightning_streaming.storage import read_range
 from lightning_streaming.tools.stored_dataset import RETRY, TIMEOUT, StoredDataset
-from lightning_streaming.tools.unpacking import unpack_to
 
 
 def raw_directory(place: StoredDataset, shard: ShardInfo, scratch: Path) -> Path:
@@ -42,7 +42,7 @@ def raw_directory(place: StoredDataset, shard: ShardInfo, scratch: Path) -> Path
         if compressed is not None and shard.compression is not None:
             destination = join_under(scratch, raw.basename)
             destination.parent.mkdir(parents=True, exist_ok=True)
-            unpack_to(path, compressed.basename, raw, shard.compression, destination)
+            unpack(path, compressed.basename, raw, shard.compression, destination)
     return scratch
 
 

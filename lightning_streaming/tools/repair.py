@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from lightning_streaming.cache.verify import unpack
 from lightning_streaming.errors import IndexFormatError, IntegrityError, ObjectNotFoundError
 from lightning_streaming.files import appears_whole, join_under
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index
 from lightning_streaming.tools.examine import Job, examine, fetch_checked, present_files, stored_files
 from lightning_streaming.tools.stored_dataset import StoredDataset
-from lightning_streaming.tools.unpacking import unpack_to
 
 DAMAGED = ".damaged"
 """What the name of a bad file that was set aside ends in; or in this and a number, where that is taken."""
@@ -90,7 +90,9 @@ def _unpack_present(job: Job, staged: StoredDataset) -> None:
     for raw, compressed in job.shard.files:
         if compressed is not None and raw.basename in present:
             path = staged.path(compressed.basename)
-            unpack_to(path, compressed.basename, raw, job.shard.compression, staged.path(raw.basename))
+            destination = staged.path(raw.basename)
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            unpack(path, compressed.basename, raw, job.shard.compression, destination)
 
 
 def _replace_bad(job: Job, staged: StoredDataset) -> Iterator[str]:

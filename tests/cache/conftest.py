@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lightning_streaming.cache import CacheConfig, ShardCache
-from tests.cache.datasets import write_dataset
+from tests.cache.datasets import fetch_shard, write_dataset
 
 
 @pytest.fixture
@@ -16,6 +16,6 @@ def filled(tmp_path: Path) -> Path:
     write_dataset(tmp_path / "remote", shards=2)
     cache = ShardCache(CacheConfig(name="code", remote=str(tmp_path / "remote"), local=tmp_path / "cache"))
     for shard in cache.read_index().shards:
-        cache.ensure(shard)
+        fetch_shard(cache, shard)
     (tmp_path / "cache" / "notes.txt").write_text("mine")
     return tmp_path / "cache"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.layout import ARRIVING_BASENAME
+from lightning_streaming.cache.room import CacheRoom
 from lightning_streaming.formats.compression import compress, extension
 from lightning_streaming.formats.hashing import hash_bytes
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, dump_index
@@ -37,6 +39,12 @@ def raw_data(shard: int, *, seed: int = 0) -> bytes:
     """What the raw file of a shard of :func:`write_dataset` must hold."""
     generator = random.Random(seed)
     return [generator.randbytes(3000) for _ in range(shard + 1)][-1]
+
+
+def fetch_shard(cache: ShardCache, shard: ShardInfo, room: CacheRoom | None = None) -> Path:
+    """Have a shard on this node for now; gives where its raw files are."""
+    with cache.hold(shard, room) as directory:
+        return directory
 
 
 def cached(directory: Path) -> dict[str, bytes]:

@@ -18,7 +18,7 @@ from lightning_streaming.cache.stamps import finished_stamp, stamp_used
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import INDEX_BASENAME, dump_index
 from lightning_streaming.formats.mapping import map_file
-from tests.cache.datasets import cached, parts, write_dataset
+from tests.cache.datasets import cached, fetch_shard, parts, write_dataset
 from tests.cache.users import as_nobody, open_to_all
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -207,7 +207,7 @@ def test_the_ledger_is_not_kept_from_readers_for_long(tmp_path: Path) -> None:
     root = tmp_path / "cache"
     cache = ShardCache(CacheConfig(name="code", remote=str(tmp_path / "remote"), local=root))
     for shard in cache.read_index().shards:
-        cache.ensure(shard)
+        fetch_shard(cache, shard)
     counts: list[int | None] = []
 
     def look(_: int) -> None:

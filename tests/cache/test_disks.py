@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,8 @@ from lightning_streaming.cache.room import CacheRoom
 from lightning_streaming.errors import DiskFullError, StorageError
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.formats.mapping import map_file
-from tests.cache.datasets import cached, parts, raw_data, write_dataset
+from tests.cache.datasets import cached, fetch_shard, parts, raw_data, write_dataset
+from tests.cache.disks import disk_of
 from tests.loading.processes import wait_until
 
 SHARD = 3000
@@ -27,14 +28,9 @@ SHARD = 3000
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A directory on a disk of 64 KiB, of which an index and a few shards take most: a page is 4 KiB."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40k", "tmpfs", path], capture_output=True, check=False)
-    if mount.returncode:
-        pytest.skip(f"a small disk cannot be mounted here: {mount.stderr.decode().strip()}")
-    yield path
-    subprocess.run(["umount", "-l", path], check=True)
+    """A directory on a disk of ten pages, of which an index and a few shards take most."""
+    with disk_of(tmp_path / "disk", 40) as path:
+        yield path
 
 
 def cache_on(disk: Path, remote: Path, compression: str | None) -> ShardCache:
@@ -52,6 +48,23 @@ def test_a_full_disk_makes_room_by_eviction(small_disk: Path, tmp_path: Path, co
     here = [name for name in cached(small_disk / "cache") if name.endswith(".mds")]
     assert 0 < len(here) < 12
     assert read_ledger(small_disk / "cache") == len(here) * SHARD
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_however_little_is_left_a_shard_is_right_or_the_error_says_that_the_disk_is_full(
+    small_disk: Path, tmp_path: Path, compression: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index, where it is from, the count, parts, the queue: each is the first for which there is no room."""
+    monkeypatch.setattr("lightning_streaming.cache.room._PATIENCE_SECONDS", 0.05)
+    found = []
+    for pages in range(11):
+        shutil.rmtree(small_disk / "cache", ignore_errors=True)
+        (small_disk / "filling").write_bytes(bytes(4096 * (10 - pages)))
+        cache = cache_on(small_disk, tmp_path / "remote", compression)
+        with suppress(DiskFullError):
+            found.append(fetch_shard(cache, cache.read_index().shards[0]) / "shard.00000.mds")
+            assert found[-1].read_bytes() == raw_data(0)
+    assert 0 < len(found) < 10
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
@@ -97,11 +110,11 @@ def test_a_reader_waits_on_a_full_disk_until_others_let_go_and_who_fetches_ahead
     cache = cache_on(small_disk, tmp_path / "remote", None)
     shards, used = full_of_maps(cache)
     room = CacheRoom([cache.place])
-    assert cache.fetch_ahead(shards[1], room, None) is Absence.NO_ROOM
-    reader = threading.Thread(target=cache.ensure, args=(shards[0],))
+    assert cache.fetch_ahead(shards[1], room) is Absence.NO_ROOM
+    reader = threading.Thread(target=fetch_shard, args=(cache, shards[0]))
     reader.start()
     assert wait_until(room.somebody_waits)
-    assert cache.fetch_ahead(shards[1], room, None) in (Absence.NO_ROOM, Absence.FETCHED_ELSEWHERE)
+    assert cache.fetch_ahead(shards[1], room) in (Absence.NO_ROOM, Absence.FETCHED_ELSEWHERE)
     used.clear()
     reader.join()
     assert cache.has(shards[0])
@@ -114,7 +127,7 @@ def test_a_reader_waits_on_a_full_disk_until_others_let_go_and_who_fetches_ahead
 def test_a_directory_that_is_removed_while_room_is_made_is_told(tmp_path: Path) -> None:
     write_dataset(tmp_path / "remote", shards=1)
     cache = ShardCache(CacheConfig(name="code", remote=str(tmp_path / "remote"), local=tmp_path / "cache"))
-    cache.ensure(cache.read_index().shards[0])
+    fetch_shard(cache, cache.read_index().shards[0])
     part = claim(tmp_path / "cache", "other.mds")
     assert part is not None
     shutil.rmtree(tmp_path / "cache")
@@ -129,14 +142,14 @@ def test_a_cache_directory_that_was_removed_is_told_and_not_made_again(tmp_path:
     write_dataset(tmp_path / "remote", shards=3)
     cache = ShardCache(CacheConfig(name="code", remote=str(tmp_path / "remote"), local=tmp_path / "cache"))
     shards = cache.read_index().shards
-    cache.ensure(shards[0])
+    fetch_shard(cache, shards[0])
     view = map_file(tmp_path / "cache" / shards[0].raw_data.basename, SHARD)
     shutil.rmtree(tmp_path / "cache")
     for shard in shards:
         with pytest.raises(
             StorageError, match=r"stream 'code': the cache directory .*cache was removed while it was in"
         ):
-            cache.ensure(shard)
+            fetch_shard(cache, shard)
     assert not (tmp_path / "cache").exists()
     assert bytes(view) == raw_data(0)
 
@@ -147,7 +160,7 @@ def test_what_arrives_in_a_directory_that_is_removed_meanwhile_is_told(tmp_path:
     (shard,) = cache.read_index().shards
     cache.place.prepare()
     shutil.rmtree(tmp_path / "cache" / ".arriving", ignore_errors=True)
-    cache.ensure(shard)  # a directory of ours within it is made again
+    fetch_shard(cache, shard)  # a directory of ours within it is made again
     shutil.rmtree(tmp_path / "cache")
     with pytest.raises(StorageError, match="was removed while it was in use"):
-        cache.fetch_ahead(shard, cache._unlimited, None)
+        cache.fetch_ahead(shard)

@@ -19,7 +19,7 @@ from lightning_streaming.cache.stamps import stamp_finished, stamp_used
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo, dump_index, parse_index
 from lightning_streaming.formats.mapping import map_file
-from tests.cache.datasets import cached, write_dataset
+from tests.cache.datasets import cached, fetch_shard, write_dataset
 
 
 def read_again(directory: Path) -> Iterable[ShardInfo]:
@@ -93,7 +93,7 @@ def test_decompressed_shards_of_a_dataset_in_place_are_listed(tmp_path: Path) ->
     cache = ShardCache(CacheConfig(name="code", local=tmp_path / "data"))
     before = cached(tmp_path / "data")
     for shard in cache.read_index().shards:
-        cache.ensure(shard)
+        fetch_shard(cache, shard)
     root = cache.place.directory
     assert [(file.name, file.kind) for file in list_cache(root)] == [
         ("shard.00000.mds", FileKind.OURS),
@@ -109,7 +109,7 @@ def test_what_was_not_fetched_is_foreign_also_without_an_index(tmp_path: Path, i
     url = (tmp_path / "remote").as_uri()
     local = default_cache_directory(url) if in_default else tmp_path / "cache"
     cache = ShardCache(CacheConfig(name="code", remote=url, local=local))
-    cache.ensure(cache.read_index().shards[0])
+    fetch_shard(cache, cache.read_index().shards[0])
     (local / "notes.txt").write_text("mine")
     os.utime(local / "notes.txt", ns=(0, make_mark()))
     (local / INDEX_BASENAME).unlink()
@@ -135,7 +135,7 @@ def test_a_directory_that_does_not_say_what_is_ours_is_none(filled: Path, text: 
 def test_a_directory_is_for_fetched_or_for_decompressed_files(tmp_path: Path) -> None:
     write_dataset(tmp_path / "data", shards=1, compression="zstd")
     in_place = ShardCache(CacheConfig(name="code", local=tmp_path / "data"))
-    in_place.ensure(in_place.read_index().shards[0])
+    fetch_shard(in_place, in_place.read_index().shards[0])
     root = in_place.place.directory
     fetched = ShardCache(CacheConfig(name="code", remote=str(tmp_path / "data"), local=root))
     with pytest.raises(ConfigError, match="is for raw files decompressed from"):
@@ -144,7 +144,7 @@ def test_a_directory_is_for_fetched_or_for_decompressed_files(tmp_path: Path) ->
     (root / ORIGIN_BASENAME).write_text(f"{origin[0]}\n{make_mark()}\nnull\n")
     again = ShardCache(CacheConfig(name="code", local=tmp_path / "data"))
     with pytest.raises(ConfigError, match="is for files fetched from"):
-        again.ensure(again.read_index().shards[0])
+        fetch_shard(again, again.read_index().shards[0])
 
 
 def test_another_directory_is_refused_and_left(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""``kill -9`` at any moment of a cold epoch with eviction: the next start completes, and other jobs notice nothing."""
+"""``kill -9`` at any moment of a cold epoch with eviction: the next start completes, and other jobs notice nothing.
+
+``LIGHTNING_STREAMING_KILLS=50`` asks for more kills of each kind than the few that every run of the tests can afford.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,7 @@ from tests.servers import HttpStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
-KILLS = 3
-"""Kills of each kind; fifty find more, in some minutes."""
+KILLS = int(os.environ.get("LIGHTNING_STREAMING_KILLS", "3"))
 _FORK: Any = multiprocessing.get_context("fork")
 
 

@@ -12,7 +12,7 @@ import pytest
 from lightning_streaming.cache import CacheConfig, ShardCache
 from lightning_streaming.cache.permissions import make_directories, open_shared
 from lightning_streaming.errors import StorageError
-from tests.cache.datasets import cached, raw_data, write_dataset
+from tests.cache.datasets import cached, fetch_shard, raw_data, write_dataset
 from tests.cache.users import open_to_all
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -81,7 +81,7 @@ def _is_told_of_the_wrong_file(tmp_path: Path) -> None:
     become(4001)
     cache = cache_of(tmp_path)
     with pytest.raises(StorageError, match="belongs to user 0, whose file may not be removed"):
-        cache.ensure(cache.read_index().shards[0])
+        fetch_shard(cache, cache.read_index().shards[0])
 
 
 def test_a_shared_file_has_its_permissions_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

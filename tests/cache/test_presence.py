@@ -13,7 +13,7 @@ from lightning_streaming.cache import CacheConfig, ShardCache
 from lightning_streaming.cache.marks import verified_mark
 from lightning_streaming.cache.sources import RemoteSource
 from lightning_streaming.formats.index import FileInfo
-from tests.cache.datasets import raw_data, write_dataset
+from tests.cache.datasets import fetch_shard, raw_data, write_dataset
 from tests.cache.users import open_to_all
 from tests.servers import HttpStore
 
@@ -39,7 +39,7 @@ def cache_of(store: HttpStore, tmp_path: Path, **settings: Any) -> ShardCache:
 def ensure(store: HttpStore, tmp_path: Path) -> Path:
     cache = cache_of(store, tmp_path)
     (shard,) = cache.read_index().shards
-    directory = cache.ensure(shard)
+    directory = fetch_shard(cache, shard)
     assert directory is not None
     return directory / shard.raw_data.basename
 
@@ -127,7 +127,7 @@ def _as_user(user: int, store: HttpStore, tmp_path: Path, shards: list[int]) -> 
     os.environ["LIGHTNING_STREAMING_RUNTIME"] = f"/tmp/lightning-streaming-{user}-{os.getpid()}"
     cache = cache_of(store, tmp_path)
     index = cache.read_index()
-    assert None not in [cache.ensure(index.shards[shard]) for shard in shards]
+    assert None not in [fetch_shard(cache, index.shards[shard]) for shard in shards]
     for shard in shards:
         assert (tmp_path / "cache" / f"shard.{shard:05}.mds").read_bytes() == raw_data(shard)
     assert cache.evict(index.shards[shards[0]])

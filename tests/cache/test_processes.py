@@ -13,7 +13,7 @@ import pytest
 
 from lightning_streaming.cache import CacheConfig, ShardCache
 from lightning_streaming.formats.index import INDEX_BASENAME
-from tests.cache.datasets import cached, parts, raw_data, write_dataset
+from tests.cache.datasets import cached, fetch_shard, parts, raw_data, write_dataset
 from tests.servers import HttpStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -27,7 +27,7 @@ def _ensure_all(cache: ShardCache, start: Any = None) -> None:
     if start is not None:
         start.wait()
     for shard in cache.read_index().shards:
-        cache.ensure(shard)
+        fetch_shard(cache, shard)
 
 
 @pytest.mark.parametrize(("method", "compression"), [("fork", None), ("fork", "zstd"), ("spawn", None)])

@@ -9,6 +9,7 @@ import pytest
 
 from lightning_streaming.cache import CacheConfig, ShardCache
 from lightning_streaming.cache.arrival import claim
+from lightning_streaming.cache.fetching import Absence
 from lightning_streaming.cache.layout import default_cache_directory
 from lightning_streaming.errors import (
     ConfigError,
@@ -20,7 +21,7 @@ from lightning_streaming.errors import (
 )
 from lightning_streaming.formats.index import INDEX_BASENAME
 from lightning_streaming.storage import upload
-from tests.cache.datasets import cached, raw_data, write_dataset
+from tests.cache.datasets import cached, fetch_shard, raw_data, write_dataset
 from tests.golden import golden_path
 from tests.servers import HttpStore, S3Store
 
@@ -34,7 +35,7 @@ def over_http(store: HttpStore, tmp_path: Path, **settings: Any) -> ShardCache:
 
 
 def ensure_all(cache: ShardCache) -> list[Path | None]:
-    return [cache.ensure(shard) for shard in cache.read_index().shards]
+    return [fetch_shard(cache, shard) for shard in cache.read_index().shards]
 
 
 class TestInPlace:
@@ -79,7 +80,7 @@ class TestInPlace:
     def test_datasets_of_the_original_writer_are_made_present(self, dataset: str) -> None:
         cache = cache_of(remote=str(golden_path("mds", dataset)))
         for shard in cache.read_index().shards:
-            directory = cache.ensure(shard)
+            directory = fetch_shard(cache, shard)
             assert directory is not None
             for raw, _ in shard.files:
                 assert (directory / raw.basename).stat().st_size == raw.bytes
@@ -233,7 +234,7 @@ class TestFetching:
         whole = path.read_bytes()
         path.write_bytes(bytes(len(whole)))
         cache.discard(shard)
-        cache.ensure(shard)
+        fetch_shard(cache, shard)
         assert path.read_bytes() == whole
 
 
@@ -274,17 +275,17 @@ class TestObject:
     def test_a_shard_once_found_is_not_looked_for_again(self, tmp_path: Path) -> None:
         index = write_dataset(tmp_path)
         cache = cache_of(local=tmp_path)
-        cache.ensure(index.shards[0])
+        fetch_shard(cache, index.shards[0])
         (tmp_path / "shard.00000.mds").unlink()
-        assert cache.ensure(index.shards[0]) == tmp_path
+        assert fetch_shard(cache, index.shards[0]) == tmp_path
 
     def test_a_copy_in_another_process_looks_for_itself(self, tmp_path: Path) -> None:
         index = write_dataset(tmp_path)
         cache = cache_of(local=tmp_path)
-        cache.ensure(index.shards[0])
+        fetch_shard(cache, index.shards[0])
         (tmp_path / "shard.00000.mds").unlink()
         with pytest.raises(ObjectNotFoundError):
-            pickle.loads(pickle.dumps(cache)).ensure(index.shards[0])
+            fetch_shard(pickle.loads(pickle.dumps(cache)), index.shards[0])
 
     def test_who_does_not_wait_gets_nothing_while_another_fetches(self, http_store: HttpStore, tmp_path: Path) -> None:
         write_dataset(http_store.root)
@@ -292,9 +293,9 @@ class TestObject:
         shard = cache.read_index().shards[0]
         part = claim(tmp_path / "cache", "shard.00000.mds")
         assert part is not None
-        assert cache.ensure(shard, wait=False) is None
+        assert cache.fetch_ahead(shard) is Absence.FETCHED_ELSEWHERE
         cache.place.drop([part])
-        assert cache.ensure(shard, wait=False) == tmp_path / "cache"
+        assert cache.fetch_ahead(shard) is None
 
     def test_who_waits_in_vain_is_told_for_whom(
         self, http_store: HttpStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -306,7 +307,7 @@ class TestObject:
         part = claim(tmp_path / "cache", "shard.00000.mds")
         assert part is not None
         with pytest.raises(LockTimeoutError, match=rf"stream 'code': waited 0\.2 s .* process {os.getpid()}"):
-            cache.ensure(shard)
+            fetch_shard(cache, shard)
         part.close()
 
     def test_it_shows_no_secret(self) -> None:

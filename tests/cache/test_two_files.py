@@ -9,11 +9,12 @@ import pytest
 
 from lightning_streaming.cache import CacheConfig, ShardCache
 from lightning_streaming.cache.arrival import Part, claim
+from lightning_streaming.cache.fetching import Absence
 from lightning_streaming.cache.layout import default_cache_directory
 from lightning_streaming.errors import ConfigError, IntegrityError, ObjectNotFoundError, ShardCorruptError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex
 from lightning_streaming.storage import upload
-from tests.cache.datasets import cached
+from tests.cache.datasets import cached, fetch_shard
 from tests.formats.split_datasets import FORMATS, put_dataset
 from tests.servers import HttpStore, S3Store
 
@@ -43,7 +44,7 @@ def put_csv(directory: Path, compression: str | None, **shard: Any) -> DatasetIn
 
 
 def ensure_all(cache: ShardCache) -> list[Path | None]:
-    return [cache.ensure(shard) for shard in cache.read_index().shards]
+    return [fetch_shard(cache, shard) for shard in cache.read_index().shards]
 
 
 def same_size_zeros(path: Path) -> None:
@@ -144,7 +145,7 @@ class TestFetching:
         cache.read_index()
         part = claim(tmp_path / "cache", "shard.00000.csv")
         assert part is not None
-        assert cache.ensure(shard, wait=False) is None
+        assert cache.fetch_ahead(shard) is Absence.FETCHED_ELSEWHERE
         assert files_in(tmp_path / "cache") == {}
         part.close()
 
@@ -179,7 +180,7 @@ class TestDiscard:
         same_size_zeros(tmp_path / "cache" / "shard.00000.csv.meta")
         assert cache.discard(shard)
         assert files_in(tmp_path / "cache") == {}
-        cache.ensure(shard)
+        fetch_shard(cache, shard)
         assert files_in(tmp_path / "cache") == whole
         assert http_store.requests() == [*asked, *asked[1:]]
 
@@ -202,7 +203,7 @@ class TestDiscard:
         whole, asked = files_in(tmp_path / "cache"), http_store.requests()
         (tmp_path / "cache" / f"shard.00000.{which}").unlink()
         assert cache.discard(shard)
-        cache.ensure(shard)
+        fetch_shard(cache, shard)
         assert (files_in(tmp_path / "cache"), http_store.requests()) == (whole, asked)
 
     def test_what_another_process_made_anew_meanwhile_stays(
@@ -258,7 +259,7 @@ class TestInPlace:
         whole = files_in(elsewhere)
         same_size_zeros(elsewhere / f"shard.00000.{which}")
         assert cache.discard(shard)
-        cache.ensure(shard)
+        fetch_shard(cache, shard)
         assert (files_in(elsewhere), files_in(tmp_path / "made")) == (whole, before)
 
     @WHICH

@@ -68,8 +68,19 @@ def test_a_compressed_file_is_unpacked_or_told(tmp_path: Path) -> None:
     target.touch()
     unpack(path, "s3://b/x.zstd", file_info(), "zstd", target)
     assert target.read_bytes() == b"data"
+    unpack(path, "s3://b/x.zstd", file_info(), "zstd", tmp_path / "new")
+    assert (tmp_path / "new").read_bytes() == b"data"
     with pytest.raises(IntegrityError, match=r"s3://b/x\.zstd cannot be decompressed"):
         unpack(path, "s3://b/x.zstd", file_info(data=b"longer"), "zstd", target)
+
+
+def test_a_file_that_is_unpacked_stays_the_one_that_is_locked(tmp_path: Path) -> None:
+    path, target = tmp_path / "x.zstd", tmp_path / "x"
+    path.write_bytes(compress("zstd", b"data"))
+    target.write_bytes(bytes(4))
+    with target.open("rb") as locked:
+        unpack(path, "s3://b/x.zstd", file_info(), "zstd", target)
+        assert locked.read() == b"data"
 
 
 def test_a_missing_file_has_no_size(tmp_path: Path) -> None:

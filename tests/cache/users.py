@@ -23,14 +23,19 @@ def open_to_all(directory: Path) -> None:
 
 def as_nobody(look: Callable[[], Any]) -> Any:
     """What a function gives, or the words of the error it raises, in a process of a user without rights."""
+    return as_user(65534, look)
+
+
+def as_user(user: int, look: Callable[[], Any]) -> Any:
+    """What a function gives, or the words of the error it raises, in a process of another user, alone in a group."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
 
     def run() -> None:
         if os.getuid() == 0:
             os.setgroups([])
-            os.setgid(65534)
-            os.setuid(65534)
+            os.setgid(user)
+            os.setuid(user)
         try:
             sender.send(look())
         except StreamingError as error:

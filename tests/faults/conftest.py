@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lightning_streaming.storage import retry
 from tests.faults.epochs import write_samples
 from tests.servers import FaultyStore
 
@@ -28,6 +29,12 @@ def samples_without_hashes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def zipped_samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The dataset, compressed."""
     return write_samples(tmp_path_factory.mktemp("samples") / "data", compression="zstd")
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How waits between attempts grow is tested elsewhere; here it only takes time."""
+    monkeypatch.setattr(retry, "_FIRST_WAIT", 0.05)
 
 
 @pytest.fixture

@@ -32,15 +32,17 @@ def write_samples(root: Path, *, samples: int = SAMPLES, size: int = 1500, **wri
     return root
 
 
-def loader_over(store: FaultyStore, cache: Path, workers: int = 0, **settings: Any) -> StreamingDataLoader:
-    """A loader whose n-th batch is the n-th shard, unless it shuffles."""
+def loader_over(
+    store: FaultyStore, cache: Path, workers: int = 0, method: str | None = None, **settings: Any
+) -> StreamingDataLoader:
+    """A loader whose n-th batch is the n-th shard, unless it shuffles; ``method`` starts its workers."""
     dataset = StreamingDataset(
         remote=store.url,
         local=str(cache),
         batch_size=PER_SHARD,
         **{"storage_options": store.options, "download_timeout": 2, "download_retry": 2, "shuffle": False, **settings},
     )
-    return StreamingDataLoader(dataset, num_workers=workers, collate_fn=list)
+    return StreamingDataLoader(dataset, num_workers=workers, collate_fn=list, multiprocessing_context=method)
 
 
 def assert_right(batches: list[list[dict[str, Any]]], samples: list[int], size: int = 1500) -> None:

@@ -90,6 +90,6 @@ def test_a_part_that_cannot_be_had_fails_the_whole(
 ) -> None:
     empty_store.put_all(large_sample)
     empty_store.fail("shard", fault, skip=1)  # the first part is had
-    loader = loader_over(empty_store, tmp_path, download_retry=1, download_timeout=0.7)
+    loader = loader_over(empty_store, tmp_path, download_retry=1, download_timeout=0.5)
     with fails_at_shard(loader, 0, error):
         assert not list(tmp_path.glob("shard*"))

@@ -29,6 +29,7 @@ FAULTS: dict[str, tuple[dict[str, Any], type[Exception]]] = {
     "stall": ({"fault": "stall"}, DownloadError),
 }
 FINAL = ("401", "403", "404")
+STILL = ("hang", "stall")
 STORES = pytest.mark.parametrize("empty_store", ["http", "s3", "gcs"], indirect=True)
 
 
@@ -45,7 +46,9 @@ OTHERS = [(store, fault) for store in ("s3", "gcs") for fault in SOME]
 def test_a_shard_that_cannot_be_had_is_named(store: FaultyStore, tmp_path: Path, fault: str, workers: int) -> None:
     spoil, error = FAULTS[fault]
     store.fail("shard.00003", **spoil)
-    loader = loader_over(store, tmp_path, workers, download_timeout=0.5, download_retry=1)
+    # One try of a second, not two short ones: a machine that has other things to do must not fail sound shards.
+    tries: dict[str, Any] = {"download_timeout": 1, "download_retry": 0} if fault in STILL else {"download_retry": 1}
+    loader = loader_over(store, tmp_path, workers, **tries)
     with fails_at_shard(loader, 3, error, "stream '0'", store.url):
         assert not list(tmp_path.glob("shard.00003*"))
         if fault in FINAL:

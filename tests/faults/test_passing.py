@@ -34,6 +34,11 @@ HARMLESS: dict[str, Fault] = {
 }
 
 
+def _timeout(*faults: str) -> float:
+    """Short where the fault is that nothing arrives; else long, for machines that have other things to do."""
+    return 0.5 if {"hang", "stall"} & set(faults) else 5
+
+
 def _every_shard_fails_once(store: FaultyStore, fault: Fault) -> None:
     store.fail("shard", times=1, each=True, **fault)
 
@@ -44,7 +49,7 @@ def test_an_epoch_is_right_if_each_shard_fails_once(
     store: FaultyStore, tmp_path: Path, fault: str, workers: int
 ) -> None:
     _every_shard_fails_once(store, FAULTS[fault])
-    assert_whole_epoch(loader_over(store, tmp_path, workers, download_timeout=0.5))
+    assert_whole_epoch(loader_over(store, tmp_path, workers, download_timeout=_timeout(fault)))
     asked = Counter(entry.name for entry in store.log() if entry.name.startswith("shard"))
     assert set(asked.values()) == {2}
 
@@ -69,7 +74,7 @@ def test_an_epoch_through_other_stores_is_right_if_each_shard_fails_once(
     store: FaultyStore, tmp_path: Path, family: str, workers: int
 ) -> None:
     _every_shard_fails_once_in_turn(store, FAMILIES[family])
-    assert_whole_epoch(loader_over(store, tmp_path, workers, download_timeout=0.5))
+    assert_whole_epoch(loader_over(store, tmp_path, workers, download_timeout=_timeout(*FAMILIES[family])))
     assert len({entry.name for entry in store.log() if entry.fault}) == SHARDS
 
 
@@ -115,7 +120,7 @@ def test_compressed_shards_heal_too(
 ) -> None:
     empty_store.put_all(zipped_samples)
     _every_shard_fails_once_in_turn(empty_store, FAMILIES[family])
-    assert_whole_epoch(loader_over(empty_store, tmp_path, download_timeout=0.5))
+    assert_whole_epoch(loader_over(empty_store, tmp_path, download_timeout=_timeout(*FAMILIES[family])))
 
 
 @pytest.mark.parametrize("empty_store", ["http", "s3", "gcs"], indirect=True)

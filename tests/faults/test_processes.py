@@ -28,6 +28,19 @@ def test_workers_read_though_their_parent_used_the_network_before(store: FaultyS
     alone.close()
 
 
+@pytest.mark.parametrize(("method", "empty_store"), [("forkserver", "s3"), ("spawn", "http")], indirect=["empty_store"])
+def test_workers_that_are_no_copies_of_their_parent_read_under_all_faults(
+    store: FaultyStore, tmp_path: Path, method: str
+) -> None:
+    for shard, fault in enumerate(("reset_body", "truncate", "corrupt", "stall", "status")):
+        store.fail(f"shard.{shard:05}", fault, times=1)
+    store.fail("index", "truncate", times=1)
+    loader = loader_over(store, tmp_path, 1, method=method, download_timeout=1)
+    assert loader.dataset[20]["data"] == data_of(20)  # fetched here
+    assert_whole_epoch(loader)
+    assert {entry.fault for entry in store.log()} >= {"reset_body", "truncate", "corrupt", "stall", "status"}
+
+
 PROGRAM = """
 import sys
 from pathlib import Path

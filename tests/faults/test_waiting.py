@@ -18,27 +18,25 @@ def requests_for(store: FaultyStore, name: str) -> list[Logged]:
     return [entry for entry in store.log() if entry.name == name and entry.method == "GET"]
 
 
-# Without being asked, nobody waits longer than half a second after a first failure. gcsfs keeps headers to itself.
+# Without being asked, nobody waits longer than 50 ms after a first failure here. gcsfs keeps headers to itself.
 @pytest.mark.parametrize("empty_store", ["http", "s3"], indirect=True)
-@pytest.mark.parametrize(
-    "wait", [{"status": 429, "retry_after": 1.5}, {"status": 503, "retry_after": 1.5, "retry_date": True}]
-)
+@pytest.mark.parametrize("wait", [{"status": 429}, {"status": 503, "retry_date": True}])
 def test_a_store_that_asks_for_time_is_given_it(store: FaultyStore, tmp_path: Path, wait: dict[str, Any]) -> None:
-    store.fail("shard.00000", "status", times=1, **wait)
+    store.fail("shard.00000", "status", times=1, retry_after=0.6, **wait)
     assert_whole_epoch(loader_over(store, tmp_path, download_retry=1))
     first, second = requests_for(store, "shard.00000.mds")
-    assert second.begun - first.begun >= 1.4
+    assert second.begun - first.begun >= 0.5
 
 
 @STORES
 def test_a_slow_transfer_is_not_cut_though_it_takes_several_timeouts(empty_store: FaultyStore, tmp_path: Path) -> None:
     empty_store.put_all(write_samples(tmp_path / "data", samples=PER_SHARD, size=25_000))
     empty_store.fail("shard.00000", "slow", rate=40e3)  # 2.5 seconds in all, never long without a byte
-    loader = loader_over(empty_store, tmp_path / "cache", 2, download_timeout=0.6, download_retry=0)
+    loader = loader_over(empty_store, tmp_path / "cache", 2, download_timeout=0.8, download_retry=0)
     assert_whole_epoch(loader, PER_SHARD, 25_000)
     (request,) = requests_for(empty_store, "shard.00000.mds")
     assert request.ended is not None
-    assert request.ended - request.begun > 3 * 0.6
+    assert request.ended - request.begun > 3 * 0.8
 
 
 @STORES

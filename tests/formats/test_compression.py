@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import io
+import random
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -11,7 +13,13 @@ from hypothesis import strategies as st
 
 from lightning_streaming.errors import ConfigError, MissingDependencyError, ShardCorruptError
 from lightning_streaming.formats.codecs import CODECS
-from lightning_streaming.formats.compression import check_algorithm, compress, decompress, extension
+from lightning_streaming.formats.compression import (
+    check_algorithm,
+    compress,
+    decompress,
+    decompressed_pieces,
+    extension,
+)
 
 FAMILIES = sorted(CODECS)
 ALGORITHMS = [*FAMILIES, *(f"{family}:{level}" for family in FAMILIES for level in CODECS[family].levels)]
@@ -62,6 +70,17 @@ def test_neither_a_bomb_nor_a_lying_index_takes_memory(family: str, raw_bytes: i
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2 * 2**20 + len(data)
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "snappy"])
+def test_a_large_file_takes_no_more_memory_than_a_small_one(family: str) -> None:
+    content = random.Random(0).randbytes(2**20) * 16
+    packed = io.BytesIO(compress(f"{family}:1", content))
+    tracemalloc.start()
+    assert sum(map(len, decompressed_pieces(family, packed, len(content)))) == len(content)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < len(content) // 3
 
 
 def test_a_zstd_frame_that_wants_a_large_window_for_little_is_refused() -> None:
