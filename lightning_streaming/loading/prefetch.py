@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 _ROOM_SECONDS = 5.0
 """How often to look for room while the reader stays with its shard: other processes make room too."""
+
+
+_BATCHES, _SAMPLES, _SHARDS = 8, 64, 4
+
+
+class Reach(NamedTuple):
+    """How many of its samples a worker looks ahead."""
+
+    at_first: int
+    """Before its first batch is read, which is not to share the link with many shards that only later ones need."""
+    later: int
+
+
+def default_reach(batch_size: int, samples_per_shard: float, readers: int) -> Reach:
+    """How far to look if nobody says: 8 batches, and then also 4 shards read in order.
+
+    Fewer shards than that would leave the link idle between one and the next.
+
+    Args:
+        batch_size: Samples per batch.
+        samples_per_shard: On average.
+        readers: Workers of all this node's ranks, who share each shard that is read in order.
+    """
+    at_first = max(_BATCHES * batch_size, _SAMPLES)
+    return Reach(at_first, max(at_first, math.ceil(_SHARDS * samples_per_shard / readers)))
 
 
 class ShardNeed(NamedTuple):
@@ -20,21 +46,21 @@ class ShardNeed(NamedTuple):
 
 
 class ShardPrefetcher:
-    """Keeps up to ``ahead`` samples' worth of shards fetched before their reader gets there.
+    """Keeps shards fetched as far ahead as told before their reader gets there.
 
     Args:
         needs: Shards in the order of need; may be endless, and may name a shard again.
         fetch: Brings one shard to this node; called from several threads, outside any lock of ours. It may leave a
             shard that another process is fetching; whoever reads it then waits. False says that there is no room: all
             threads then wait until the reader has moved on.
-        ahead: Samples to look ahead of the reader.
+        reach: Samples to look ahead of the reader.
         num_threads: Shards fetched at a time.
     """
 
     def __init__(
-        self, needs: Iterator[ShardNeed], fetch: Callable[[int], bool], ahead: int, num_threads: int = 4
+        self, needs: Iterator[ShardNeed], fetch: Callable[[int], bool], reach: Reach, num_threads: int = 4
     ) -> None:
-        self._progress = _Progress(needs, ahead)
+        self._progress = _Progress(needs, reach)
         self._fetch = fetch
         for number in range(num_threads):
             # Daemon threads: a download that stalls must not keep a process alive that wants to end.
@@ -72,10 +98,10 @@ class ShardPrefetcher:
 class _Progress:
     """What reader and threads share. Fields change only while holding ``changed``, except the dict ``failures``."""
 
-    def __init__(self, needs: Iterator[ShardNeed], ahead: int) -> None:
+    def __init__(self, needs: Iterator[ShardNeed], reach: Reach) -> None:
         self.changed = threading.Condition()
         self.needs = needs
-        self.ahead = ahead
+        self.reach = reach
         self.samples_read = 0
         self.moves = 0
         self.waiting_for_room: int | None = None
@@ -90,11 +116,12 @@ class _Progress:
             need = next(self.needs, None)
             if need is None:
                 return None
-            while not self.closed and (
-                need.sample >= self.samples_read + self.ahead or self.waiting_for_room is not None
-            ):
+            while not self.closed and (need.sample >= self._horizon() or self.waiting_for_room is not None):
                 self.changed.wait()
             return None if self.closed else need.shard
+
+    def _horizon(self) -> int:
+        return self.samples_read + (self.reach.later if self.samples_read else self.reach.at_first)
 
     def wait_for_room(self, shard: int, moves: int) -> bool:
         """Wait until a shard may find room that found none; the shards after it wait as well.

@@ -1,0 +1,192 @@
+"""What goes through shared memory must be what a queue would have brought, and no more must live on."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, IterableDataset
+
+from lightning_streaming.loading import parcels, slots
+from lightning_streaming.loading.parcels import Parcel, ParcelledCollate
+from lightning_streaming.loading.slots import BatchSlots
+from tests.helpers import make_loader, write_dataset
+
+LARGE = 4096
+
+BATCHES: dict[str, Callable[[], Any]] = {
+    "bytes": lambda: {"small": [b"", b"abc"], "large": [bytes(LARGE), bytes(range(256)) * 20]},
+    "text": lambda: ["héllo" * 1000, "", {"n": 1, "f": 0.5, "none": None}],
+    "tensors": lambda: {
+        "long": torch.arange(1000),
+        "bfloat": torch.arange(3000, dtype=torch.bfloat16),
+        "bool": torch.ones(50, 70, dtype=torch.bool),
+        "complex": torch.full((9, 300), 1 + 2j),
+        "none": torch.zeros(0, 3),
+        "scalar": torch.tensor(7),
+    },
+    "arrays": lambda: (
+        np.arange(5000, dtype="i2"),
+        np.zeros((0, 5)),
+        np.arange(6000).reshape(60, 100).T,
+        np.array([("a", 1.5)] * 400, dtype=[("name", "U4"), ("value", "f8")]),
+        np.array([{"an": "object"}, None], dtype=object),
+        np.float32(2.5),
+    ),
+}
+
+
+FOR_TORCH: dict[str, Callable[[], torch.Tensor]] = {
+    "transposed": lambda: torch.arange(4000).reshape(40, 100).T,
+    "strided": lambda: torch.arange(4000)[::2],
+    "part": lambda: torch.arange(9000)[10:5000],
+    "sparse": lambda: torch.eye(50).to_sparse(),
+    "conjugate": lambda: torch.full((2000,), 1 + 2j).conj(),
+    "with gradient": lambda: torch.ones(9, requires_grad=True),
+    "parameter": lambda: torch.nn.Parameter(torch.ones(9)),
+}
+
+
+def same(left: Any, right: Any) -> bool:
+    """Whether two batches are equal in values and in types."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, torch.Tensor):
+        dense = [one.to_dense() if one.layout != torch.strided else one for one in (left, right)]
+        return left.dtype == right.dtype and left.layout == right.layout and torch.equal(*dense)
+    if isinstance(left, np.ndarray):
+        return left.dtype == right.dtype and left.shape == right.shape and bool((left == right).all())
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(same, left, right))
+    return bool(left == right)
+
+
+class Numbers(IterableDataset[int]):
+    """As many numbers as asked for, dealt among workers."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __iter__(self) -> Any:
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        return iter(range(info.id, self._count, info.num_workers))
+
+
+class Made:
+    """Collates a number into the batch of a name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, numbers: list[int]) -> Any:
+        return numbers[0], BATCHES[self._name]()
+
+
+def sent(collate: Callable[[Any], Any], batch_slots: BatchSlots, count: int, **settings: Any) -> list[Any]:
+    """What torch's loader hands out, parcels unopened."""
+    return list(DataLoader(Numbers(count), batch_size=1, collate_fn=ParcelledCollate(collate, batch_slots), **settings))
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_batch_comes_out_as_it_was(name: str) -> None:
+    batch_slots = BatchSlots(2, 3)
+    arrived = sent(Made(name), batch_slots, 4, num_workers=2)
+    assert all(isinstance(one, Parcel) for one in arrived)
+    for number, parcel in enumerate(arrived):
+        assert same(parcel.open(batch_slots), (number, BATCHES[name]()))
+
+
+@pytest.mark.parametrize("name", FOR_TORCH)
+def test_tensors_that_are_more_than_their_bytes_are_left_to_torch(name: str) -> None:
+    assert parcels._pack({"a": [FOR_TORCH[name]()]}, memoryview(bytearray(1 << 16))) is None
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_slots_reach_workers_of_every_start_method(method: str) -> None:
+    batch_slots = BatchSlots(1, 3)
+    context = multiprocessing.get_context(method)
+    (parcel,) = sent(Made("tensors"), batch_slots, 1, num_workers=1, multiprocessing_context=context)
+    assert same(parcel.open(batch_slots), (0, BATCHES["tensors"]()))
+
+
+def test_what_finds_no_free_slot_comes_in_another_way() -> None:
+    batch_slots = BatchSlots(1, 2)
+    arrived = sent(Made("bytes"), batch_slots, 4, num_workers=1)  # none is opened before all are made
+    assert [isinstance(one, Parcel) for one in arrived] == [True, True, False, False]
+    opened = [one.open(batch_slots) if isinstance(one, Parcel) else one for one in arrived]
+    assert all(same(one, (number, BATCHES["bytes"]())) for number, one in enumerate(opened))
+
+
+def test_a_lost_batch_frees_its_slot_with_the_next_one() -> None:
+    batch_slots = BatchSlots(1, 2)
+    _lost, second = sent(Made("bytes"), batch_slots, 2, num_workers=1)
+    second.open(batch_slots)
+    assert batch_slots.free(0, 2) is not None
+    assert batch_slots.free(0, 3) is not None
+    assert batch_slots.free(0, 4) is None
+
+
+@pytest.mark.parametrize("room", [0, 100, 5000, 9000, 30000])
+def test_what_does_not_fit_comes_in_another_way(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "_SLOT_BYTES", room)
+    batch_slots = BatchSlots(1, 3)
+    for name in ("bytes", "tensors", "arrays"):
+        (arrived,) = sent(Made(name), batch_slots, 1, num_workers=1)
+        opened = arrived.open(batch_slots) if isinstance(arrived, Parcel) else arrived
+        assert same(opened, (0, BATCHES[name]()))
+
+
+@given(st.recursive(
+    st.one_of(
+        st.integers(), st.text(max_size=20), st.binary(max_size=10), st.sampled_from([bytes(LARGE), b"x" * 5000]),
+        st.integers(0, 2000).map(torch.arange), st.integers(0, 2000).map(np.arange),
+    ),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    max_leaves=12,
+))  # fmt: skip
+def test_any_batch_comes_out_as_it_was(batch: Any) -> None:
+    slot = memoryview(bytearray(1 << 18))
+    packed = parcels._pack(batch, slot)
+    assert packed is not None
+    opened = parcels._Unpacker(slot, slot[slice(*packed)]).load()
+    slot[:] = bytes(len(slot))  # the next batch takes the slot
+    assert same(opened, batch)
+
+
+def test_one_thing_twice_stays_one_thing() -> None:
+    slot, tensor = memoryview(bytearray(1 << 16)), torch.arange(1000)
+    packed = parcels._pack({"a": tensor, "b": [tensor]}, slot)
+    assert packed is not None
+    opened = parcels._Unpacker(slot, slot[slice(*packed)]).load()
+    assert opened["a"] is opened["b"][0]
+
+
+def test_batches_of_a_loader_are_its_own(tmp_path: Path) -> None:
+    write_dataset(tmp_path)
+    loader = make_loader(tmp_path, workers=2, batch_size=4)
+    batches = list(loader)
+    copies = pickle.loads(pickle.dumps(batches))
+    list(loader)  # whose batches go through the same slots
+    assert all(map(same, batches, copies))
+    loader.close()
+
+
+def test_batches_that_nobody_read_do_not_stop_the_next_pass(tmp_path: Path) -> None:
+    write_dataset(tmp_path)
+    loader = make_loader(tmp_path, workers=2, batch_size=2, loader={"persistent_workers": True}, shuffle=False)
+    for _ in range(3):
+        next(iter(loader))
+    whole = [number for batch in loader for number in batch["id"].tolist()]
+    assert sorted(whole) == sorted(range(29))
+    loader.close()
