@@ -10,6 +10,8 @@
     sequence           how canonical nodes make one sequence
     batching           which samples share a batch: one sequence of an epoch's order
     layout, deal       how a sequence is dealt to nodes, ranks and batches
+    gaps               what is left of a sequence without some of its positions
+    batch_ranges       which positions skipped batches have
     first_reads        which reads are repeats that make the ranks even
     geometry           for which machines batches are made, when these change
     plan               all of it together for one epoch, with random access

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.order.gaps import NO_GAPS, Gaps
 from lightning_streaming.order.layout import IN_TURN, BatchGeometry, Layout
 
 
@@ -15,9 +16,10 @@ from lightning_streaming.order.layout import IN_TURN, BatchGeometry, Layout
 class Deal:
     """How the rest of a sequence is dealt to nodes, ranks and batches.
 
-    Global batch ``t`` is the ``t``-th run of ``global_batch_size`` entries from ``start`` on, divided by ``layout``.
-    What is left at the end and fills no global batch is dealt in turn, and a few entries are read a second time, so
-    that all ranks have equally many batches and samples.
+    Global batch ``t`` is the ``t``-th run of ``global_batch_size`` entries from ``start`` on, divided by ``layout``;
+    entries in a gap are passed over, as if the sequence did not have them. What is left at the end and fills no global
+    batch is dealt in turn, and a few entries are read a second time, so that all ranks have equally many batches and
+    samples.
     """
 
     length: int
@@ -32,6 +34,8 @@ class Deal:
     """Samples in a batch of one rank, B."""
     layout: Layout = IN_TURN
     """Which entries of a global batch each rank gets."""
+    gaps: Gaps = NO_GAPS
+    """Entries that nobody reads."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.length:
@@ -58,9 +62,14 @@ class Deal:
         return self.num_ranks * self.batch_size
 
     @property
+    def kept(self) -> int:
+        """Entries of the whole sequence that are not in a gap."""
+        return self.gaps.kept_before(self.length)
+
+    @property
     def remaining(self) -> int:
         """Entries to deal."""
-        return self.length - self.start
+        return self.kept - self.gaps.kept_before(self.start)
 
     def samples_per_rank(self) -> int:
         """Entries that each rank reads, the ones read twice included."""
@@ -76,7 +85,10 @@ class Deal:
 
     def position_after(self, t: int) -> int:
         """Where another deal would start after ``t`` global batches of this one."""
-        return min(self.start + t * self.global_batch_size, self.length)
+        if t == 0:
+            return self.start
+        entries = self.gaps.kept_before(self.start) + t * self.global_batch_size
+        return self.length if entries >= self.kept else self.gaps.position_after(entries)
 
     def batch(self, t: int, node: int, rank_of_node: int) -> NDArray[np.int64]:
         """Positions that one rank reads in batch ``t``; fewer in the last batch, none beyond.
@@ -112,15 +124,16 @@ class Deal:
             )
         if ts.size and ts.min() < 0:
             raise ConfigError(f"batches count from 0, but got {ts.min()}")
-        firsts = (self.start + ts * self.global_batch_size)[:, np.newaxis]
-        positions: NDArray[np.int64] = firsts + self.layout.entries(self.geometry, node, rank_of_node)
+        start = self.gaps.kept_before(self.start)
+        firsts = (start + ts * self.global_batch_size)[:, np.newaxis]
+        entries: NDArray[np.int64] = firsts + self.layout.entries(self.geometry, node, rank_of_node)
         full = self.remaining // self.global_batch_size
         if ts.size and ts.max() >= full:
             in_turn = IN_TURN.entries(self.geometry, node, rank_of_node)
             at_end = (ts[ts >= full] * self.global_batch_size)[:, np.newaxis] + in_turn
             steps = read_again(at_end, self.remaining, self.num_nodes, self.num_ranks)
-            positions[ts >= full] = np.where(steps < 0, -1, self.start + steps)
-        return positions
+            entries[ts >= full] = np.where(steps < 0, -1, start + steps)
+        return np.where(entries < 0, -1, self.gaps.positions(entries)) if self.gaps.runs else entries
 
 
 def read_again(steps: NDArray[np.int64], length: int, num_nodes: int, num_ranks: int) -> NDArray[np.int64]:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 from lightning_streaming.errors import ConfigError
+
+ShuffleAlgo = Literal["blockwise", "naive", "py1b", "py1br", "py1e", "py1s", "py2s"]
+PartitionAlgo = Literal["orig", "relaxed"]
+SamplingMethod = Literal["balanced", "fixed"]
+BatchingMethod = Literal["device_per_stream", "per_stream", "random", "stratified"]
 
 
 def require_known(setting: str, name: str, known: Iterable[str]) -> None:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.order.names import require_known
-from lightning_streaming.order.shuffle import SHUFFLES
+from lightning_streaming.order.names import (
+    BatchingMethod,
+    PartitionAlgo,
+    SamplingMethod,
+    ShuffleAlgo,
+    require_known,
+)
 
 DEFAULT_SHUFFLE_SEED = 9176
 
-PARTITION_ALGOS = ("orig", "relaxed")
-SAMPLING_METHODS = ("balanced", "fixed")
-BATCHING_METHODS = ("device_per_stream", "per_stream", "random", "stratified")
-SHUFFLE_ALGOS = ("blockwise", *SHUFFLES)
+PARTITION_ALGOS: tuple[PartitionAlgo, ...] = get_args(PartitionAlgo)
+SAMPLING_METHODS: tuple[SamplingMethod, ...] = get_args(SamplingMethod)
+BATCHING_METHODS: tuple[BatchingMethod, ...] = get_args(BatchingMethod)
+SHUFFLE_ALGOS: tuple[ShuffleAlgo, ...] = get_args(ShuffleAlgo)
 
 _CANONICAL_NODES_PER_NODE = {"blockwise": 16, "py1s": 64, "py2s": 64}
 """Where a shuffle mixes by having many canonical nodes, or meets fewer block borders at a time with them; others: 1."""
@@ -29,7 +35,7 @@ class OrderSettings:
 
     shuffle: bool = False
     """Whether to shuffle; False reads shards one after another within each canonical node."""
-    shuffle_algo: str = "py1e"
+    shuffle_algo: ShuffleAlgo = "py1e"
     """How to shuffle: naive, py1s, py2s, py1b, py1br, py1e or blockwise; see docs/order.md."""
     shuffle_seed: int = DEFAULT_SHUFFLE_SEED
     """Seed of everything random about order."""
@@ -39,14 +45,14 @@ class OrderSettings:
     num_canonical_nodes: int | None = None
     """Slices of the epoch that are shuffled each by itself; None or 0 for one per node (py1s and
     py2s: 64 per node, blockwise: 16)."""
-    sampling_method: str = "balanced"
+    sampling_method: SamplingMethod = "balanced"
     """What is left out or repeated in each epoch: balanced draws anew, fixed draws the same."""
     sampling_granularity: int = 1
     """Consecutive samples drawn together when a stream is drawn in part."""
-    partition_algo: str = "relaxed"
+    partition_algo: PartitionAlgo = "relaxed"
     """How an epoch is divided among nodes that its canonical nodes do not fit: not at all (orig), or as it was among
     those that the run began with (relaxed)."""
-    batching_method: str = "random"
+    batching_method: BatchingMethod = "random"
     """Which samples share a batch: random lets all; with stratified each global batch holds every stream's share, with
     per_stream each is from one stream, with device_per_stream each batch of one rank is."""
 

@@ -192,7 +192,7 @@ def asked_for(algo: str, **said: object) -> OrderSettings:
     """A shuffle in small blocks; None of it where there is no name."""
     return OrderSettings(
         shuffle=bool(algo),
-        shuffle_algo=algo or "py1s",
+        shuffle_algo=algo or "py1s",  # type: ignore[arg-type]  # checked at birth, too
         shuffle_block_size=20,
         **{"num_canonical_nodes": CANONICAL, **said},  # type: ignore[arg-type]  # each is checked at birth
     ).settled(1)

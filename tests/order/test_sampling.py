@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lightning_streaming.order import sampling
+from lightning_streaming.order.names import SamplingMethod
 from lightning_streaming.order.sampling import Resampled, per_shard_choice, resample
 from lightning_streaming.order.settings import OrderSettings
 from tests.order.reference import load
@@ -18,7 +19,13 @@ shards = st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any)
 
 
 def draw(
-    sizes: list[int], choose: int, *, epoch: int = 0, granularity: int = 1, method: str = "balanced", seed: int = 9176
+    sizes: list[int],
+    choose: int,
+    *,
+    epoch: int = 0,
+    granularity: int = 1,
+    method: SamplingMethod = "balanced",
+    seed: int = 9176,
 ) -> Resampled:
     settings = OrderSettings(sampling_method=method, sampling_granularity=granularity, shuffle_seed=seed)
     return resample([np.asarray(sizes, np.int64)], [choose], settings, epoch)
@@ -128,7 +135,7 @@ def test_ids_rise_within_each_unit(sizes: list[int], choose: int) -> None:
 
 
 def test_balanced_draws_anew_each_epoch_and_fixed_the_same() -> None:
-    def drawn(method: str, epoch: int) -> list[int]:
+    def drawn(method: SamplingMethod, epoch: int) -> list[int]:
         sample_ids = draw([50, 50], 30, method=method, epoch=epoch).sample_ids
         assert sample_ids is not None
         return list(sample_ids.tolist())

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.order.names import BatchingMethod, ShuffleAlgo
 from lightning_streaming.order.settings import BATCHING_METHODS, SHUFFLE_ALGOS, OrderSettings
+from lightning_streaming.order.shuffle import SHUFFLES
 
 
 @pytest.mark.parametrize(
@@ -23,9 +25,13 @@ def test_an_unknown_name_is_refused_at_birth_with_the_names_there_are(said: dict
         OrderSettings(**said)
 
 
+def test_the_shuffles_there_are_have_these_names() -> None:
+    assert set(SHUFFLE_ALGOS) == {"blockwise", *SHUFFLES}
+
+
 @pytest.mark.parametrize("algo", SHUFFLE_ALGOS)
 @pytest.mark.parametrize("method", BATCHING_METHODS)
-def test_every_known_name_goes_with_every_other(algo: str, method: str) -> None:
+def test_every_known_name_goes_with_every_other(algo: ShuffleAlgo, method: BatchingMethod) -> None:
     settings = OrderSettings(shuffle=True, shuffle_algo=algo, batching_method=method)
     assert (settings.shuffle_algo, settings.batching_method) == (algo, method)
 

@@ -107,7 +107,13 @@ class _Edited:
         if len(after.loaders) == 1:
             epoch, sample = position.cursor
             size = after.loaders[name].global_batch
-            batches = 0 if sample == 0 else trained if size is None else sample // size
+            batches = (
+                0
+                if sample == 0
+                else trained
+                if size is None
+                else after.loaders[name].samples_read(position.cursor) // size
+            )
             fits = after.trainer.batches_in_epoch == 0 or batches < after.trainer.batches_in_epoch
             move_trainer(self._content, epoch, batches if fits else 0)
         else:

@@ -24,20 +24,27 @@ def placed(loader: SavedLoader, cursor: Cursor) -> Cursor:
 def samples_later(loader: SavedLoader, samples: int) -> Cursor:
     """The place ``samples`` later, over all ranks; in a later epoch, if the size of an epoch is known.
 
+    What the run skips anyway is not counted.
+
     Raises:
         ConfigError: It is in a later epoch, and epochs of composed batches leave out what fills no batch.
     """
     cursor, size = loader.position.cursor, loader.epoch_size
-    position = cursor.sample_in_epoch + samples
-    if size is None or position < size:
-        return Cursor(cursor.epoch, position)
+    gaps, entries = loader.gaps(cursor.epoch), loader.samples_read(cursor) + samples
+    if size is None or entries < gaps.kept_before(size):
+        return Cursor(cursor.epoch, gaps.position_after(entries))
     if _order(loader).get("batching_method", "random") != "random":
         raise ConfigError(
             f"{samples} samples later is beyond the end of epoch {cursor.epoch}, and with batching_method="
             f"{_order(loader)['batching_method']!r} that lies a little before {size}; use --batches, or state set"
         )
-    epochs, sample = divmod(position, size)
-    return Cursor(cursor.epoch + epochs, sample)
+    last_gap = max((stop[0] for _, stop in loader.position.skipped.values()), default=0)
+    epoch = cursor.epoch
+    while epoch <= last_gap and entries >= (kept := loader.gaps(epoch).kept_before(size)):
+        entries -= kept
+        epoch += 1
+    epochs, sample = divmod(entries, size) if epoch > last_gap else (0, loader.gaps(epoch).position_after(entries))
+    return Cursor(epoch + epochs, sample)
 
 
 def batches_later(places: Places, names: tuple[str, ...], batches: int) -> dict[str, Cursor]:
@@ -76,7 +83,7 @@ def trainer_at(places: Places, moved: Mapping[str, Cursor]) -> TrainerPlace | No
         return trainer
     loader, cursor = places.loaders[name], moved[name]
     # Where it is not known, the callback works it out on resume.
-    batches = 0 if loader.global_batch is None else cursor.sample_in_epoch // loader.global_batch
+    batches = 0 if loader.global_batch is None else loader.samples_read(cursor) // loader.global_batch
     if len(moved) == 1 and 0 < trainer.batches_in_epoch <= batches:
         raise ConfigError(
             f"the trainer reads {trainer.batches_in_epoch} batches of {loader.global_batch} samples in an epoch, so it "
@@ -98,14 +105,27 @@ def _one_later(loader: SavedLoader, trainer: TrainerPlace | None, batches: int) 
     if place and place.batches_in_epoch:
         done, in_epoch = place.batches, place.batches_in_epoch
     elif loader.epoch_size:  # the last batch is as large as the others, some of it read twice
-        in_epoch = -(-loader.epoch_size // size)
-        done = in_epoch + (cursor.sample_in_epoch - loader.epoch_size) // size
+        kept = loader.gaps(cursor.epoch).kept_before(loader.epoch_size)
+        in_epoch = -(-kept // size)
+        done = in_epoch + (loader.samples_read(cursor) - kept) // size
     else:
-        return Cursor(cursor.epoch, cursor.sample_in_epoch + batches * size)
+        return _in_epoch(loader, batches * size)
     if done + batches < in_epoch:
-        return Cursor(cursor.epoch, cursor.sample_in_epoch + batches * size)
+        return _in_epoch(loader, batches * size)
+    if any(stop > (cursor.epoch, 0) for _, stop in loader.position.skipped.values()):
+        raise ConfigError(
+            f"{batches} batches later is beyond the end of epoch {cursor.epoch}, and the run skips others "
+            f"({', '.join(loader.position.skipped)}), so epochs have not as many; use --samples, or state set"
+        )
     epochs, into = divmod(done + batches, in_epoch)
     return Cursor(cursor.epoch + epochs, into * size)
+
+
+def _in_epoch(loader: SavedLoader, samples: int) -> Cursor:
+    """The place so many samples later, in the same epoch."""
+    cursor = loader.position.cursor
+    entries = loader.samples_read(cursor) + samples
+    return Cursor(cursor.epoch, loader.gaps(cursor.epoch).position_after(entries))
 
 
 _NO_BATCH = (

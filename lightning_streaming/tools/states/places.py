@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_streaming.errors import ConfigError, StateError
+from lightning_streaming.loading.cursor import Cursor
 from lightning_streaming.loading.state import SavedPosition, read_state
+from lightning_streaming.order.gaps import Gaps, gaps_in
 
 CALLBACK_KEY = "lightning_streaming.StreamingStateCallback"
 """Under which key of "callbacks" a Lightning checkpoint holds the places."""
@@ -54,6 +56,14 @@ class SavedLoader:
         order = (self.position.fingerprint or {}).get("order", {})
         size = order.get("epoch_size")
         return size if isinstance(size, int) else None
+
+    def gaps(self, epoch: int) -> Gaps:
+        """What the run that saved skips of an epoch."""
+        return gaps_in(self.position.skipped.values(), epoch)
+
+    def samples_read(self, cursor: Cursor) -> int:
+        """Samples of its epoch that are read before a place, over all ranks."""
+        return self.gaps(cursor.epoch).kept_before(cursor.sample_in_epoch)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_streaming.loading.cursor import Cursor
+from lightning_streaming.order.gaps import Place
 from lightning_streaming.tools.console import counted, print_json
 from lightning_streaming.tools.states.places import Places, SavedLoader, TrainerPlace
 from lightning_streaming.tools.states.seen import StreamSeen
@@ -27,6 +28,7 @@ def loader_as_json(loader: SavedLoader, epoch_size: int | None, streams: Sequenc
         "initial_physical_nodes": position.initial_physical_nodes,
         "samples_per_global_batch": loader.global_batch,
         "batch_geometry": None if position.geometry is None else asdict(position.geometry),
+        "skipped": {name: [Cursor(*place)._asdict() for place in ends] for name, ends in position.skipped.items()},
         "fingerprint": position.fingerprint,
         "streams": [asdict(stream) for stream in streams],
     }
@@ -58,6 +60,7 @@ def print_loader(name: str, loader: SavedLoader, epoch_size: int | None, streams
         ("shuffle seed", str(facts["shuffle_seed"])),
         ("canonical nodes", str(facts["num_canonical_nodes"])),
         ("nodes at first", str(facts["initial_physical_nodes"] or "-")),
+        *((f"skips {batches}", _ends(*ends)) for batches, ends in loader.position.skipped.items()),
         *((key.replace("_", " "), _value(value)) for key, value in order.items()),
     ]
     print_table(name, ("", ""), rows, head=False)
@@ -112,6 +115,13 @@ def print_moves(written: Path, backup: Path | None, before: Places | None, after
         print(f"the trainer goes on in epoch {after.trainer.epoch}, after batch {after.trainer.batches}")
     if backup is not None:
         print(f"what was there before: {backup}")
+
+
+def _ends(start: Place, stop: Place) -> str:
+    if start == stop:
+        return "nothing: it was asked for too late"
+    last = f"{stop[1]:,}" if start[0] == stop[0] else _words(Cursor(*stop))
+    return f"epoch {start[0]}, samples {start[1]:,} to {last}"
 
 
 def _words(cursor: Cursor) -> str:

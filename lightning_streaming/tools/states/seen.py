@@ -16,6 +16,7 @@ from lightning_streaming.loading.cursor import PassStart
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.state import SavedPosition
 from lightning_streaming.loading.stream import Stream
+from lightning_streaming.order.gaps import Gaps, gaps_in
 from lightning_streaming.order.layout import BatchGeometry
 from lightning_streaming.world import World
 
@@ -30,15 +31,15 @@ class StreamSeen:
     samples: int
     drawn: int
     """Samples of it in each epoch."""
-    before: int
-    """Samples of it in the epochs that are finished."""
+    before: int | None
+    """Samples of it in the epochs that are finished; None where the run has skipped some, and maybe of others."""
     this_epoch: int | None
     """Samples of it in this epoch; None where only the data could tell."""
 
     @property
     def total(self) -> int | None:
         """In all epochs."""
-        return None if self.this_epoch is None else self.before + self.this_epoch
+        return None if self.this_epoch is None or self.before is None else self.before + self.this_epoch
 
 
 def seen_by_fingerprint(position: SavedPosition) -> list[StreamSeen]:
@@ -47,13 +48,15 @@ def seen_by_fingerprint(position: SavedPosition) -> list[StreamSeen]:
     if any("samples drawn" not in stream for stream in streams.values()):
         return []
     epoch, sample = position.cursor
-    alone = sample if len(streams) == 1 else None
+    skipped = position.skipped.values()
+    alone = gaps_in(skipped, epoch).kept_before(sample) if len(streams) == 1 else None
+    has_skipped = any(start < stop and start[0] < epoch for start, stop in skipped)
     return [
         StreamSeen(
             name=name,
             samples=stream["samples"],
             drawn=stream["samples drawn"],
-            before=epoch * stream["samples drawn"],
+            before=None if has_skipped else epoch * stream["samples drawn"],
             this_epoch=0 if sample == 0 else alone,
         )
         for name, stream in streams.items()
@@ -89,7 +92,8 @@ def this_epoch_by_data(position: SavedPosition, places: Mapping[str, str], optio
         dataset, start = _dataset(position, streams)
         starts = np.cumsum([0] + [stream["samples"] for stream in listed.values()])
         try:
-            return _count(dataset, start, starts)
+            gaps = gaps_in(position.skipped.values(), position.cursor.epoch)
+            return _count(dataset, start, gaps, starts)
         finally:
             dataset.close()
 
@@ -107,9 +111,10 @@ def _dataset(position: SavedPosition, streams: Mapping[str, Stream]) -> tuple[St
     return dataset, dataset.begin_pass(geometry.batch_size)
 
 
-def _count(dataset: StreamingDataset, start: PassStart, starts: NDArray[np.int64]) -> list[int]:
+def _count(dataset: StreamingDataset, start: PassStart, gaps: Gaps, starts: NDArray[np.int64]) -> list[int]:
     plan, counts = dataset.epochs.plan(start), np.zeros(len(starts) - 1, np.int64)
-    for first in range(0, start.cursor.sample_in_epoch, _AT_A_TIME):
-        ids = plan.ids_between(first, min(first + _AT_A_TIME, start.cursor.sample_in_epoch))
+    read = gaps.kept_before(start.cursor.sample_in_epoch)
+    for first in range(0, read, _AT_A_TIME):
+        ids = plan.ids(gaps.positions(np.arange(first, min(first + _AT_A_TIME, read))))
         counts += np.histogram(ids, starts)[0]
     return [int(count) for count in counts]
