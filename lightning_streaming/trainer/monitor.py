@@ -1,0 +1,170 @@
+"""Shows what loading data costs training: numbers for the loggers every few steps, a line of advice at the end."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+
+from lightning_streaming.loading.dataloader import StreamingDataLoader
+from lightning_streaming.loading.measures import LoaderStatistics
+from lightning_streaming.trainer import fit_loop
+from lightning_streaming.trainer.advice import LoadingSetup, advice
+
+
+class StreamingMonitor(Callback):
+    """Logs what every :class:`~lightning_streaming.StreamingDataLoader` among the train loaders does.
+
+    Each ``log_every_n_steps`` it gives the trainer's loggers the numbers of the steps since, under names that begin
+    with ``data/``, or ``data/<loader>/`` if there are several; docs/monitoring.md lists them. They are those of global
+    rank 0, except ``global_samples_per_s``: ranks do not talk to each other for it. When the fit ends and has waited
+    for data for a tenth of its time or more, it says so in one line, with what to do about it.
+
+    It only reads :meth:`~lightning_streaming.StreamingDataLoader.statistics`, and saves nothing in checkpoints.
+    """
+
+    def __init__(self) -> None:
+        self._watched: dict[str, _Watched] = {}
+        self._clock = _TrainingClock()
+        self._logged_at = 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin to count."""
+        self._watched = {}
+        self._clock = _TrainingClock()
+        self._logged_at = 0.0
+        self._look(trainer)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """See which loaders there are now: Lightning may have made them anew."""
+        self._look(trainer)
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Tell the loggers, if this is a step to do so."""
+        step = fit_loop.logging_step(trainer)
+        if step is None or not trainer.loggers or not trainer.is_global_zero:
+            return
+        self._look(trainer)
+        now = self._clock.seconds()
+        seconds, self._logged_at = now - self._logged_at, now
+        metrics: dict[str, float] = {}
+        for name, watched in self._watched.items():
+            prefix = "data/" if len(self._watched) == 1 else f"data/{name}/"
+            metrics |= {
+                f"{prefix}{key}": value for key, value in _metrics(watched.take(), seconds, watched.num_ranks).items()
+            }
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=step)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take what loaders have counted before Lightning makes them anew."""
+        self._look(trainer)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Time that validation takes is not training's."""
+        self._clock.stop()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Training goes on."""
+        self._clock.go_on()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Give advice if data was the bottleneck, about the loader that was waited for the longest."""
+        self._look(trainer)
+        slowest = max(self._watched.values(), key=lambda watched: watched.in_fit.wait.total, default=None)
+        line = slowest and advice(slowest.in_fit, self._clock.seconds(), slowest.setup)
+        if line:
+            rank_zero_info(line)
+
+    def _look(self, trainer: Trainer) -> None:
+        for name, loader in fit_loop.streaming_loaders(trainer).items():
+            if name not in self._watched:
+                self._watched[name] = _Watched(name, loader)
+            self._watched[name].look(loader)
+
+
+class _Watched:
+    """One of the train loaders, by name: another loader may take its place."""
+
+    def __init__(self, name: str, loader: StreamingDataLoader) -> None:
+        self._name = name
+        self._since_taken = self.in_fit = LoaderStatistics()
+        self._seen = loader.statistics()
+        self._begin(loader)
+
+    def look(self, loader: StreamingDataLoader) -> None:
+        """Count what the loader has done since it was last looked at."""
+        now = loader.statistics()
+        if self._loader() is not loader:
+            self._seen = LoaderStatistics()
+            self._begin(loader)
+        new = now.since(self._seen)
+        self._seen = now
+        self.in_fit += new
+        self._since_taken += new
+
+    def take(self) -> LoaderStatistics:
+        """What it has done since this was last asked."""
+        taken, self._since_taken = self._since_taken, LoaderStatistics()
+        return taken
+
+    def _begin(self, loader: StreamingDataLoader) -> None:
+        # A weak reference: nothing but Lightning is to keep a loader, or its workers would live on.
+        self._loader = weakref.ref(loader)
+        self.num_ranks = loader.dataset.current_world().num_ranks
+        self.setup = LoadingSetup(
+            name=self._name, num_workers=loader.num_workers, persistent_workers=loader.persistent_workers
+        )
+
+
+@dataclass
+class _TrainingClock:
+    """Seconds of training since it was made, those while it is stopped left out."""
+
+    _began: float = field(default_factory=perf_counter)
+    _stopped: float | None = None
+
+    def seconds(self) -> float:
+        """Until now."""
+        return (perf_counter() if self._stopped is None else self._stopped) - self._began
+
+    def stop(self) -> None:
+        """Until it goes on."""
+        self._stopped = perf_counter()
+
+    def go_on(self) -> None:
+        """After it was stopped."""
+        if self._stopped is not None:
+            self._began += perf_counter() - self._stopped
+            self._stopped = None
+
+
+def _metrics(statistics: LoaderStatistics, seconds: float, num_ranks: int) -> Mapping[str, float]:
+    """What loggers are told of some steps; docs/monitoring.md explains each."""
+    batches, wait = max(1, statistics.batches), statistics.wait
+    samples_per_s = statistics.samples / seconds
+    return {
+        "wait_ms": 1000 * wait.total / batches,
+        **{f"wait_{reason}_ms": 1000 * value / batches for reason, value in wait._asdict().items()},
+        "wait_share": wait.total / seconds,
+        "samples_per_s": samples_per_s,
+        "global_samples_per_s": num_ranks * samples_per_s,
+        "bytes_per_s": statistics.sample_bytes / seconds,
+        "fetched_bytes_per_s": statistics.fetched_bytes / seconds,
+        "shards_opened": statistics.shards_opened,
+        "cache_hits": statistics.cache_hits,
+        "shards_open": statistics.shards_open,
+        **{f"stream/{name}": samples for name, samples in statistics.samples_per_stream.items()},
+    }

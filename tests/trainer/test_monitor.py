@@ -1,0 +1,242 @@
+"""What the monitor tells the loggers, and what it advises when the fit ends."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers import CSVLogger
+
+from lightning_streaming import (
+    LoaderStatistics,
+    Stream,
+    StreamingDataLoader,
+    StreamingMonitor,
+    StreamingStateCallback,
+    WaitTimes,
+    World,
+)
+from lightning_streaming.trainer.advice import LoadingSetup, advice
+from tests.helpers import make_dataset, make_loader, write_dataset
+
+NAMES = {
+    "wait_ms",
+    "wait_download_ms",
+    "wait_decompress_ms",
+    "wait_decode_ms",
+    "wait_queue_ms",
+    "wait_start_ms",
+    "wait_share",
+    "samples_per_s",
+    "global_samples_per_s",
+    "bytes_per_s",
+    "fetched_bytes_per_s",
+    "shards_opened",
+    "cache_hits",
+    "shards_open",
+}
+"""Of each loader, beside its streams."""
+
+
+class Model(LightningModule):
+    """A model that takes any batch, and logs something of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss: torch.Tensor = self.layer(torch.ones(1, 1)).sum()
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fit(
+    directory: Path, loaders: Any, model: Model | None = None, ckpt_path: Path | None = None, **trainer: Any
+) -> Trainer:
+    """Train with a monitor; a CSVLogger writes every step under ``directory``."""
+    settings: dict[str, Any] = {
+        "max_epochs": 1,
+        "accelerator": "cpu",
+        "devices": 1,
+        "logger": CSVLogger(directory, name="", version="run"),
+        "log_every_n_steps": 1,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+        "callbacks": [StreamingMonitor(), StreamingStateCallback()],
+    }
+    fitting = Trainer(**{**settings, **trainer})
+    fitting.fit(model or Model(), loaders, ckpt_path=ckpt_path)
+    return fitting
+
+
+def logged(directory: Path, prefix: str = "data/") -> list[dict[str, float]]:
+    """The rows that a CSVLogger wrote of names like these, each with its step."""
+    with (directory / "run" / "metrics.csv").open() as file:
+        rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+    return [row for row in rows if any(name.startswith(prefix) for name in row)]
+
+
+def slow(sample: Any) -> Any:
+    """A transform that takes a hundredth of a second."""
+    time.sleep(0.01)
+    return sample
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_logger_holds_every_number_at_the_steps_of_the_trainer(tmp_path: Path, workers: int) -> None:
+    for number, name in enumerate("ab"):
+        write_dataset(tmp_path / name, 20, first_id=1000 * number)
+    streams = {name: Stream(remote=str(tmp_path / name)) for name in "ab"}
+    fit(tmp_path, make_loader(streams=streams, workers=workers), log_every_n_steps=2)
+    rows = logged(tmp_path)
+    assert [row["step"] for row in rows] == [row["step"] for row in logged(tmp_path, "loss")] == [1, 3, 5, 7, 9]
+    wanted = {f"data/{name}" for name in (*NAMES, "stream/a", "stream/b")}
+    assert all(wanted <= row.keys() for row in rows)
+    assert [row["data/stream/a"] + row["data/stream/b"] for row in rows] == [8] * 5
+    assert sum(row["data/stream/b"] for row in rows) == 20
+    assert sum(row["data/shards_opened"] for row in rows) == sum(row["data/cache_hits"] for row in rows) > 0
+    for row in rows:
+        parts = sum(row[f"data/wait_{part}_ms"] for part in WaitTimes._fields)
+        assert row["data/wait_ms"] == pytest.approx(parts)
+        assert 0 < row["data/wait_share"] < 1
+        assert row["data/global_samples_per_s"] == row["data/samples_per_s"] > 0
+        assert row["data/bytes_per_s"] > 0
+        assert row["data/shards_open"] > 0
+
+
+def test_several_loaders_are_told_apart(tmp_path: Path) -> None:
+    root = write_dataset(tmp_path / "data", 20)
+    loaders = {
+        "text": make_loader(root),
+        "plain": torch.utils.data.DataLoader(range(5)),  # type: ignore[arg-type]  # a sequence is as good
+        "half": make_loader(root, world=World(num_nodes=1, ranks_per_node=2, rank=1)),
+    }
+    fit(tmp_path, loaders, limit_train_batches=2)
+    first = logged(tmp_path)[0]
+    names = {name for name in first if name.startswith("data/")}
+    assert names == {f"data/{loader}/{name}" for loader in ("text", "half") for name in (*NAMES, "stream/0")}
+    assert first["data/half/global_samples_per_s"] == 2 * first["data/half/samples_per_s"]
+
+
+def test_with_accumulation_every_optimizer_step_is_logged_once(tmp_path: Path) -> None:
+    fit(tmp_path, make_loader(write_dataset(tmp_path / "data", 24)), accumulate_grad_batches=2)
+    rows = logged(tmp_path)
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert [row["data/stream/0"] for row in rows] == [8, 8, 8]
+
+
+def test_after_a_resume_it_counts_what_this_run_reads(tmp_path: Path) -> None:
+    root = write_dataset(tmp_path / "data", 24)
+    fit(tmp_path / "first", make_loader(root), max_steps=4).save_checkpoint(tmp_path / "saved.ckpt")
+    fit(tmp_path / "second", make_loader(root), ckpt_path=tmp_path / "saved.ckpt")
+    assert [row["step"] for row in logged(tmp_path / "first")] == [0, 1, 2, 3]
+    assert [(row["step"], row["data/stream/0"]) for row in logged(tmp_path / "second")] == [(4, 4), (5, 4)]
+
+
+class Reloading(Model):
+    """A model that makes its train loader anew for every epoch."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self.root = root
+
+    def train_dataloader(self) -> StreamingDataLoader:
+        return StreamingDataLoader(make_dataset(self.root))
+
+
+def test_loaders_that_are_made_anew_are_counted_on(tmp_path: Path) -> None:
+    model = Reloading(write_dataset(tmp_path / "data", 24))
+    fit(tmp_path, None, model, max_epochs=3, reload_dataloaders_every_n_epochs=1, log_every_n_steps=5)
+    assert [row["data/stream/0"] for row in logged(tmp_path)] == [20, 20, 20]
+
+
+def test_without_a_logger_or_a_streaming_loader_nothing_happens(tmp_path: Path) -> None:
+    plain: Any = torch.utils.data.DataLoader(range(3))  # type: ignore[arg-type]  # a sequence is as good
+    fit(tmp_path, make_loader(write_dataset(tmp_path / "data", 8)), logger=False)
+    fit(tmp_path, plain, logger=False, callbacks=[StreamingMonitor()])
+    assert not list(tmp_path.rglob("metrics.csv"))
+
+
+def test_one_line_of_advice_ends_a_fit_that_waited(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        fit(tmp_path, make_loader(write_dataset(tmp_path / "data", 12), transform=slow), logger=False)
+    lines = [message for message in caplog.messages if "Waited for the data of 'train'" in message]
+    assert len(lines) == 1
+    assert "mostly for reading, decoding and collating" in lines[0]
+    assert "num_workers=1 or more" in lines[0]
+
+
+class Validating(Model):
+    """A model whose validation takes long, and that knows how long it was trained."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self.root = root
+        self.seconds = 0.0
+
+    def on_train_start(self) -> None:
+        self.seconds -= time.perf_counter()
+
+    def on_train_end(self) -> None:
+        self.seconds += time.perf_counter()
+
+    def val_dataloader(self) -> StreamingDataLoader:
+        return make_loader(self.root, loader={"repeat_epoch": True})
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        time.sleep(0.3)
+
+
+def test_validation_is_not_taken_for_training(tmp_path: Path) -> None:
+    root = write_dataset(tmp_path / "data", 8)
+    model = Validating(root)
+    fit(tmp_path, make_loader(root), model, max_epochs=2, num_sanity_val_steps=0)
+    training = sum(row["data/stream/0"] / row["data/samples_per_s"] for row in logged(tmp_path))
+    assert training < model.seconds - 0.6  # of the 1.2 that were slept, half of them after the last row
+
+
+SETUP = LoadingSetup(name="train", num_workers=2, persistent_workers=False)
+
+
+@pytest.mark.parametrize(
+    ("wait", "setup", "says"),
+    [
+        (WaitTimes(download=3.0, decode=0.8), SETUP, "mostly for downloads (79% of it): raise predownload"),
+        (WaitTimes(decompress=3.8), SETUP, "mostly for decompression (100% of it): raise predownload, raise num_wor"),
+        (WaitTimes(decode=3.8), SETUP, "raise num_workers, read fewer columns="),
+        (WaitTimes(queue=3.8), SETUP, "no more workers than the machine has cores"),
+        (WaitTimes(start=3.8), SETUP, "persistent_workers=True"),
+        (
+            WaitTimes(start=3.8),
+            LoadingSetup(name="train", num_workers=2, persistent_workers=True),
+            "with a larger epoch_size",
+        ),
+        (
+            WaitTimes(decode=3.8),
+            LoadingSetup(name="train", num_workers=0, persistent_workers=False),
+            "num_workers=1 or more",
+        ),
+    ],
+)
+def test_advice_names_the_reason_and_the_way_out(wait: WaitTimes, setup: LoadingSetup, says: str) -> None:
+    line = advice(LoaderStatistics(batches=10, wait=wait), 10.0, setup)
+    assert line is not None
+    assert line.startswith("Waited for the data of 'train' 38% of the training time (3.8 of 10.0 s), mostly for ")
+    assert says in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("statistics", [LoaderStatistics(), LoaderStatistics(batches=9, wait=WaitTimes(decode=0.9))])
+def test_there_is_no_advice_for_a_run_that_did_not_wait(statistics: LoaderStatistics) -> None:
+    assert advice(statistics, 10.0, SETUP) is None
