@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
-from lightning_streaming.loading.rng import rng_for, seed_global_generators
+from torch.utils.data import get_worker_info
+
+from lightning_streaming.loading.rng import global_generators_kept, rng_for, seed_global_generators
 
 
 def keyed_transform(
@@ -16,21 +19,25 @@ def keyed_transform(
 
     Args:
         transform: A function of a decoded sample; if it has a parameter ``rng``, it is given the sample's generator.
-        seed_global_rng: Whether to seed the global generators too, before each call.
+        seed_global_rng: Whether to seed the global generators too, before each call. Outside of worker processes, which
+            have nothing else to draw, they are put back after it.
         shuffle_seed: Seed of the order; belongs to the key.
         epoch: Epoch of the samples; belongs to the key.
     """
     if transform is None:
         return None
     wants_rng = _wants_rng(transform)
+    kept = nullcontext if get_worker_info() is not None else global_generators_kept
 
     def apply(sample: dict[str, Any], position: int) -> Any:
         if not (wants_rng or seed_global_rng):
             return transform(sample)
         rng = rng_for(shuffle_seed, epoch, position)
-        if seed_global_rng:
+        if not seed_global_rng:
+            return transform(sample, rng=rng)
+        with kept():
             seed_global_generators(rng)
-        return transform(sample, rng=rng) if wants_rng else transform(sample)
+            return transform(sample, rng=rng) if wants_rng else transform(sample)
 
     return apply
 

@@ -52,12 +52,15 @@ REFUSED: dict[str, list[Any]] = {
     "shuffle_seed": [-1, 1.5, 2**63],
     "shuffle_block_size": [0, -1, 1.5],
     "batching_method": ["best", None],
+    "skip": [["x"], ["5-3"], [-1], "a", 7],
     "stretch_seed": [],
     "allow_unsafe_types": [],
     "columns": [[], "id", [3], 3, {"id"}],
     "replication": [0, -1, 2.0],
     "transform": [3, "rotate"],
     "seed_global_rng": [],
+    "sample_log": ["", 7, True],
+    "watchdog_seconds": [0, -1, "60", True, float("nan"), float("inf")],
     "world": [],
 }
 
@@ -270,6 +273,7 @@ def test_a_builtin_that_does_not_tell_its_parameters_is_a_transform(root: Path, 
 
 
 def test_an_explicit_world_is_believed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert len(make_dataset(root)) == 10
     assert len(make_dataset(root, world=World())) == 29

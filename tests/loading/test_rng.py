@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from lightning_streaming import World, rng_for
-from lightning_streaming.loading.rng import seed_global_generators
-from tests.helpers import make_loader, write_dataset
+from lightning_streaming.loading.rng import rng_of_worker, seed_global_generators
+from tests.helpers import make_dataset, make_loader, write_dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
@@ -21,8 +21,18 @@ def _augment(sample: dict[str, Any], rng: np.random.Generator) -> tuple[int, flo
     return sample["id"], float(rng.random())
 
 
+def _draw() -> float:
+    return random.random() + float(np.random.rand()) + float(torch.rand(()))  # noqa: NPY002 the point
+
+
 def _augment_globally(sample: dict[str, Any]) -> tuple[int, float]:
-    return sample["id"], random.random() + float(np.random.rand()) + float(torch.rand(()))  # noqa: NPY002 the point
+    return sample["id"], _draw()
+
+
+def _seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.manual_seed(seed)
 
 
 AUGMENTATIONS = pytest.mark.parametrize(
@@ -103,3 +113,57 @@ def test_without_a_transform_the_global_generators_are_left_alone(root: Path) ->
     random.seed(3)
     list(make_loader(root, seed_global_rng=True))
     assert random.random() == expected
+
+
+def _draws_between_samples(root: Path, **settings: Any) -> list[float]:
+    """What training draws that reads samples in its own process."""
+    _seed_all(3)
+    drawn = []
+    for sample in make_dataset(root, **settings):
+        assert sample
+        drawn.append(_draw())
+    return drawn
+
+
+def _fail_globally(sample: dict[str, Any]) -> Any:
+    raise ValueError(str(_draw()))
+
+
+def test_training_in_the_same_process_is_not_seeded_with_the_samples(root: Path) -> None:
+    undisturbed = _draws_between_samples(root)
+    assert len(set(undisturbed)) == 24
+    assert _draws_between_samples(root, transform=_augment_globally, seed_global_rng=True) == undisturbed
+
+
+def test_nor_by_a_transform_that_fails(root: Path) -> None:
+    _seed_all(3)
+    expected = _draw()
+    _seed_all(3)
+    with pytest.raises(ValueError, match=r"^[0-9.]+$"):
+        next(iter(make_dataset(root, transform=_fail_globally, seed_global_rng=True)))
+    assert _draw() == expected
+
+
+def _first_draws(root: Path, rank: int, **loader: Any) -> list[float]:
+    """What each of two workers draws first from the global generators, unless it is seeded."""
+    settings: dict[str, Any] = {"world": World(ranks_per_node=3, rank=rank), "transform": _augment_globally}
+    _seed_all(3)  # as on every rank
+    batches = make_loader(root, workers=2, loader={"collate_fn": list, **loader}, batch_size=2, **settings)
+    return [batch[0][1] for batch in batches][:2]
+
+
+def test_no_two_workers_of_a_run_draw_the_same_and_a_run_draws_the_same_again(root: Path) -> None:
+    drawn = [_first_draws(root, rank) for rank in range(3)]
+    assert len({one for rank in drawn for one in rank}) == 6
+    assert [_first_draws(root, rank) for rank in range(3)] == drawn
+
+
+def test_a_worker_draws_other_numbers_in_other_epochs_and_from_other_places() -> None:
+    keys = [(1, epoch, position, 0, 0) for epoch in (0, 1) for position in (0, 64)]
+    assert len({rng_of_worker(*key).random() for key in keys} | {rng_for(1, 0, 0).random()}) == len(keys) + 1
+
+
+def test_the_users_own_seeds_of_workers_stand(root: Path) -> None:
+    _seed_all(7)
+    expected = _draw()
+    assert _first_draws(root, 0, worker_init_fn=lambda worker: _seed_all(7)) == [expected, expected]
