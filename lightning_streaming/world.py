@@ -79,10 +79,10 @@ class World:
             environ: Variables to read instead of ``os.environ``.
 
         Raises:
-            ConfigError: The variables contradict each other.
+            ConfigError: The variables contradict each other, or say that this is one of several ranks, but not which.
         """
         env = os.environ if environ is None else environ
-        rank, num_ranks = _distributed_rank() or (_number(env, "RANK", 0), _number(env, "WORLD_SIZE", 1))
+        rank, num_ranks = _distributed_rank() or _launched_rank(env)
         ranks_per_node = _number(env, "LOCAL_WORLD_SIZE", num_ranks)
         if ranks_per_node < 1 or num_ranks % ranks_per_node:
             raise ConfigError(
@@ -98,6 +98,22 @@ def _distributed_rank() -> tuple[int, int] | None:
     if not (dist.is_available() and dist.is_initialized()):
         return None
     return dist.get_rank(), dist.get_world_size()
+
+
+def _launched_rank(env: Mapping[str, str]) -> tuple[int, int]:
+    """This rank and the number of ranks, as the launcher's environment has them."""
+    num_ranks = _number(env, "WORLD_SIZE", 1)
+    is_spawned = bool(env.get("LOCAL_RANK")) and not env.get("WORLD_SIZE")  # by Lightning, which says no more there
+    if not env.get("RANK") and (num_ranks > 1 or is_spawned):
+        # To take them all for rank 0 would have each of them read the same samples.
+        found = [f"{name}={env[name]}" for name in ("WORLD_SIZE", "NODE_RANK", "LOCAL_RANK") if env.get(name)]
+        raise ConfigError(
+            f"the environment ({', '.join(found)}) has this process be one of several ranks and does not say which: "
+            "RANK is not set, and torch.distributed is not initialised here. Ask for nothing that depends on the ranks "
+            "before they are connected; read through a StreamingDataLoader, which tells its workers; or pass "
+            "world=World(...) to the dataset"
+        )
+    return _number(env, "RANK", 0), num_ranks
 
 
 def _number(env: Mapping[str, str], name: str, default: int) -> int:

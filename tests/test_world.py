@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -72,6 +73,7 @@ def test_a_world_that_cannot_be_is_refused(said: dict[str, int]) -> None:
         ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, World(num_nodes=2, ranks_per_node=4, rank=5)),
         ({"RANK": "5", "WORLD_SIZE": "8"}, World(num_nodes=1, ranks_per_node=8, rank=5)),  # all on one node
         ({"RANK": "", "WORLD_SIZE": "", "LOCAL_WORLD_SIZE": ""}, World()),
+        ({"WORLD_SIZE": "1", "LOCAL_RANK": "0", "NODE_RANK": "0"}, World()),  # there is but one it can be
     ],
     ids=str,
 )
@@ -89,7 +91,7 @@ def test_without_torch_distributed_the_environment_of_this_process_counts(monkey
     ("environ", "words"),
     [
         ({"RANK": "one"}, "RANK must be a whole number"),
-        ({"WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "4"}, "6 ranks do not divide"),
+        ({"RANK": "0", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "4"}, "6 ranks do not divide"),
         ({"LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE=0"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "rank must be in"),
     ],
@@ -97,4 +99,19 @@ def test_without_torch_distributed_the_environment_of_this_process_counts(monkey
 )
 def test_an_environment_that_contradicts_itself_is_refused(environ: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
+        World.detect(environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        ({"WORLD_SIZE": "2"}, "(WORLD_SIZE=2)"),
+        ({"WORLD_SIZE": "4", "LOCAL_RANK": "1", "NODE_RANK": "1"}, "(WORLD_SIZE=4, NODE_RANK=1, LOCAL_RANK=1)"),
+        ({"WORLD_SIZE": "2", "RANK": ""}, "(WORLD_SIZE=2)"),
+        ({"LOCAL_RANK": "0"}, "(LOCAL_RANK=0)"),  # all that Lightning sets in ranks that it forks or spawns
+    ],
+    ids=str,
+)
+def test_one_of_several_ranks_that_does_not_know_which_is_not_rank_0(environ: dict[str, str], found: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(found)):
         World.detect(environ)

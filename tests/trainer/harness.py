@@ -46,10 +46,10 @@ class Recorder(LightningModule):
     def __init__(self, hook: Callable[[str, LightningModule], None] | None = None) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(1, 1)
-        self.seen: list[tuple[int, int]] = []
-        self.seen_here: list[tuple[int, int]] = []
+        self.seen: list[Any] = []  # epoch and id; subclasses note more
+        self.seen_here: list[Any] = []
         self.steps_per_epoch: dict[int, int] = {}
-        self.pending: list[tuple[int, int]] = []
+        self.pending: list[Any] = []
         self.hook = hook or _do_nothing
         self.schedule_from_trainer = False
 
@@ -164,11 +164,12 @@ class Run:
         ckpt_path: Path | None = None,
         callbacks: list[Callback] | None = None,
         hook: Callable[[str, LightningModule], None] | None = None,
+        model: type[Recorder] = Recorder,
         **trainer: Any,
     ) -> tuple[Recorder, Trainer]:
         """Train to the end, or until stopped; gives the model and the trainer as they then are."""
-        model = Recorder(hook)
-        model.schedule_from_trainer = self.schedule_from_trainer
+        recorder = model(hook)
+        recorder.schedule_from_trainer = self.schedule_from_trainer
         settings: dict[str, Any] = {
             "max_epochs": EPOCHS,
             "accelerator": "cpu",
@@ -184,8 +185,8 @@ class Run:
         lightning_trainer = Trainer(**{**settings, **self.trainer, **trainer})
         datamodule = self.datamodule()
         with suppress(Stopped, SIGTERMException):
-            lightning_trainer.fit(model, datamodule=datamodule, ckpt_path=ckpt_path)
-        return model, lightning_trainer
+            lightning_trainer.fit(recorder, datamodule=datamodule, ckpt_path=ckpt_path)
+        return recorder, lightning_trainer
 
 
 def with_trainer(run: Run, **settings: Any) -> Run:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 
-from lightning_streaming import MDSWriter, Stream, StreamingConfig
+from lightning_streaming import MDSWriter, Stream, StreamingConfig, StreamingDataModule
 from lightning_streaming.trainer.cli import StreamingCLI, main
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
@@ -126,14 +126,24 @@ def test_help_of_a_class_of_the_user_shows_its_own_arguments(capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
-        (["--data.bath_size=2"], "Option 'bath_size' is not accepted"),
-        (["--data.train.shufle=true"], "Option 'shufle' is not accepted"),
-        (["--data.train.streams.a.proporton=1"], "Option 'proporton' is not accepted"),
-        (["--data.init_args.bath_size=2"], "Option 'bath_size' is not accepted"),
-        (["--trainer.mx_steps=2"], "--trainer.mx_steps"),
-        (["--data.batch_size=two"], "Parser key \"batch_size\":\n          Expected a <class 'int'>. Got value: two"),
-        (["--data.train.shuffle=maybe"], 'Parser key "shuffle":'),
-        (["--data.train.streams.a.proportion=big"], 'Parser key "proportion":'),
+        (["--data.bath_size=2"], "there is no field data.bath_size; did you mean data.batch_size?"),
+        (["--data.train.shufle=true"], "there is no field data.train.shufle; did you mean data.train.shuffle?"),
+        (
+            ["--data.train.streams.b.proporton=1"],
+            "there is no field data.train.streams.b.proporton; did you mean data.train.streams.b.proportion?",
+        ),
+        (["--data.init_args.bath_size=2"], "there is no field data.bath_size; did you mean data.batch_size?"),
+        (["--data.train.nothing_like_it=2"], "there is no field data.train.nothing_like_it\n"),
+        (["--trainer.mx_steps=2"], "there is no field trainer.mx_steps; did you mean trainer.max_steps?"),
+        (["--trainer.max_steps=two"], "trainer.max_steps must be a whole number, but got 'two'"),
+        (["--data.batch_size=two"], "data.batch_size must be a whole number, but got 'two'"),
+        (["--data.train.shuffle=maybe"], "data.train.shuffle must be true or false, but got 'maybe'"),
+        (["--data.train.columns=5"], "data.train.columns must be a list, but got '5'"),
+        (
+            ["--data.with_keys=[trian]"],
+            "data.with_keys must be one of 'train', 'val', 'test', 'predict', but got 'trian'",
+        ),
+        (["--data.train.streams.b.proportion=big"], "data.train.streams.b.proportion must be a number, but got 'big'"),
         (["--data=my_data.Missing"], "my_data"),
     ],
 )
@@ -145,9 +155,73 @@ def test_wrong_settings_are_named_and_little_else(
     assert len(error.splitlines()) <= 16
 
 
-def test_unknown_key_in_a_file_is_named(run_yaml: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Path(run_yaml).write_text(RUN.replace("batch_size", "bath_size"))
-    assert "bath_size" in error_of("fit", "--config", run_yaml, capsys=capsys)
+@pytest.mark.parametrize(
+    ("right", "wrong", "reason"),
+    [
+        ("batch_size: 2", "bath_size: 2", "there is no field data.bath_size; did you mean data.batch_size?"),
+        ("max_steps", "mx_steps", "there is no field trainer.mx_steps; did you mean trainer.max_steps?"),
+        ("\ntrainer:", "\ntrainr:", "did you mean trainer."),
+        ("max_steps: 3", "max_steps: x", "trainer.max_steps must be a whole number, but got 'x'"),
+        (
+            "{remote: data/b, proportion: 0.5}",
+            "{remote: data/b, propotion: 0.5}",
+            "there is no field data.train.streams.b.propotion; did you mean data.train.streams.b.proportion?",
+        ),
+        (
+            "{remote: data/b, proportion: 0.5}",
+            "{remote: data/b, proportion: big}",
+            "data.train.streams.b.proportion must be a number, but got 'big'",
+        ),
+        ("{remote: data/b, proportion: 0.5}", "data/b", "data.train.streams: "),
+    ],
+)
+def test_wrong_field_of_a_file_is_named_whole(
+    right: str, wrong: str, reason: str, run_yaml: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert right in RUN
+    Path(run_yaml).write_text(RUN.replace(right, wrong))
+    error = error_of("fit", "--config", run_yaml, capsys=capsys)
+    assert f"error: {reason}" in error or reason in error.splitlines()[-1]
+
+
+@pytest.mark.parametrize("flag", ["--print_config", "--print_config=comments", "--print_config=skip_default"])
+def test_printed_configuration_explains_its_fields_and_runs(
+    flag: str, run_yaml: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = output_of("fit", "--config", run_yaml, flag, capsys=capsys)
+    lines = [line.strip() for line in printed.splitlines()]
+    assert lines[lines.index("batch_size: 2") - 1] == "# Samples per batch on each rank."
+    assert lines[lines.index("proportion: 0.5") - 1].startswith("# Share of an epoch drawn from this stream")
+    assert lines[lines.index("max_steps: 3") - 1].startswith("#")
+    assert "None" not in printed.partition("\ndata:")[2]
+    assert max(map(len, printed.splitlines())) <= 120
+    Path("printed.yaml").write_text(printed)
+    assert StreamingCLI(["fit", "--config", "printed.yaml"]).trainer.global_step == 3
+
+
+def test_printed_configuration_explains_every_field_of_data_once(
+    run_yaml: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = output_of("fit", "--config", run_yaml, "--print_config", capsys=capsys)
+    words = " ".join(line.strip(" #") for line in printed.splitlines() if line.strip().startswith("#"))
+    for documented in (StreamingConfig, Stream, StreamingDataModule):
+        for param in docstring_parser.parse(documented.__doc__ or "").params:
+            text = " ".join((param.description or "").replace("``", "").replace("None", "null").split())
+            assert text in words, param.arg_name
+    text = "Share of an epoch drawn from this stream, relative to the other streams."
+    assert words.count(text) == 1
+
+
+def test_printed_configuration_explains_classes_of_the_user(run_yaml: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("own.py").write_text(
+        "from lightning_streaming import StreamingDataModule\n"
+        "class Own(StreamingDataModule):\n"
+        '    """Mine.\n\n    Args:\n        crop: How many pixels are kept.\n    """\n'
+        "    def __init__(self, crop: int = 7, **kwargs): super().__init__(**kwargs)\n"
+    )
+    printed = output_of("fit", "--config", run_yaml, "--data=own.Own", "--print_config", capsys=capsys)
+    assert "    # How many pixels are kept.\n    crop: 7\n" in printed
+    assert "    # Samples per batch on each rank.\n" in printed
 
 
 def test_settings_that_cannot_work_end_with_their_error_alone(

@@ -1,97 +1,116 @@
-"""Real processes training together: they share each epoch, and go on in other numbers."""
+"""Ranks that train together with DDP: they share each epoch, and go on in other numbers."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from lightning.pytorch.strategies import DDPStrategy
+from torch.utils.data import DataLoader
 
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.world import World
+from tests.helpers import make_dataset, raises, write_dataset
 from tests.trainer.harness import EPOCHS, TRAIN_SAMPLES, Run, write_data
+from tests.trainer.ranks import RankedRun, Trained, on_ranks
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:It is recommended to use .*sync_dist=True"),
+]
 
 ALL_SAMPLES = sum(TRAIN_SAMPLES.values())
 
 
-def train(**settings: Any) -> list[dict[str, Any]]:
-    """Run :mod:`tests.trainer.ddp_run` and give each rank's report."""
-    directory = Path(settings["report"])
-    directory.mkdir()
-    subprocess.run(
-        [sys.executable, "-m", "tests.trainer.ddp_run", json.dumps(settings)],
-        check=True,
-        timeout=100,
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-    )
-    return [
-        json.loads((directory / f"rank{rank}.json").read_text())
-        for rank in range(settings.get("reports", settings["devices"]))
-    ]
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data(tmp_path_factory.mktemp("data"))
 
 
-def drawn(reports: list[dict[str, Any]], epoch: int) -> list[int]:
-    return [sample for report in reports for of_epoch, sample in report["seen"] if of_epoch == epoch]
+def drawn(ranks: list[Trained], epoch: int) -> list[int]:
+    return [sample for rank in ranks for sample in rank.of_epoch(epoch)]
 
 
-def test_two_ranks_share_each_epoch_and_have_equally_many_batches(tmp_path: Path) -> None:
-    data = write_data(tmp_path / "data")
-    reports = train(data=str(data), report=str(tmp_path / "run"), devices=2, strategy="ddp", batch_size=2)
-    assert reports[0]["batches"] == reports[1]["batches"] == "8"
+def test_ranks_share_each_epoch_and_have_equally_many_batches(data: Path, tmp_path: Path) -> None:
+    run = Run(data=data, directory=tmp_path, batch_size=2)
+    ranks = RankedRun(run=run, strategy=DDPStrategy, meeting=tmp_path / "ranks", count=3).fit()
+    for number, rank in enumerate(ranks):
+        assert rank.batches == 5
+        assert rank.steps == {0: 5, 1: 5, 2: 5}
+        assert (rank.world, rank.replication) == (World(ranks_per_node=3, rank=number), None)
     for epoch in range(EPOCHS):
-        counts = Counter(drawn(reports, epoch))
-        # 29 samples on 2 ranks: one is read twice so that both have 15.
+        counts = Counter(drawn(ranks, epoch))
+        # 29 samples on 3 ranks: one is read twice so that all have 10.
         assert len(counts) == ALL_SAMPLES
         assert counts.total() == ALL_SAMPLES + 1
 
 
 @pytest.mark.parametrize(
     ("then", "now"),
-    [
-        ({"devices": 2, "strategy": "ddp", "batch_size": 2}, {"devices": 1, "batch_size": 3}),
-        ({"devices": 1, "batch_size": 3, "workers": 2}, {"devices": 2, "strategy": "ddp", "batch_size": 2}),
-    ],
-    ids=["2 ranks to 1", "1 rank to 2"],
+    [((2, 2, 0), (1, 3, 0)), ((2, 2, 0), (2, 3, 2)), ((1, 3, 2), (3, 2, 0))],
+    ids=["2 ranks to 1", "other batches and workers", "1 rank with workers to 3"],
 )
+@pytest.mark.parametrize("stream_weights", [{}, {"epoch_size": 40}], ids=["all", "drawn"])
 def test_resuming_on_other_ranks_repeats_and_skips_nothing(
-    then: dict[str, Any], now: dict[str, Any], tmp_path: Path
+    then: tuple[int, int, int], now: tuple[int, int, int], stream_weights: dict[str, Any], data: Path, tmp_path: Path
 ) -> None:
-    data = str(write_data(tmp_path / "data"))
-    whole, _ = Run(data=Path(data), directory=tmp_path, batch_size=1).fit()
-    ckpt_path = str(tmp_path / "saved.ckpt")
-    before = train(data=data, report=str(tmp_path / "before"), stop_at=["on_train_batch_end", 3, ckpt_path], **then)
-    after = train(data=data, report=str(tmp_path / "after"), ckpt_path=ckpt_path, **now)
-    read_before, read_after = drawn(before, 0), drawn(after, 0)
-    padding = len(read_before) + len(read_after) - ALL_SAMPLES
-    assert 0 <= padding < now["devices"]
+    def launch(ranks: int, batch_size: int, workers: int) -> RankedRun:
+        run = Run(data=data, directory=tmp_path, batch_size=batch_size, workers=workers, order=stream_weights)
+        return RankedRun(run=run, strategy=DDPStrategy, meeting=tmp_path / "ranks", count=ranks)
+
+    one_by_one = Run(data=data, directory=tmp_path, batch_size=1, order=stream_weights)
+    whole, _ = one_by_one.fit()
+    ckpt_path = tmp_path / "saved.ckpt"
+    before = launch(*then).fit(stop_at=("on_train_batch_end", 3, ckpt_path))
+    after = launch(*now).fit(ckpt_path)
     in_order = [sample for epoch, sample in whole.seen if epoch == 0]
-    assert set(read_before) == set(in_order[: len(read_before)])
-    assert set(read_after) - set(in_order[len(read_before) :]) <= set(read_before), "only padding is read again"
-    assert set(read_before + read_after) == set(in_order)
+    read_before, read_after = drawn(before, 0), drawn(after, 0)
+    assert Counter(read_before) == Counter(in_order[: len(read_before)])
+    again = Counter(read_after) - Counter(in_order[len(read_before) :])
+    assert again.total() < now[0], "only padding is read again"
+    assert not Counter(in_order[len(read_before) :]) - Counter(read_after)
     for epoch in range(1, EPOCHS):
-        assert set(drawn(after, epoch)) == set(in_order)
-        assert {str(report["steps"][str(epoch)]) for report in after} == {after[0]["batches"]}
+        assert set(drawn(after, epoch)) == {sample for of, sample in whole.seen if of == epoch}
+        assert {rank.steps[epoch] for rank in after} == {after[0].batches}
 
 
-def test_processes_that_lightning_spawns_know_their_rank(tmp_path: Path) -> None:
-    # What spawned ranks have seen stays in them; the checkpoint that rank 0 writes tells how far both have come.
-    data, report = write_data(tmp_path / "data"), tmp_path / "run"
-    train(data=str(data), report=str(report), devices=2, strategy="ddp_spawn", batch_size=2, save_every=5, reports=1)
-    checkpoint = torch.load(report / "last.ckpt", weights_only=True)
-    state = checkpoint["callbacks"]["lightning_streaming.StreamingStateCallback"]
-    assert state["trainer"] == {"epoch": 2, "batches": 4, "batches_in_epoch": 8}
-    assert state["loaders"]["train"]["sample_in_epoch"] == 4 * 4
+def test_four_launches_in_a_row_are_one_run(data: Path, tmp_path: Path) -> None:
+    whole, _ = Run(data=data, directory=tmp_path, batch_size=1).fit()
+    in_order = [sample for epoch, sample in whole.seen if epoch == 0]
+    ckpt_path, read = None, 0
+    # 2 ranks * 2 samples * 3 steps = 12; then 1 * 3 * 2 = 6, 3 * 2 * 1 = 6, and the last 5 of 29 in one step of 2 * 4.
+    for number, (ranks, batch_size, steps) in enumerate([(2, 2, 3), (1, 3, 2), (3, 2, 1), (2, 4, 1)]):
+        run = Run(data=data, directory=tmp_path, batch_size=batch_size)
+        launch = RankedRun(run=run, strategy=DDPStrategy, meeting=tmp_path / "ranks", count=ranks)
+        target = tmp_path / f"{number}.ckpt"
+        trained = launch.fit(ckpt_path, stop_at=("on_train_batch_end", steps, target))
+        global_batches = steps * ranks * batch_size
+        assert {*drawn(trained, 0)} == {*in_order[read : read + global_batches]}
+        ckpt_path, read = target, read + global_batches
+    after = launch.fit(ckpt_path)
+    assert [seen for rank in after for seen in rank.seen if seen[0] == 0] == []
+    assert {rank.steps[epoch] for rank in after for epoch in (1, 2)} == {4}
+    assert set(drawn(after, 1)) == set(in_order)
 
 
-def test_tensor_parallel_ranks_read_the_same_samples(tmp_path: Path) -> None:
-    data = str(write_data(tmp_path / "data"))
-    first, second = train(
-        data=data, report=str(tmp_path / "run"), devices=2, strategy="tensor_parallel", batch_size=4,
-        trainer={"max_epochs": 1},
-    )  # fmt: skip
-    assert first["seen"] == second["seen"]
-    assert len({sample for _, sample in first["seen"]}) == ALL_SAMPLES
+def _read_in_a_spawned_worker(data: Path) -> list[str]:
+    """What a plain loader's worker does where Lightning has launched this rank, so that it says no RANK."""
+    for name in ("RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RUN_ID"):
+        del os.environ[name]
+    loader = DataLoader(make_dataset(data), batch_size=4, num_workers=1, multiprocessing_context="spawn")
+    with raises(ConfigError, "(WORLD_SIZE=2, LOCAL_RANK=0)", "read through a StreamingDataLoader"):
+        next(iter(loader))
+    return []
+
+
+def test_spawned_workers_of_a_plain_loader_do_not_all_read_as_rank_0(tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", 8)
+    first, _ = on_ranks(_only_on_rank_0, data, meeting=tmp_path / "ranks")
+    assert first == []
+
+
+def _only_on_rank_0(data: Path) -> list[str]:
+    return _read_in_a_spawned_worker(data) if os.environ["RANK"] == "0" else []

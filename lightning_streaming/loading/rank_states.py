@@ -1,0 +1,91 @@
+"""The state of a loader on all ranks: one that they agree on, and one that a single rank has read from a file.
+
+A loader's ``state_dict()`` is the same on every rank, so saving on each rank, or on one alone, needs no help from here.
+These two speak to the other ranks: to make sure that they stand at the same place, and to tell them where to go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+
+from lightning_streaming.errors import ConfigError, StateError
+from lightning_streaming.loading.dataloader import StreamingDataLoader
+from lightning_streaming.world import World
+
+
+def save_state_global(loader: StreamingDataLoader, dst_rank: int = 0) -> dict[str, Any] | None:
+    """The state of a loader on one rank, once all ranks have been found to have the same.
+
+    To be called on all ranks, with ``torch.distributed`` initialised if there are several; not while Lightning trains,
+    whose checkpoints hold the place anyway.
+
+    Args:
+        loader: This rank's loader.
+        dst_rank: The rank that gets the state.
+
+    Returns:
+        The state on ``dst_rank``, None on the others. It goes on on any number of ranks.
+
+    Raises:
+        StateError: Ranks stand at different places, so that no state is right for all; on all ranks alike.
+        ConfigError: There is no such rank, or no way to ask the others.
+    """
+    rank, num_ranks = _connected_rank(dst_rank)
+    state = loader.state_dict()
+    if num_ranks > 1:
+        states: list[dict[str, Any]] = [{}] * num_ranks
+        dist.all_gather_object(states, state)
+        places = [(one["epoch"], one["sample_in_epoch"]) for one in states]
+        if any(one != states[0] for one in states):
+            raise StateError(
+                f"the ranks' loaders stand at different places: (epoch, sample) {places} by rank; save when all "
+                "have taken as many batches, from one dataset and with one batch size"
+            )
+    return state if rank == dst_rank else None
+
+
+def restore_state_global(
+    loader: StreamingDataLoader, state: Mapping[str, Any] | None, src_rank: int | None = None
+) -> None:
+    """Let a loader go on where a state was taken, on every rank.
+
+    Args:
+        loader: This rank's loader.
+        state: From :func:`save_state_global` or ``loader.state_dict()``, of any number of ranks.
+        src_rank: The rank that has the state and sends it; the others pass None for ``state``. None: all have it.
+
+    Raises:
+        StateError: This is not a saved position.
+        ConfigError: A rank that is to be sent the state brings one, or there is no such rank, or no way to ask it.
+    """
+    if src_rank is not None:
+        rank, num_ranks = _connected_rank(src_rank)
+        if rank != src_rank and state is not None:
+            raise ConfigError(f"rank {src_rank} sends the state, so rank {rank} must pass None; or leave src_rank out")
+        if num_ranks > 1:
+            sent = [state]
+            dist.broadcast_object_list(sent, src_rank)
+            (state,) = sent
+    if state is None:
+        raise StateError("there is no state to go on from: it is None on the rank that is to have it")
+    loader.load_state_dict(state)
+
+
+def _connected_rank(partner: int) -> tuple[int, int]:
+    """This rank and the number of ranks, of which ``partner`` is one.
+
+    Raises:
+        ConfigError: It is not, or the ranks cannot speak to each other.
+    """
+    world = World.detect()
+    if not 0 <= partner < world.num_ranks:
+        raise ConfigError(f"there is no rank {partner}, but {world.num_ranks} from 0 on")
+    if world.num_ranks > 1 and not (dist.is_available() and dist.is_initialized()):
+        raise ConfigError(
+            f"{world.num_ranks} ranks can exchange a state only when torch.distributed is initialised; without it, "
+            "save and load loader.state_dict() on each rank: it is the same on all"
+        )
+    return world.rank, world.num_ranks
