@@ -29,6 +29,7 @@ import matplotlib.pyplot as plt
 from lightning_streaming.order.deal import Deal
 from lightning_streaming.order.draw import draw_order
 from lightning_streaming.order.layout import BatchGeometry
+from lightning_streaming.order.names import ShuffleAlgo
 from lightning_streaming.order.plan import EpochPlan, plan_epoch
 from lightning_streaming.order.quality.cache import lru_downloads
 from lightning_streaming.order.quality.cost import largest_burst, needed_within, open_at_once, shard_visits
@@ -123,7 +124,9 @@ def node_batches(setting: Setting, epoch: EpochPlan, node: int) -> NDArray[np.in
     return np.where(positions < 0, -1, epoch.ids(np.maximum(positions, 0)))
 
 
-def order_settings(setting: Setting, algo: str | None, block_size: int | None, canonical: int | None) -> OrderSettings:
+def order_settings(
+    setting: Setting, algo: ShuffleAlgo | None, block_size: int | None, canonical: int | None
+) -> OrderSettings:
     """The settings of one order, defaults filled in; ``algo=None`` does not shuffle."""
     written = OrderSettings(
         shuffle=algo is not None,

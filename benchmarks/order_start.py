@@ -29,6 +29,7 @@ from lightning_streaming.order.deal import Deal
 from lightning_streaming.order.draw import draw_order
 from lightning_streaming.order.geometry import epoch_geometry, layout
 from lightning_streaming.order.layout import BatchGeometry, Layout
+from lightning_streaming.order.names import BatchingMethod, ShuffleAlgo
 from lightning_streaming.order.plan import plan_epoch
 from lightning_streaming.order.settings import BATCHING_METHODS, SHUFFLE_ALGOS, OrderSettings
 from lightning_streaming.order.shape import DatasetShape
@@ -50,8 +51,8 @@ class Case:
     shards: int
     """Of each stream."""
     shard_samples: int
-    algo: str = "blockwise"
-    batching: str = "random"
+    algo: ShuffleAlgo = "blockwise"
+    batching: BatchingMethod = "random"
     epoch_share: float = 1.0
     """Samples drawn, as a share of those there are; streams of a mixture have different proportions."""
     canonical_nodes: int | None = None
@@ -150,7 +151,7 @@ def measured(case: Case, times: int) -> dict[str, float]:
     return {key: statistics.median(run[key] for run in runs) for key in runs[0]}
 
 
-def measure_sizes(algo: str, times: int) -> list[dict[str, Any]]:
+def measure_sizes(algo: ShuffleAlgo, times: int) -> list[dict[str, Any]]:
     """Start and resume at every size."""
     rows = []
     for said in SIZES:
@@ -159,7 +160,7 @@ def measure_sizes(algo: str, times: int) -> list[dict[str, Any]]:
     return rows
 
 
-def measure_streams(algo: str, times: int) -> list[dict[str, Any]]:
+def measure_streams(algo: ShuffleAlgo, times: int) -> list[dict[str, Any]]:
     """Start of a mixture of many streams, with every batching method."""
     cases = [Case(**STREAMS, algo=algo, batching=method) for method in BATCHING_METHODS]
     return [{**asdict(case), "start": measured(case, times)} for case in cases]

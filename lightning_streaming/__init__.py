@@ -11,11 +11,15 @@ if TYPE_CHECKING:
     from lightning_streaming.loading.dataloader import StreamingDataLoader
     from lightning_streaming.loading.dataset import StreamingDataset
     from lightning_streaming.loading.gather import gather_in_order
+    from lightning_streaming.loading.measures import LoaderStatistics, WaitTimes
+    from lightning_streaming.loading.rank_states import restore_state_global, save_state_global
     from lightning_streaming.loading.rng import rng_for
     from lightning_streaming.loading.sample_key import KeyedBatch, SampleKey, SampleKeys
+    from lightning_streaming.loading.sample_log import LoggedSample, read_sample_log
     from lightning_streaming.loading.stream import Stream
     from lightning_streaming.trainer.config import StreamingConfig
     from lightning_streaming.trainer.datamodule import StreamingDataModule
+    from lightning_streaming.trainer.monitor import StreamingMonitor
     from lightning_streaming.trainer.preemption import Preempted, PreemptionCheckpoint
     from lightning_streaming.trainer.state_callback import StreamingStateCallback
     from lightning_streaming.world import World
@@ -30,6 +34,8 @@ __all__ = [
     "CSVWriter",
     "JSONWriter",
     "KeyedBatch",
+    "LoaderStatistics",
+    "LoggedSample",
     "MDSWriter",
     "PartJob",
     "Preempted",
@@ -41,8 +47,10 @@ __all__ = [
     "StreamingDataLoader",
     "StreamingDataModule",
     "StreamingDataset",
+    "StreamingMonitor",
     "StreamingStateCallback",
     "TSVWriter",
+    "WaitTimes",
     "World",
     "XSVWriter",
     "errors",
@@ -50,9 +58,12 @@ __all__ = [
     "merge",
     "merge_under",
     "plan_parts",
+    "read_sample_log",
     "register_encoding",
     "registered_encodings",
+    "restore_state_global",
     "rng_for",
+    "save_state_global",
     "write_parallel",
 ]
 
@@ -61,6 +72,8 @@ _MODULE_OF = {
     "CSVWriter": "writing.writer",
     "JSONWriter": "writing.writer",
     "KeyedBatch": "loading.sample_key",
+    "LoaderStatistics": "loading.measures",
+    "LoggedSample": "loading.sample_log",
     "MDSWriter": "writing.writer",
     "PartJob": "writing.parts",
     "Preempted": "trainer.preemption",
@@ -72,17 +85,22 @@ _MODULE_OF = {
     "StreamingDataLoader": "loading.dataloader",
     "StreamingDataModule": "trainer.datamodule",
     "StreamingDataset": "loading.dataset",
+    "StreamingMonitor": "trainer.monitor",
     "StreamingStateCallback": "trainer.state_callback",
     "TSVWriter": "writing.writer",
+    "WaitTimes": "loading.measures",
     "World": "world",
     "XSVWriter": "writing.writer",
     "gather_in_order": "loading.gather",
     "merge": "writing.merge",
     "merge_under": "writing.merge",
     "plan_parts": "writing.parts",
+    "read_sample_log": "loading.sample_log",
     "register_encoding": "formats.encodings",
     "registered_encodings": "formats.encodings",
+    "restore_state_global": "loading.rank_states",
     "rng_for": "loading.rng",
+    "save_state_global": "loading.rank_states",
     "write_parallel": "writing.parallel",
 }
 

@@ -64,6 +64,12 @@ class Catalog:
         """Sample id at which each shard starts."""
         return self._runs.stops - self.samples_per_shard
 
+    @cached_property
+    def mean_sample_bytes(self) -> NDArray[np.float32]:
+        """Bytes of a sample as it is stored uncompressed, of each shard the mean."""
+        data_bytes = np.concatenate([index.shards.data_bytes() for index in self.indexes])
+        return (data_bytes / np.maximum(1, self.samples_per_shard)).astype(np.float32)
+
     def examples(self) -> Iterator[tuple[int, ShardInfo]]:
         """The first shard of each kind in each stream, with its number: for looking at what shards have in common.
 

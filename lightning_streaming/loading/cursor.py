@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.order.gaps import NO_GAPS, Gaps
 from lightning_streaming.order.layout import BatchGeometry
 from lightning_streaming.world import World
 
@@ -41,6 +42,8 @@ class PassStart:
     shuffle_seed: int
     num_canonical_nodes: int
     shuffle_block_size: int
+    gaps: Gaps = NO_GAPS
+    """What the pass leaves out of its epoch."""
 
 
 class Handover:
@@ -48,10 +51,16 @@ class Handover:
 
     They lie in shared memory that has no name: it reaches workers by inheritance or through their start-up pickle,
     serves those that live on from pass to pass, and is gone with the last process that holds it.
+
+    Args:
+        most_gaps: The most gaps that an epoch may have.
     """
 
-    def __init__(self) -> None:
-        self._words = _shared_words(12)
+    _PLAIN = 12
+    """Numbers that every pass has."""
+
+    def __init__(self, most_gaps: int = 0) -> None:
+        self._words = _shared_words(self._PLAIN + 2 * most_gaps)
 
     def assign(self, start: PassStart) -> None:
         """Tell workers that begin from now on to read this pass."""
@@ -60,11 +69,14 @@ class Handover:
         geometry = start.geometry
         words += [geometry.num_nodes, geometry.ranks_per_node, geometry.batch_size]
         words += [start.shuffle_seed, start.num_canonical_nodes, start.shuffle_block_size]
+        words += [position for run in start.gaps.runs for position in run]
+        words += [0] * (len(self._words) - len(words))  # no run is empty, so these are none
         self._words[:] = torch.tensor(words)
 
     def assigned(self) -> PassStart:
         """The pass that was assigned last."""
         words = [int(word) for word in self._words]
+        runs = zip(words[self._PLAIN :: 2], words[self._PLAIN + 1 :: 2], strict=True)
         return PassStart(
             cursor=Cursor(words[0], words[1]),
             world=World(num_nodes=words[2], ranks_per_node=words[3], rank=words[4]),
@@ -73,6 +85,7 @@ class Handover:
             shuffle_seed=words[9],
             num_canonical_nodes=words[10],
             shuffle_block_size=words[11],
+            gaps=Gaps(tuple(run for run in runs if run[1])),
         )
 
 

@@ -5,21 +5,32 @@ from __future__ import annotations
 import multiprocessing
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
+from time import perf_counter_ns
 from typing import Any
 
-from torch.utils.data import DataLoader, get_worker_info
+import torch
+from torch.utils.data import DataLoader
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.board import Board
 from lightning_streaming.loading.cursor import Cursor, Handover, PassStart
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.description import describe
+from lightning_streaming.loading.ending import end_workers
 from lightning_streaming.loading.epochs import OnChange
 from lightning_streaming.loading.labels import Label, add_valid, keys_of_batches, labelled
+from lightning_streaming.loading.link import Link, start_worker
+from lightning_streaming.loading.measures import LoaderStatistics
+from lightning_streaming.loading.meter import MeasuredCollate, Meter
 from lightning_streaming.loading.sample_key import KeyedBatch, SampleKey, SampleKeys
-from lightning_streaming.loading.worker import prepare_worker_process, signals_held_back
+from lightning_streaming.loading.slots import BatchSlots
+from lightning_streaming.loading.tally import Tally
+from lightning_streaming.loading.worker import signals_held_back
 from lightning_streaming.order.deal import Deal
+from lightning_streaming.order.gaps import NO_GAPS
 
 _MOST_UNCLAIMED = 1024
 """Batches whose ends are remembered for :meth:`StreamingDataLoader.claim`, should nobody claim them."""
@@ -62,7 +73,7 @@ class StreamingDataLoader(DataLoader[Any]):
     """
 
     dataset: StreamingDataset
-    _handover: Handover  # with the workers that are alive
+    _link: Link  # with the workers that are alive
 
     def __init__(
         self,
@@ -87,6 +98,8 @@ class StreamingDataLoader(DataLoader[Any]):
             raise ConfigError("the order belongs to the dataset; pass shuffle=True there")
         if not kwargs.get("in_order", True):
             raise ConfigError("batches must come in order, or no place in the data could be saved; drop in_order=False")
+        if repeat_epoch and dataset.epochs.skipped:
+            raise ConfigError("skip is for training, as it counts the batches of a run; leave it out for other stages")
         method = dataset.config()["batching_method"]
         if with_valid and method != "random":
             raise ConfigError(
@@ -99,6 +112,7 @@ class StreamingDataLoader(DataLoader[Any]):
         self.repeat_epoch = repeat_epoch
         self.with_keys = with_keys
         self.with_valid = with_valid
+        self._tally = Tally(list(dataset.streams))
         self._passes_begun = 0
         self._moved_at = 0
         self._latest: weakref.ref[LoaderPass] | None = None
@@ -106,8 +120,8 @@ class StreamingDataLoader(DataLoader[Any]):
         self._unclaimed: deque[Cursor] = deque(maxlen=_MOST_UNCLAIMED)
 
     def __len__(self) -> int:
-        """Batches in a whole epoch on each rank; the same after a resume as before."""
-        return self._deal_from(Cursor(0, 0)).num_batches(self.drop_last)
+        """Batches in a whole epoch on each rank; the same after a resume as before, and whatever is skipped."""
+        return replace(self._deal_from(Cursor(0, 0)), gaps=NO_GAPS).num_batches(self.drop_last)
 
     def __iter__(self) -> LoaderPass:  # type: ignore[override]  # torch names its own iterator class here
         return LoaderPass(self)
@@ -142,6 +156,15 @@ class StreamingDataLoader(DataLoader[Any]):
         """Batches from ``cursor`` to the end of its epoch, on each rank."""
         return self._deal_from(cursor).num_batches(self.drop_last)
 
+    def batches_of_epoch(self) -> int:
+        """Batches, on each rank, of the whole epoch that the next batch is of: without those that are skipped."""
+        return self.batches_left(Cursor(self.normalised(self.cursor()).epoch, 0))
+
+    def samples_before(self, cursor: Cursor) -> int:
+        """Samples of its epoch, over all ranks, that are read before ``cursor``."""
+        deal = self._deal_from(cursor)
+        return deal.kept - deal.remaining
+
     def state_dict(self) -> dict[str, Any]:
         """Where the next batch to be handed out begins: what has been handed out counts as read."""
         return self.dataset.state_at(self.cursor())
@@ -159,6 +182,10 @@ class StreamingDataLoader(DataLoader[Any]):
         """Whether there is such a sample; see :meth:`StreamingDataset.can_restore_sample`."""
         return self.dataset.can_restore_sample(key)
 
+    def statistics(self) -> LoaderStatistics:
+        """What this loader has handed out in this process so far, over all its passes, and what that took."""
+        return self._tally.statistics()
+
     def config(self) -> dict[str, Any]:
         """What was asked for, the dataset's own :meth:`~StreamingDataset.config` included, as plain values."""
         shown = {name: getattr(self, name) for name in _SHOWN}
@@ -169,6 +196,7 @@ class StreamingDataLoader(DataLoader[Any]):
         under_way = self._latest and self._latest()
         if under_way:
             under_way.close()
+        end_workers(self._iterator)
         self._iterator = None  # where torch keeps persistent workers
         self._forget_pass()
         self.dataset.close()
@@ -180,7 +208,7 @@ class StreamingDataLoader(DataLoader[Any]):
         self._end = None
         if self.repeat_epoch:
             self.dataset.seek(Cursor(0, 0))
-        start = self.dataset.begin_pass(self._samples_per_batch)
+        start = self.dataset.begin_pass(self._samples_per_batch, self.drop_last)
         return self._passes_begun, start, self._batches_from(start)
 
     def labels(self) -> list[Label]:
@@ -201,20 +229,46 @@ class StreamingDataLoader(DataLoader[Any]):
             )
         return number == self._passes_begun
 
-    def hand_out(self, end: Cursor) -> None:
-        """Note that a batch of the current pass, ending at ``end``, is handed out."""
+    def hand_out(self, end: Cursor, wait_ns: int) -> None:
+        """Note that a batch of the current pass, ending at ``end``, is handed out after so long a wait."""
+        self._tally.add(wait_ns)
         self._end = end
         self._unclaimed.append(end)
 
+    def received(self, batch: Any) -> Any:
+        """A batch as it was collated, from what torch hands out."""
+        return self._link.received(batch)
+
     def _batches_from(self, start: PassStart) -> Iterator[Any]:
-        if self.num_workers == 0:
-            self.dataset.assign_pass(start)
-            return super().__iter__()
         if self._iterator is None:  # so no workers live on, and those of a pass given up keep what they were told
-            self._handover = Handover()
-        self._handover.assign(start)
+            self._link = self._new_link()
+        self._tally.begin_pass(self._link.board)
+        meter, users_collate = self.dataset.meter(), self.collate_fn
+        self.collate_fn = MeasuredCollate(users_collate, meter)
+        try:
+            if self.num_workers:
+                self.collate_fn = self._link.sender(self.collate_fn)
+                return self._batches_of_workers(start, meter)
+            meter.write_to(self._link.board, worker=0)
+            self.dataset.assign_pass(start, meter)
+            return super().__iter__()
+        finally:
+            self.collate_fn = users_collate
+
+    def _new_link(self) -> Link:
+        ahead = self.prefetch_factor or 0
+        # Where torch has a thread that pins batches, that thread takes them from the workers.
+        is_pinned = self.pin_memory and torch.accelerator.is_available()
+        return Link(
+            handover=Handover(len(self.dataset.epochs.skipped)),
+            board=Board(self.num_workers, ahead, len(self.dataset.streams)),
+            slots=BatchSlots(self.num_workers, ahead + 1) if self.num_workers and not is_pinned else None,
+        )
+
+    def _batches_of_workers(self, start: PassStart, meter: Meter) -> Iterator[Any]:
+        self._link.handover.assign(start)
         users_init = self.worker_init_fn
-        self.worker_init_fn = partial(_start_worker, self._handover, users_init)
+        self.worker_init_fn = partial(start_worker, self._link, meter, users_init)
         try:
             with signals_held_back((self.multiprocessing_context or multiprocessing).get_start_method()):
                 return super().__iter__()
@@ -228,7 +282,8 @@ class StreamingDataLoader(DataLoader[Any]):
         self._unclaimed.clear()
 
     def _deal_from(self, cursor: Cursor) -> Deal:
-        return self.dataset.epochs.deal_from(cursor, self.dataset.current_world(), self._samples_per_batch)
+        world = self.dataset.current_world()
+        return self.dataset.epochs.deal_from(cursor, world, self._samples_per_batch, self.drop_last)
 
 
 class LoaderPass(Iterator[Any]):
@@ -257,7 +312,9 @@ class LoaderPass(Iterator[Any]):
         batches, self._batches = self._batches, None  # whatever is raised from here on ends the pass
         if batches is None or not self._loader.is_current(self._number):
             raise StopIteration
-        batch = next(batches, _NO_MORE)
+        asked = perf_counter_ns()
+        batch = self._loader.received(next(batches, _NO_MORE))
+        waited = perf_counter_ns() - asked
         end = next(self._ends, None)
         if batch is _NO_MORE and end is None:
             raise StopIteration
@@ -268,25 +325,15 @@ class LoaderPass(Iterator[Any]):
             )
         if self._labels:
             batch = labelled(batch, next(self._keys), self._labels)
-        self._loader.hand_out(end)
+        self._loader.hand_out(end, waited)
         self._batches = batches
         return batch
 
     def close(self) -> None:
-        """Hand out no more, and let the workers go."""
+        """Hand out no more, and end the workers; those that are in the middle of a sample within a second or two."""
+        end_workers(self._batches)
         self._batches = None
         self._keys = iter(())  # which hold the order, maybe a mapped file
-
-
-def _start_worker(handover: Handover, users_init: Callable[[int], None] | None, worker: int) -> None:
-    """What a worker process does first: put up its shield, listen to its loader, then do what the user asked for."""
-    prepare_worker_process()
-    info = get_worker_info()
-    assert info is not None, "torch calls this in workers"
-    assert isinstance(info.dataset, StreamingDataset), "the loader's own"
-    info.dataset.follow(handover)
-    if users_init is not None:
-        users_init(worker)
 
 
 def _ends_of_batches(deal: Deal, start: Cursor, drop_last: bool) -> Iterator[Cursor]:

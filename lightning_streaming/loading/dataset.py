@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -19,12 +20,15 @@ from lightning_streaming.loading.cursor import Cursor, Handover, PassCounter, Pa
 from lightning_streaming.loading.description import describe_dataset
 from lightning_streaming.loading.epochs import Epochs, OnChange
 from lightning_streaming.loading.keyed_access import KeyedAccess
+from lightning_streaming.loading.meter import Meter
 from lightning_streaming.loading.samples import Share, WorkerSamples
 from lightning_streaming.loading.source import SampleSource
 from lightning_streaming.loading.state import read_state
 from lightning_streaming.loading.stream import Stream, StreamDefaults, named_streams
 from lightning_streaming.loading.transform import keyed_transform
+from lightning_streaming.loading.watchers import WatchSettings
 from lightning_streaming.loading.worker import prepare_worker_process
+from lightning_streaming.order.names import BatchingMethod, PartitionAlgo, SamplingMethod, ShuffleAlgo
 from lightning_streaming.order.seeds import stretched_seed
 from lightning_streaming.order.settings import OrderSettings
 from lightning_streaming.units import parse_bytes, parse_count
@@ -48,7 +52,8 @@ class StreamingDataset(KeyedAccess):
         validate_hash: Hash to check downloads with, for streams that do not say. None: one that the index offers.
         keep_zip: Keep compressed files, for streams that do not say.
         epoch_size: Samples per epoch, like 50000 or "1.5m" (k, m, b, t: powers of 1000). None: all, after weighting.
-        predownload: Samples ahead of each worker for which shards are fetched. None: 8 batches.
+        predownload: Samples ahead of each worker for which shards are fetched. None: 8 batches, and 4 shards where
+            they are read in order.
         cache_limit: Most bytes that the streams' directories on this node may hold, like "200gb"; the shards used
             longest ago then make room. None: no limit. See docs/cache.md.
         on_demand: Whether ``dataset[i]`` and ``restore_sample`` read one sample by its bytes alone where its shard is
@@ -66,6 +71,7 @@ class StreamingDataset(KeyedAccess):
         shuffle_block_size: Samples within which "py1e", "py1br", "py1b" and "blockwise" mix. None: 4 million over all
             canonical nodes, at least 262144 in each (16384 with "blockwise").
         batching_method: Which samples share a batch: "random", "stratified", "per_stream" or "device_per_stream".
+        skip: Global batches to leave out, counted over the whole run, like ["12000-12100"]; see docs/resume.md.
         stretch_seed: Use the seed that MosaicML Streaming 0.2 made of ``shuffle_seed``; with "py2s" this is its order.
         allow_unsafe_types: Whether columns may be unpickled. Unpickling runs code found in the data.
         columns: Names of the columns to read; the others are not decoded, and need not be readable. None: all. Every
@@ -74,6 +80,8 @@ class StreamingDataset(KeyedAccess):
         transform: Applied to each decoded sample in the worker. If it has a parameter ``rng`` it is given a
             ``numpy.random.Generator`` keyed by the sample, so that augmentation survives any resume.
         seed_global_rng: Also seed ``random``, ``numpy.random`` and torch from that key before each transform.
+        sample_log: Directory for a log of the samples that each worker read, to write or add to; see docs/loading.md.
+        watchdog_seconds: When one sample takes longer than this, tell on stderr which it is and where its worker is.
         world: This process among all that train. None: found when iteration starts, see :meth:`World.detect`.
 
     Raises:
@@ -96,22 +104,25 @@ class StreamingDataset(KeyedAccess):
         predownload: int | None = None,
         cache_limit: int | float | str | None = None,
         on_demand: bool = False,
-        sampling_method: str = "balanced",
+        sampling_method: SamplingMethod = "balanced",
         sampling_granularity: int = 1,
-        partition_algo: str = "relaxed",
+        partition_algo: PartitionAlgo = "relaxed",
         num_canonical_nodes: int | None = None,
         batch_size: int | None = None,
         shuffle: bool = False,
-        shuffle_algo: str = "py1e",
+        shuffle_algo: ShuffleAlgo = "py1e",
         shuffle_seed: int = 9176,
         shuffle_block_size: int | None = None,
-        batching_method: str = "random",
+        batching_method: BatchingMethod = "random",
+        skip: Sequence[int | str] = (),
         stretch_seed: bool = False,
         allow_unsafe_types: bool = False,
         columns: Sequence[str] | None = None,
         replication: int | None = None,
         transform: Callable[..., Any] | None = None,
         seed_global_rng: bool = False,
+        sample_log: str | os.PathLike[str] | None = None,
+        watchdog_seconds: float | None = None,
         world: World | None = None,
     ) -> None:
         asked = {**locals()}
@@ -123,6 +134,7 @@ class StreamingDataset(KeyedAccess):
         self.predownload = predownload
         self.replication = replication
         self.world = world
+        self._watched = WatchSettings(sample_log, watchdog_seconds)
         settings = OrderSettings(
             shuffle=shuffle,
             shuffle_algo=shuffle_algo,
@@ -149,15 +161,17 @@ class StreamingDataset(KeyedAccess):
         limit = None if cache_limit is None else parse_bytes(cache_limit, "cache_limit")
         source = SampleSource(caches, allow_unsafe_types, columns, limit)
         super().__init__(source, on_demand, transform, seed_global_rng)
+        self._misses = {name: cache.misses for name, cache in caches.items()}
         weights = [stream.weight() for stream in self.streams.values()]
         samples = _parse_epoch_size(epoch_size)
-        self.epochs = Epochs(settings, weights, samples, self._source, batch_size)
-        parsed = {"streams": self.streams, "epoch_size": samples, "cache_limit": limit}
+        self.epochs = Epochs(settings, weights, samples, self._source, batch_size, skip)
+        log = None if sample_log is None else os.fspath(sample_log)
+        parsed = {"streams": self.streams, "epoch_size": samples, "cache_limit": limit, "sample_log": log}
         self._config = describe_dataset({**asked, **parsed})
         self._next = Cursor(0, 0)
         self._counter = PassCounter()
-        self._told: Handover | None = None  # in workers of a StreamingDataLoader
-        self._assigned: PassStart | None = None
+        self._told: tuple[Handover, Meter] | None = None  # in workers of a StreamingDataLoader
+        self._assigned: tuple[PassStart, Meter] | None = None
         self._began: Cursor | None = None
         self._reading: WorkerSamples | None = None
 
@@ -203,11 +217,11 @@ class StreamingDataset(KeyedAccess):
             from_beginning: Whether ``num_samples`` counts from the beginning of the epoch rather than from where the
                 pass began.
         """
-        began = self._pass_began()
+        began, world = self._pass_began(), self.current_world()
         if num_samples is None:
-            num_samples, from_beginning = self._samples_read() * self.current_world().num_ranks, False
-        position = num_samples if from_beginning else began.sample_in_epoch + num_samples
-        return self.state_at(self.epochs.without_repeats(Cursor(began.epoch, position), self.current_world()))
+            num_samples, from_beginning = self._samples_read() * world.num_ranks, False
+        began = Cursor(began.epoch, 0) if from_beginning else began
+        return self.state_at(self.epochs.later(began, num_samples, world))
 
     def state_at(self, cursor: Cursor) -> dict[str, Any]:
         """The state of a reader who stands at ``cursor``; the end of an epoch is the beginning of the next."""
@@ -234,35 +248,41 @@ class StreamingDataset(KeyedAccess):
         """This process among those that read different samples."""
         return (self.world or World.detect()).replicated(self.replication)
 
-    def begin_pass(self, batch_size: int) -> PassStart:
+    def begin_pass(self, batch_size: int, drop_last: bool = False) -> PassStart:
         """Begin the next pass and say where; the pass after it is that of the next epoch."""
         self._source.prepare()
-        start = self.epochs.start(self.next_cursor(), self.current_world(), batch_size)
+        start = self.epochs.start(self.next_cursor(), self.current_world(), batch_size, drop_last)
         self.seek(start.cursor.passes_later(1))
         self._began = start.cursor
         return start
 
-    def assign_pass(self, start: PassStart) -> None:
-        """Let the next ``iter`` in this process read a pass that was begun."""
-        self._assigned = start
+    def meter(self) -> Meter:
+        """What can measure a pass over this dataset."""
+        return Meter(self._misses)
 
-    def follow(self, handover: Handover) -> None:
+    def assign_pass(self, start: PassStart, meter: Meter) -> None:
+        """Let the next ``iter`` in this process read a pass that was begun."""
+        self._assigned = start, meter
+
+    def follow(self, handover: Handover, meter: Meter) -> None:
         """Let each ``iter`` in this worker process read what its loader then says."""
-        self._told = handover
+        self._told = handover, meter
 
     def __iter__(self) -> WorkerSamples:
         """This worker's samples of the next pass, in order."""
         info = get_worker_info()
         if info is None:
-            start, self._assigned = self._assigned or self.begin_pass(self._own_batch_size()), None
-            self._reading = self._samples(start, worker=0, num_workers=1)
+            assigned, self._assigned = self._assigned, None
+            start, meter = assigned or (self.begin_pass(self._own_batch_size()), self.meter())
+            self._reading = self._samples(start, meter, worker=0, num_workers=1)
             return self._reading
         prepare_worker_process()
         if self._told is not None:
-            return self._samples(self._told.assigned(), info.id, info.num_workers)
+            handover, meter = self._told
+            return self._samples(handover.assigned(), meter, info.id, info.num_workers)
         cursor = self._counter.count_pass(info.id)
         start = self.epochs.start(cursor, self.current_world(), self._own_batch_size())
-        return self._samples(start, info.id, info.num_workers)
+        return self._samples(start, self.meter(), info.id, info.num_workers)
 
     def close(self) -> None:
         """Stop fetching and unmap every shard. The dataset may be used again; it then opens what it needs."""
@@ -274,13 +294,15 @@ class StreamingDataset(KeyedAccess):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reading": None, "_assigned": None}
 
-    def _samples(self, start: PassStart, worker: int, num_workers: int) -> WorkerSamples:
+    def _samples(self, start: PassStart, meter: Meter, worker: int, num_workers: int) -> WorkerSamples:
         return WorkerSamples(
             make_share=partial(_share, self.epochs, start, worker, num_workers),
             source=self._source,
             transform=keyed_transform(self.transform, self.seed_global_rng, start.shuffle_seed, start.cursor.epoch),
-            predownload=self.predownload or max(64, 8 * start.batch_size),
+            predownload=self.predownload,
             near_end=partial(self.epochs.prepare_next, start),
+            meter=meter,
+            watch=self._watched.watch(self._source, start, worker),
         )
 
     def _pass_began(self) -> Cursor:

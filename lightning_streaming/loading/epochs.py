@@ -13,10 +13,13 @@ from lightning_streaming.loading.cursor import Cursor, PassStart
 from lightning_streaming.loading.differences import differences, in_words
 from lightning_streaming.loading.order_ahead import OrderAhead
 from lightning_streaming.loading.order_store import shared_order
+from lightning_streaming.loading.skipped import SkippedBatches
 from lightning_streaming.loading.source import SampleSource
 from lightning_streaming.loading.state import SavedPosition, fingerprint
+from lightning_streaming.order.batch_ranges import BatchRange, Dealing
 from lightning_streaming.order.batching import EpochSequence
 from lightning_streaming.order.deal import Deal
+from lightning_streaming.order.gaps import NO_GAPS, Gaps, Place, Stretch, epoch_not_left_out, gaps_in
 from lightning_streaming.order.geometry import epoch_geometry, layout
 from lightning_streaming.order.layout import BatchGeometry
 from lightning_streaming.order.plan import EpochPlan, epoch_sequence, plan_epoch, resume_position
@@ -40,6 +43,7 @@ class Epochs:
         epoch_size: Samples per epoch, if the user chose.
         source: Where the data's sizes are known from; looked at only when they are needed.
         batch_size: Samples per batch on each rank, if it is known before the first pass.
+        skip: Global batches of the run to leave out.
     """
 
     def __init__(
@@ -49,13 +53,16 @@ class Epochs:
         epoch_size: int | None,
         source: SampleSource,
         batch_size: int | None = None,
+        skip: Sequence[int | str] = (),
     ) -> None:
+        self.skipped = SkippedBatches(skip)
         self._asked = settings
         self._settings = settings
         self._stream_weights = list(stream_weights)
         self._epoch_size = epoch_size
         self._source = source
         self._batch_size = batch_size
+        self._drop_last = False
         self._ahead = OrderAhead()
         self._geometries: dict[int, BatchGeometry] = {}
         self._latest_sequence: tuple[tuple[OrderSettings, BatchGeometry, int], EpochSequence] | None = None
@@ -95,13 +102,15 @@ class Epochs:
             _log.warning("num_canonical_nodes=%s gives way to the saved %d", asked, saved.num_canonical_nodes)
         # From what was asked, not from what has been settled since: the block size follows the canonical nodes.
         self._use(replace(self._asked, shuffle_seed=saved.shuffle_seed, num_canonical_nodes=saved.num_canonical_nodes))
+        self.skipped.load(saved.skipped)
         self._initial_nodes = self._resumed_from_nodes = saved.initial_physical_nodes
         self._geometries = {} if saved.geometry is None else {saved.cursor.epoch: saved.geometry}
         self._unchecked = None if saved.fingerprint is None else (saved.fingerprint, on_change)
 
-    def start(self, cursor: Cursor, world: World, batch_size: int) -> PassStart:
+    def start(self, cursor: Cursor, world: World, batch_size: int, drop_last: bool = False) -> PassStart:
         """All that a process must know to begin a pass at ``cursor``, which makes it the pass under way."""
-        self._batch_size = batch_size
+        self._batch_size, self._drop_last = batch_size, drop_last
+        self.skipped.tell(cursor, self._stretches(world))
         cursor = self.normalise(cursor, world)
         start = self._start_at(cursor, world, batch_size)
         # Whoever consumes batches later than they are handed out may still stand in the epoch before.
@@ -145,11 +154,12 @@ class Epochs:
             ranks_per_node=start.world.ranks_per_node,
             batch_size=start.batch_size,
             layout=layout(settings, current, start.geometry),
+            gaps=start.gaps,
         )
 
-    def deal_from(self, cursor: Cursor, world: World, batch_size: int) -> Deal:
+    def deal_from(self, cursor: Cursor, world: World, batch_size: int, drop_last: bool = False) -> Deal:
         """How the samples from ``cursor`` to the end of its epoch would be dealt; none of them at the end."""
-        self._batch_size = batch_size
+        self._batch_size, self._drop_last = batch_size, drop_last
         return self.deal(self._start_at(cursor, world, batch_size))
 
     def normalise(self, cursor: Cursor, world: World) -> Cursor:
@@ -158,18 +168,28 @@ class Epochs:
         Raises:
             StateError: The place is beyond the epoch's end.
         """
-        sequence = self._sequence_at(cursor, world)
+        sequence, gaps = self._sequence_at(cursor, world), self._gaps(cursor.epoch, world)
         position = resume_position(sequence, cursor.sample_in_epoch, world.num_ranks)
-        return cursor.passes_later(1) if position == len(sequence) else Cursor(cursor.epoch, position)
+        if gaps.kept_before(position) < gaps.kept_before(len(sequence)) and self._has_batches(cursor.epoch, world):
+            return Cursor(cursor.epoch, position)
+        epoch = epoch_not_left_out(self._stretches(world).values(), cursor.epoch + 1)
+        while not self._has_batches(epoch, world):
+            epoch = epoch_not_left_out(self._stretches(world).values(), epoch + 1)
+        return Cursor(epoch, 0)
 
-    def without_repeats(self, cursor: Cursor, world: World) -> Cursor:
-        """A place that was counted by samples read, without those that were read twice to keep the ranks even.
+    def later(self, cursor: Cursor, samples: int, world: World) -> Cursor:
+        """Where a reader stands who has read on from ``cursor``, so many samples over all ranks.
 
-        For example 8 ranks that begin at 1 of 53 samples read 56, up to 57; no state of a whole pass counts so many.
+        Samples that were read twice to keep the ranks even count for nothing. For example 8 ranks that begin at 1 of 53
+        samples read 56, up to 57; no state of a whole pass counts so many.
         """
-        length = len(self._sequence_at(cursor, world))
-        repeats = cursor.sample_in_epoch - length
-        return Cursor(cursor.epoch, length) if 0 < repeats < world.num_ranks else cursor
+        length, gaps = len(self._sequence_at(cursor, world)), self._gaps(cursor.epoch, world)
+        entries = gaps.kept_before(cursor.sample_in_epoch) + samples
+        too_many = entries - gaps.kept_before(length)
+        if samples == 0 or too_many >= 0:
+            repeats = too_many if too_many >= world.num_ranks else 0
+            return cursor if samples == 0 else Cursor(cursor.epoch, length + repeats)
+        return Cursor(cursor.epoch, gaps.position_after(entries))
 
     def saved(self, cursor: Cursor, world: World) -> SavedPosition:
         """The position ``cursor`` with all that makes it mean the same again."""
@@ -182,7 +202,36 @@ class Epochs:
             initial_physical_nodes=self._initial_nodes,
             geometry=self._geometry_to_save(cursor, world),
             fingerprint=self._fingerprint(),
+            skipped={str(one): stretch for one, stretch in self._stretches(world).items()},
         )
+
+    def _stretches(self, world: World) -> Mapping[BatchRange, Stretch]:
+        """Where skipped batches are; as long as nobody knows how large a batch is, those placed by a saved position."""
+        if not self.skipped or self._batch_size is None:
+            return self.skipped.placed()
+        settings = self.settle(world)
+        key = settings, world.num_nodes, world.ranks_per_node, self._batch_size, self._drop_last
+        return self.skipped.stretches(key, lambda place: self._dealing(place, world))
+
+    def _dealing(self, place: Place, world: World) -> Dealing:
+        whole = self._whole_epoch(Cursor(*place), world), self._whole_epoch(Cursor(place[0] + 1, 0), world)
+        return Dealing(now=whole[0], later=whole[1], drop_last=self._drop_last)
+
+    def _whole_epoch(self, cursor: Cursor, world: World) -> Deal:
+        """How the epoch of ``cursor`` is dealt from its first sample, with nothing skipped."""
+        batch_size = self._known_batch_size()
+        geometry = self._geometry_at(cursor, world, batch_size)
+        return self.deal(self._start_with(Cursor(cursor.epoch, 0), world, batch_size, geometry, NO_GAPS))
+
+    def _gaps(self, epoch: int, world: World) -> Gaps:
+        return gaps_in(self._stretches(world).values(), epoch) if self.skipped else NO_GAPS
+
+    def _has_batches(self, epoch: int, world: World) -> bool:
+        """Whether skipping has left at least one batch of an epoch."""
+        gaps = self._gaps(epoch, world)
+        if not gaps.runs:
+            return True
+        return replace(self._whole_epoch(Cursor(epoch, 0), world), gaps=gaps).num_batches(self._drop_last) > 0
 
     def _geometry_to_save(self, cursor: Cursor, world: World) -> BatchGeometry | None:
         """None where any machines read the same sequence, or may begin the epoch with batches of their own."""
@@ -195,6 +244,12 @@ class Epochs:
         return DatasetShape(shard_sizes=self._source.catalog.shard_sizes_per_stream, weights=self.weights)
 
     def _start_at(self, cursor: Cursor, world: World, batch_size: int) -> PassStart:
+        geometry = self._geometry_at(cursor, world, batch_size)
+        return self._start_with(cursor, world, batch_size, geometry, self._gaps(cursor.epoch, world))
+
+    def _start_with(
+        self, cursor: Cursor, world: World, batch_size: int, geometry: BatchGeometry, gaps: Gaps
+    ) -> PassStart:
         settings = self.settle(world)
         assert settings.num_canonical_nodes is not None, "settled"
         assert settings.shuffle_block_size is not None, "settled"
@@ -202,10 +257,11 @@ class Epochs:
             cursor=cursor,
             world=world,
             batch_size=batch_size,
-            geometry=self._geometry_at(cursor, world, batch_size),
+            geometry=geometry,
             shuffle_seed=settings.shuffle_seed,
             num_canonical_nodes=settings.num_canonical_nodes,
             shuffle_block_size=settings.shuffle_block_size,
+            gaps=gaps,
         )
 
     def _geometry_at(self, cursor: Cursor, world: World, batch_size: int) -> BatchGeometry:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
-
-import numpy as np
-import torch
 
 from lightning_streaming.errors import ConfigError, SampleIndexError
 from lightning_streaming.loading.catalog import Catalog
+from lightning_streaming.loading.rng import global_generators_kept
 from lightning_streaming.loading.sample_key import SampleKey
 from lightning_streaming.loading.shard_access import ShardAccess
 from lightning_streaming.loading.source import SampleSource
@@ -62,7 +58,7 @@ class KeyedAccess(ShardAccess):
         transform = keyed_transform(self.transform, self.seed_global_rng, key.shuffle_seed, key.epoch)
         if transform is None:
             return sample
-        with _global_generators_kept():
+        with global_generators_kept():
             return transform(sample, key.position)
 
     def can_restore_sample(self, key: SampleKey | Mapping[str, Any] | None = None) -> bool:
@@ -100,15 +96,3 @@ def find_shard(catalog: Catalog, key: SampleKey) -> int:
             f"{sizes[key.shard]}"
         )
     return sum(catalog.shards_per_stream[:stream]) + key.shard
-
-
-@contextmanager
-def _global_generators_kept() -> Iterator[None]:
-    """Leave the global generators of this process as they were: it may be the one that trains."""
-    states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()  # noqa: NPY002
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
-        torch.default_generator.set_state(states[2])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +15,10 @@ from lightning_streaming.errors import FormatError
 from lightning_streaming.formats.shard import ShardReader
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.last_uses import BatchShards, LastUses, NodePlan
-from lightning_streaming.loading.prefetch import ShardNeed, ShardPrefetcher
+from lightning_streaming.loading.meter import Meter
+from lightning_streaming.loading.prefetch import Reach, ShardNeed, ShardPrefetcher, default_reach
 from lightning_streaming.loading.source import SampleSource
+from lightning_streaming.loading.watch import Row, SampleWatch
 from lightning_streaming.order.deal import Deal
 from lightning_streaming.order.plan import EpochPlan
 
@@ -116,8 +119,10 @@ class WorkerSamples(Iterator[Any]):
             torch reports an error of ``next``, and loses one of ``iter``.
         source: Where from.
         transform: What to make of each sample.
-        predownload: Samples ahead of the reader for which shards are fetched.
+        predownload: Samples ahead of the reader for which shards are fetched; None for :func:`default_reach`.
         near_end: Called once, when most of the share has been read.
+        meter: Measures what batches take.
+        watch: Is told of each sample; None for no one.
     """
 
     def __init__(
@@ -125,12 +130,15 @@ class WorkerSamples(Iterator[Any]):
         make_share: Callable[[], Share],
         source: SampleSource,
         transform: Transform | None,
-        predownload: int,
+        predownload: int | None,
         near_end: Callable[[], None],
+        meter: Meter,
+        watch: SampleWatch | None = None,
     ) -> None:
         self.samples_read = 0
         """Samples handed out so far."""
-        self._samples = _read(make_share, source, transform, predownload, near_end)
+        samples = _read(make_share, source, transform, predownload, near_end, meter, watch)
+        self._samples = samples if watch is None else watch.samples(samples)
 
     def __next__(self) -> Any:
         sample = next(self._samples)
@@ -146,19 +154,24 @@ def _read(
     make_share: Callable[[], Share],
     source: SampleSource,
     transform: Transform | None,
-    predownload: int,
+    predownload: int | None,
     near_end: Callable[[], None],
+    meter: Meter,
+    watch: SampleWatch | None,
 ) -> Generator[Any, None, None]:
     share = make_share()
     # A share of one batch that is not full has all of its end in sight.
     near_end_at = (share.num_samples() - share.deal.batch_size) * _NEAR_END
     readers, latest, is_near_end = source.readers, -1, False
-    with _begun(share, source, predownload) as reading:
+    meter.begin_pass(readers)
+    with _begun(share, source, predownload, meter) as reading:
         for window in _located(share, source.catalog):
+            meter.begin_window(source.catalog, window.shards, share.deal.batch_size)
             if not is_near_end and reading.samples_located + len(window.positions) > near_end_at:
                 is_near_end = True
                 near_end()
-            for position, shard, index, events in reading.rows(window):
+            rows = reading.rows(window)
+            for position, shard, index, events in rows if watch is None else watch.rows(rows):
                 # At every sample anew: what the caller does between two of them may close shards.
                 reader = readers.get(shard)
                 if reader is None:
@@ -173,23 +186,31 @@ def _read(
                 if events:
                     reading.after(events, shard)
                 yield sample if transform is None else transform(sample, position)
+                if events & _BATCH_ENDS:
+                    meter.begin_batch()
 
 
 class _Reading:
     """What is to be done beside decoding: when a shard is opened, after its last sample, and after each batch."""
 
     def __init__(
-        self, share: Share, source: SampleSource, prefetcher: ShardPrefetcher | None, last_uses: LastUses | None
+        self,
+        share: Share,
+        source: SampleSource,
+        meter: Meter,
+        prefetcher: ShardPrefetcher | None,
+        last_uses: LastUses | None,
     ) -> None:
         self.samples_located = 0
         """Samples in the windows whose rows were asked for."""
         self._batch_size = share.deal.batch_size
         self._source = source
+        self._meter = meter
         self._prefetcher = prefetcher
         self._last_uses = last_uses
         self._batches_read = 0
 
-    def rows(self, window: _Window) -> Iterator[tuple[int, int, int, int]]:
+    def rows(self, window: _Window) -> Iterator[Row]:
         """Position, shard, index within it, and what :meth:`after` is to be told if it is not 0, one by one."""
         events = np.zeros(len(window.positions), np.uint8)
         events[self._batch_size - 1 :: self._batch_size] = _BATCH_ENDS
@@ -201,9 +222,11 @@ class _Reading:
 
     def open(self, shard: int) -> ShardReader:
         """Open a shard whose sample is next."""
+        began = perf_counter_ns()
         if self._prefetcher is not None:
             self._prefetcher.retry_if_failed(shard)
         reader = self._source.open(shard)
+        self._meter.opened(began, self._source.catalog, shard)
         if self._prefetcher is not None:
             self._prefetcher.moved_on()
         return reader
@@ -224,7 +247,7 @@ class _Reading:
 
 
 @contextmanager
-def _begun(share: Share, source: SampleSource, predownload: int) -> Iterator[_Reading]:
+def _begun(share: Share, source: SampleSource, predownload: int | None, meter: Meter) -> Iterator[_Reading]:
     """Fetch shards ahead of a reader while it reads, if they are not all here; and watch for their last uses, where
     there is a limit on how many are kept."""
     with ExitStack() as stack:
@@ -232,8 +255,14 @@ def _begun(share: Share, source: SampleSource, predownload: int) -> Iterator[_Re
         stack.callback(source.end_pass)
         prefetcher = last_uses = None
         if source.is_remote:
+            reach = Reach(predownload, predownload) if predownload else _default_reach(share, source.catalog)
             needs = shard_needs(share, source.catalog)
-            prefetcher = stack.enter_context(closing(ShardPrefetcher(needs, source.fetch_ahead, predownload)))
+            prefetcher = stack.enter_context(closing(ShardPrefetcher(needs, source.fetch_ahead, reach)))
         if source.cache_limit is not None:
             last_uses = stack.enter_context(closing(LastUses(_node_plan(share, source.catalog))))
-        yield _Reading(share, source, prefetcher, last_uses)
+        yield _Reading(share, source, meter, prefetcher, last_uses)
+
+
+def _default_reach(share: Share, catalog: Catalog) -> Reach:
+    readers = share.num_workers * share.deal.ranks_per_node
+    return default_reach(share.deal.batch_size, catalog.num_samples / len(catalog.shards), readers)

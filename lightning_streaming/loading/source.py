@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -23,11 +22,11 @@ from lightning_streaming.loading.ahead import ShardsAhead
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.lone_samples import LoneReader
 from lightning_streaming.loading.open_shards import OpenShards, raw_bytes
+from lightning_streaming.loading.scarcity import Scarcity
 from lightning_streaming.storage.lanes import share_connections
 
 _RANDOM_READERS = 8
 """Readers by sample number keep open what one of so many readers in order may: they rest for nobody knows how long."""
-_SECONDS_BETWEEN_LOOKS = 0.005
 
 
 class SampleSource:
@@ -58,9 +57,8 @@ class SampleSource:
         self._columns = check_selection(columns)
         self._room = CacheRoom((cache.place for cache in self._caches.values()), cache_limit)
         self._catalog: Catalog | None = None
-        self._largest_shard = 0
         self._shards_limit = 0  # without one, of no meaning
-        self._looked_at = 0.0
+        self._scarcity = Scarcity(self._room)
         self._open = OpenShards(self._stamp_used)
         self._ahead = ShardsAhead()
         self._lone = LoneReader(self._lone_samples)
@@ -123,7 +121,10 @@ class SampleSource:
             Whether it is here; False only if ``wait`` is False.
         """
         cache, info = self._checked(shard)
-        return cache.ensure(info, wait=wait, room=self._room) is not None
+        if not wait:
+            return cache.fetch_ahead(info, self._room) is None
+        with cache.hold(info, self._room):
+            return True
 
     def fetch_ahead(self, shard: int) -> bool:
         """In a thread: have a shard on this node that the reader will soon need, but wait for nobody.
@@ -132,17 +133,15 @@ class SampleSource:
             Whether to go on with the next one; False if there is no room until the reader has moved on.
         """
         cache, info = self._checked(shard)
-        size = raw_bytes(info)
-        spare_since = self._ahead.spare_since(size)
-        self._ahead.begin(shard, size)
-        found: object = Absence.NO_ROOM
+        spare_since = self._ahead.spare_since(raw_bytes(info))
+        self._ahead.begin(shard, raw_bytes(info))
+        absence: Absence | None = Absence.NO_ROOM
         try:
-            found = cache.fetch_ahead(info, self._room, spare_since)
+            absence = cache.fetch_ahead(info, self._room, spare_since)
         finally:
-            # The reader may have been faster.
-            if isinstance(found, Absence) or shard in self._open.readers:
+            if absence is not None or shard in self._open.readers:  # the reader was faster
                 self._ahead.end(shard)
-        return found is not Absence.NO_ROOM
+        return absence is not Absence.NO_ROOM
 
     def read(self, shard: int, index: int, *, alone: bool = False, retry: int = 1) -> dict[str, Any]:
         """One sample, decoded: column name to value.
@@ -187,6 +186,7 @@ class SampleSource:
         cache, info = self._checked(shard)
         self._open.forget_inherited()
         self._open.make_room(info)
+        self._scarcity.look_next_time()
         self._ahead.end(shard)
         for attempts_left in range(retry, -1, -1):
             with cache.hold(info, self._room, self._open.close_all) as directory:
@@ -222,7 +222,7 @@ class SampleSource:
         Where room is scarce nothing stays mapped meanwhile: whoever waits for room might be who we wait for.
         """
         share = self._open.most_bytes
-        if share is not None and (share < self._largest_shard or self._somebody_waits()):
+        if (share is not None and share < self._scarcity.largest_shard) or self._scarcity.is_felt():
             self._open.close_all()
 
     def end_pass(self) -> None:
@@ -285,9 +285,11 @@ class SampleSource:
     def _check_limit(self, catalog: Catalog) -> None:
         indexes = zip(self._caches.values(), catalog.indexes, strict=True)
         fetched = [index for cache, index in indexes if cache.needs_room(index)]
-        self._largest_shard = max((largest_shard_bytes(index.shards) for index in fetched), default=0)
+        largest = self._scarcity.largest_shard = max(
+            (largest_shard_bytes(index.shards) for index in fetched), default=0
+        )
         index_bytes = self._room.fixed_bytes()
-        check_limit(self._room.limit, index_bytes, self._largest_shard)
+        check_limit(self._room.limit, index_bytes, largest)
         if self._room.limit is not None:
             self._shards_limit = max(0, self._room.limit - index_bytes)
             self._share_room(_RANDOM_READERS)
@@ -332,14 +334,6 @@ class SampleSource:
             files += found
         named = (owners.get(file.path) for file in coldest_first(files, None))
         return iter(dict.fromkeys(shard for shard in named if shard is not None))
-
-    def _somebody_waits(self) -> bool:
-        """Whether a reader waits for room. Small batches come faster than it pays to look."""
-        now = time.monotonic()
-        if now < self._looked_at + _SECONDS_BETWEEN_LOOKS:
-            return False
-        self._looked_at = now
-        return self._room.somebody_waits()
 
     def _stamp_used(self, shard: int) -> None:
         cache, info = self._cache_of(shard)

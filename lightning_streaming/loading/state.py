@@ -3,9 +3,11 @@
     {"version": 1, "epoch": 3, "sample_in_epoch": 51200, "shuffle_seed": 9176, "num_canonical_nodes": 2,
      "initial_physical_nodes": 2, "fingerprint": {...}}
 
-Within an epoch whose batches are composed, "batch_geometry" also says for which nodes, ranks and batch size. All loads
-with ``torch.load(..., weights_only=True)``. The four or five keys that MosaicML Streaming writes are accepted too; such
-a state carries no fingerprint, so it cannot be checked against the data.
+Within an epoch whose batches are composed, "batch_geometry" also says for which nodes, ranks and batch size. Where
+batches are skipped, "skipped" says which samples these are, as {"12000-12100": [epoch, sample, epoch, sample]}: from
+the first place up to the second. All loads with
+``torch.load(..., weights_only=True)``. The four or five keys that MosaicML Streaming writes are accepted too; such a
+state carries no fingerprint, so it cannot be checked against the data.
 """
 
 from __future__ import annotations
@@ -13,12 +15,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from lightning_streaming.errors import StateError
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.cursor import Cursor
+from lightning_streaming.order.gaps import Stretch
 from lightning_streaming.order.layout import BatchGeometry
 from lightning_streaming.order.settings import OrderSettings
 from lightning_streaming.order.weights import ResolvedWeights
@@ -42,6 +45,8 @@ class SavedPosition:
     geometry: BatchGeometry | None
     """What the batches of the epoch are made for, where they are composed."""
     fingerprint: Mapping[str, Any] | None
+    skipped: Mapping[str, Stretch] = field(default_factory=dict)
+    """Where the samples of skipped ranges of batches are, by how the range is written."""
 
     def as_state(self) -> dict[str, Any]:
         """The dict that :func:`read_state` turns back into this value."""
@@ -53,6 +58,11 @@ class SavedPosition:
             "num_canonical_nodes": self.num_canonical_nodes,
             "initial_physical_nodes": self.initial_physical_nodes,
             **({} if self.geometry is None else {"batch_geometry": asdict(self.geometry)}),
+            **(
+                {"skipped": {name: [*start, *stop] for name, (start, stop) in self.skipped.items()}}
+                if self.skipped
+                else {}
+            ),
             "fingerprint": self.fingerprint,
         }
 
@@ -87,6 +97,7 @@ def read_state(state: Mapping[str, Any]) -> SavedPosition:
         else _whole_number(state, "initial_physical_nodes", least=1),
         geometry=_geometry(state.get("batch_geometry")),
         fingerprint=saved_fingerprint,
+        skipped=_skipped(state.get("skipped", {})),
     )
 
 
@@ -96,6 +107,17 @@ def _geometry(saved: object) -> BatchGeometry | None:
     if not isinstance(saved, Mapping):
         raise StateError(f"'batch_geometry' of a saved position is a dict, but got {type(saved).__name__}")
     return BatchGeometry(**{field.name: _whole_number(saved, field.name, least=1) for field in fields(BatchGeometry)})
+
+
+def _skipped(saved: object) -> dict[str, Stretch]:
+    if not isinstance(saved, Mapping):
+        raise StateError(f"'skipped' of a saved position is a dict, but got {type(saved).__name__}")
+    read = {}
+    for name, numbers in saved.items():
+        if not isinstance(numbers, list | tuple) or len(numbers) != 4 or any(type(one) is not int for one in numbers):
+            raise StateError(f"'skipped' of a saved position has four whole numbers for {name!r}, but got {numbers!r}")
+        read[str(name)] = (numbers[0], numbers[1]), (numbers[2], numbers[3])
+    return read
 
 
 def _whole_number(state: Mapping[str, Any], key: str, least: int) -> int:

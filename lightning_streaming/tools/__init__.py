@@ -11,7 +11,6 @@
                    them in parts, changed_parts begins again those whose input changed
     state          shows and moves the place in the data that a checkpoint holds; states has its parts
     cache          shows and clears caches: cache_directories finds them, cache_survey adds up, cache_report tells
-    unpacking      decompresses a file, for all of them
     unnamed        files that no index names, told by verify and copy
     stored_dataset where a dataset is, for all of them; raw_files reads parts of it
 

@@ -81,6 +81,11 @@ COMMANDS = (
         module="lightning_streaming.tools.state",
     ),
     Command(
+        name="trace",
+        help="tell which samples a step of training reads, and when a sample is read",
+        module="lightning_streaming.tools.trace",
+    ),
+    Command(
         name="cache",
         help="show what caches hold, and make room in them",
         module="lightning_streaming.tools.cache",

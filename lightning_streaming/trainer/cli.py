@@ -2,43 +2,31 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from argparse import SUPPRESS, Action, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from pathlib import Path
 from typing import Any, NoReturn
 
 import jsonargparse
 from jsonargparse import DefaultHelpFormatter, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
-from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.storage import mask_url
+from lightning_streaming.trainer.comments import with_comments
+from lightning_streaming.trainer.complaints import in_words, written_in
 from lightning_streaming.trainer.config import StreamingConfig
 from lightning_streaming.trainer.datamodule import StreamingDataModule
 from lightning_streaming.trainer.help import DESCRIPTION
+from lightning_streaming.trainer.parsing import config_error_behind, look_for_modules_here
 
 _USAGE = "%(prog)s [--config FILE] [--FIELD VALUE ...]"
 _STAGES = ("train", "val", "test", "predict")
+_PRINT = "--print_config"
 
 _OPTIONS_TO_SAVE = ("endpoint_url", "region_name", "profile", "project")
 """Texts among storage options that are no secrets: they say where a store is, or which credentials to look up."""
-
-_NOISE = (
-    "Does not validate against any of the Union subtypes",
-    "Subtypes: ",
-    "Errors:",
-    "- Expected a <class 'NoneType'>",
-    "Given value type: ",
-    "Given value: NestedArg(",
-    "Given value: Namespace(",
-    "Given value: {",
-)
-"""How jsonargparse's lines begin that repeat whole parts of the configuration, secrets too, or name its own types."""
-_GIVEN_MAPPING = re.compile(r"\. Got value: (Namespace\(|NestedArg\(|\{).*")
 
 
 class StreamingCLI(LightningCLI):
@@ -51,7 +39,7 @@ class StreamingCLI(LightningCLI):
     """
 
     def __init__(self, args: Sequence[str] | None = None) -> None:
-        _look_for_modules_here()
+        look_for_modules_here()
         set_parsing_settings(docstring_parse_attribute_docstrings=True)
         super().__init__(
             datamodule_class=StreamingDataModule,
@@ -82,7 +70,7 @@ class StreamingCLI(LightningCLI):
         try:
             super().instantiate_classes()
         except ValueError as error:
-            cause = _config_error_behind(error)
+            cause = config_error_behind(error)
             if cause is None:
                 raise
             self._parser(self.subcommand).error(str(cause), cause)
@@ -102,11 +90,41 @@ class _Formatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
 
 
 class _Parser(LightningArgumentParser):
-    """A parser whose errors name the field and the reason, and little else."""
+    """A parser whose errors name the field and the reason, and whose printed configuration explains itself."""
+
+    _given: Sequence[str] = ()
+
+    def parse_args(self, args: Any = None, *others: Any, **settings: Any) -> Any:
+        """Parse, and remember what was given, for the words of an error."""
+        given = sys.argv[1:] if args is None else list(args)
+        self._given = [_PRINT if arg == f"{_PRINT}=comments" else arg for arg in given]
+        return super().parse_args(self._given, *others, **settings)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        lines = [line for line in message.splitlines() if not line.strip().startswith(_NOISE)]
-        super().error(_GIVEN_MAPPING.sub("", "\n".join(lines)), ex)
+        """End the program, saying what is wrong; a parser within this one raises instead."""
+        if self.exit_on_error:
+            message = in_words(message, written_in(_outermost(self)._given), _options(_outermost(self)))
+        super().error(message, ex)
+
+    def dump(self, *args: Any, **settings: Any) -> str:
+        """The configuration as YAML; where ``--print_config`` asks, with a comment on every field."""
+        text: str = super().dump(*args, **settings)
+        return with_comments(text) if hasattr(_outermost(self), "print_config") else text
+
+
+def _options(parser: ArgumentParser) -> list[str]:
+    """The long options of a parser and its subcommands, without dashes."""
+    found = [option.removeprefix("--") for action in parser._actions for option in action.option_strings]
+    inner = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
+    return found + [option for parsers in inner for one in parsers.values() for option in _options(one)]
+
+
+def _outermost(parser: Any) -> _Parser:
+    """The parser of the whole command line, which has one for each subcommand."""
+    while hasattr(parser, "parent_parser"):
+        parser = parser.parent_parser
+    outermost: _Parser = parser
+    return outermost
 
 
 class _ExplainFields(Action):
@@ -166,19 +184,6 @@ def _public_options(options: Mapping[str, Any]) -> dict[str, Any]:
         for name, option in options.items()
         if name in _OPTIONS_TO_SAVE or option is None or isinstance(option, (Mapping, bool, int, float))
     }
-
-
-def _config_error_behind(error: BaseException | None) -> ConfigError | None:
-    while error is not None and not isinstance(error, ConfigError):
-        error = error.__cause__
-    return error
-
-
-def _look_for_modules_here() -> None:
-    # A console script does not look for modules where it is called; a configuration names the user's own by class_path.
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
 
 
 if __name__ == "__main__":

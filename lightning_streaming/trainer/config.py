@@ -8,6 +8,8 @@ from typing import Any
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.stream import Stream
+from lightning_streaming.order.batch_ranges import parse_ranges
+from lightning_streaming.order.names import BatchingMethod, PartitionAlgo, SamplingMethod, ShuffleAlgo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +29,8 @@ class StreamingConfig:
         validate_hash: Hash to check downloads with. None: one that the index offers.
         keep_zip: Keep compressed files beside the decompressed ones.
         epoch_size: Samples per epoch, like 50000 or "10m" (k, m, b, t: powers of 1000). None: all, after weighting.
-        predownload: Samples ahead of each worker for which shards are fetched. None: 8 batches.
+        predownload: Samples ahead of each worker for which shards are fetched. None: 8 batches, and 4 shards where
+            they are read in order.
         cache_limit: Most bytes that the streams' directories on a node may hold, like "200gb". None: no limit.
         on_demand: Whether single samples (``dataset[i]``, ``restore_sample``) are read by their bytes alone where their
             shard is stored uncompressed and is not here.
@@ -43,11 +46,15 @@ class StreamingConfig:
             canonical nodes, at least 262144 in each (16384 with "blockwise").
         batching_method: Which samples share a batch: "random", "stratified" (each global batch holds every stream's
             share), "per_stream" (each is of one stream) or "device_per_stream" (each batch of one rank is).
+        skip: Global batches of the run to leave out, counted from 0, like ["12000-12100"]; for training. Their samples
+            stay the same when ranks or batch size change. See docs/resume.md.
         stretch_seed: Use the seed that MosaicML Streaming 0.2 made of shuffle_seed; with "py2s" this is its order.
         allow_unsafe_types: Whether columns may be unpickled. Unpickling runs code found in the data.
         columns: Names of the columns to read; the others are not decoded. None: all.
         replication: This many consecutive ranks read the same samples. None: as the strategy's device mesh wants it.
         seed_global_rng: Seed random, numpy.random and torch from each sample's key before its transform.
+        sample_log: Directory for a log of the samples that each worker read; see docs/loading.md.
+        watchdog_seconds: When one sample takes longer than this, tell on stderr which it is and where its worker is.
     """
 
     streams: Mapping[str, Stream] | None = None
@@ -63,24 +70,28 @@ class StreamingConfig:
     predownload: int | None = None
     cache_limit: int | float | str | None = None
     on_demand: bool = False
-    sampling_method: str = "balanced"
+    sampling_method: SamplingMethod = "balanced"
     sampling_granularity: int = 1
-    partition_algo: str = "relaxed"
+    partition_algo: PartitionAlgo = "relaxed"
     num_canonical_nodes: int | None = None
     shuffle: bool | None = None
-    shuffle_algo: str = "py1e"
+    shuffle_algo: ShuffleAlgo = "py1e"
     shuffle_seed: int = 9176
     shuffle_block_size: int | None = None
-    batching_method: str = "random"
+    batching_method: BatchingMethod = "random"
+    skip: Sequence[int | str] = ()
     stretch_seed: bool = False
     allow_unsafe_types: bool = False
     columns: Sequence[str] | None = None
     replication: int | None = None
     seed_global_rng: bool = False
+    sample_log: str | None = None
+    watchdog_seconds: float | None = None
 
     def __post_init__(self) -> None:
         if not self.streams and self.remote is None and self.local is None:
             raise ConfigError("the data of a stage needs streams=, remote= or local=")
+        parse_ranges(self.skip, "skip")
 
     def dataset_arguments(self, *, shuffle_by_default: bool) -> dict[str, Any]:
         """Keyword arguments for :class:`~lightning_streaming.StreamingDataset`."""

@@ -254,14 +254,27 @@ def world_of(trainer: Trainer) -> World:
 def replication_of(trainer: Trainer) -> int | None:
     """How many consecutive ranks the strategy wants to read the same samples; None where each reads its own.
 
-    Tensor-parallel ranks share the work on one batch: the strategy then counts fewer readers than there are ranks.
+    Tensor-parallel ranks share the work on one batch: the strategy then counts fewer readers than there are ranks. For
+    example 4 ranks in a device mesh of 2 (data parallel) x 2 (tensor parallel) are 2 readers.
+
+    Raises:
+        ConfigError: Ranks that are to read the same samples do not follow each other.
     """
     wanted = trainer.distributed_sampler_kwargs
     readers = trainer.world_size if wanted is None else int(wanted["num_replicas"])
-    return None if readers == trainer.world_size else trainer.world_size // readers
+    if wanted is None or readers == trainer.world_size:
+        return None
+    replication = trainer.world_size // readers
+    if readers * replication != trainer.world_size or trainer.global_rank // replication != int(wanted["rank"]):
+        raise ConfigError(
+            f"{type(trainer.strategy).__name__} has rank {trainer.global_rank} of {trainer.world_size} read as reader "
+            f"{wanted['rank']} of {readers}, but ranks that read the same samples must follow each other; put the data "
+            "parallel dimension first in the device mesh, or pass a World of the readers in build_dataset"
+        )
+    return replication
 
 
 def _add_state_callback(trainer: Trainer) -> None:
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set by Lightning's callback connector
     if not any(isinstance(callback, StreamingStateCallback) for callback in callbacks):
-        callbacks.insert(0, StreamingStateCallback())
+        callbacks.append(StreamingStateCallback())

@@ -10,15 +10,17 @@ callback knows the place in the data, so it has the counters set to what an unin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
 from lightning.pytorch.loops.fit_loop import RestartStage
 
-from lightning_streaming.errors import StateError
+from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.loading.dataloader import StreamingDataLoader
+from lightning_streaming.order.batch_ranges import Counted
 
 
 def streaming_loaders(trainer: Trainer) -> dict[str, StreamingDataLoader]:
@@ -26,7 +28,7 @@ def streaming_loaders(trainer: Trainer) -> dict[str, StreamingDataLoader]:
 
     A single loader is "train"; those in a dict or list are named by key or place, nested ones like "text.0".
     """
-    named = _walk(trainer.train_dataloader, "")
+    named = named_loaders(trainer.train_dataloader)
     return {name or "train": loader for name, loader in named if isinstance(loader, StreamingDataLoader)}
 
 
@@ -35,7 +37,8 @@ def is_overfitting(trainer: Trainer) -> bool:
     return bool(trainer.overfit_batches > 0)  # type: ignore[attr-defined]  # set by Lightning's data connector
 
 
-def _walk(loaders: Any, name: str) -> Iterator[tuple[str, Any]]:
+def named_loaders(loaders: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The loaders in dicts and lists, with their names joined by dots; a single one has the name given."""
     if isinstance(loaders, Mapping):
         entries: Any = loaders.items()
     elif isinstance(loaders, (list, tuple)):
@@ -44,7 +47,7 @@ def _walk(loaders: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield name, loaders
         return
     for key, loader in entries:
-        yield from _walk(loader, f"{name}.{key}" if name else str(key))
+        yield from named_loaders(loader, f"{name}.{key}" if name else str(key))
 
 
 def combination_mode(trainer: Trainer) -> str:
@@ -56,6 +59,13 @@ def combination_mode(trainer: Trainer) -> str:
 def weights_have_seen_the_batch(trainer: Trainer) -> bool:
     """In ``on_train_batch_end``: whether the batch's gradient is in the weights, not still being accumulated."""
     return not trainer.fit_loop._should_accumulate()
+
+
+def logging_step(trainer: Trainer) -> int | None:
+    """In ``on_train_batch_end``: the step under which loggers are to be told; None if they are not to be told now."""
+    if not trainer._logger_connector.should_update_logs or not weights_have_seen_the_batch(trainer):
+        return None
+    return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
 def put_first(trainer: Trainer, callback: Callback) -> None:
@@ -76,14 +86,68 @@ def batches_in_epoch(trainer: Trainer) -> int:
     return 0 if batches == float("inf") else int(batches)
 
 
-def fetch_anew(trainer: Trainer) -> None:
-    """In ``on_train_start``: throw away what Lightning has fetched ahead, because loaders have been moved since.
+def batches_trained(trainer: Trainer, epoch: int, batches: int) -> int:
+    """In ``on_train_start``: batches over all epochs that the weights have seen who stand after these of ``epoch``."""
+    is_under_way = _current_epochs(trainer).started > epoch
+    return _batches_done_in_all(trainer) - (_batches_done(trainer) - batches if is_under_way else 0)
 
-    It fetches one batch ahead if any of several loaders has no length.
+
+def count_batches_of_epoch(trainer: Trainer) -> None:
+    """Have the trainer expect the batches of the epochs in which its loaders stand: skipping makes some shorter.
+
+    Lightning asks loaders for their length once, before they have been moved.
+
+    Raises:
+        ConfigError: Batches are to be skipped while overfitting.
     """
-    fetcher = trainer.fit_loop._data_fetcher
-    if isinstance(fetcher, _PrefetchDataFetcher) and fetcher.batches:
-        iter(fetcher)
+    fetcher, combined = trainer.fit_loop._data_fetcher, trainer.fit_loop._combined_loader
+    assert fetcher is not None, "made before on_train_start"
+    assert combined is not None, "made before on_train_start"
+    assert combined.limits is not None, "set with the loaders"
+    loaders, limits = combined.flattened, combined.limits
+    if not any(_skips(loader) for loader in loaders):
+        return
+    if is_overfitting(trainer):
+        raise ConfigError("skip counts batches over a run, and overfit_batches reads the same again; drop one of them")
+    counted = Counted(limit=trainer.limit_train_batches)
+    combined.limits = [
+        counted.limited(loader.batches_of_epoch()) if _skips(loader) else limit
+        for loader, limit in zip(loaders, limits, strict=True)
+    ]
+    assert combined._iterator is not None, "made before on_train_start"
+    combined._iterator.limits = combined.limits
+    fetcher.length = sized_len(combined)
+    if fetcher.length is None:
+        return
+    trainer.fit_loop.max_batches = fetcher.length
+    if isinstance(trainer.val_check_interval, float) and trainer.val_check_batch is not None:
+        trainer.val_check_batch = max(1, int(fetcher.length * trainer.val_check_interval))
+
+
+def _skips(loader: object) -> bool:
+    return isinstance(loader, StreamingDataLoader) and bool(loader.dataset.epochs.skipped)
+
+
+def fetch_anew(trainer: Trainer, finished: Collection[StreamingDataLoader]) -> None:
+    """In ``on_train_start``: have Lightning read anew from loaders that have been moved since it made its iterators.
+
+    That matters where it has fetched one batch ahead, as it does if any of several loaders has no length, and where
+    some are not to be read: in mode "max_size" a loader that has come to its end rests until the next epoch.
+
+    Args:
+        trainer: The trainer.
+        finished: Loaders to leave out of the epoch that goes on.
+    """
+    fetcher, combined = trainer.fit_loop._data_fetcher, trainer.fit_loop._combined_loader
+    assert fetcher is not None, "made before on_train_start"
+    assert combined is not None, "as well"
+    has_fetched = isinstance(fetcher, _PrefetchDataFetcher) and bool(fetcher.batches)
+    if not has_fetched and not finished:
+        return
+    loaders = combined.flattened
+    combined.flattened = [() if any(loader is one for one in finished) else loader for loader in loaders]
+    iter(fetcher)
+    combined.flattened = loaders
 
 
 def has_loader_states(checkpoint: Mapping[str, Any]) -> bool:
@@ -113,7 +177,8 @@ def reopen_epoch(checkpoint: dict[str, Any], epoch: int, batches: int) -> None:
     if batches > trained:
         raise StateError(
             f"the checkpoint's place in the data is after batch {batches} of epoch {epoch}, but its trainer had "
-            f"trained {trained}; the two were not saved together"
+            f"trained {trained}; the two were not saved together, or another checkpoint was restored since, as "
+            "LearningRateFinder and BatchSizeFinder do in a run that resumes: leave those out of it"
         )
     progress = state["epoch_progress"]
     for tracker in (progress["current"], progress["total"]):
@@ -155,7 +220,7 @@ def begin_epoch(trainer: Trainer, epoch: int) -> None:
     was_under_way = _current_epochs(trainer).started > epoch
     _set_epochs(trainer, begun=epoch, done=epoch)
     _settle_total(trainer, 0 if was_under_way else _batches_done(trainer))
-    if fit_loop.epoch_loop.restarted_on_train_batch_end:
+    if fit_loop.epoch_loop.restarted_on_train_batch_end and not was_under_way:
         fit_loop.epoch_loop._batches_that_stepped += 1  # saved before the last batch's step was counted for loggers
     fit_loop.epoch_loop.batch_progress.reset_on_run()
     fit_loop.reset_restart_stage()
@@ -204,10 +269,14 @@ def _batches_done(trainer: Trainer) -> int:
 
 def _settle_total(trainer: Trainer, batches_then: int) -> None:
     """Count over all epochs what is done, less what will be read again; nothing is under way."""
+    again = _batches_done(trainer) - batches_then
+    _set_counters(trainer.fit_loop.epoch_loop.batch_progress.total, _batches_done_in_all(trainer) - again)
+
+
+def _batches_done_in_all(trainer: Trainer) -> int:
     loop = trainer.fit_loop.epoch_loop
-    total = loop.batch_progress.total
-    completed = total.completed + 1 if loop.restarted_on_train_batch_end else total.completed
-    _set_counters(total, completed - (_batches_done(trainer) - batches_then))
+    done: int = loop.batch_progress.total.completed
+    return done + 1 if loop.restarted_on_train_batch_end else done
 
 
 def _current_epochs(trainer: Trainer) -> Any:  # Lightning's own annotations name a base class

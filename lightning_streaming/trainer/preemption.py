@@ -28,7 +28,6 @@ class Preempted(SIGTERMException):
     """Raised on every rank when the checkpoint is saved. A ``SystemExit``, whose status is 128 + the signal."""
 
 
-# Among callbacks of this class Lightning looks for the newest checkpoint when asked for ckpt_path="last".
 class PreemptionCheckpoint(OnExceptionCheckpoint):
     """Saves ``dirpath/preempted.ckpt`` when a signal says that the job is to be stopped, and ends the run.
 
@@ -37,6 +36,10 @@ class PreemptionCheckpoint(OnExceptionCheckpoint):
     unless caught, the process. ``Trainer.fit(ckpt_path="last")`` goes on there, if nothing newer was saved since: with
     the next sample, and from the beginning of a validation that was under way. With gradient accumulation a half-done
     accumulation is not waited for; its batches are read again.
+
+    It is one of Lightning's ``OnExceptionCheckpoint``, because among these Lightning looks for the newest checkpoint,
+    even when ``fit`` gets no ``ckpt_path``, so that a job that is started again with the same command goes on; as with
+    any checkpoint callback, Lightning then adds no ``ModelCheckpoint`` of its own.
 
     Where Lightning would requeue a SLURM job, so does this, after saving. Signals listed here are taken from Lightning
     while ``fit`` runs; others stay with it. What comes before training has begun, or after it has ended, acts as if

@@ -4,41 +4,23 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from math import ceil
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.loading.cursor import Cursor
 from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.epochs import OnChange
-from lightning_streaming.trainer import fit_loop
+from lightning_streaming.trainer import fit_loop, progress_bar
+from lightning_streaming.trainer.loader_checks import check_loaders
+from lightning_streaming.trainer.place import Place, batches_done, counted
+from lightning_streaming.trainer.resume_report import report_resume
 
 _STATE_VERSION = 1
-
-
-@dataclass(slots=True)
-class _Place:
-    """How far training has come, in the trainer's words and in the data's."""
-
-    epoch: int = 0
-    """The trainer's current epoch."""
-    batches: int = 0
-    """Batches of it whose gradients are in the weights."""
-    batches_in_epoch: int = 0
-    """Batches that this epoch has for the trainer, on each rank."""
-    cursors: dict[str, Cursor] = field(default_factory=dict)
-    """For each loader, the end of what the weights have seen."""
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the weights have seen the whole epoch, though the trainer may not have closed it yet."""
-        return 0 < self.batches_in_epoch <= self.batches
 
 
 class StreamingStateCallback(Callback):
@@ -59,7 +41,7 @@ class StreamingStateCallback(Callback):
         if on_change not in ("error", "warn"):
             raise ConfigError(f'on_change must be "error" or "warn", but got {on_change!r}')
         self._on_change: OnChange = on_change
-        self._place: _Place | None = None
+        self._place: Place | None = None
         self._restored: Mapping[str, Any] | None = None
         self._first: dict[str, Cursor] = {}
         self._is_placed = False
@@ -69,6 +51,7 @@ class StreamingStateCallback(Callback):
         self._pass_epochs: dict[str, int] = {}
         self._datasets: dict[str, StreamingDataset] = {}
         self._global_batches: dict[str, int] = {}
+        self._batches_not_shown: int | None = None
 
     @property
     def state_key(self) -> str:
@@ -136,18 +119,23 @@ class StreamingStateCallback(Callback):
             self._place = None
         places_before = self._places_by_dataset()
         loaders = self._find_loaders(trainer)
-        if not loaders:
-            return
+        check_loaders(trainer, loaders)
         if self._restored is not None:
-            self._place = self._load(self._restored, loaders)
-            self._restored = None
+            self._place, restored, self._restored = self._load(self._restored, loaders), self._restored, None
             self._go_to_place(trainer, loaders)
-            self._report(trainer)
+            report_resume(trainer, self._place.cursors, loaders, restored.get("samples_per_global_batch", {}))
+            return
+        if not loaders:
+            rank_zero_warn(
+                "StreamingStateCallback finds no StreamingDataLoader among the train loaders, so no place in the data "
+                "is saved: a resumed epoch begins again at its first sample."
+            )
             return
         if self._place is None:
-            begins = self._first if self._begins_again else {}
+            # What Lightning's tuners read before the first batch is read again.
+            begins = {name: Cursor(0, 0) for name in loaders} | self._first if self._begins_again else {}
             self._first = {name: begins.get(name, loader.cursor()) for name, loader in loaders.items()}
-            self._place = _Place(epoch=trainer.current_epoch, cursors=dict(self._first))
+            self._place = Place(epoch=trainer.current_epoch, cursors=dict(self._first))
         for name, loader in loaders.items():  # a trainer that fits again may have made its datasets anew
             dataset, state = places_before.get(name, (loader.dataset, {}))
             if dataset is not loader.dataset:
@@ -157,6 +145,7 @@ class StreamingStateCallback(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let every loader begin an epoch of the data."""
+        progress_bar.begin_epoch_at_zero(trainer)
         loaders = self._find_loaders(trainer)
         if not loaders or self._place is None:
             return
@@ -166,8 +155,17 @@ class StreamingStateCallback(Callback):
         place = self._place
         place.cursors = {name: self._next_beginning(trainer, name) for name in loaders}
         place.epoch, place.batches = trainer.current_epoch, 0
+        self._note_beginnings()
+        self._seek(trainer, loaders)
         place.batches_in_epoch = fit_loop.batches_in_epoch(trainer)
-        self._seek(loaders)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Let the progress bar know the epoch that goes on."""
+        self._show_place(trainer, pl_module)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The same, where it goes on with a validation."""
+        self._show_place(trainer, pl_module)
 
     def on_train_batch_end(
         self,
@@ -192,6 +190,7 @@ class StreamingStateCallback(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Close the epoch, unless it was only cut short by a limit on steps or an early stop."""
+        self._show_place(trainer, pl_module)
         place = self._place
         if place is None or not trainer.is_last_batch:
             return
@@ -220,7 +219,7 @@ class StreamingStateCallback(Callback):
         self._global_batches = {name: loader.samples_per_global_batch for name, loader in loaders.items()}
         return loaders
 
-    def _load(self, state: Mapping[str, Any], loaders: Mapping[str, StreamingDataLoader]) -> _Place:
+    def _load(self, state: Mapping[str, Any], loaders: Mapping[str, StreamingDataLoader]) -> Place:
         saved: Mapping[str, Any] = state["loaders"]
         if saved.keys() != loaders.keys():
             raise StateError(
@@ -229,39 +228,55 @@ class StreamingStateCallback(Callback):
             )
         for name, loader in loaders.items():
             loader.load_state_dict(saved[name], self._on_change)
-        return _Place(**state["trainer"], cursors={name: loader.cursor() for name, loader in loaders.items()})
+        return Place(**state["trainer"], cursors={name: loader.cursor() for name, loader in loaders.items()})
 
     def _go_to_place(self, trainer: Trainer, loaders: Mapping[str, StreamingDataLoader]) -> None:
         """Set trainer and loaders to where training has come."""
         place = self._place
         assert place is not None, "set by the caller"
         known = {name: place.cursors.get(name, loader.cursor()) for name, loader in loaders.items()}
+        for name, loader in loaders.items():
+            loader.dataset.epochs.skipped.count_from(counted(trainer, place, known[name]))
         place.cursors = {name: loader.normalised(known[name]) for name, loader in loaders.items()}
-        self._pass_epochs = {name: cursor.epoch for name, cursor in place.cursors.items()}
-        batches = 0 if place.is_finished else _batches_done(trainer, place, loaders)
+        self._seek(trainer, loaders)
+        # A loader may be read more than once in one epoch of the trainer; overfitting goes back to the first time.
+        passes = {name: place.batches // max(1, len(loader)) for name, loader in loaders.items()}
+        self._pass_epochs = {name: max(0, cursor.epoch - passes[name]) for name, cursor in place.cursors.items()}
+        batches = 0 if place.is_finished else batches_done(trainer, place, loaders)
         in_epoch = fit_loop.batches_in_epoch(trainer)
         if place.is_finished or 0 < in_epoch <= batches:
             place.cursors = {name: self._next_beginning(trainer, name) for name in loaders}
+            self._note_beginnings()
             if fit_loop.lightning_closes_the_epoch(trainer):
-                self._seek(loaders)
+                self._batches_not_shown = in_epoch
+                self._seek(trainer, loaders)
                 return
             place.epoch, batches = place.epoch + 1, 0
+        finished: list[StreamingDataLoader] = []
         if batches:
             fit_loop.resume_epoch(trainer, place.epoch, place.batches, batches)
+            if fit_loop.combination_mode(trainer) == "max_size":
+                finished = [loaders[name] for name, cursor in place.cursors.items() if cursor.sample_in_epoch == 0]
         else:
             fit_loop.begin_epoch(trainer, place.epoch)
             self._is_placed = True
-        place.batches, place.batches_in_epoch = batches, in_epoch
-        self._seek(loaders)
-        fit_loop.fetch_anew(trainer)
+        place.batches = batches
+        self._batches_not_shown = batches or None
+        self._seek(trainer, loaders)
+        place.batches_in_epoch = fit_loop.batches_in_epoch(trainer)
+        fit_loop.fetch_anew(trainer, finished)
 
-    def _seek(self, loaders: Mapping[str, StreamingDataLoader]) -> None:
+    def _note_beginnings(self) -> None:
+        assert self._place is not None, "set by the caller"
+        self._pass_epochs = {name: cursor.epoch for name, cursor in self._place.cursors.items()}
+
+    def _seek(self, trainer: Trainer, loaders: Mapping[str, StreamingDataLoader]) -> None:
         place = self._place
         assert place is not None, "set by the caller"
         for name, loader in loaders.items():
             loader.seek(place.cursors[name])
+        fit_loop.count_batches_of_epoch(trainer)
         self._ends = dict(place.cursors)
-        self._pass_epochs = {name: cursor.epoch for name, cursor in place.cursors.items()}
         self._batches_trained = place.batches
 
     def _next_beginning(self, trainer: Trainer, name: str) -> Cursor:
@@ -274,32 +289,7 @@ class StreamingStateCallback(Callback):
             return Cursor(self._pass_epochs.get(name, cursor.epoch), 0)
         return cursor if cursor.sample_in_epoch == 0 else Cursor(cursor.epoch + 1, 0)
 
-    def _report(self, trainer: Trainer) -> None:
-        place = self._place
-        assert place is not None, "set by the caller"
-        for name, cursor in place.cursors.items():
-            rank_zero_info(
-                f"Resumed {name!r} at epoch {cursor.epoch}, sample {cursor.sample_in_epoch} "
-                f"(step {trainer.global_step}, {trainer.ckpt_path})."
-            )
-
-
-def _batches_done(trainer: Trainer, place: _Place, loaders: Mapping[str, StreamingDataLoader]) -> int:
-    """Batches of the trainer's epoch that lie before the place, in batches of this run.
-
-    They are worked out from what is left of the loader that decides when the epoch ends, because its ranks and batch
-    size may have changed since the place was saved.
-    """
-    decides = min if fit_loop.combination_mode(trainer) == "min_size" else max
-    name = decides(loaders, key=lambda name: len(loaders[name]))
-    loader, cursor = loaders[name], place.cursors[name]
-    left = loader.batches_left(cursor)
-    limit = fit_loop.batches_in_epoch(trainer)
-    if limit == len(loader):
-        return limit - left
-    if limit > len(loader) or limit == 0:  # another kind of loader decides
-        return place.batches
-    if isinstance(trainer.limit_train_batches, int):
-        return max(place.batches, limit - left)
-    global_batch = loader.samples_per_global_batch
-    return limit - ceil(max(0, limit * global_batch - cursor.sample_in_epoch) / global_batch)
+    def _show_place(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._batches_not_shown is not None:
+            progress_bar.begin_epoch_at(trainer, pl_module, self._batches_not_shown)
+            self._batches_not_shown = None

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml  # type: ignore[import-untyped]
 from lightning.pytorch import Callback, Trainer
 
 from examples.linked_batch_size import LinkedCLI
 from lightning_streaming import MDSWriter
 from lightning_streaming.trainer.cli import StreamingCLI
-from tests.servers import S3Store
+from tests.servers import GcsStore, S3Store
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 STEPS_PER_EPOCH = {
@@ -25,6 +26,19 @@ STEPS_PER_EPOCH = {
     "validation_set": 125,
     "weighted_mixture": 200,
 }
+IN_BUCKETS = {
+    "s3": ["code", "docs"],
+    "gcs": ["code", "docs"],
+    "ddp_multi_node": ["code", "docs"],
+    "fsdp": [],
+}
+"""Configurations whose data is in buckets, and their streams; none where a stage is one dataset."""
+ON_ONE_CPU = {
+    "ddp_multi_node": ["--trainer.devices=1", "--trainer.num_nodes=1"],
+    "fsdp": ["--trainer.devices=1", "--trainer.strategy=auto", "--trainer.precision=32-true"]
+    + [f"--model.{size}=16" for size in ("width", "heads", "depth")],
+}
+"""What stands for machines and GPUs that are not here; tests/trainer runs these strategies on several processes."""
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`"),
@@ -60,7 +74,7 @@ def logged(directory: str) -> list[dict[str, Any]]:
 
 
 def test_every_configuration_is_run_here() -> None:
-    assert {path.stem for path in CONFIGS.iterdir()} == {*STEPS_PER_EPOCH, "s3"}
+    assert {path.stem for path in CONFIGS.iterdir()} == {*STEPS_PER_EPOCH, *IN_BUCKETS}
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.iterdir()), ids=lambda path: path.stem)
@@ -114,19 +128,39 @@ def test_link_tells_the_model_the_batch_size_of_the_data(batch_size: int, learni
     assert cli.model.learning_rate == pytest.approx(learning_rate)
 
 
+def write_to_bucket(store: S3Store | GcsStore) -> str:
+    """A dataset of 128 samples in a bucket of its own; gives its URL."""
+    remote = store.make_bucket()
+    columns = {"tokens": "ndarray:uint8:129", "id": "int"}
+    with MDSWriter(out=remote, columns=columns, storage_options=store.options) as writer:
+        for index in range(128):
+            writer.write({"tokens": np.full(129, index, np.uint8), "id": index})
+    return remote
+
+
 @pytest.mark.usefixtures("in_example_directory")
-def test_s3_trains_from_buckets(s3: S3Store) -> None:
-    options = json.dumps(s3.options)
-    args = ["--data.pin_memory=false", "--data.num_workers=2", "--data.train.epoch_size=128"]
-    for name in ("code", "docs"):
-        remote = s3.make_bucket()
-        columns = {"tokens": "ndarray:uint8:129", "id": "int"}
-        with MDSWriter(out=remote, columns=columns, storage_options=s3.options) as writer:
-            for index in range(128):
-                writer.write({"tokens": np.full(129, index, np.uint8), "id": index})
-        args += [f"--data.train.streams.{name}.{key}" for key in (f"remote={remote}", f"local=cache/{name}")]
-        args += [f"--data.train.streams.{name}.storage_options={options}"]
-    cli = fit("s3", *args)
+@pytest.mark.parametrize("name", sorted(IN_BUCKETS))
+def test_configuration_trains_from_buckets(
+    name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store: S3Store | GcsStore = request.getfixturevalue("gcs" if name == "gcs" else "s3")
+    for variable, value in {"STORE_KEY": "testing", "STORE_SECRET": "testing", "GCS_KEY_FILE": "anon"}.items():
+        monkeypatch.setenv(variable, value)
+    args = [
+        "--data.pin_memory=false",
+        "--data.num_workers=1",
+        "--data.train.epoch_size=128",
+        "--trainer.accelerator=cpu",
+    ]
+    written = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["data"]["init_args"]["train"]
+    for stream in IN_BUCKETS[name] or [""]:
+        data = f"--data.train.streams.{stream}" if stream else "--data.train"
+        args += [f"{data}.remote={write_to_bucket(store)}", f"{data}.local=cache/{stream}"]
+        options = (written["streams"][stream] if stream else written).get("storage_options", {})
+        args.append(f"{data}.storage_options={json.dumps({**options, 'endpoint_url': store.url})}")
+    cli = fit(name, *args, *ON_ONE_CPU.get(name, []))
     assert cli.trainer.global_step == 2
-    assert cli.trainer.num_training_batches == 128 // 32
-    assert Path("cache/code/shard.00000.mds").exists()
+    assert cli.trainer.num_training_batches == 128 // cli.datamodule.batch_size
+    assert list(Path("cache").rglob("shard.00000.mds"))
+    saved = next(Path("runs").rglob("config.yaml")).read_text()
+    assert "testing" not in saved

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.fabric import Fabric
+from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_streaming import StreamingDataLoader, StreamingDataset
 from lightning_streaming.order.seeds import stretched_seed
@@ -24,7 +25,7 @@ from lightning_streaming.tools.states.places import CALLBACK_KEY
 from tests.tools.running import write_texts
 from tests.tools.test_state import SAMPLES, cursor, edit, refused, shown
 from tests.trainer.harness import Recorder, Run, SaveThenStop
-from tests.trainer.test_distributed import train
+from tests.trainer.ranks import RankedRun
 
 OF_02 = {"epoch": 1, "sample_in_epoch": 12, "num_canonical_nodes": 1, "shuffle_seed": stretched_seed(9176)}
 OF_07 = {"epoch": 1, "sample_in_epoch": 12, "num_canonical_nodes": 1, "shuffle_seed": 9176, "initial_physical_nodes": 1}
@@ -192,10 +193,12 @@ def test_a_sharded_checkpoint_is_moved(data: Path, tmp_path: Path, whole: Record
     assert [tuple(one) for one in train_sharded()] == whole.seen[2 * SAMPLES + 4 :]
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 def test_a_batch_is_that_of_all_ranks(data: Path, tmp_path: Path, a_run: Run, whole: Recorder) -> None:
     checkpoint = tmp_path / "ranks.ckpt"
-    stop_at = ["on_train_batch_end", 3, str(checkpoint)]
-    train(data=str(data), report=str(tmp_path / "of"), devices=2, strategy="ddp", batch_size=2, stop_at=stop_at)
+    run = Run(data=data, directory=tmp_path, batch_size=2)
+    ranks = RankedRun(run=run, strategy=DDPStrategy, meeting=tmp_path / "ranks")
+    ranks.fit(stop_at=("on_train_batch_end", 3, checkpoint))
     edit("skip", checkpoint, "--batches", 2)
     assert cursor(checkpoint) == (0, 20)
     assert a_run.fit(ckpt_path=checkpoint)[0].seen_here == whole.seen[20:]

@@ -1,0 +1,197 @@
+"""The run that is traced: its train loader in a world, where it begins, and how it makes steps of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from lightning_streaming.errors import ConfigError, StateError
+from lightning_streaming.loading.cursor import Cursor
+from lightning_streaming.loading.dataloader import StreamingDataLoader
+from lightning_streaming.order.batch_ranges import Counted
+from lightning_streaming.tools.states.files import find_state_file
+from lightning_streaming.tools.states.places import SavedLoader, find_places
+from lightning_streaming.tools.traces.steps import EpochSteps, RunSteps
+from lightning_streaming.world import World
+
+_CONFIG_READER = "lightning_streaming.trainer.written_run"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What was said on the command line; None where configuration or checkpoint are to say it."""
+
+    configs: list[str]
+    changes: Mapping[str, str]
+    nodes: int | None
+    ranks_per_node: int | None
+    accumulate: int | None
+    checkpoint: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TracedRun:
+    """A run whose samples can be told, because the order is a pure function."""
+
+    loader: StreamingDataLoader
+    """Reads as rank 0 of the world; its dataset stands where the run begins."""
+    num_nodes: int
+    ranks_per_node: int
+    replication: int
+    """Consecutive ranks that read the same samples."""
+    begins: Cursor
+    steps: RunSteps
+    assumed: str | None
+    """What nobody said and is taken to be so."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks over all nodes."""
+        return self.num_nodes * self.ranks_per_node
+
+    def reader(self, rank: int) -> World:
+        """A rank's place among those that read different samples."""
+        world = World(num_nodes=self.num_nodes, ranks_per_node=self.ranks_per_node, rank=rank)
+        return world.replicated(self.replication)
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    loader: SavedLoader
+    global_step: int
+    batches: int
+    """Batches of the epoch that its trainer had done."""
+
+
+def traced_run(asked: Asked) -> TracedRun:
+    """Read configuration and checkpoint, and the indexes of the data.
+
+    Raises:
+        ConfigError: They do not describe a run that can be traced.
+        StateError: The checkpoint has no place to begin at, or is of other data.
+        StorageError: An index could not be fetched.
+    """
+    # Lightning takes seconds to import, and no other tool needs it.
+    written = import_module(_CONFIG_READER).read_run(asked.configs, asked.changes)
+    return run_on(written.datamodule, written.trainer, asked)
+
+
+def run_on(data: Any, trainer: Mapping[str, Any], asked: Asked) -> TracedRun:
+    """The run of a data module that is not set up yet.
+
+    Args:
+        data: A ``StreamingDataModule``.
+        trainer: The trainer's settings, as far as they are written.
+        asked: What goes before those settings.
+
+    Raises:
+        ConfigError: They do not describe a run that can be traced.
+        StateError: The checkpoint has no place to begin at, or is of other data.
+        StorageError: An index could not be fetched.
+    """
+    data.configs["train"] = replace(data.configs["train"], on_demand=True)  # samples that are looked at come alone
+    data.setup("fit")
+    loader = _only_loader(data.train_dataloader())
+    replication = loader.dataset.replication or 1
+    saved = None if asked.checkpoint is None else _read_checkpoint(asked.checkpoint)
+    nodes, ranks_per_node, assumed = _topology(asked, trainer, saved, loader, replication)
+    loader.dataset.world = World(num_nodes=nodes, ranks_per_node=ranks_per_node, rank=0)
+    if saved is not None:
+        loader.load_state_dict(saved.loader.position.as_state())
+    accumulate = asked.accumulate or trainer.get("accumulate_grad_batches", 1)
+    if not isinstance(accumulate, int) or accumulate < 1:
+        raise ConfigError(f"accumulate_grad_batches is {accumulate!r}; say --accumulate")
+    limit = trainer.get("limit_train_batches")
+    counted = Counted(
+        steps=0 if saved is None else saved.global_step,
+        place=loader.cursor(),
+        steps_in_epoch=0 if saved is None else saved.batches,
+        limit=1.0 if limit is None else limit,
+    )
+    in_epoch = len(loader)  # from here on the dataset knows how large batches are
+    loader.dataset.epochs.skipped.count_from(counted)
+    begins = loader.normalised(loader.cursor())
+    return TracedRun(
+        loader=loader,
+        num_nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        replication=replication,
+        begins=begins,
+        steps=_run_steps(loader, begins, accumulate, counted, counted.limited(in_epoch)),
+        assumed=assumed,
+    )
+
+
+def _only_loader(loaders: Any) -> StreamingDataLoader:
+    if isinstance(loaders, Mapping) and len(loaders) == 1:
+        loaders = next(iter(loaders.values()))
+    if not isinstance(loaders, StreamingDataLoader):
+        raise ConfigError(
+            "a run with one StreamingDataLoader to train on can be traced, but this data module's train_dataloader "
+            f"gives a {type(loaders).__name__}"
+        )
+    return loaders
+
+
+def _read_checkpoint(path: str) -> _Checkpoint:
+    content = find_state_file(Path(path)).peek()
+    places = find_places(content, path)
+    if places.trainer is None or places.trainer.global_step is None:
+        raise StateError(f"{path} does not tell its trainer's step; only checkpoints of Lightning do")
+    loader = places.loaders[places.choose(None)]
+    return _Checkpoint(loader, places.trainer.global_step, places.trainer.settled.batches)
+
+
+def _topology(
+    asked: Asked,
+    trainer: Mapping[str, Any],
+    saved: _Checkpoint | None,
+    loader: StreamingDataLoader,
+    replication: int,
+) -> tuple[int, int, str | None]:
+    """Nodes and ranks per node: as asked for; else as the checkpoint's run had them; else as configured."""
+    nodes = asked.nodes or int(trainer.get("num_nodes", 1))
+    if asked.ranks_per_node is not None:
+        return nodes, asked.ranks_per_node, None
+    if saved is not None and saved.loader.global_batch is not None:
+        batch_size = loader.batch_size or 1
+        ranks, left_over = divmod(saved.loader.global_batch * replication, batch_size * nodes)
+        if left_over or not ranks:
+            raise ConfigError(
+                f"the checkpoint's run read {saved.loader.global_batch} samples in a step, which {nodes} nodes with "
+                f"batches of {batch_size} do not divide; say --nodes and --ranks-per-node of the run to trace"
+            )
+        return nodes, ranks, None
+    devices = trainer.get("devices", "auto")
+    if isinstance(devices, list):
+        return nodes, len(devices), None
+    if str(devices).isdecimal() and int(devices):
+        return nodes, int(devices), None
+    return nodes, 1, "the configuration leaves the number of devices open; taken to be 1, see --ranks-per-node"
+
+
+def _run_steps(loader: StreamingDataLoader, begins: Cursor, accumulate: int, counted: Counted, limit: int) -> RunSteps:
+    dataset, world = loader.dataset, loader.dataset.current_world()
+    skipped = dataset.epochs.saved(begins, world).skipped.values()
+    last_uneven = max([begins.epoch, *(stop[0] for _, stop in skipped)])
+    left = loader.batches_left(begins)
+    if begins.sample_in_epoch and limit < len(loader):
+        raise ConfigError(
+            f"the checkpoint lies within an epoch that limit_train_batches={counted.limit} cuts short; trace the run "
+            "from its beginning"
+        )
+    done = loader.batches_left(Cursor(begins.epoch, 0)) - left if begins.sample_in_epoch else 0
+    early = [EpochSteps(done=done, batches=min(left, limit), accumulate=accumulate)]
+    for epoch in range(begins.epoch + 1, last_uneven + 1):
+        start = Cursor(epoch, 0)
+        batches = counted.limited(loader.batches_left(start)) if loader.normalised(start) == start else 0
+        early.append(EpochSteps(done=0, batches=batches, accumulate=accumulate))
+    return RunSteps(
+        first_step=counted.steps,
+        first_epoch=begins.epoch,
+        early=early,
+        whole=EpochSteps(done=0, batches=limit, accumulate=accumulate),
+    )

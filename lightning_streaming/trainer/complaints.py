@@ -1,0 +1,159 @@
+"""What the command line says of a field that is wrong: its whole name, what it must be, and what was meant maybe."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from lightning_streaming.trainer.help import SUBCOMMANDS
+
+_KEY = re.compile(r'Parser key "([^"]+)"')
+_CLASS = re.compile(r"Problem with given class_path '([^']+)'")
+_UNKNOWN = re.compile(r"(?:Option|Key) '([^']+)' is not (?:accepted|expected)|does not accept option '([^']+)'")
+_UNRECOGNIZED = re.compile(r"unrecognized arguments: --([\w.]+)")
+_WANTED = re.compile(r"Expected an? (?:<class '(?:[\w]+\.)*(\w+)'>|(\S.*?))(?:\. Got value: (.*))?$", re.MULTILINE)
+_GIVEN = re.compile(r"Given value: (.*)$", re.MULTILINE)
+_LITERAL = re.compile(r"typing\.Literal\[(.*)\]")
+_NAMES = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "Sequence": "a list"}
+_NAMES |= {"Mapping": "a mapping", "list": "a list", "dict": "a mapping"}
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One field of a configuration or of the command line."""
+
+    name: str
+    """Dotted, without ``init_args``."""
+    value: Any
+
+
+def in_words(message: str, written: Sequence[Written], options: Iterable[str]) -> str:
+    """Say what a message of jsonargparse means, if it is about one field; else say it as it is, less its noise.
+
+    Args:
+        message: Names classes and keys level by level, but no keys of mappings, and repeats whole parts of the
+            configuration, secrets too.
+        written: What the user wrote; says in which stream a field is wrong.
+        options: Dotted names that the command line knows by itself.
+    """
+    unrecognized = _UNRECOGNIZED.search(message)
+    if unrecognized:
+        return _no_such_field(unrecognized[1], list(options))
+    keys = _KEY.findall(message)
+    unknown = _UNKNOWN.search(message)
+    if unknown:
+        field = _full_name([*keys, *(unknown[1] or unknown[2]).split(".")], written)
+        classes = _CLASS.findall(message)
+        return _no_such_field(field, _siblings(field, classes[-1]) if classes else list(options))
+    wanted = [kind or other for kind, other, _ in _WANTED.findall(message)]
+    given = [got for _, _, got in _WANTED.findall(message) if got] or _GIVEN.findall(message)
+    wanted = [one for one in wanted if one != "NoneType"]
+    if keys and wanted and "Expected a path" not in message and "dot import path" not in message:
+        value = next((one for one in given if not one.startswith(_WHOLE_PARTS)), None)
+        return _wrong_value(_full_name(keys, written, value), wanted, value)
+    if len(keys) > 1:
+        return f"{_full_name(keys, written)}: {less_noise(message).splitlines()[-1].strip(' -')}"
+    return less_noise(message)
+
+
+_WHOLE_PARTS = ("Namespace(", "NestedArg(", "{")
+_NOISE = (
+    "Does not validate against any of the Union subtypes",
+    "Subtypes: ",
+    "Errors:",
+    "- Expected a <class 'NoneType'>",
+    "Given value type: ",
+    *(f"Given value: {part}" for part in _WHOLE_PARTS),
+)
+"""How jsonargparse's lines begin that repeat whole parts of the configuration, secrets too, or name its own types."""
+_GIVEN_MAPPING = re.compile(r"\. Got value: (Namespace\(|NestedArg\(|\{).*")
+
+
+def less_noise(message: str) -> str:
+    """A message of jsonargparse without what repeats the configuration."""
+    lines = [line for line in message.splitlines() if not line.strip().startswith(_NOISE)]
+    return _GIVEN_MAPPING.sub("", "\n".join(lines))
+
+
+def written_in(args: Sequence[str]) -> list[Written]:
+    """The fields that arguments, and the files that they name, give a value."""
+    found: list[Written] = []
+    for place, arg in enumerate(args):
+        name, equals, value = arg.removeprefix("--").partition("=")
+        if not arg.startswith("-"):
+            continue
+        value = value if equals else next(iter(args[place + 1 :]), "")
+        if name in ("config", "c", "-c"):
+            found += _flat(_content(value), "")
+        else:
+            found.append(Written(_short(name), value))
+    return found
+
+
+def _content(file: str) -> Any:
+    path = Path(file)
+    try:
+        return yaml.safe_load(path.read_text() if path.is_file() else file)
+    except (OSError, ValueError, yaml.YAMLError):  # whoever parses it says so
+        return None
+
+
+def _flat(value: Any, name: str) -> Iterator[Written]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flat(inner, _short(f"{name}.{key}" if name else str(key)))
+    if name:
+        yield Written(name, value)
+
+
+def _short(name: str) -> str:
+    """Without the levels of a configuration that a field's name may leave out."""
+    first, *others = [part for part in name.split(".") if part != "init_args"] or [name]
+    return ".".join(others) if first in SUBCOMMANDS and others else ".".join([first, *others])
+
+
+def _full_name(keys: Sequence[str], written: Sequence[Written], value: str | None = None) -> str:
+    """The field with these keys, and those of mappings between them, as it is written."""
+    between = r"(?:\.[^.]+)??\."
+    wanted = re.compile(between.join(re.escape(key) for key in keys if key not in ("init_args",)))
+    named = [one for one in written if wanted.fullmatch(one.name)]
+    fitting = [one for one in named if value is None or str(one.value) == value]
+    return (fitting or named)[-1].name if named else ".".join(keys)
+
+
+def _no_such_field(field: str, known: Sequence[str]) -> str:
+    """Say so, and which of those known was meant: one of the same level if there are any."""
+    parent, dot, name = field.rpartition(".")
+    level = [one.rpartition(".")[2] for one in known if one.rpartition(".")[0] == parent]
+    if level:
+        close = [f"{parent}{dot}{one}" for one in get_close_matches(name, level, 1)]
+    else:
+        close = get_close_matches(field, known, 1)
+    return f"there is no field {field}" + (f"; did you mean {close[0]}?" if close else "")
+
+
+def _siblings(field: str, class_path: str) -> list[str]:
+    """The fields of a class, named like one that it does not have."""
+    parent = field.rpartition(".")[0]
+    module, _, name = class_path.rpartition(".")
+    made: Any = getattr(import_module(module), name)
+    parameters = {name for one in inspect.getmro(made) for name in _parameters(one)}
+    return [f"{parent}.{name}" for name in sorted(parameters - {"self", "args", "kwargs"})]
+
+
+def _parameters(made: Any) -> Iterable[str]:
+    return inspect.signature(made.__init__).parameters
+
+
+def _wrong_value(field: str, wanted: Iterable[str], value: str | None) -> str:
+    kinds = dict.fromkeys(_NAMES.get(one, _LITERAL.sub(r"one of \1", one)) for one in wanted)
+    got = "" if value is None or "storage_options" in field else f", but got {value!r}"
+    return f"{field} must be {' or '.join(kinds)}{got}"

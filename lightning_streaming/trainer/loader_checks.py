@@ -1,0 +1,39 @@
+"""Refuses arrangements of loaders in which a place could not be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import CombinedLoader
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.dataloader import StreamingDataLoader
+from lightning_streaming.trainer import fit_loop
+
+
+def check_loaders(trainer: Trainer, loaders: Mapping[str, StreamingDataLoader]) -> None:
+    """Refuse train loaders whose place nobody could tell, or that others would move.
+
+    Raises:
+        ConfigError: A CombinedLoader within other train loaders holds streaming ones; or two train loaders, or one
+            and a validation loader, read the same dataset.
+    """
+    for name, loader in fit_loop.named_loaders(trainer.train_dataloader):
+        if isinstance(loader, CombinedLoader) and any(isinstance(one, StreamingDataLoader) for one in loader.flattened):
+            raise ConfigError(
+                f"the train loader {name!r} is a CombinedLoader within other train loaders, and the place of the "
+                "streaming loaders in it cannot be told; give Lightning one CombinedLoader of them all"
+            )
+    found = [(f"train loader {name!r}", loader) for name, loader in loaders.items()]
+    for name, loader in fit_loop.named_loaders(trainer.val_dataloaders):
+        if isinstance(loader, StreamingDataLoader):
+            found.append((f"validation loader {name or 'val'!r}", loader))
+    first_readers: dict[int, str] = {}
+    for reader, loader in found:
+        first = first_readers.setdefault(id(loader.dataset), reader)
+        if first != reader and first.startswith("train"):
+            raise ConfigError(
+                f"the {first} and the {reader} read one dataset, so each would move the other's place in it; give each "
+                "a StreamingDataset of its own"
+            )

@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+import yaml  # type: ignore[import-untyped]
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lightning.pytorch import LightningModule, Trainer
+
+from lightning_streaming import (
+    KeyedBatch,
+    MDSWriter,
+    SampleKey,
+    Stream,
+    StreamingConfig,
+    StreamingDataLoader,
+    StreamingDataModule,
+    StreamingDataset,
+    World,
+)
+from lightning_streaming.tools.traces.reads import reads_of_key, reads_of_sample, reads_of_step
+from lightning_streaming.tools.traces.run import Asked, TracedRun, run_on
+from tests.tools.running import run
+
+SIZES = {"web": 37, "books": 12}
+ORDERS: list[dict[str, Any]] = [
+    {"shuffle": True},
+    {"shuffle": True, "shuffle_algo": "blockwise", "shuffle_block_size": 8, "num_canonical_nodes": 4},
+    {"shuffle": True, "batching_method": "stratified", "proportion": {"web": 2, "books": 1}},
+    {"shuffle": True, "epoch_size": 40, "proportion": {"web": 1, "books": 3}},
+    {"shuffle": False},
+    {"shuffle": True, "skip": ["2-3", "9"]},
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    for name, samples in SIZES.items():
+        with MDSWriter(out=root / name, columns={"id": "int", "text": "str"}, size_limit=400) as writer:
+            for number in range(samples):
+                writer.write({"id": number, "text": f"{name} {number}"})
+    return root
+
+
+def train(data: Path, order: dict[str, Any], seed: int = 7) -> dict[str, Any]:
+    """The data of a run, as a configuration has it."""
+    weights = order.get("proportion", {})
+    streams = {
+        name: {"remote": str(data / name), **({"proportion": weights[name]} if weights else {})} for name in SIZES
+    }
+    settings = {name: value for name, value in order.items() if name != "proportion"}
+    return {"streams": streams, "shuffle_seed": seed, **settings}
+
+
+def write_config(path: Path, train: dict[str, Any], data: dict[str, Any], **trainer: Any) -> Path:
+    init_args = {"train": train, **data}
+    content = {"model": {"class_path": "not.imported"}, "data": {"init_args": init_args}, "trainer": trainer}
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _without_deprecations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # instantiate_classes, as Lightning calls it, too
+
+
+def trace_worlds(train: dict[str, Any], nodes: int, ranks: int, **data: Any) -> TracedRun:
+    streams = {name: Stream(**stream) for name, stream in train["streams"].items()}
+    module = StreamingDataModule(train=StreamingConfig(**{**train, "streams": streams}), **data)
+    asked = Asked(configs=[], changes={}, nodes=nodes, ranks_per_node=ranks, accumulate=None, checkpoint=None)
+    return run_on(module, {}, asked)
+
+
+def dataset_of(train: dict[str, Any], **more: Any) -> StreamingDataset:
+    streams = {name: Stream(**stream) for name, stream in train["streams"].items()}
+    return StreamingDataset(**{**train, "streams": streams}, **more)
+
+
+def traced(*args: object) -> list[dict[str, Any]]:
+    shown = run("trace", *args, "--json")
+    assert shown.code == 0, shown.err
+    reads: list[dict[str, Any]] = shown.json["reads"]
+    return reads
+
+
+def key_of(read: dict[str, Any]) -> SampleKey:
+    return SampleKey.from_dict(read["key"])
+
+
+def read_by_worlds(make: Callable[[World], StreamingDataLoader], num_nodes: int, ranks: int, epochs: int) -> Any:
+    """The keys that every rank reads in every batch of some epochs: by rank, in lists."""
+    count = num_nodes * ranks
+    keys: list[list[list[SampleKey]]] = []
+    for rank in range(count):
+        loader = make(World(num_nodes=num_nodes, ranks_per_node=ranks, rank=rank))
+        batches = [list(batch.keys) for _ in range(epochs) for batch in loader]
+        keys.append(batches)
+    return keys
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    order=st.sampled_from(ORDERS),
+    seed=st.integers(0, 99),
+    world=st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2)]),
+    batch_size=st.integers(1, 5),
+    drop_last=st.booleans(),
+    draw=st.randoms(use_true_random=False),
+)
+def test_every_world_reads_what_is_traced_and_the_reverse_finds_it(
+    data: Path,
+    order: dict[str, Any],
+    seed: int,
+    world: tuple[int, int],
+    batch_size: int,
+    drop_last: bool,
+    draw: Random,
+) -> None:
+    described = train(data, order, seed)
+    traced_as = trace_worlds(described, *world, batch_size=batch_size, drop_last=drop_last)
+
+    def make(rank: World) -> StreamingDataLoader:
+        dataset = dataset_of(described, world=rank, batch_size=batch_size)
+        return StreamingDataLoader(dataset, drop_last=drop_last, with_keys=True)
+
+    read = read_by_worlds(make, *world, epochs=3)
+    for step in draw.sample(range(len(read[0])), 4):
+        reads = reads_of_step(traced_as, step)
+        assert [(one.step, one.rank, one.place, one.key) for one in reads] == [
+            (step, rank, place, key) for rank, steps in enumerate(read) for place, key in enumerate(steps[step])
+        ]
+    one = draw.choice(reads)
+    assert one in reads_of_key(traced_as, one.key)
+    stored = one.key.stream, one.key.shard, one.key.index
+    times = sorted(
+        (key.epoch, step, rank, place)
+        for rank, steps in enumerate(read)
+        for step, keys in enumerate(steps)
+        for place, key in enumerate(keys)
+        if (key.stream, key.shard, key.index) == stored
+    )
+    found = reads_of_sample(traced_as, *stored, epochs=3)
+    assert [(one.key.epoch, one.step, one.rank, one.place) for one in found] == [
+        time for time in times if time[0] == times[0][0]
+    ]
+
+
+class Recorder(LightningModule):
+    """Remembers which keys each global step is trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.read: dict[int, list[tuple[int, SampleKey]]] = {}
+
+    def training_step(self, batch: KeyedBatch, batch_idx: int) -> torch.Tensor:
+        self.read.setdefault(self.trainer.global_step, []).extend((batch_idx, key) for key in batch.keys)
+        predicted: torch.Tensor = self.layer(batch.batch["id"].float().unsqueeze(1))
+        return predicted.mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def fit(described: dict[str, Any], batch_size: int, **trainer: Any) -> tuple[Recorder, Trainer]:
+    streams = {name: Stream(**stream) for name, stream in described["streams"].items()}
+    config = StreamingConfig(**{**described, "streams": streams})
+    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    checkpoint = trainer.pop("ckpt_path", None)
+    made = Trainer(accelerator="cpu", enable_checkpointing=False, max_epochs=-1, **quiet, **trainer)
+    model = Recorder()
+    data = StreamingDataModule(train=config, batch_size=batch_size, with_keys=["train"])
+    made.fit(model, datamodule=data, ckpt_path=checkpoint)
+    return model, made
+
+
+def assert_traced(model: Recorder, *args: object) -> None:
+    """The first, the last, and a step between are traced as they were trained."""
+    for step in {min(model.read), sum(model.read) // len(model.read), max(model.read)}:
+        reads = traced("--step", step, *args)
+        assert [(read["batch"], key_of(read)) for read in reads] == model.read[step]
+
+
+def test_steps_are_those_of_a_trainer_that_accumulates_and_goes_on(data: Path, tmp_path: Path) -> None:
+    described = train(data, ORDERS[0])
+    model, trainer = fit(described, 4, max_steps=9, accumulate_grad_batches=3)
+    config = write_config(tmp_path / "run.yaml", described, {"batch_size": 4}, accumulate_grad_batches=3, devices=1)
+    assert_traced(model, "--config", config)
+    saved = tmp_path / "step=9.ckpt"
+    trainer.save_checkpoint(saved)
+    resumed, _ = fit(described, 3, max_steps=15, accumulate_grad_batches=2, ckpt_path=saved)
+    assert list(resumed.read) == list(range(9, 15))
+    goes_on = ["--config", config, "--ckpt", saved, "--batch-size", 3, "--accumulate", 2, "--ranks-per-node", 1]
+    assert_traced(resumed, *goes_on)
+    refused = run("trace", *goes_on, "--step", 8)
+    assert refused.code == 2
+    assert "step 8 was done before the checkpoint, which is at step 9" in refused.err
+
+
+def test_epochs_are_as_long_as_the_trainer_is_limited_to(data: Path, tmp_path: Path) -> None:
+    described = train(data, ORDERS[0])
+    model, _ = fit(described, 5, max_steps=7, limit_train_batches=4, accumulate_grad_batches=2)
+    config = write_config(
+        tmp_path / "run.yaml", described, {"batch_size": 5}, limit_train_batches=4, accumulate_grad_batches=2, devices=1
+    )
+    assert_traced(model, "--config", config)
+
+
+def test_ranks_of_a_checkpoint_are_those_it_was_saved_with(data: Path, tmp_path: Path) -> None:
+    described = train(data, ORDERS[0])
+    _, trainer = fit(described, 6, max_steps=2)
+    trainer.save_checkpoint(tmp_path / "run.ckpt")
+    config = write_config(tmp_path / "run.yaml", described, {"batch_size": 2}, devices=7)
+    shown = run("trace", "--config", config, "--ckpt", tmp_path / "run.ckpt", "--step", 2, "--json").json
+    assert shown["run"] == {
+        "nodes": 1,
+        "ranks_per_node": 3,
+        "replication": 1,
+        "batch_size": 2,
+        "begins": {"epoch": 0, "sample_in_epoch": 12, "global_step": 2},
+    }
+
+
+def test_ranks_that_read_the_same_are_shown_together(data: Path, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "run.yaml", train(data, ORDERS[0]), {"batch_size": 2}, devices=4)
+    reads = traced("--config", config, "--set", "train.replication=2", "--step", 1)
+    assert [read["ranks"] for read in reads] == [[0, 1], [0, 1], [2, 3], [2, 3]]
+    assert traced("--config", config, "--set", "train.replication=2", "--step", 1, "--rank", 2) == reads[2:]
+
+
+def test_fields_are_shown_where_the_shard_is_here_or_they_are_wanted(data: Path, tmp_path: Path) -> None:
+    described = {"streams": {"web": {"remote": str(data / "web"), "local": str(tmp_path / "cache")}}}
+    config = write_config(tmp_path / "run.yaml", described, {"batch_size": 2}, devices=1)
+    (first, second) = traced("--config", config, "--step", 0)
+    assert first["fields"] is second["fields"] is None
+    wanted = traced("--config", config, "--step", 0, "--fields")
+    for read in wanted:
+        number = read["sample"]
+        assert read["fields"] == {"id": str(number), "text": f"'web {number}'"}
+    assert not list((tmp_path / "cache").glob("*.mds"))
+    dataset_of(described).prepare_shard(first["key"]["shard"])
+    assert traced("--config", config, "--step", 0)[0]["fields"] == wanted[0]["fields"]
+
+
+def test_tables_name_samples_as_they_are_asked_for(data: Path, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "run.yaml", train(data, ORDERS[0]), {"batch_size": 3}, devices=2)
+    table = run("trace", "--config", config, "--step", 5, "--rank", 1).out
+    assert table.startswith("step 5, epoch 0, 2 ranks\n")
+    key = traced("--config", config, "--step", 5, "--rank", 1)[0]["key"]
+    name = f"{key['stream']}:{key['shard']}:{key['index']}"
+    assert name in table
+    assert f"text: '{key['stream']} " in table
+    back = run("trace", "--config", config, "--sample", name).out
+    assert back.startswith(f"sample {name}, 2 ranks\n")
+    assert back.splitlines()[4].split()[:4] == ["5", "0", "5", "1"]
+
+
+def test_what_the_configuration_leaves_open_is_said(data: Path, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "run.yaml", train(data, ORDERS[0]), {"batch_size": 3})
+    assert (
+        "the configuration leaves the number of devices open; taken to be 1"
+        in run("trace", "--config", config, "--step", 0).err
+    )
+
+
+def test_a_sample_that_is_not_drawn_is_told_so(data: Path, tmp_path: Path) -> None:
+    described = train(data, {"shuffle": True, "sampling_method": "fixed", "epoch_size": 10})
+    config = write_config(tmp_path / "run.yaml", described, {"batch_size": 10}, devices=1)
+    drawn = {
+        (read["key"]["stream"], read["key"]["shard"], read["key"]["index"])
+        for read in traced("--config", config, "--step", 0)
+    }
+    shard, index = next(pair for pair in ((0, number) for number in range(9)) if ("web", *pair) not in drawn)
+    shown = run("trace", "--config", config, "--sample", f"web:{shard}:{index}", "--epochs", 2)
+    assert shown.out == f"web:{shard}:{index} is not read in 2 epochs from epoch 0 on\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--step", 0, "--rank", 2], "there is no rank 2; the run has 2"),
+        (["--sample", "web:0"], "--sample must be STREAM:SHARD:INDEX"),
+        (["--sample", "wob:0:0"], "'wob' does not exist"),
+        (["--sample", "web:0:9999"], "'web'"),
+        (["--sample", "{"], "not JSON"),
+        (["--sample", '{"stream": "web"}'], "the key of a sample has"),
+        (
+            [
+                "--sample",
+                json.dumps(SampleKey(stream="web", shard=0, index=0, epoch=0, position=0, shuffle_seed=3).as_dict()),
+            ],
+            "so the key is of another run",
+        ),
+        (
+            ["--step", 0, "--set", "train.shufle=true"],
+            "there is no field data.train.shufle; did you mean data.train.shuffle?",
+        ),
+        (["--step", 0, "--set", "train.shuffle_algo=py9"], "shuffle_algo"),
+        (["--step", 0, "--ckpt", "no.ckpt"], "no.ckpt does not exist"),
+        (["--step", 0, "--config", "no.yaml"], "no.yaml is not a configuration"),
+    ],
+)
+def test_what_cannot_be_traced_is_refused(args: list[object], words: str, data: Path, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "run.yaml", train(data, ORDERS[0]), {"batch_size": 3}, devices=2)
+    refused = run("trace", "--config", config, *args)
+    assert (refused.code, refused.out) == (2, "")
+    assert words in refused.err
