@@ -90,6 +90,23 @@ class MDSReader:
         except FormatError as error:
             raise type(error)(f"{self._path}, sample {index}: {error}") from error
 
+    def row(self, index: int) -> memoryview:
+        """The bytes of a sample whose size does not vary, in the map itself, which lives as long as they are held.
+
+        Args:
+            index: In [0, len).
+
+        Raises:
+            ShardCorruptError: There are not as many as the columns have.
+        """
+        start, stop = _OFFSET_PAIR.unpack_from(self._view, 4 + 4 * index)
+        expected = self._decoder.smallest_bytes
+        if stop - start != expected:
+            raise ShardCorruptError(
+                f"{self._path}, sample {index}: expected {expected} bytes by its columns, but found {stop - start}"
+            )
+        return self._view[start:stop]
+
     def close(self) -> None:
         """Let go of the file; nothing can be read afterwards. The map goes with the last slice of it.
 

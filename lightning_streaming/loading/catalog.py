@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, SampleIndexError
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
+from lightning_streaming.formats.plain_rows import PlainRows, plain_rows
 from lightning_streaming.order.runs import RunLookup
 
 _AT_ONCE = 4096
@@ -79,6 +80,11 @@ class Catalog:
         for index in self.indexes:
             yield from ((first + place, shard) for place, shard in index.shards.examples())
             first += len(index.shards)
+
+    def plain_rows(self) -> PlainRows | None:
+        """How any sample lies in its bytes; None unless every shard has the same columns, and these are plain."""
+        kinds = {plain_rows(info) for _, info in self.examples()}
+        return kinds.pop() if len(kinds) == 1 else None
 
     def with_files(self, stream: int, names: Set[str]) -> Iterator[tuple[int, ShardInfo]]:
         """Shards that have files of some names, with their numbers; the others are not made.

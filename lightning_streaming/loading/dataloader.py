@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.batch_maker import BatchMaker
 from lightning_streaming.loading.board import Board
 from lightning_streaming.loading.cursor import Cursor, Handover, PassStart
 from lightning_streaming.loading.dataset import StreamingDataset
@@ -24,7 +25,6 @@ from lightning_streaming.loading.epochs import OnChange
 from lightning_streaming.loading.labels import Label, add_valid, keys_of_batches, labelled
 from lightning_streaming.loading.link import Link, start_worker
 from lightning_streaming.loading.measures import LoaderStatistics
-from lightning_streaming.loading.meter import MeasuredCollate, Meter
 from lightning_streaming.loading.sample_key import KeyedBatch, SampleKey, SampleKeys
 from lightning_streaming.loading.slots import BatchSlots
 from lightning_streaming.loading.tally import Tally
@@ -243,14 +243,14 @@ class StreamingDataLoader(DataLoader[Any]):
         if self._iterator is None:  # so no workers live on, and those of a pass given up keep what they were told
             self._link = self._new_link()
         self._tally.begin_pass(self._link.board)
-        meter, users_collate = self.dataset.meter(), self.collate_fn
-        self.collate_fn = MeasuredCollate(users_collate, meter)
+        users_collate = self.collate_fn
+        self.collate_fn = maker = self.dataset.batch_maker(users_collate)
         try:
             if self.num_workers:
-                self.collate_fn = self._link.sender(self.collate_fn)
-                return self._batches_of_workers(start, meter)
-            meter.write_to(self._link.board, worker=0)
-            self.dataset.assign_pass(start, meter)
+                self.collate_fn = self._link.sender(maker)
+                return self._batches_of_workers(start, maker)
+            maker.meter.write_to(self._link.board, worker=0)
+            self.dataset.assign_pass(start, maker)
             return super().__iter__()
         finally:
             self.collate_fn = users_collate
@@ -265,10 +265,10 @@ class StreamingDataLoader(DataLoader[Any]):
             slots=BatchSlots(self.num_workers, ahead + 1) if self.num_workers and not is_pinned else None,
         )
 
-    def _batches_of_workers(self, start: PassStart, meter: Meter) -> Iterator[Any]:
+    def _batches_of_workers(self, start: PassStart, maker: BatchMaker) -> Iterator[Any]:
         self._link.handover.assign(start)
         users_init = self.worker_init_fn
-        self.worker_init_fn = partial(start_worker, self._link, meter, users_init)
+        self.worker_init_fn = partial(start_worker, self._link, maker, users_init)
         try:
             with signals_held_back((self.multiprocessing_context or multiprocessing).get_start_method()):
                 return super().__iter__()

@@ -12,10 +12,11 @@ from math import ceil
 from typing import Any
 
 import numpy as np
-from torch.utils.data import get_worker_info
+from torch.utils.data import default_collate, get_worker_info
 
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.batch_maker import BatchMaker
 from lightning_streaming.loading.cursor import Cursor, Handover, PassCounter, PassStart
 from lightning_streaming.loading.description import describe_dataset
 from lightning_streaming.loading.epochs import Epochs, OnChange
@@ -170,8 +171,8 @@ class StreamingDataset(KeyedAccess):
         self._config = describe_dataset({**asked, **parsed})
         self._next = Cursor(0, 0)
         self._counter = PassCounter()
-        self._told: tuple[Handover, Meter] | None = None  # in workers of a StreamingDataLoader
-        self._assigned: tuple[PassStart, Meter] | None = None
+        self._told: tuple[Handover, BatchMaker] | None = None  # in workers of a StreamingDataLoader
+        self._assigned: tuple[PassStart, BatchMaker] | None = None
         self._began: Cursor | None = None
         self._reading: WorkerSamples | None = None
 
@@ -256,33 +257,34 @@ class StreamingDataset(KeyedAccess):
         self._began = start.cursor
         return start
 
-    def meter(self) -> Meter:
-        """What can measure a pass over this dataset."""
-        return Meter(self._misses)
+    def batch_maker(self, collate: Callable[[list[Any]], Any] | None) -> BatchMaker:
+        """What makes and measures batches of this dataset; see :class:`BatchMaker`."""
+        nobody_between = type(self).__iter__ is StreamingDataset.__iter__
+        return BatchMaker(collate, Meter(self._misses), takes_rows=collate is default_collate and nobody_between)
 
-    def assign_pass(self, start: PassStart, meter: Meter) -> None:
+    def assign_pass(self, start: PassStart, maker: BatchMaker) -> None:
         """Let the next ``iter`` in this process read a pass that was begun."""
-        self._assigned = start, meter
+        self._assigned = start, maker
 
-    def follow(self, handover: Handover, meter: Meter) -> None:
+    def follow(self, handover: Handover, maker: BatchMaker) -> None:
         """Let each ``iter`` in this worker process read what its loader then says."""
-        self._told = handover, meter
+        self._told = handover, maker
 
     def __iter__(self) -> WorkerSamples:
         """This worker's samples of the next pass, in order."""
         info = get_worker_info()
         if info is None:
             assigned, self._assigned = self._assigned, None
-            start, meter = assigned or (self.begin_pass(self._own_batch_size()), self.meter())
-            self._reading = self._samples(start, meter, worker=0, num_workers=1)
+            start, maker = assigned or (self.begin_pass(self._own_batch_size()), self.batch_maker(None))
+            self._reading = self._samples(start, maker, worker=0, num_workers=1)
             return self._reading
         prepare_worker_process()
         if self._told is not None:
-            handover, meter = self._told
-            return self._samples(handover.assigned(), meter, info.id, info.num_workers)
+            handover, maker = self._told
+            return self._samples(handover.assigned(), maker, info.id, info.num_workers)
         cursor = self._counter.count_pass(info.id)
         start = self.epochs.start(cursor, self.current_world(), self._own_batch_size())
-        return self._samples(start, self.meter(), info.id, info.num_workers)
+        return self._samples(start, self.batch_maker(None), info.id, info.num_workers)
 
     def close(self) -> None:
         """Stop fetching and unmap every shard. The dataset may be used again; it then opens what it needs."""
@@ -294,14 +296,14 @@ class StreamingDataset(KeyedAccess):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reading": None, "_assigned": None}
 
-    def _samples(self, start: PassStart, meter: Meter, worker: int, num_workers: int) -> WorkerSamples:
+    def _samples(self, start: PassStart, maker: BatchMaker, worker: int, num_workers: int) -> WorkerSamples:
         return WorkerSamples(
             make_share=partial(_share, self.epochs, start, worker, num_workers),
             source=self._source,
             transform=keyed_transform(self.transform, self.seed_global_rng, start.shuffle_seed, start.cursor.epoch),
             predownload=self.predownload,
             near_end=partial(self.epochs.prepare_next, start),
-            meter=meter,
+            maker=maker,
             watch=self._watched.watch(self._source, start, worker),
         )
 

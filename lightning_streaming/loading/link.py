@@ -8,10 +8,10 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
+from lightning_streaming.loading.batch_maker import BatchMaker
 from lightning_streaming.loading.board import Board
 from lightning_streaming.loading.cursor import Handover
 from lightning_streaming.loading.dataset import StreamingDataset
-from lightning_streaming.loading.meter import Meter
 from lightning_streaming.loading.parcels import Parcel, ParcelledCollate
 from lightning_streaming.loading.rng import rng_of_worker, seed_global_generators
 from lightning_streaming.loading.slots import BatchSlots
@@ -38,14 +38,14 @@ class Link:
         return batch.open(self.slots) if isinstance(batch, Parcel) and self.slots else batch
 
 
-def start_worker(link: Link, meter: Meter, users_init: Callable[[int], None] | None, worker: int) -> None:
+def start_worker(link: Link, maker: BatchMaker, users_init: Callable[[int], None] | None, worker: int) -> None:
     """What a worker process does first: its shield, its loader, its random generators, then what the user asked for."""
     prepare_worker_process()
     info = get_worker_info()
     assert info is not None, "torch calls this in workers"
     assert isinstance(info.dataset, StreamingDataset), "the loader's own"
-    meter.write_to(link.board, worker)
-    info.dataset.follow(link.handover, meter)
+    maker.meter.write_to(link.board, worker)
+    info.dataset.follow(link.handover, maker)
     start = link.handover.assigned()
     seed_global_generators(rng_of_worker(start.shuffle_seed, *start.cursor, start.world.rank, worker))
     if users_init is not None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sized
 from time import perf_counter_ns
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,7 @@ _Counts = tuple[int, ...]
 
 
 class Meter:
-    """What this process has measured since it began its batch; :class:`MeasuredCollate` says where that ends.
+    """What this process has measured since it began its batch; whoever makes the batch says where that ends.
 
     Measures of a dataset that no :class:`~lightning_streaming.StreamingDataLoader` reads go nowhere.
 
@@ -100,24 +99,6 @@ class Meter:
         self._download_ns = self._decompress_ns = 0
         self._opened = self._hits = self._fetched_bytes = 0
         self.begin_batch()
-
-
-class MeasuredCollate:
-    """A collate function after which a batch is made.
-
-    Args:
-        collate: The loader's own.
-        meter: Of the dataset that is read; pickled together with it, for a worker, it stays the same one.
-    """
-
-    def __init__(self, collate: Callable[[list[Any]], Any], meter: Meter) -> None:
-        self._collate = collate
-        self._meter = meter
-
-    def __call__(self, samples: list[Any]) -> Any:
-        batch = self._collate(samples)
-        self._meter.end_batch()
-        return batch
 
 
 def _count_batches(catalog: Catalog, shards: NDArray[np.int64], batch_size: int) -> Iterator[_Counts]:

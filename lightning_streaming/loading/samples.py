@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from operator import getitem
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -12,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import FormatError
+from lightning_streaming.formats.mds import MDSReader
 from lightning_streaming.formats.shard import ShardReader
+from lightning_streaming.loading.batch_maker import BatchMaker
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.last_uses import BatchShards, LastUses, NodePlan
 from lightning_streaming.loading.meter import Meter
@@ -111,6 +114,10 @@ def _node_plan(share: Share, catalog: Catalog) -> NodePlan:
     )
 
 
+_Take = Callable[[Any, int], Any]
+"""Gives a sample of a shard's reader by its index."""
+
+
 class WorkerSamples(Iterator[Any]):
     """Iterates over a worker's share of a pass; an iterator with a count, which ends when nobody holds it any more.
 
@@ -121,7 +128,7 @@ class WorkerSamples(Iterator[Any]):
         transform: What to make of each sample.
         predownload: Samples ahead of the reader for which shards are fetched; None for :func:`default_reach`.
         near_end: Called once, when most of the share has been read.
-        meter: Measures what batches take.
+        maker: Makes batches of what is handed out, and is told of them; may be given rows.
         watch: Is told of each sample; None for no one.
     """
 
@@ -132,12 +139,12 @@ class WorkerSamples(Iterator[Any]):
         transform: Transform | None,
         predownload: int | None,
         near_end: Callable[[], None],
-        meter: Meter,
+        maker: BatchMaker,
         watch: SampleWatch | None = None,
     ) -> None:
         self.samples_read = 0
         """Samples handed out so far."""
-        samples = _read(make_share, source, transform, predownload, near_end, meter, watch)
+        samples = _read(make_share, source, transform, predownload, near_end, maker, watch)
         self._samples = samples if watch is None else watch.samples(samples)
 
     def __next__(self) -> Any:
@@ -156,10 +163,11 @@ def _read(
     transform: Transform | None,
     predownload: int | None,
     near_end: Callable[[], None],
-    meter: Meter,
+    maker: BatchMaker,
     watch: SampleWatch | None,
 ) -> Generator[Any, None, None]:
     share = make_share()
+    take, meter = _way_to_take(source, transform, maker), maker.meter
     # A share of one batch that is not full has all of its end in sight.
     near_end_at = (share.num_samples() - share.deal.batch_size) * _NEAR_END
     readers, latest, is_near_end = source.readers, -1, False
@@ -180,7 +188,7 @@ def _read(
                     readers.move_to_end(shard)
                 latest = shard
                 try:
-                    sample = reader[index]
+                    sample = take(reader, index)
                 except FormatError as error:
                     raise source.named(error, shard) from error
                 if events:
@@ -188,6 +196,12 @@ def _read(
                 yield sample if transform is None else transform(sample, position)
                 if events & _BATCH_ENDS:
                     meter.begin_batch()
+
+
+def _way_to_take(source: SampleSource, transform: Transform | None, maker: BatchMaker) -> _Take:
+    """Decode samples, or, where nobody but the maker of batches looks at them, leave them as rows for it."""
+    maker.rows = source.plain_rows() if maker.takes_rows and transform is None else None
+    return getitem if maker.rows is None else MDSReader.row  # the one format of plain rows
 
 
 class _Reading:

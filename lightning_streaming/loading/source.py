@@ -17,6 +17,7 @@ from lightning_streaming.formats.columns import check_columns, check_selection
 from lightning_streaming.formats.encodings import register_encoding, registered_encodings
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.formats.lone_sample import LoneSamples
+from lightning_streaming.formats.plain_rows import PlainRows
 from lightning_streaming.formats.shard import ShardReader, check_shard, open_shard
 from lightning_streaming.loading.ahead import ShardsAhead
 from lightning_streaming.loading.catalog import Catalog
@@ -77,6 +78,10 @@ class SampleSource:
             self._check_limit(catalog)
             self._catalog = catalog
         return self._catalog
+
+    def plain_rows(self) -> PlainRows | None:
+        """How any sample lies in its bytes; None unless all columns are wanted, and plain."""
+        return self.catalog.plain_rows() if self._columns is None else None
 
     @property
     def is_remote(self) -> bool:
