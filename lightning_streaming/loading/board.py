@@ -7,6 +7,7 @@ before it sends the batch. A worker is never further ahead of the loader than to
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -58,7 +59,8 @@ class Board:
 
     def write(self, worker: int, batch: int, measures: BatchMeasures, per_stream: Sequence[int]) -> None:
         """In a worker: write what it measured of its n-th batch of the pass."""
-        self._rows[worker, batch % self._depth] = (*measures, *per_stream)
+        row = worker * self._depth + batch % self._depth
+        self._row.pack_into(self._bytes, row * self._row.size, *measures, *per_stream)  # sooner than numpy would
 
     def read(self, batch: int) -> NDArray[np.int64]:
         """In the loader: the measures of a batch of the pass, then its samples per stream; to be copied at once."""
@@ -75,4 +77,6 @@ class Board:
     def _use(self, words: torch.Tensor) -> None:
         self._words = words
         self._rows: NDArray[Any] = words.numpy()
-        self.num_workers, self._depth, _ = words.shape
+        self._bytes = self._rows.data.cast("B")
+        self.num_workers, self._depth, width = words.shape
+        self._row = struct.Struct(f"{width}q")

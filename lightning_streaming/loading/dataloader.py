@@ -11,6 +11,7 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
@@ -34,6 +35,7 @@ from lightning_streaming.order.gaps import NO_GAPS
 
 _MOST_UNCLAIMED = 1024
 """Batches whose ends are remembered for :meth:`StreamingDataLoader.claim`, should nobody claim them."""
+_ENDS_AT_ONCE = 1024
 _NO_MORE = object()
 _SHOWN = (
     "batch_size",
@@ -339,7 +341,8 @@ class LoaderPass(Iterator[Any]):
 def _ends_of_batches(deal: Deal, start: Cursor, drop_last: bool) -> Iterator[Cursor]:
     """Where each batch of a pass ends; the last one, at the beginning of the next epoch."""
     batches = deal.num_batches(drop_last)
-    for t in range(1, batches):
-        yield Cursor(start.epoch, deal.position_after(t))
+    for first in range(1, batches, _ENDS_AT_ONCE):
+        for position in deal.positions_after(np.arange(first, min(first + _ENDS_AT_ONCE, batches))).tolist():
+            yield Cursor(start.epoch, position)
     if batches:
         yield start.passes_later(1)

@@ -85,10 +85,12 @@ class Deal:
 
     def position_after(self, t: int) -> int:
         """Where another deal would start after ``t`` global batches of this one."""
-        if t == 0:
-            return self.start
-        entries = self.gaps.kept_before(self.start) + t * self.global_batch_size
-        return self.length if entries >= self.kept else self.gaps.position_after(entries)
+        return int(self.positions_after(np.asarray([t]))[0]) if t else self.start
+
+    def positions_after(self, ts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The same for several ``t``, none of them 0: right after the last entry read, before a gap that follows."""
+        entries = self.gaps.kept_before(self.start) + ts * self.global_batch_size
+        return np.where(entries < self.kept, self.gaps.positions(entries - 1) + 1, self.length)
 
     def batch(self, t: int, node: int, rank_of_node: int) -> NDArray[np.int64]:
         """Positions that one rank reads in batch ``t``; fewer in the last batch, none beyond.
