@@ -11,11 +11,11 @@ from functools import partial
 from math import ceil
 from typing import Any
 
-import numpy as np
 from torch.utils.data import default_collate, get_worker_info
 
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.arguments import check_at_least, parse_epoch_size
 from lightning_streaming.loading.batch_maker import BatchMaker
 from lightning_streaming.loading.cursor import Cursor, Handover, PassCounter, PassStart
 from lightning_streaming.loading.description import describe_dataset
@@ -32,7 +32,7 @@ from lightning_streaming.loading.worker import prepare_worker_process
 from lightning_streaming.order.names import BatchingMethod, PartitionAlgo, SamplingMethod, ShuffleAlgo
 from lightning_streaming.order.seeds import stretched_seed
 from lightning_streaming.order.settings import OrderSettings
-from lightning_streaming.units import parse_bytes, parse_count
+from lightning_streaming.units import parse_bytes
 from lightning_streaming.world import World
 
 
@@ -127,9 +127,9 @@ class StreamingDataset(KeyedAccess):
         world: World | None = None,
     ) -> None:
         asked = {**locals()}
-        _check_at_least("batch_size", batch_size, 1)
-        _check_at_least("predownload", predownload, 1)
-        _check_at_least("replication", replication, 1)
+        check_at_least("batch_size", batch_size, 1)
+        check_at_least("predownload", predownload, 1)
+        check_at_least("replication", replication, 1)
         self.streams = named_streams(streams, remote, local, storage_options)
         self.batch_size = batch_size
         self.predownload = predownload
@@ -164,7 +164,7 @@ class StreamingDataset(KeyedAccess):
         super().__init__(source, on_demand, transform, seed_global_rng)
         self._misses = {name: cache.misses for name, cache in caches.items()}
         weights = [stream.weight() for stream in self.streams.values()]
-        samples = _parse_epoch_size(epoch_size)
+        samples = parse_epoch_size(epoch_size)
         self.epochs = Epochs(settings, weights, samples, self._source, batch_size, skip)
         log = None if sample_log is None else os.fspath(sample_log)
         parsed = {"streams": self.streams, "epoch_size": samples, "cache_limit": limit, "sample_log": log}
@@ -196,7 +196,7 @@ class StreamingDataset(KeyedAccess):
 
     @next_epoch.setter
     def next_epoch(self, epoch: int) -> None:
-        _check_at_least("next_epoch", epoch, 0)
+        check_at_least("next_epoch", epoch, 0)
         self.seek(Cursor(epoch, 0))
 
     def next_cursor(self) -> Cursor:
@@ -334,18 +334,3 @@ def _share(epochs: Epochs, start: PassStart, worker: int, num_workers: int) -> S
         worker=worker,
         num_workers=num_workers,
     )
-
-
-def _parse_epoch_size(epoch_size: int | float | str | None) -> int | None:
-    """The epoch size as a number; None for None, 0 and "", as MosaicML Streaming has it."""
-    if not epoch_size:
-        return None
-    samples = parse_count(epoch_size, "epoch_size")
-    if samples == 0:
-        raise ConfigError(f"epoch_size must be at least one sample, but got {epoch_size!r}")
-    return samples
-
-
-def _check_at_least(name: str, value: int | None, least: int) -> None:
-    if value is not None and not (isinstance(value, (int, np.integer)) and value >= least):
-        raise ConfigError(f"{name} must be a whole number of at least {least}, but got {value!r}")
