@@ -90,8 +90,8 @@ class MDSReader:
         except FormatError as error:
             raise type(error)(f"{self._path}, sample {index}: {error}") from error
 
-    def row(self, index: int) -> memoryview:
-        """The bytes of a sample whose size does not vary, in the map itself, which lives as long as they are held.
+    def row(self, index: int) -> bytes:
+        """The bytes of a sample whose size does not vary.
 
         Args:
             index: In [0, len).
@@ -105,7 +105,7 @@ class MDSReader:
             raise ShardCorruptError(
                 f"{self._path}, sample {index}: expected {expected} bytes by its columns, but found {stop - start}"
             )
-        return self._view[start:stop]
+        return bytes(self._view[start:stop])
 
     def close(self) -> None:
         """Let go of the file; nothing can be read afterwards. The map goes with the last slice of it.

@@ -40,11 +40,11 @@ class PlainRows:
     row_bytes: int
     columns: tuple[_PlainColumn, ...]
 
-    def columns_of(self, rows: Sequence[memoryview]) -> dict[str, NDArray[Any]]:
+    def columns_of(self, rows: Sequence[bytes]) -> dict[str, NDArray[Any]]:
         """The columns of some samples, by name, each of shape (samples, ...).
 
         Args:
-            rows: Each sample's bytes; they are copied.
+            rows: Each sample's bytes.
         """
         table = np.frombuffer(bytearray().join(rows), np.uint8).reshape(len(rows), self.row_bytes)
         columns = {}

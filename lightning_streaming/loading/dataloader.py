@@ -11,11 +11,11 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.batch_ends import ends_of_batches
 from lightning_streaming.loading.batch_maker import BatchMaker
 from lightning_streaming.loading.board import Board
 from lightning_streaming.loading.cursor import Cursor, Handover, PassStart
@@ -27,7 +27,7 @@ from lightning_streaming.loading.labels import Label, add_valid, keys_of_batches
 from lightning_streaming.loading.link import Link, start_worker
 from lightning_streaming.loading.measures import LoaderStatistics
 from lightning_streaming.loading.sample_key import KeyedBatch, SampleKey, SampleKeys
-from lightning_streaming.loading.slots import BatchSlots
+from lightning_streaming.loading.slots import make_slots
 from lightning_streaming.loading.tally import Tally
 from lightning_streaming.loading.worker import signals_held_back
 from lightning_streaming.order.deal import Deal
@@ -35,7 +35,6 @@ from lightning_streaming.order.gaps import NO_GAPS
 
 _MOST_UNCLAIMED = 1024
 """Batches whose ends are remembered for :meth:`StreamingDataLoader.claim`, should nobody claim them."""
-_ENDS_AT_ONCE = 1024
 _NO_MORE = object()
 _SHOWN = (
     "batch_size",
@@ -75,7 +74,6 @@ class StreamingDataLoader(DataLoader[Any]):
     """
 
     dataset: StreamingDataset
-    _link: Link  # with the workers that are alive
 
     def __init__(
         self,
@@ -115,6 +113,7 @@ class StreamingDataLoader(DataLoader[Any]):
         self.with_keys = with_keys
         self.with_valid = with_valid
         self._tally = Tally(list(dataset.streams))
+        self._link: Link | None = None  # with workers that live on from pass to pass
         self._passes_begun = 0
         self._moved_at = 0
         self._latest: weakref.ref[LoaderPass] | None = None
@@ -198,20 +197,29 @@ class StreamingDataLoader(DataLoader[Any]):
         under_way = self._latest and self._latest()
         if under_way:
             under_way.close()
-        end_workers(self._iterator)
-        self._iterator = None  # where torch keeps persistent workers
+        self.end(self._iterator)  # where torch keeps persistent workers
         self._forget_pass()
         self.dataset.close()
 
-    def begin_pass(self, begins: LoaderPass) -> tuple[int, PassStart, Iterator[Any]]:
-        """Begin the next pass: its number, where it starts, and torch's iterator over its batches."""
+    def begin_pass(self, begins: LoaderPass) -> tuple[int, PassStart, Link, Iterator[Any]]:
+        """Begin the next pass: its number, where it starts, who makes its batches, and torch's iterator over them."""
         self._latest = weakref.ref(begins)
         self._passes_begun += 1
         self._end = None
         if self.repeat_epoch:
             self.dataset.seek(Cursor(0, 0))
         start = self.dataset.begin_pass(self._samples_per_batch, self.drop_last)
-        return self._passes_begun, start, self._batches_from(start)
+        # Workers that live on keep what they were told; those of a pass given up have another link.
+        link = self._link if self._iterator is not None and self._link is not None else self._new_link()
+        self._link = link if self.persistent_workers else None
+        self._tally.begin_pass(link.board)
+        return self._passes_begun, start, link, self._batches_from(start, link)
+
+    def end(self, batches: Iterator[Any] | None) -> None:
+        """End the workers behind torch's iterator of a pass, persistent ones too."""
+        end_workers(batches)
+        if batches is self._iterator:
+            self._iterator = self._link = None
 
     def labels(self) -> list[Label]:
         """What batches are given beside what was collated."""
@@ -237,21 +245,13 @@ class StreamingDataLoader(DataLoader[Any]):
         self._end = end
         self._unclaimed.append(end)
 
-    def received(self, batch: Any) -> Any:
-        """A batch as it was collated, from what torch hands out."""
-        return self._link.received(batch)
-
-    def _batches_from(self, start: PassStart) -> Iterator[Any]:
-        if self._iterator is None:  # so no workers live on, and those of a pass given up keep what they were told
-            self._link = self._new_link()
-        self._tally.begin_pass(self._link.board)
+    def _batches_from(self, start: PassStart, link: Link) -> Iterator[Any]:
         users_collate = self.collate_fn
-        self.collate_fn = maker = self.dataset.batch_maker(users_collate)
+        self.collate_fn = maker = self.dataset.batch_maker(users_collate, link.sender())
         try:
             if self.num_workers:
-                self.collate_fn = self._link.sender(maker)
-                return self._batches_of_workers(start, maker)
-            maker.meter.write_to(self._link.board, worker=0)
+                return self._batches_of_workers(start, link, maker)
+            maker.meter.write_to(link.board, worker=0)
             self.dataset.assign_pass(start, maker)
             return super().__iter__()
         finally:
@@ -264,13 +264,13 @@ class StreamingDataLoader(DataLoader[Any]):
         return Link(
             handover=Handover(len(self.dataset.epochs.skipped)),
             board=Board(self.num_workers, ahead, len(self.dataset.streams)),
-            slots=BatchSlots(self.num_workers, ahead + 1) if self.num_workers and not is_pinned else None,
+            slots=None if is_pinned else make_slots(self.num_workers, ahead + 1),
         )
 
-    def _batches_of_workers(self, start: PassStart, maker: BatchMaker) -> Iterator[Any]:
-        self._link.handover.assign(start)
+    def _batches_of_workers(self, start: PassStart, link: Link, maker: BatchMaker) -> Iterator[Any]:
+        link.handover.assign(start)
         users_init = self.worker_init_fn
-        self.worker_init_fn = partial(start_worker, self._link, maker, users_init)
+        self.worker_init_fn = partial(start_worker, link, maker, users_init)
         try:
             with signals_held_back((self.multiprocessing_context or multiprocessing).get_start_method()):
                 return super().__iter__()
@@ -298,6 +298,7 @@ class LoaderPass(Iterator[Any]):
     def __init__(self, loader: StreamingDataLoader) -> None:
         self._loader = loader
         self._number = 0
+        self._link: Link | None = None
         self._batches: Iterator[Any] | None = None
         self._ends: Iterator[Cursor] = iter(())
         self._labels = loader.labels()
@@ -305,17 +306,18 @@ class LoaderPass(Iterator[Any]):
 
     def __next__(self) -> Any:
         if self._number == 0:
-            self._number, start, self._batches = self._loader.begin_pass(self)
+            self._number, start, self._link, self._batches = self._loader.begin_pass(self)
             epochs = self._loader.dataset.epochs
             deal = epochs.deal(start)
-            self._ends = _ends_of_batches(deal, start.cursor, self._loader.drop_last)
+            self._ends = ends_of_batches(deal, start.cursor, self._loader.drop_last)
             if self._labels:
                 self._keys = keys_of_batches(start, epochs.plan(start), deal, self._loader.dataset.catalog)
         batches, self._batches = self._batches, None  # whatever is raised from here on ends the pass
-        if batches is None or not self._loader.is_current(self._number):
+        link, self._link = self._link, None
+        if batches is None or link is None or not self._loader.is_current(self._number):
             raise StopIteration
         asked = perf_counter_ns()
-        batch = self._loader.received(next(batches, _NO_MORE))
+        batch = link.received(next(batches, _NO_MORE))
         waited = perf_counter_ns() - asked
         end = next(self._ends, None)
         if batch is _NO_MORE and end is None:
@@ -328,21 +330,11 @@ class LoaderPass(Iterator[Any]):
         if self._labels:
             batch = labelled(batch, next(self._keys), self._labels)
         self._loader.hand_out(end, waited)
-        self._batches = batches
+        self._batches, self._link = batches, link
         return batch
 
     def close(self) -> None:
         """Hand out no more, and end the workers; those that are in the middle of a sample within a second or two."""
-        end_workers(self._batches)
-        self._batches = None
+        self._loader.end(self._batches)
+        self._batches = self._link = None
         self._keys = iter(())  # which hold the order, maybe a mapped file
-
-
-def _ends_of_batches(deal: Deal, start: Cursor, drop_last: bool) -> Iterator[Cursor]:
-    """Where each batch of a pass ends; the last one, at the beginning of the next epoch."""
-    batches = deal.num_batches(drop_last)
-    for first in range(1, batches, _ENDS_AT_ONCE):
-        for position in deal.positions_after(np.arange(first, min(first + _ENDS_AT_ONCE, batches))).tolist():
-            yield Cursor(start.epoch, position)
-    if batches:
-        yield start.passes_later(1)

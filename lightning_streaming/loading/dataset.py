@@ -22,6 +22,7 @@ from lightning_streaming.loading.description import describe_dataset
 from lightning_streaming.loading.epochs import Epochs, OnChange
 from lightning_streaming.loading.keyed_access import KeyedAccess
 from lightning_streaming.loading.meter import Meter
+from lightning_streaming.loading.parcels import Sender
 from lightning_streaming.loading.samples import Share, WorkerSamples
 from lightning_streaming.loading.source import SampleSource
 from lightning_streaming.loading.state import read_state
@@ -257,10 +258,12 @@ class StreamingDataset(KeyedAccess):
         self._began = start.cursor
         return start
 
-    def batch_maker(self, collate: Callable[[list[Any]], Any] | None) -> BatchMaker:
-        """What makes and measures batches of this dataset; see :class:`BatchMaker`."""
-        nobody_between = type(self).__iter__ is StreamingDataset.__iter__
-        return BatchMaker(collate, Meter(self._misses), takes_rows=collate is default_collate and nobody_between)
+    def batch_maker(
+        self, collate: Callable[[list[Any]], Any] | None = None, sender: Sender | None = None
+    ) -> BatchMaker:
+        """What makes, measures and sends batches of this dataset; see :class:`BatchMaker`."""
+        takes_rows = collate is default_collate and type(self).__iter__ is StreamingDataset.__iter__
+        return BatchMaker(collate, Meter(self._misses), takes_rows=takes_rows, sender=sender)
 
     def assign_pass(self, start: PassStart, maker: BatchMaker) -> None:
         """Let the next ``iter`` in this process read a pass that was begun."""
@@ -275,7 +278,7 @@ class StreamingDataset(KeyedAccess):
         info = get_worker_info()
         if info is None:
             assigned, self._assigned = self._assigned, None
-            start, maker = assigned or (self.begin_pass(self._own_batch_size()), self.batch_maker(None))
+            start, maker = assigned or (self.begin_pass(self._own_batch_size()), self.batch_maker())
             self._reading = self._samples(start, maker, worker=0, num_workers=1)
             return self._reading
         prepare_worker_process()
@@ -284,7 +287,7 @@ class StreamingDataset(KeyedAccess):
             return self._samples(handover.assigned(), maker, info.id, info.num_workers)
         cursor = self._counter.count_pass(info.id)
         start = self.epochs.start(cursor, self.current_world(), self._own_batch_size())
-        return self._samples(start, self.batch_maker(None), info.id, info.num_workers)
+        return self._samples(start, self.batch_maker(), info.id, info.num_workers)
 
     def close(self) -> None:
         """Stop fetching and unmap every shard. The dataset may be used again; it then opens what it needs."""

@@ -12,7 +12,7 @@ from lightning_streaming.loading.batch_maker import BatchMaker
 from lightning_streaming.loading.board import Board
 from lightning_streaming.loading.cursor import Handover
 from lightning_streaming.loading.dataset import StreamingDataset
-from lightning_streaming.loading.parcels import Parcel, ParcelledCollate
+from lightning_streaming.loading.parcels import Parcel, Sender
 from lightning_streaming.loading.rng import rng_of_worker, seed_global_generators
 from lightning_streaming.loading.slots import BatchSlots
 from lightning_streaming.loading.worker import prepare_worker_process
@@ -29,9 +29,9 @@ class Link:
     slots: BatchSlots | None
     """The batches themselves; None where torch is left to send them."""
 
-    def sender(self, collate: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-        """For workers: collates, and puts the batch where :meth:`received` finds it."""
-        return collate if self.slots is None else ParcelledCollate(collate, self.slots)
+    def sender(self) -> Sender | None:
+        """For workers: puts batches where :meth:`received` finds them."""
+        return None if self.slots is None else Sender(self.slots)
 
     def received(self, batch: Any) -> Any:
         """The batch as it was collated, from what torch hands out."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sized
+from itertools import chain
 from time import perf_counter_ns
 
 import numpy as np
@@ -34,6 +35,7 @@ class Meter:
         self._download_ns = self._decompress_ns = 0
         self._opened = self._hits = self._fetched_bytes = 0
         self._counts: Iterator[_Counts] = iter(())
+        self._no_counts: _Counts = (0,) * (2 + len(self._misses))  # of batches that are none of the plan's
         self._open: Sized = ()
 
     def write_to(self, board: Board, worker: int) -> None:
@@ -44,13 +46,14 @@ class Meter:
         """Forget what was measured before; the first batch begins now."""
         for misses in self._misses.values():
             misses.clear()
-        self._batches, self._open = 0, open_shards
+        self._batches, self._open, self._counts = 0, open_shards, iter(())
         self._begin_batch()
 
     def begin_window(self, catalog: Catalog, shards: NDArray[np.int64], batch_size: int) -> None:
         """Say which shards the samples of the next batches are in."""
         if self._board is not None:
-            self._counts = _count_batches(catalog, shards, batch_size)
+            # Whoever iterates over the samples for the loader may look further ahead than the batch under way.
+            self._counts = chain(self._counts, _count_batches(catalog, shards, batch_size))
 
     def begin_batch(self) -> None:
         """Say that the first sample of the next batch is wanted."""
@@ -73,7 +76,7 @@ class Meter:
         """Note that a batch is made, and write what it took where the loader reads it."""
         if self._board is None:
             return
-        samples, sample_bytes, *per_stream = next(self._counts)
+        samples, sample_bytes, *per_stream = next(self._counts, self._no_counts)
         measures = BatchMeasures(
             samples=samples,
             sample_bytes=sample_bytes,

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
@@ -21,6 +20,16 @@ from lightning_streaming.loading.slots import BatchSlots
 _FEWEST_BYTES = 2048
 """Of what is worth a place of its own."""
 _ALIGNMENT = 64
+_MOST_LEVELS = 4
+"""Of containers in which bytes objects are looked for."""
+
+
+class _Place(NamedTuple):
+    """Where in a slot the bytes of something are."""
+
+    start: int
+    stop: int
+    is_writable: bool
 
 
 class Parcel(NamedTuple):
@@ -29,147 +38,128 @@ class Parcel(NamedTuple):
     worker: int
     number: int
     """Among this worker's."""
-    start: int
-    """Where in the slot its pickled part begins."""
-    stop: int
+    pickled: slice
+    """Where in the slot its pickled part is."""
+    places: list[_Place]
+    """Where the rest is, in the order in which the pickled part wants it."""
 
     def open(self, slots: BatchSlots) -> Any:
         """Copy the batch out. To be called once: then the slot is used again."""
-        slot = slots.slot(self.worker, self.number)
-        batch = _Unpacker(slot, slot[self.start : self.stop]).load()
+        batch = _unpack(slots.slot(self.worker, self.number), self.pickled, self.places)
         slots.done_before(self.worker, self.number + 1)
         return batch
 
 
-class ParcelledCollate:
-    """A collate function for workers, whose batches go through shared memory where they find room in it.
+class Sender:
+    """A worker's way of sending batches: through shared memory, where they find room in it."""
 
-    Args:
-        collate: Makes the batches.
-        slots: The loader's.
-    """
-
-    def __init__(self, collate: Callable[[list[Any]], Any], slots: BatchSlots) -> None:
-        self._collate = collate
+    def __init__(self, slots: BatchSlots) -> None:
         self._slots = slots
         self._sent = 0
 
-    def __call__(self, samples: list[Any]) -> Any:
-        batch = self._collate(samples)
-        info = get_worker_info()
-        assert info is not None, "only workers send batches"
-        slot = self._slots.free(info.id, self._sent)
+    def begin_pass(self) -> None:
+        """Say that nobody opens any more what was sent before."""
+        self._slots.done_before(self._worker, self._sent)
+
+    def send(self, batch: Any) -> Any:
+        """What is to go through the pipe: a :class:`Parcel`, or the batch itself for torch to send."""
+        worker = self._worker
+        slot = self._slots.free(worker, self._sent)
         packed = None if slot is None else _pack(batch, slot)
         if packed is None:
             return batch
         self._sent += 1
-        return Parcel(info.id, self._sent - 1, *packed)
+        return Parcel(worker, self._sent - 1, *packed)
+
+    @property
+    def _worker(self) -> int:
+        info = get_worker_info()
+        assert info is not None, "only workers send batches"
+        return info.id
 
 
-class _Place(NamedTuple):
-    """Where in a slot something is, and what it was."""
-
-    start: int
-    stop: int
-    dtype: Any
-    """torch's or numpy's; None for bytes."""
-    shape: tuple[int, ...]
-
-
-def _pack(batch: Any, slot: memoryview) -> tuple[int, int] | None:
-    """Put a batch into a slot; says where its pickled part is, or None if it must go in torch's way."""
-    pickled = io.BytesIO()
-    packer = _Packer(slot, pickled)
+def _pack(batch: Any, slot: memoryview) -> tuple[slice, list[_Place]] | None:
+    """Put a batch into a slot; says where it is, or None if it must go in torch's way."""
+    pickled, shelf = io.BytesIO(), _Shelf(slot)
     try:
-        packer.dump(batch)
+        _Pickler(pickled, pickle.HIGHEST_PROTOCOL, buffer_callback=shelf.refuses).dump(_with_buffers(batch))
     except _UnfitError:
         return None
-    start, stop = packer.used, packer.used + pickled.tell()
+    start, stop = shelf.used, shelf.used + pickled.tell()
     if stop > len(slot):
         return None
     slot[start:stop] = pickled.getbuffer()
-    return start, stop
+    return slice(start, stop), shelf.places
+
+
+def _unpack(slot: memoryview, pickled: slice, places: list[_Place]) -> Any:
+    return pickle.loads(slot[pickled], buffers=_copies(slot, places))  # noqa: S301  # what our own worker has put there
+
+
+def _copies(slot: memoryview, places: list[_Place]) -> Iterator[bytes | bytearray]:
+    for start, stop, is_writable in places:
+        yield bytearray(slot[start:stop]) if is_writable else bytes(slot[start:stop])
+
+
+class _Shelf:
+    """Takes what pickling leaves out, as far as there is room."""
+
+    def __init__(self, slot: memoryview) -> None:
+        self.places: list[_Place] = []
+        self.used = 0
+        self._slot = slot
+
+    def refuses(self, buffer: pickle.PickleBuffer) -> bool:
+        """Copy a buffer into the slot; True if it is to be pickled with the rest."""
+        data = buffer.raw()
+        stop = self.used + len(data)
+        if len(data) < _FEWEST_BYTES or stop > len(self._slot):
+            return True
+        self._slot[self.used : stop] = data
+        self.places.append(_Place(self.used, stop, not data.readonly))
+        self.used = -(-stop // _ALIGNMENT) * _ALIGNMENT
+        return False
 
 
 class _UnfitError(Exception):
-    """There is a tensor that only torch can send: a view of another, one on a device, or one too large for a slot."""
+    """There is a tensor that only torch can send: a view of another, one on a device, one with a gradient."""
 
 
-class _Packer(pickle.Pickler):
-    """Pickles a batch, but for what is put into a slot as it is."""
+class _Pickler(pickle.Pickler):
+    """Leaves the values of tensors out of what is pickled, as pickle itself does with those of arrays."""
 
-    def __init__(self, slot: memoryview, pickled: io.BytesIO) -> None:
-        super().__init__(pickled, pickle.HIGHEST_PROTOCOL)
-        self.used = 0
-        self._slot = slot
-        self._places: dict[int, _Place] = {}
-
-    def persistent_id(self, thing: Any) -> _Place | None:
-        if id(thing) in self._places:  # the same thing again, as it shall be on the other side
-            return self._places[id(thing)]
-        plain = _PLAIN.get(type(thing))
-        found = plain and plain(thing)
-        if found is None or self.used + len(found.data) > len(self._slot):
-            if isinstance(thing, torch.Tensor):
-                raise _UnfitError
-            return None
-        stop = self.used + len(found.data)
-        self._slot[self.used : stop] = found.data
-        place = self._places[id(thing)] = _Place(self.used, stop, found.dtype, found.shape)
-        self.used = -(-stop // _ALIGNMENT) * _ALIGNMENT
-        return place
+    def reducer_override(self, thing: Any) -> Any:
+        if not isinstance(thing, torch.Tensor):
+            return NotImplemented
+        if not _is_plain(thing):
+            raise _UnfitError
+        values = thing.reshape(-1).view(torch.uint8).numpy()
+        return _tensor_of, (pickle.PickleBuffer(values.data), thing.dtype, tuple(thing.shape))
 
 
-class _Unpacker(pickle.Unpickler):
-    def __init__(self, slot: memoryview, pickled: memoryview) -> None:
-        super().__init__(io.BytesIO(pickled))
-        self._slot = slot
-        self._made: dict[_Place, Any] = {}
-
-    def persistent_load(self, place: _Place) -> Any:
-        if place not in self._made:
-            self._made[place] = _copy_of(self._slot[place.start : place.stop], place.dtype, place.shape)
-        return self._made[place]
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is but its bytes, and these are its own."""
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        return False
+    if tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+        return False
+    return tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
-def _copy_of(data: memoryview, dtype: Any, shape: tuple[int, ...]) -> Any:
-    if dtype is None:
-        return bytes(data)
-    if isinstance(dtype, torch.dtype):
-        return torch.frombuffer(data, dtype=dtype).reshape(shape).clone() if data else torch.empty(shape, dtype=dtype)
-    return np.frombuffer(data, dtype).reshape(shape).copy()
+def _tensor_of(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.frombuffer(data, dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
 
 
-class _Plain(NamedTuple):
-    """Something that is but its bytes."""
+def _with_buffers(thing: Any, levels: int = _MOST_LEVELS) -> Any:
+    """The same, but for bytes objects, which pickle does not leave out by itself.
 
-    data: memoryview
-    dtype: Any
-    shape: tuple[int, ...]
-
-
-def _plain_bytes(thing: bytes) -> _Plain | None:
-    return _Plain(memoryview(thing), None, ()) if len(thing) >= _FEWEST_BYTES else None
-
-
-def _plain_array(array: np.ndarray[Any, Any]) -> _Plain | None:
-    if array.nbytes < _FEWEST_BYTES or array.dtype.hasobject or not array.flags.c_contiguous:
-        return None
-    return _Plain(array.reshape(-1).view(np.uint8).data, array.dtype, array.shape)
-
-
-def _plain_tensor(tensor: torch.Tensor) -> _Plain | None:
-    if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.requires_grad or tensor.is_quantized:
-        return None
-    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-        return None
-    if tensor.untyped_storage().nbytes() != tensor.nbytes:  # maybe shared with another one
-        return None
-    return _Plain(tensor.reshape(-1).view(torch.uint8).numpy().data, tensor.dtype, tuple(tensor.shape))
-
-
-_PLAIN: dict[type, Callable[[Any], _Plain | None]] = {
-    bytes: _plain_bytes,
-    np.ndarray: _plain_array,
-    torch.Tensor: _plain_tensor,
-}
+    Only containers that begin with bytes, or with a container, are looked through: a list of a million numbers is not.
+    """
+    kind = type(thing)
+    if kind is bytes:
+        return pickle.PickleBuffer(thing) if len(thing) >= _FEWEST_BYTES else thing
+    if kind is dict and levels:
+        return {key: _with_buffers(value, levels - 1) for key, value in thing.items()}
+    if kind in (list, tuple) and levels and thing and type(thing[0]) in (bytes, dict, list, tuple):
+        return kind([_with_buffers(one, levels - 1) for one in thing])
+    return thing

@@ -6,7 +6,7 @@ These two speak to the other ranks: to make sure that they stand at the same pla
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -34,17 +34,16 @@ def save_state_global(loader: StreamingDataLoader, dst_rank: int = 0) -> dict[st
         ConfigError: There is no such rank, or no way to ask the others.
     """
     rank, num_ranks = _connected_rank(dst_rank)
-    state = loader.state_dict()
-    if num_ranks > 1:
-        states: list[dict[str, Any]] = [{}] * num_ranks
-        dist.all_gather_object(states, state)
+    if num_ranks == 1:
+        return loader.state_dict()
+    states = _from_all(loader.state_dict, num_ranks)
+    if any(one != states[0] for one in states):
         places = [(one["epoch"], one["sample_in_epoch"]) for one in states]
-        if any(one != states[0] for one in states):
-            raise StateError(
-                f"the ranks' loaders stand at different places: (epoch, sample) {places} by rank; save when all "
-                "have taken as many batches, from one dataset and with one batch size"
-            )
-    return state if rank == dst_rank else None
+        raise StateError(
+            f"the ranks' loaders stand at different places: (epoch, sample) {places} by rank; save when all "
+            "have taken as many batches, from one dataset and with one batch size"
+        )
+    return states[rank] if rank == dst_rank else None
 
 
 def restore_state_global(
@@ -59,19 +58,36 @@ def restore_state_global(
 
     Raises:
         StateError: This is not a saved position.
-        ConfigError: A rank that is to be sent the state brings one, or there is no such rank, or no way to ask it.
+        ConfigError: A rank that is to be sent the state brings one, or there is no such rank, or no way to ask it; on
+            all ranks alike.
     """
     if src_rank is not None:
-        rank, num_ranks = _connected_rank(src_rank)
-        if rank != src_rank and state is not None:
-            raise ConfigError(f"rank {src_rank} sends the state, so rank {rank} must pass None; or leave src_rank out")
+        _, num_ranks = _connected_rank(src_rank)
         if num_ranks > 1:
-            sent = [state]
-            dist.broadcast_object_list(sent, src_rank)
-            (state,) = sent
+            states = _from_all(lambda: state, num_ranks)
+            too_many = [rank for rank, one in enumerate(states) if one is not None and rank != src_rank]
+            if too_many:
+                raise ConfigError(
+                    f"rank {src_rank} sends the state, so ranks {too_many} must pass None; or leave src_rank out"
+                )
+            state = states[src_rank]
     if state is None:
         raise StateError("there is no state to go on from: it is None on the rank that is to have it")
     loader.load_state_dict(state)
+
+
+def _from_all(ask: Callable[[], Any], num_ranks: int) -> list[Any]:
+    """What each rank has; where one fails, its error on all of them, so that nobody waits for it."""
+    try:
+        answer: tuple[Any, Exception | None] = ask(), None
+    except Exception as error:  # noqa: BLE001  # raised below, here as on the others
+        answer = None, error
+    answers: list[tuple[Any, Exception | None]] = [(None, None)] * num_ranks
+    dist.all_gather_object(answers, answer)
+    for _, failure in answers:
+        if failure is not None:
+            raise failure
+    return [one for one, _ in answers]
 
 
 def _connected_rank(partner: int) -> tuple[int, int]:

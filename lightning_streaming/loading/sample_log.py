@@ -41,14 +41,14 @@ def sample_log_path(directory: str | os.PathLike[str], rank: int, worker: int) -
 def read_sample_log(path: str | os.PathLike[str]) -> Iterator[LoggedSample]:
     """The samples of a log, in the order in which they were read.
 
-    A last line that was cut short, as a full disk or a power cut leaves it, is left out.
+    Lines that were cut short, as a full disk or a power cut leaves them, are left out.
 
     Raises:
-        FormatError: Another line is not one of a sample log.
+        FormatError: A whole line is not one of a sample log.
     """
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if line.endswith(b"\n"):
+            if line.endswith(b"}\n") or not line.startswith(b"{"):
                 yield _parsed(line, f"line {number} of {os.fspath(path)}")
 
 
@@ -63,6 +63,8 @@ class SampleLog:
     def __init__(self, path: Path, key: Callable[[Row], SampleKey]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab", buffering=0)
+        if _ends_in_a_line_cut_short(path):
+            self._file.write(b"\n")
         self._key = key
         self._pid = os.getpid()
 
@@ -72,7 +74,9 @@ class SampleLog:
     def begun(self, row: Row) -> None:
         """Write the sample down before anything can go wrong with it."""
         line = {"time": time.time(), "pid": self._pid, **self._key(row).as_dict()}
-        self._file.write(json.dumps(line).encode() + b"\n")
+        left = json.dumps(line).encode() + b"\n"
+        while left:  # a disk that is nearly full takes a part, and refuses the rest by an error
+            left = left[self._file.write(left) :]
 
     def given(self) -> None:
         """Of no interest."""
@@ -80,6 +84,13 @@ class SampleLog:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _ends_in_a_line_cut_short(path: Path) -> bool:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        return file.read() not in (b"", b"\n")
 
 
 def _parsed(line: bytes, where: str) -> LoggedSample:

@@ -200,8 +200,9 @@ def _read(
 
 def _way_to_take(source: SampleSource, transform: Transform | None, maker: BatchMaker) -> _Take:
     """Decode samples, or, where nobody but the maker of batches looks at them, leave them as rows for it."""
-    maker.rows = source.plain_rows() if maker.takes_rows and transform is None else None
-    return getitem if maker.rows is None else MDSReader.row  # the one format of plain rows
+    rows = source.plain_rows() if maker.takes_rows and transform is None else None
+    maker.begin_pass(rows)
+    return getitem if rows is None else MDSReader.row  # the one format of plain rows
 
 
 class _Reading:

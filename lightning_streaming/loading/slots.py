@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+import warnings
 import weakref
 from multiprocessing import reduction
 from typing import Any
@@ -18,6 +19,17 @@ from typing import Any
 _SLOT_BYTES = 64 << 20
 """Address space of a slot, not memory: only what batches have filled takes room."""
 _WORD = 8
+
+
+def make_slots(workers: int, slots: int) -> BatchSlots | None:
+    """Slots for the workers of a loader; None where there are none, or the system refuses so much address space."""
+    if not workers:
+        return None
+    try:
+        return BatchSlots(workers, slots)
+    except OSError as error:
+        warnings.warn(f"batches come from workers in torch's slower way: no shared memory ({error})", stacklevel=2)
+        return None
 
 
 class BatchSlots:
@@ -33,9 +45,7 @@ class BatchSlots:
     def __init__(self, workers: int, slots: int) -> None:
         self._workers, self._slots = workers, slots
         self._first = -(-workers * _WORD // mmap.PAGESIZE) * mmap.PAGESIZE
-        descriptor = _unnamed_file()
-        os.truncate(descriptor, self._first + workers * slots * _SLOT_BYTES)
-        self._map(descriptor)
+        self._map(_unnamed_file(self._first + workers * slots * _SLOT_BYTES))
 
     def free(self, worker: int, number: int) -> memoryview | None:
         """The slot for a worker's batch of this number, counted from 0; None if an earlier batch is still in it."""
@@ -66,8 +76,15 @@ class BatchSlots:
         self._done = self._memory[: self._workers * _WORD].cast("q")
 
 
-def _unnamed_file() -> int:
+def _unnamed_file(size: int) -> int:
     if hasattr(os, "memfd_create"):  # Linux: memory that no limit of /dev/shm is about
-        return os.memfd_create("batches")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
+        descriptor = os.memfd_create("batches")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    try:
+        os.truncate(descriptor, size)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import default_collate
 
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset
+from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.mds import MDSReader
 
 PLAIN = {"id": "int", "label": "uint8", "share": "float32", "tokens": "ndarray:uint16:5", "box": "ndarray:float64:2,2"}
@@ -47,7 +48,7 @@ def rows_taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     taken: list[int] = []
     take = MDSReader.row
 
-    def counted(reader: MDSReader, index: int) -> memoryview:
+    def counted(reader: MDSReader, index: int) -> bytes:
         taken.append(index)
         return take(reader, index)
 
@@ -127,3 +128,49 @@ def test_whoever_looks_at_samples_gets_samples(root: Path, tmp_path: Path, rows_
 def test_the_default_written_out_is_the_default(root: Path, rows_taken: list[int]) -> None:
     batches(StreamingDataset(remote=str(root)), collate_fn=default_collate)
     assert len(rows_taken) == SAMPLES
+
+
+class Twice(StreamingDataset):
+    """A dataset of a user's, which hands out more than its share."""
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        for sample in super().__iter__():
+            yield sample
+            yield sample
+
+
+class LookingAhead(StreamingDataset):
+    """A dataset of a user's, which reads some samples before it hands out the first."""
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        ahead = []
+        for sample in super().__iter__():
+            ahead.append(sample)
+            if len(ahead) > 4:
+                yield ahead.pop(0)
+        yield from ahead
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_whoever_hands_out_more_than_a_share_is_told(root: Path, workers: int) -> None:
+    with pytest.raises(ConfigError, match="the pass has more batches than its epoch"):
+        batches(Twice(remote=str(root)), workers)
+
+
+def test_whoever_looks_ahead_loses_nothing(tmp_path: Path) -> None:
+    with MDSWriter(out=str(tmp_path), columns={"id": "int"}) as writer:
+        for number in range(2 * 8192 + 100):  # more than a window of samples
+            writer.write({"id": number})
+    read = [number for batch in batches(LookingAhead(remote=str(tmp_path))) for number in batch["id"].tolist()]
+    assert read == list(range(2 * 8192 + 100))
+
+
+def test_rows_keep_the_cache_limit(tmp_path: Path) -> None:
+    remote, local = tmp_path / "remote", tmp_path / "local"
+    with MDSWriter(out=str(remote), columns={"id": "ndarray:int64:100"}, size_limit=16000) as writer:
+        for number in range(600):
+            writer.write({"id": np.full(100, number)})
+    dataset = StreamingDataset(remote=str(remote), local=str(local), shuffle=True, cache_limit="90kb")
+    read = sorted(number for batch in batches(dataset) for number in batch["id"][:, 0].tolist())
+    assert read == list(range(600))
+    assert sum(path.stat().st_size for path in local.rglob("*") if path.is_file()) <= 90 << 10

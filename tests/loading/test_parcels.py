@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_streaming.loading import parcels, slots
-from lightning_streaming.loading.parcels import Parcel, ParcelledCollate
+from lightning_streaming.loading.parcels import Parcel, Sender
 from lightning_streaming.loading.slots import BatchSlots
 from tests.helpers import make_loader, write_dataset
 
@@ -93,9 +93,19 @@ class Made:
         return numbers[0], BATCHES[self._name]()
 
 
+class Sending:
+    """A collate function that sends what another makes."""
+
+    def __init__(self, collate: Callable[[Any], Any], batch_slots: BatchSlots) -> None:
+        self._collate, self._sender = collate, Sender(batch_slots)
+
+    def __call__(self, numbers: list[int]) -> Any:
+        return self._sender.send(self._collate(numbers))
+
+
 def sent(collate: Callable[[Any], Any], batch_slots: BatchSlots, count: int, **settings: Any) -> list[Any]:
     """What torch's loader hands out, parcels unopened."""
-    return list(DataLoader(Numbers(count), batch_size=1, collate_fn=ParcelledCollate(collate, batch_slots), **settings))
+    return list(DataLoader(Numbers(count), batch_size=1, collate_fn=Sending(collate, batch_slots), **settings))
 
 
 @pytest.mark.parametrize("name", BATCHES)
@@ -159,16 +169,36 @@ def test_any_batch_comes_out_as_it_was(batch: Any) -> None:
     slot = memoryview(bytearray(1 << 18))
     packed = parcels._pack(batch, slot)
     assert packed is not None
-    opened = parcels._Unpacker(slot, slot[slice(*packed)]).load()
+    opened = parcels._unpack(slot, *packed)
     slot[:] = bytes(len(slot))  # the next batch takes the slot
     assert same(opened, batch)
+
+
+class Encoded:
+    """Gives its state as bytes that nobody else holds, as objects of extension types do."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __getstate__(self) -> bytes:
+        return self.number.to_bytes(4, "big") * 2000
+
+    def __setstate__(self, state: bytes) -> None:
+        self.number = int.from_bytes(state[:4], "big")
+
+
+def test_state_that_lives_only_while_it_is_pickled_is_each_objects_own() -> None:
+    slot = memoryview(bytearray(1 << 20))
+    packed = parcels._pack({"list": [Encoded(number) for number in range(20)]}, slot)
+    assert packed is not None
+    assert [one.number for one in parcels._unpack(slot, *packed)["list"]] == list(range(20))
 
 
 def test_one_thing_twice_stays_one_thing() -> None:
     slot, tensor = memoryview(bytearray(1 << 16)), torch.arange(1000)
     packed = parcels._pack({"a": tensor, "b": [tensor]}, slot)
     assert packed is not None
-    opened = parcels._Unpacker(slot, slot[slice(*packed)]).load()
+    opened = parcels._unpack(slot, *packed)
     assert opened["a"] is opened["b"][0]
 
 
@@ -182,11 +212,55 @@ def test_batches_of_a_loader_are_its_own(tmp_path: Path) -> None:
     loader.close()
 
 
-def test_batches_that_nobody_read_do_not_stop_the_next_pass(tmp_path: Path) -> None:
+def test_passes_given_up_early_take_no_slot_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(parcel: Parcel, batch_slots: BatchSlots) -> Any:
+        from_slots.append(parcel.worker)
+        return open_(parcel, batch_slots)
+
+    from_slots: list[int] = []
+    open_ = Parcel.open
+    monkeypatch.setattr(Parcel, "open", opened)
     write_dataset(tmp_path)
     loader = make_loader(tmp_path, workers=2, batch_size=2, loader={"persistent_workers": True}, shuffle=False)
-    for _ in range(3):
+    for _ in range(5):
         next(iter(loader))
+    del from_slots[:]
     whole = [number for batch in loader for number in batch["id"].tolist()]
-    assert sorted(whole) == sorted(range(29))
+    assert sorted(whole) == list(range(29))
+    assert sorted(from_slots) == [0] * 8 + [1] * 7
+    loader.close()
+
+
+def test_a_pass_that_is_closed_leaves_a_loader_that_begins_again(tmp_path: Path) -> None:
+    write_dataset(tmp_path)
+    loader = make_loader(tmp_path, workers=2, batch_size=2, loader={"persistent_workers": True})
+    under_way = iter(loader)
+    next(under_way)
+    under_way.close()
+    assert len(list(loader)) == 15
+    loader.close()
+
+
+def test_without_a_loader_or_its_pass_the_memory_is_gone(tmp_path: Path) -> None:
+    def maps() -> int:
+        return Path("/proc/self/maps").read_text().count("memfd:batches")
+
+    write_dataset(tmp_path)
+    loader = make_loader(tmp_path, workers=1, batch_size=2)
+    for _batch in loader:
+        assert maps() == 1
+    assert maps() == 0
+    lives_on = make_loader(tmp_path, workers=1, batch_size=2, loader={"persistent_workers": True})
+    list(lives_on)
+    assert maps() == 1
+    lives_on.close()
+    assert maps() == 0
+
+
+def test_without_shared_memory_torch_sends_the_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "_SLOT_BYTES", 1 << 60)  # more than any file may have
+    write_dataset(tmp_path)
+    loader = make_loader(tmp_path, workers=1, batch_size=2, shuffle=False)
+    with pytest.warns(UserWarning, match="no shared memory"):
+        assert len(list(loader)) == 15
     loader.close()

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lightning_streaming import restore_state_global, save_state_global
-from lightning_streaming.errors import ConfigError, StateError
+from lightning_streaming import StreamingDataLoader, restore_state_global, save_state_global
+from lightning_streaming.errors import ConfigError, StreamingError
 from tests.helpers import ids, make_loader, write_dataset
 from tests.trainer.ranks import on_ranks
 
@@ -45,6 +45,11 @@ def test_one_rank_keeps_the_state_and_gives_it_to_the_others(data: Path, tmp_pat
     }
 
 
+def _broken() -> StreamingDataLoader:
+    """A loader whose state cannot be told."""
+    return make_loader("http://127.0.0.1:1/nowhere", download_retry=0)
+
+
 def _errors(data: Path) -> list[str]:
     loader = make_loader(data, batch_size=2)
     batches = iter(loader)
@@ -58,13 +63,12 @@ def _errors(data: Path) -> list[str]:
         partial(save_state_global, loader, dst_rank=2),
         partial(restore_state_global, loader, None),
         partial(restore_state_global, loader, None, src_rank=0),
+        partial(restore_state_global, loader, state, src_rank=0),
+        partial(save_state_global, _broken() if rank else loader),
     ):
-        with pytest.raises((ConfigError, StateError)) as caught:
+        with pytest.raises(StreamingError) as caught:
             ask()
         said.append(f"{caught.type.__name__}: {caught.value}")
-    if rank == 1:
-        with pytest.raises(ConfigError, match="rank 0 sends the state, so rank 1 must pass None"):
-            restore_state_global(loader, state, src_rank=0)
     return said
 
 
@@ -77,6 +81,8 @@ def test_ranks_out_of_step_and_states_that_are_not_there_are_errors_on_all_ranks
     assert first[1] == "ConfigError: there is no rank 2, but 2 from 0 on"
     assert first[2] == first[3]
     assert first[2].startswith("StateError: there is no state to go on from")
+    assert first[4].startswith("ConfigError: rank 0 sends the state, so ranks [1] must pass None")
+    assert first[5].startswith("DownloadError: ")
 
 
 def _save_unconnected(data: Path) -> str:

@@ -93,6 +93,8 @@ def test_a_line_cut_short_is_left_out_and_another_one_refused(root: Path, tmp_pa
     whole = path.read_bytes()
     path.write_bytes(whole[:-5])
     assert len(list(read_sample_log(path))) == 28
+    list(make_loader(root, sample_log=tmp_path))
+    assert len(list(read_sample_log(path))) == 28 + 29
     for broken in (b"{}\n", b"no json\n", b"[1]\n"):
         path.write_bytes(broken + whole)
         with pytest.raises(FormatError, match=r"line 1 of .*rank0-worker0.jsonl is not one of a sample log"):

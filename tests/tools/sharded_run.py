@@ -1,9 +1,7 @@
-"""One run of a model whose parameters are sharded, in a process of its own: it saves directories as FSDP does."""
+"""One run of a model whose parameters are sharded, on ranks of its own: it saves directories as FSDP does."""
 
 from __future__ import annotations
 
-import json
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,8 +21,8 @@ class Sharded(Recorder):
         fully_shard(self.layer, mesh=self.device_mesh["data_parallel"])
 
 
-def main(data: Path, checkpoint: Path, batches: int) -> None:
-    """Train from the checkpoint, if it is there, and print what was seen; else save it after so many batches."""
+def train(data: Path, checkpoint: Path, batches: int) -> list[tuple[int, int]]:
+    """Train on from the checkpoint, or, if there is none, until so many batches are saved in it; gives what it saw."""
     model, run = Sharded(), Run(data=data, directory=checkpoint.parent, validate=False)
     resumes = checkpoint.exists()
     trainer = Trainer(
@@ -40,8 +38,4 @@ def main(data: Path, checkpoint: Path, batches: int) -> None:
     )
     with suppress(Stopped):
         trainer.fit(model, datamodule=run.datamodule(), ckpt_path=checkpoint if resumes else None)
-    sys.stdout.write(json.dumps(model.seen_here))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+    return model.seen_here

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pty
 import re
-import signal
 import subprocess
 import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ from lightning_streaming.cache.layout import CACHE_VARIABLE, default_cache_direc
 from lightning_streaming.cache.marks import make_mark
 from tests.servers import HttpStore
 from tests.tools.running import contents, run, write_texts
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+
+_FORK = multiprocessing.get_context("fork")
 
 
 @pytest.fixture
@@ -189,50 +194,45 @@ def test_on_a_terminal_clearing_asks(caches: Path, answer: bytes, left: int) -> 
     assert len(shards(caches / "books")) == left
 
 
-_READER = """
-import sys
-from lightning_streaming import StreamingDataset
-
-url, local = sys.argv[1:]
-dataset = StreamingDataset(remote=url, local=local, download_timeout=30)
-assert dataset[0]["text"] == "text 000"
-print("open", flush=True)
-sys.stdin.readline()
-for sample in range(25):
-    assert dataset[sample]["text"] == f"text {sample:03}"
-print("read", flush=True)
-"""
+def read_when_told(url: str, local: str, talk: Connection) -> None:
+    """A job: read a sample of the first shard, wait until told to go on, and read all."""
+    dataset = StreamingDataset(remote=url, local=local, download_timeout=30)
+    assert dataset[0]["text"] == "text 000"
+    talk.send("open")
+    talk.recv()
+    for sample in range(25):
+        assert dataset[sample]["text"] == f"text {sample:03}"
+    talk.send("read")
 
 
 class Job:
-    """A process that reads a sample of the first shard, waits until it is told to go on, and reads all."""
+    """A process that runs :func:`read_when_told`."""
 
     def __init__(self, url: str, cache: Path) -> None:
-        command = [sys.executable, "-c", _READER, url, str(cache)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._talk, theirs = _FORK.Pipe()
+        self._process = _FORK.Process(target=read_when_told, args=(url, str(cache), theirs))
+        self._process.start()
+        theirs.close()
 
-    def expect(self, line: str) -> None:
+    def expect(self, word: str) -> None:
         """Wait until it says something."""
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == f"{line}\n"
+        assert self._talk.recv() == word
 
     def go_on(self) -> None:
         """Let it read the other shards."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
+        self._talk.send("go on")
 
     def kill(self) -> None:
         """End it, at whatever it is."""
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
+        self._process.kill()
+        self._process.join()
 
     def __enter__(self) -> Job:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
+        self.kill()
+        self._talk.close()
 
 
 def until_arriving(cache: Path) -> Any:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,13 +19,15 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.servers import http_server
+from tests.tools.forked import command_line, run_program
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
 HOST = "https://data.example.com"
 """Where the document has data that is on a server."""
 DOCUMENT = Path(__file__).parents[2] / "docs" / "tools.md"
 _BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMMAND = re.compile(r"^\$ .*\n", re.MULTILINE)
-_PROGRAM = f"lightning-streaming() {{ '{sys.executable}' -m lightning_streaming \"$@\"; }}\n"
 
 
 def blocks(document: str) -> list[tuple[str, str]]:
@@ -36,21 +37,21 @@ def blocks(document: str) -> list[tuple[str, str]]:
     return found
 
 
-def run_console(text: str, directory: Path) -> str:
-    """The block as it should be: its commands, each with what it prints."""
+def run_console(text: str, directory: Path, program: str = "") -> str:
+    """The block as it should be: its commands, each with what it prints; ``program`` is shell that defines ours."""
     if HOST not in text:
-        return run_commands(text, directory)
+        return run_commands(text, directory, program)
     with http_server(directory) as url:
-        return run_commands(text.replace(HOST, url), directory).replace(url, HOST)
+        return run_commands(text.replace(HOST, url), directory, program).replace(url, HOST)
 
 
-def run_commands(text: str, directory: Path) -> str:
+def run_commands(text: str, directory: Path, program: str) -> str:
     """Like :func:`run_console`, with servers as they are."""
     lines = [match[0] for match in _COMMAND.finditer(text)]
     # printf shows a command just before it is run; $? must be that of the command, not of the printf.
     shown = "".join(f"code=$?; printf '%s' {_quoted(line)}; (exit $code)\n{line[2:]}" for line in lines)
     environment = {**os.environ, "COLUMNS": "100", "PYTHONIOENCODING": "utf-8"}
-    script = ["bash", "-c", _PROGRAM + shown]
+    script = ["bash", "-c", program + shown]
     done = subprocess.run(
         script, cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
     )
@@ -63,14 +64,14 @@ def _quoted(line: str) -> str:
 
 def rewritten(document: str, directory: Path) -> Iterator[tuple[str, str]]:
     """Each console block as it stands, and as it should."""
-    for language, text in blocks(document):
-        if language == "python":
-            subprocess.run([sys.executable, "-c", text], cwd=directory, check=True)
-        else:
-            yield text, run_console(text, directory)
+    with command_line() as program:
+        for language, text in blocks(document):
+            if language == "python":
+                run_program(text, directory)
+            else:
+                yield text, run_console(text, directory, program)
 
 
-@pytest.mark.timeout(300)
 def test_commands_print_what_the_document_says(tmp_path: Path) -> None:
     checked = 0
     for stands, should in rewritten(DOCUMENT.read_text(), tmp_path):

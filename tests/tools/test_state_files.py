@@ -6,8 +6,6 @@ import datetime
 import json
 import random
 import shutil
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,9 +21,10 @@ from lightning_streaming import StreamingDataLoader, StreamingDataset
 from lightning_streaming.order.seeds import stretched_seed
 from lightning_streaming.tools.states.places import CALLBACK_KEY
 from tests.tools.running import write_texts
+from tests.tools.sharded_run import train
 from tests.tools.test_state import SAMPLES, cursor, edit, refused, shown
 from tests.trainer.harness import Recorder, Run, SaveThenStop
-from tests.trainer.ranks import RankedRun
+from tests.trainer.ranks import RankedRun, on_ranks
 
 OF_02 = {"epoch": 1, "sample_in_epoch": 12, "num_canonical_nodes": 1, "shuffle_seed": stretched_seed(9176)}
 OF_07 = {"epoch": 1, "sample_in_epoch": 12, "num_canonical_nodes": 1, "shuffle_seed": 9176, "initial_physical_nodes": 1}
@@ -177,12 +176,14 @@ def test_a_loader_that_fabric_saved_is_found_and_moved(data: Path, tmp_path: Pat
     assert loader.cursor() == (3, 8)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*use of fork.*:DeprecationWarning",
+    "ignore:You defined a `validation_step` but have no `val_dataloader`",
+)
 def test_a_sharded_checkpoint_is_moved(data: Path, tmp_path: Path, whole: Recorder) -> None:
-    def train_sharded() -> list[list[int]]:
-        command = [sys.executable, "-m", "tests.tools.sharded_run", str(data), str(checkpoint), "11"]
-        done = subprocess.run(command, check=True, timeout=100, cwd=Path(__file__).parents[2], capture_output=True)
-        seen: list[list[int]] = json.loads(done.stdout.splitlines()[-1])
-        return seen
+    def train_sharded() -> list[tuple[int, int]]:
+        (seen,) = on_ranks(train, data, checkpoint, 11, meeting=tmp_path / "ranks", count=1)
+        return list(map(tuple, seen))
 
     checkpoint = tmp_path / "sharded.ckpt"
     train_sharded()
@@ -190,7 +191,7 @@ def test_a_sharded_checkpoint_is_moved(data: Path, tmp_path: Path, whole: Record
     assert cursor(checkpoint) == (1, 12)
     assert "is a directory; copy it" in refused("skip", checkpoint, "--samples", 1, "--out", tmp_path / "new")
     assert edit("skip", checkpoint, "--batches", 6)["backup"] == str(checkpoint / "meta.pt.bak")
-    assert [tuple(one) for one in train_sharded()] == whole.seen[2 * SAMPLES + 4 :]
+    assert train_sharded() == whole.seen[2 * SAMPLES + 4 :]
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")

@@ -204,6 +204,34 @@ def test_steps_are_those_of_a_trainer_that_accumulates_and_goes_on(data: Path, t
     assert "step 8 was done before the checkpoint, which is at step 9" in refused.err
 
 
+def test_a_new_skip_counts_batches_where_steps_are_of_several(data: Path, tmp_path: Path) -> None:
+    described = train(data, ORDERS[0])
+    _, trainer = fit(described, 2, max_steps=5, accumulate_grad_batches=2)
+    saved = tmp_path / "step=5.ckpt"
+    trainer.save_checkpoint(saved)
+    skipping = {**described, "skip": ["14-15"]}
+    resumed, _ = fit(skipping, 2, max_steps=9, accumulate_grad_batches=2, ckpt_path=saved)
+    config = write_config(tmp_path / "run.yaml", skipping, {"batch_size": 2}, accumulate_grad_batches=2, devices=1)
+    assert_traced(resumed, "--config", config, "--ckpt", saved)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "words"),
+    [
+        ({"max_steps": 4}, "there is no step 4: the run ends after max_steps=4"),
+        ({"max_epochs": 0}, "there is no step 4: the run ends after max_epochs=0"),
+        ({"overfit_batches": 2}, "take it out of the configuration"),
+    ],
+)
+def test_what_the_trainer_will_not_do_is_not_traced(
+    trainer: dict[str, Any], words: str, data: Path, tmp_path: Path
+) -> None:
+    config = write_config(tmp_path / "run.yaml", train(data, ORDERS[0]), {"batch_size": 3}, devices=1, **trainer)
+    refused = run("trace", "--config", config, "--step", 4)
+    assert (refused.code, refused.out) == (2, "")
+    assert words in refused.err
+
+
 def test_epochs_are_as_long_as_the_trainer_is_limited_to(data: Path, tmp_path: Path) -> None:
     described = train(data, ORDERS[0])
     model, _ = fit(described, 5, max_steps=7, limit_train_batches=4, accumulate_grad_batches=2)

@@ -6,7 +6,7 @@ between two batches, or between two epochs: nothing is under way, so Lightning h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
 from lightning_streaming.errors import StateError
@@ -19,6 +19,20 @@ def trained_batches(checkpoint: MutableMapping[str, Any]) -> int:
     """Batches of the epoch under way that Lightning has trained; 0 between two epochs."""
     batches = _fit_loop(checkpoint)[_BATCHES]
     return 0 if batches["is_last_batch"] else int(batches["current"]["processed"])
+
+
+def batches_trained(checkpoint: Mapping[str, Any]) -> int:
+    """Batches over all epochs that the weights have seen.
+
+    Raises:
+        StateError: As for :func:`move_trainer`.
+    """
+    loop = _fit_loop(checkpoint)
+    place, progress = checkpoint["callbacks"][CALLBACK_KEY]["trainer"], loop[_BATCHES]
+    seen = int(progress["total"]["processed"])
+    if loop[_EPOCHS]["current"]["started"] > place["epoch"]:  # under way: batches not in the weights are read again
+        seen -= progress["current"]["processed"] - place["batches"]
+    return seen
 
 
 def move_trainer(checkpoint: MutableMapping[str, Any], epoch: int, batches: int) -> None:
@@ -36,10 +50,7 @@ def move_trainer(checkpoint: MutableMapping[str, Any], epoch: int, batches: int)
     closing = progress["is_last_batch"] and epochs["current"]["processed"] < epochs["current"]["started"]
     if closing or total["processed"] > total["completed"]:  # the last step was not counted for loggers yet
         loop[_EPOCH_STATE]["_batches_that_stepped"] += 1
-    seen = total["processed"]
-    if epochs["current"]["started"] > place["epoch"]:  # under way: batches that are not in the weights are read again
-        seen -= current["processed"] - place["batches"]
-    _set([total], seen)
+    _set([total], batches_trained(checkpoint))
     _set([current], batches)
     progress["is_last_batch"] = False
     trackers = [epochs["current"], epochs["total"]]
@@ -70,7 +81,7 @@ def add_place(checkpoint: MutableMapping[str, Any], loader: str, state: MutableM
     saved["loaders"][loader] = state
 
 
-def _fit_loop(checkpoint: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+def _fit_loop(checkpoint: Mapping[str, Any]) -> MutableMapping[str, Any]:
     loop: MutableMapping[str, Any] = checkpoint.get("loops", {}).get("fit_loop", {})
     missing = {_EPOCHS, _BATCHES, _EPOCH_STATE, "state_dict"} - loop.keys()
     if missing:

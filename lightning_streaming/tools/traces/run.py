@@ -12,9 +12,10 @@ from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.loading.cursor import Cursor
 from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.order.batch_ranges import Counted
+from lightning_streaming.tools.states.counters import batches_trained
 from lightning_streaming.tools.states.files import find_state_file
 from lightning_streaming.tools.states.places import SavedLoader, find_places
-from lightning_streaming.tools.traces.steps import EpochSteps, RunSteps
+from lightning_streaming.tools.traces.steps import EpochSteps, RunSteps, Stop
 from lightning_streaming.world import World
 
 _CONFIG_READER = "lightning_streaming.trainer.written_run"
@@ -62,8 +63,10 @@ class TracedRun:
 class _Checkpoint:
     loader: SavedLoader
     global_step: int
+    batches_trained: int
+    """Batches over all epochs that its weights had seen."""
     batches: int
-    """Batches of the epoch that its trainer had done."""
+    """Those of them in the epoch under way."""
 
 
 def traced_run(asked: Asked) -> TracedRun:
@@ -106,7 +109,7 @@ def run_on(data: Any, trainer: Mapping[str, Any], asked: Asked) -> TracedRun:
         raise ConfigError(f"accumulate_grad_batches is {accumulate!r}; say --accumulate")
     limit = trainer.get("limit_train_batches")
     counted = Counted(
-        steps=0 if saved is None else saved.global_step,
+        steps=0 if saved is None else saved.batches_trained,
         place=loader.cursor(),
         steps_in_epoch=0 if saved is None else saved.batches,
         limit=1.0 if limit is None else limit,
@@ -120,7 +123,15 @@ def run_on(data: Any, trainer: Mapping[str, Any], asked: Asked) -> TracedRun:
         ranks_per_node=ranks_per_node,
         replication=replication,
         begins=begins,
-        steps=_run_steps(loader, begins, accumulate, counted, counted.limited(in_epoch)),
+        steps=_run_steps(
+            loader,
+            begins,
+            accumulate,
+            counted,
+            counted.limited(in_epoch),
+            first_step=0 if saved is None else saved.global_step,
+            stop=_stop(trainer),
+        ),
         assumed=assumed,
     )
 
@@ -142,7 +153,20 @@ def _read_checkpoint(path: str) -> _Checkpoint:
     if places.trainer is None or places.trainer.global_step is None:
         raise StateError(f"{path} does not tell its trainer's step; only checkpoints of Lightning do")
     loader = places.loaders[places.choose(None)]
-    return _Checkpoint(loader, places.trainer.global_step, places.trainer.settled.batches)
+    return _Checkpoint(loader, places.trainer.global_step, batches_trained(content), places.trainer.settled.batches)
+
+
+def _stop(trainer: Mapping[str, Any]) -> Stop:
+    if trainer.get("overfit_batches"):
+        raise ConfigError(
+            "with overfit_batches a trainer reads the same few batches again and again, which trace does not follow; "
+            "take it out of the configuration"
+        )
+    steps, epochs = trainer.get("max_steps", -1), trainer.get("max_epochs")
+    return Stop(
+        steps=None if steps is None or steps < 0 else int(steps),
+        epochs=None if epochs is None or epochs < 0 else int(epochs),
+    )
 
 
 def _topology(
@@ -173,7 +197,16 @@ def _topology(
     return nodes, 1, "the configuration leaves the number of devices open; taken to be 1, see --ranks-per-node"
 
 
-def _run_steps(loader: StreamingDataLoader, begins: Cursor, accumulate: int, counted: Counted, limit: int) -> RunSteps:
+def _run_steps(
+    loader: StreamingDataLoader,
+    begins: Cursor,
+    accumulate: int,
+    counted: Counted,
+    limit: int,
+    *,
+    first_step: int,
+    stop: Stop,
+) -> RunSteps:
     dataset, world = loader.dataset, loader.dataset.current_world()
     skipped = dataset.epochs.saved(begins, world).skipped.values()
     last_uneven = max([begins.epoch, *(stop[0] for _, stop in skipped)])
@@ -190,7 +223,8 @@ def _run_steps(loader: StreamingDataLoader, begins: Cursor, accumulate: int, cou
         batches = counted.limited(loader.batches_left(start)) if loader.normalised(start) == start else 0
         early.append(EpochSteps(done=0, batches=batches, accumulate=accumulate))
     return RunSteps(
-        first_step=counted.steps,
+        first_step=first_step,
+        stop=stop,
         first_epoch=begins.epoch,
         early=early,
         whole=EpochSteps(done=0, batches=limit, accumulate=accumulate),

@@ -39,6 +39,14 @@ class EpochSteps:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Stop:
+    """Where the trainer is told to stop; None where it is not."""
+
+    steps: int | None = None
+    epochs: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunSteps:
     """The steps of a run, epoch after epoch."""
 
@@ -50,13 +58,22 @@ class RunSteps:
     """Of that epoch, and of those after it up to the last one of which anything is skipped."""
     whole: EpochSteps
     """Of each epoch after those."""
+    stop: Stop = Stop()
 
     def find(self, step: int) -> tuple[int, int]:
         """The epoch of a global step, and which of the steps read in that epoch it is.
 
         Raises:
-            ConfigError: It lies before the run, or an epoch has no steps.
+            ConfigError: It lies before the run or after its end, or an epoch has no steps.
         """
+        epoch, of_epoch = self._find(step)
+        if self.stop.steps is not None and step >= self.stop.steps:
+            raise ConfigError(f"there is no step {step}: the run ends after max_steps={self.stop.steps}")
+        if self.stop.epochs is not None and epoch >= self.stop.epochs:
+            raise ConfigError(f"there is no step {step}: the run ends after max_epochs={self.stop.epochs}")
+        return epoch, of_epoch
+
+    def _find(self, step: int) -> tuple[int, int]:
         if step < self.first_step:
             raise ConfigError(
                 f"step {step} was done before the checkpoint, which is at step {self.first_step}; trace the run that "
