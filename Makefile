@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 LOWEST := .venv-lowest
-LOWEST_TESTS := tests/trainer tests/loading tests/cache tests/storage tests/examples
+LOWEST_TESTS := tests/trainer tests/tools/test_trace.py tests/loading tests/cache tests/storage tests/examples
 
 .PHONY: help demo test test-lowest check format clean
 

@@ -54,6 +54,16 @@ for _name in _UNSET:
     os.environ.pop(_name, None)
 
 
+@pytest.fixture(autouse=True)
+def environment_as_found() -> Iterator[None]:
+    """Take away what a test's trainers and launchers leave in the environment, like the rank of this process."""
+    found = dict(os.environ)
+    yield
+    if found != os.environ:
+        os.environ.clear()
+        os.environ.update(found)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Keep caches and locks of this run in a directory that goes away with it; hold no example to a time."""
     hypothesis_settings.register_profile("untimed", deadline=None)
