@@ -15,26 +15,15 @@ from examples.demo import MARK, ROOT, clear
 pytestmark = pytest.mark.timeout(300)  # six processes that import torch, on a busy machine
 
 
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    out = tmp_path_factory.mktemp("demo") / "out"
+def test_demo_proves_the_resume_exact_and_leaves_logs_and_a_picture(tmp_path: Path) -> None:
+    out = tmp_path / "out"
     command = [sys.executable, "examples/demo.py", "--out", str(out), "--steps", "32", "--samples", "500"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # more would only wait for each other on a busy machine
-    return out, subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False
-    )
-
-
-def test_demo_proves_the_resume_exact(demo: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    _, ended = demo
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "Killed with SIGKILL" in ended.stdout
     assert "Resumed 'train' at epoch 1" in ended.stderr
     assert "Exact: 0 samples repeated, 0 skipped, in the same order." in ended.stdout
-
-
-def test_demo_leaves_logs_and_a_picture(demo: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    out, ended = demo
     interrupted, whole = read_history(out / "interrupted"), read_history(out / "uninterrupted")
     assert [step.step for step in interrupted.kept] == [step.step for step in whole.kept] == list(range(1, 33))
     assert whole.lost == []

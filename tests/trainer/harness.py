@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, OnException
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_streaming import MDSWriter, Stream, StreamingConfig, StreamingDataModule
+from lightning_streaming.trainer.fit_loop import streaming_loaders
 
 TRAIN_SAMPLES = {"a": 17, "b": 12}
 VAL_SAMPLES = 6
@@ -161,7 +162,7 @@ class Run:
     def fit(
         self,
         *,
-        ckpt_path: Path | None = None,
+        ckpt_path: Path | str | None = None,
         callbacks: list[Callback] | None = None,
         hook: Callable[[str, LightningModule], None] | None = None,
         model: type[Recorder] = Recorder,
@@ -184,8 +185,12 @@ class Run:
         }
         lightning_trainer = Trainer(**{**settings, **self.trainer, **trainer})
         datamodule = self.datamodule()
-        with suppress(Stopped, SIGTERMException):
-            lightning_trainer.fit(recorder, datamodule=datamodule, ckpt_path=ckpt_path)
+        try:
+            with suppress(Stopped, SIGTERMException):
+                lightning_trainer.fit(recorder, datamodule=datamodule, ckpt_path=ckpt_path)
+        finally:
+            for loader in streaming_loaders(lightning_trainer).values():
+                loader.close()  # else persistent workers live until somebody collects the trainer
         return recorder, lightning_trainer
 
 

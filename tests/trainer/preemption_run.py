@@ -36,6 +36,7 @@ class Pausing:
 def main(settings: dict[str, Any]) -> None:
     """Train as ``settings`` say: data, report (a directory), devices, workers, pause_at, checkpoints, ckpt_path."""
     report = Path(settings["report"])
+    report.mkdir(exist_ok=True)
     run = Run(data=Path(settings["data"]), directory=report, workers=settings["workers"], batch_size=2)
     model = Recorder(Pausing(report, settings["pause_at"]))
     trainer = Trainer(

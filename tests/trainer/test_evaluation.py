@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +18,21 @@ from lightning_streaming import (
 )
 from lightning_streaming.errors import ConfigError
 from tests.helpers import ids, make_dataset, write_dataset
-from tests.trainer.evaluation_run import evaluate
+from tests.trainer.evaluation import evaluate
+from tests.trainer.ranks import on_ranks
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*use of fork.*")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers.*",
+    "ignore:.*use of fork.*",
+    "ignore:It is recommended to use .*sync_dist=True",
+)
 
 RANKS = 2
 
 
-def _on_ranks(cases: list[dict[str, Any]], report: Path) -> list[list[tuple[int, str, int]]]:
-    """What each rank finds in each case."""
-    settings = {"cases": cases, "devices": RANKS, "report": str(report)}
-    subprocess.run(
-        [sys.executable, "-m", "tests.trainer.evaluation_run", json.dumps(settings)],
-        check=True,
-        timeout=200,
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-    )
-    return [[tuple(found) for found in json.loads((report / f"rank{rank}.json").read_text())] for rank in range(RANKS)]
+def _evaluate_all(cases: list[dict[str, Any]]) -> list[tuple[int, str, int]]:
+    """What this rank finds in each case."""
+    return [evaluate(case, devices=RANKS, strategy="ddp") for case in cases]
 
 
 def test_two_ranks_find_the_metric_of_one(tmp_path: Path) -> None:
@@ -55,7 +49,7 @@ def test_two_ranks_find_the_metric_of_one(tmp_path: Path) -> None:
         case["data"] = str(tmp_path / f"data{case['samples']}")
         if not Path(case["data"]).exists():
             write_dataset(Path(case["data"]), case["samples"])
-    first, second = _on_ranks(cases, tmp_path)
+    first, second = on_ranks(_evaluate_all, cases, meeting=tmp_path / "ranks", count=RANKS)
     assert first == second, "ranks agree, and had as many batches"
     for case, (count, metric, _) in zip(cases, first, strict=True):
         alone = {**case, **({"limit": RANKS * case["limit"]} if "limit" in case else {})}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -23,9 +24,12 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.trainer.preemption import PreemptionCheckpoint
 from tests.loading.processes import wait_until
 from tests.trainer.harness import EPOCHS, Run, Trigger, resume_twice, with_trainer, write_data
+from tests.trainer.preemption_run import main
+from tests.trainer.ranks import on_ranks
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*use of fork.*:DeprecationWarning",
+    "ignore:It is recommended to use .*sync_dist=True",
     "ignore:Be aware that when using `ckpt_path`, callbacks",
     "ignore:You defined a `validation_step` but have no `val_dataloader`",
     # Said of every first run that looks for a checkpoint by itself.
@@ -238,22 +242,41 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any]) -> None
         PreemptionCheckpoint("somewhere", **settings)
 
 
-def _train(send: Callable[[list[int]], None], ranks: int = 2, **settings: Any) -> tuple[list[dict[str, Any]], int]:
+def _train_two_ranks(send: Callable[[list[int]], None], **settings: Any) -> tuple[list[dict[str, Any]], int]:
     """Run :mod:`tests.trainer.preemption_run`, signal its ranks when all wait in a step; reports and exit status."""
     report = Path(settings["report"])
-    report.mkdir()
-    command = [sys.executable, "-m", "tests.trainer.preemption_run", json.dumps({**settings, "devices": ranks})]
+    command = [sys.executable, "-m", "tests.trainer.preemption_run", json.dumps({**settings, "devices": 2})]
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command, cwd=Path(__file__).parents[2], start_new_session=True, stdout=pipe, stderr=pipe
     ) as process:
-        pids = [report / f"pid{rank}" for rank in range(ranks)]
-        assert wait_until(lambda: all(map(Path.exists, pids)) or process.poll() is not None, seconds=60)
-        send([int(pid.read_text()) for pid in pids])
-        (report / "go").touch()
+        _when_they_wait(send, report, 2, lambda: process.poll() is None)
         _, said = process.communicate(timeout=60)
     assert b"Traceback" not in said, said.decode()
-    return [json.loads((report / f"rank{rank}.json").read_text()) for rank in range(ranks)], process.returncode
+    return [json.loads((report / f"rank{rank}.json").read_text()) for rank in range(2)], process.returncode
+
+
+def _train_one_process(send: Callable[[list[int]], None], **settings: Any) -> tuple[dict[str, Any], int | None]:
+    """The same of one process, which leads a group of its own."""
+    report = Path(settings["report"])
+    process = multiprocessing.get_context("fork").Process(target=_lead_a_group, args=({**settings, "devices": 1},))
+    process.start()
+    _when_they_wait(send, report, 1, process.is_alive)
+    process.join(60)
+    return json.loads((report / "rank0.json").read_text()), process.exitcode
+
+
+def _lead_a_group(settings: dict[str, Any]) -> None:
+    os.setpgid(0, 0)
+    main(settings)
+
+
+def _when_they_wait(send: Callable[[list[int]], None], report: Path, ranks: int, is_alive: Callable[[], bool]) -> None:
+    report.mkdir(exist_ok=True)
+    pids = [report / f"pid{rank}" for rank in range(ranks)]
+    assert wait_until(lambda: all(map(Path.exists, pids)) or not is_alive(), seconds=60)
+    send([int(pid.read_text()) for pid in pids])
+    (report / "go").touch()
 
 
 def _to_the_group(pids: list[int]) -> None:
@@ -261,20 +284,23 @@ def _to_the_group(pids: list[int]) -> None:
         os.killpg(pids[0], signum)
 
 
-def _to_the_last_rank(pids: list[int]) -> None:
-    os.kill(pids[-1], signal.SIGUSR1)
+def _fit_until_the_last_rank_is_told(run: Run, checkpoints: Path, call: int) -> dict[str, Any]:
+    is_last = os.environ["RANK"] == "1"
+    told = [Signals("on_train_batch_start", call, signal.SIGUSR1)] if is_last else []
+    callbacks = [PreemptionCheckpoint(checkpoints), *told]
+    model, trainer = run.fit(ckpt_path="last", callbacks=callbacks, devices=2, strategy="ddp")
+    return {"seen": model.seen_here, "step": trainer.global_step}
 
 
 def test_two_ranks_and_their_workers_stop_together_whoever_is_told(data: Path, tmp_path: Path) -> None:
     whole, _ = Run(data=data, directory=tmp_path, batch_size=1).fit()
-    settings: dict[str, Any] = {"data": str(data), "checkpoints": str(tmp_path)}
-    first, first_status = _train(
-        _to_the_group, report=str(tmp_path / "1"), pause_at=3, workers=1, ckpt_path=None, **settings
-    )
-    second, second_status = _train(
-        _to_the_last_rank, report=str(tmp_path / "2"), pause_at=7, workers=0, ckpt_path="last", **settings
-    )
-    assert (first_status, second_status) == (128 + signal.SIGUSR1, 128 + signal.SIGUSR1)
+    first, status = _train_two_ranks(
+        _to_the_group, report=str(tmp_path / "1"), pause_at=3, workers=1, ckpt_path=None, data=str(data),
+        checkpoints=str(tmp_path),
+    )  # fmt: skip
+    assert status == 128 + signal.SIGUSR1
+    run = Run(data=data, directory=tmp_path, batch_size=2)
+    second = on_ranks(_fit_until_the_last_rank_is_told, run, tmp_path, 7, meeting=tmp_path / "ranks")
     assert [rank["step"] for rank in first + second] == [3, 3, 10, 10]
     model, trainer = Run(data=data, directory=tmp_path, batch_size=4).fit(ckpt_path=tmp_path / "preempted.ckpt")
     reports = [*first, *second, {"seen": model.seen_here}]
@@ -288,8 +314,8 @@ def test_two_ranks_and_their_workers_stop_together_whoever_is_told(data: Path, t
 
 
 def test_one_process_and_its_workers_stop_when_their_group_is_told(data: Path, tmp_path: Path) -> None:
-    (report,), status = _train(
-        _to_the_group, 1, data=str(data), checkpoints=str(tmp_path), report=str(tmp_path / "run"), pause_at=4,
+    report, status = _train_one_process(
+        _to_the_group, data=str(data), checkpoints=str(tmp_path), report=str(tmp_path / "run"), pause_at=4,
         workers=2, ckpt_path=None,
     )  # fmt: skip
     model, _ = Run(data=data, directory=tmp_path, batch_size=2).fit(ckpt_path=tmp_path / "preempted.ckpt")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lightning.pytorch import Trainer
 
 from tests.trainer.harness import (
+    Recorder,
     Run,
     Trigger,
     every_n_steps,
@@ -116,6 +118,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_data(tmp_path_factory.mktemp("data"))
 
 
+@pytest.fixture(scope="module")
+def uninterrupted() -> dict[str, tuple[Recorder, Trainer]]:
+    """Whole runs, by the case that they are compared with: one is enough for all numbers of workers."""
+    return {}
+
+
 @pytest.mark.filterwarnings(
     "ignore:You requested to overfit",
     "ignore:The dirpath has changed",
@@ -130,12 +138,19 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 @pytest.mark.parametrize("name", IN_EVERY_WAY)
 def test_resuming_twice_shows_the_weights_the_same(
-    name: str, workers: int, persistent: bool, data: Path, tmp_path: Path
+    name: str,
+    workers: int,
+    persistent: bool,
+    data: Path,
+    uninterrupted: dict[str, tuple[Recorder, Trainer]],
+    tmp_path: Path,
 ) -> None:
     case = IN_EVERY_WAY[name]
-    run = Run(data=data, directory=tmp_path, workers=workers, persistent=persistent, trainer=case.trainer, **case.run)
-    whole, whole_trainer = run.fit()
-    resumed, resumed_trainer = resume_twice(run, case.trigger)
+    run = Run(data=data, directory=tmp_path, trainer=case.trainer, **case.run)
+    if name not in uninterrupted:
+        uninterrupted[name] = run.fit()
+    whole, whole_trainer = uninterrupted[name]
+    resumed, resumed_trainer = resume_twice(replace(run, workers=workers, persistent=persistent), case.trigger)
     assert resumed.seen == whole.seen
     assert resumed.steps_per_epoch == whole.steps_per_epoch
     assert resumed_trainer.global_step == whole_trainer.global_step
