@@ -9,7 +9,8 @@ Run from the root of the repository, on a machine that does nothing else:
 A server of objects on the loopback interface speaks as much S3 as a reader needs. It answers each request after
 ``--latency`` seconds, sends ``--per-connection`` bytes a second on each connection and ``--total`` on all together; 0
 is no limit. ``--peers`` is the Python of an environment that has mosaicml-streaming, litdata or both. Every measurement
-is a fresh process with an empty cache, which reads a shuffled epoch with ``--workers`` workers in batches of 32, all
+is a fresh process with an empty cache, which reads an epoch, shuffled unless
+``--order`` says else, with ``--workers`` workers in batches of 32, all
 with default settings; systems alternate, and medians are shown, of those epochs that a peer finishes. "get" only
 downloads the files, all at once, with fsspec. Shown are seconds for the epoch, from making the dataset to the last
 batch; times the link's limit; seconds to the first batch; and seconds of processor time (user and system, workers
@@ -80,13 +81,18 @@ def write_litdata(root: Path, shards: int) -> None:
     writer.merge()
 
 
+def shuffled() -> bool:
+    """In a process that measures: whether the epoch is read shuffled."""
+    return os.environ["COLD_EPOCH_ORDER"] == "shuffled"
+
+
 def our_epoch(cache: Path, workers: int, endpoint: str) -> Iterable[Any]:
     """Batches of ours."""
     from lightning_streaming import StreamingDataLoader, StreamingDataset
 
     options = {"key": "key", "secret": "secret", "endpoint_url": endpoint}
     dataset = StreamingDataset(
-        remote=f"s3://{BUCKET}/{NAME}", local=str(cache / NAME), storage_options=options, shuffle=True
+        remote=f"s3://{BUCKET}/{NAME}", local=str(cache / NAME), storage_options=options, shuffle=shuffled()
     )
     return StreamingDataLoader(dataset, batch_size=BATCH_SIZE, num_workers=workers)
 
@@ -96,7 +102,7 @@ def reference_epoch(cache: Path, workers: int, _endpoint: str) -> Iterable[Any]:
     from streaming import StreamingDataLoader, StreamingDataset
 
     dataset = StreamingDataset(
-        remote=f"s3://{BUCKET}/{NAME}", local=str(cache / NAME), shuffle=True, batch_size=BATCH_SIZE
+        remote=f"s3://{BUCKET}/{NAME}", local=str(cache / NAME), shuffle=shuffled(), batch_size=BATCH_SIZE
     )
     loader: Iterable[Any] = StreamingDataLoader(dataset, batch_size=BATCH_SIZE, num_workers=workers)
     return loader
@@ -112,7 +118,7 @@ def litdata_epoch(cache: Path, workers: int, endpoint: str) -> Iterable[Any]:
     dataset = StreamingDataset(
         f"s3://{BUCKET}/lit",
         cache_dir=str(cache / NAME),
-        shuffle=True,
+        shuffle=shuffled(),
         storage_options=options,
     )
     loader: Iterable[Any] = StreamingDataLoader(dataset, batch_size=BATCH_SIZE, num_workers=workers)
@@ -160,7 +166,7 @@ def measure(system: str, cache: Path, workers: int, endpoint: str, out: Path) ->
     out.write_text(json.dumps({"seconds": seconds, "first": first, "processor": processor, "samples": count}))
 
 
-def measured(python: str, system: str, workers: int, endpoint: str, root: Path) -> dict[str, float] | None:
+def measured(python: str, system: str, workers: int, endpoint: str, root: Path, order: str) -> dict[str, float] | None:
     """One measurement in a fresh process; None where that Python has no such package, or the epoch failed."""
     with tempfile.TemporaryDirectory(dir=root, prefix="cold-") as scratch:
         out = Path(scratch) / "measured.json"
@@ -182,6 +188,7 @@ def measured(python: str, system: str, workers: int, endpoint: str, root: Path) 
             "AWS_EC2_METADATA_DISABLED": "true",
             "S3_ENDPOINT_URL": endpoint,
             "COLD_EPOCH_ROOT": str(root),
+            "COLD_EPOCH_ORDER": order,
         }
         try:
             done = subprocess.run(
@@ -217,7 +224,9 @@ def compare(options: argparse.Namespace) -> None:
             runs: dict[str, list[dict[str, float]]] = {system: [] for system in pythons}
             for _ in range(options.runs):
                 for system, python in pythons.items():
-                    tries = (measured(python, system, options.workers, endpoint, root) for _ in range(TRIES))
+                    tries = (
+                        measured(python, system, options.workers, endpoint, root, options.order) for _ in range(TRIES)
+                    )
                     runs[system] += [next(filter(None, tries), {})]
     limit = size / options.total if options.total else None
     show(runs, size, limit)
@@ -250,6 +259,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, help="epochs of each system, of which the median is shown")
     parser.add_argument("--shards", type=int, default=24, help="shards of 64 MiB")
     parser.add_argument("--workers", type=int, default=2, help="workers of each loader")
+    parser.add_argument("--order", choices=["shuffled", "stored"], default="shuffled", help="in which order to read")
     parser.add_argument("--latency", type=float, default=0.05, help="seconds before each answer")
     parser.add_argument("--per-connection", type=float, default=20e6, help="bytes a second of each connection")
     parser.add_argument("--total", type=float, default=160e6, help="bytes a second of all connections")
