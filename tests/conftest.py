@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from hypothesis import settings as hypothesis_settings
 
 from tests.servers import (
@@ -55,10 +56,12 @@ for _name in _UNSET:
 
 
 @pytest.fixture(autouse=True)
-def environment_as_found() -> Iterator[None]:
-    """Take away what a test's trainers and launchers leave in the environment, like the rank of this process."""
+def process_as_found() -> Iterator[None]:
+    """Take away what a test's trainers leave in this process: its rank in the environment, a group of ranks."""
     found = dict(os.environ)
     yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
     if found != os.environ:
         os.environ.clear()
         os.environ.update(found)

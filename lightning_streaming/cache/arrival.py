@@ -29,6 +29,8 @@ _BEAT_SECONDS = 1.0
 """Between two signs of life of a part that is being made, a small part of what anybody waits for one."""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_MOST_TRIES = 100
+"""To make a file in a directory that each writer removes when it was the last: every try lost is a file of another."""
 
 
 class Part:
@@ -186,7 +188,7 @@ def was_left(name: str, descriptor: int) -> bool:
 
 
 def _open(path: Path, root: Path) -> int:
-    for _ in range(2):
+    for _ in range(_MOST_TRIES):
         try:
             return os.open(path, os.O_RDWR)
         except FileNotFoundError:

@@ -149,6 +149,8 @@ class TestForeignDirectory:
         (directory / "cache").mkdir()
         (directory / "cache").chmod(0o777)
         index = put(http_store.root, count)
+        (directory / "own").mkdir()
+        over_http(http_store, directory / "own").read()  # other users may not import from where packages are
         context = multiprocessing.get_context("fork")
         barrier = context.Barrier(4)
 
