@@ -97,6 +97,22 @@ def test_rooms_on_one_floor_do_not_import_each_other() -> None:
     assert not _told(one for one in same_floor if one.target != one.room)
 
 
+def _rooms_named(path: Path) -> set[str]:
+    """Rooms other than its own whose modules a file names in texts, to import them when they are wanted."""
+    texts = (node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
+    named = {text.split(".")[1] for text in texts if isinstance(text, str) and text.startswith(f"{PACKAGE}.")}
+    return named & set(FLOORS) - {path.relative_to(ROOT).parts[0].removesuffix(".py")}
+
+
+def test_modules_are_imported_by_name_only_where_it_takes_lightning() -> None:
+    """Importing it takes seconds: so the command line asks for it late, and so does the tool that reads runs."""
+    found = {path.relative_to(ROOT).as_posix(): _rooms_named(path) for path in _files() if path != ROOT / FRONT_DOOR}
+    assert {file: rooms for file, rooms in found.items() if rooms} == {
+        "__main__.py": {"trainer"},
+        "tools/traces/run.py": {"trainer"},
+    }
+
+
 def test_floor_0_imports_no_room_but_errors() -> None:
     assert not _told(one for one in IMPORTS if FLOORS[one.room] == 0 and one.target not in ("", "errors"))
 
