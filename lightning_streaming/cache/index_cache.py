@@ -37,7 +37,6 @@ _PARSE_SECONDS = 60.0
 """Added to what a download may take without a byte, for parsing a large index."""
 _LOOK_SECONDS = 0.2
 """Longest pause between looks whether another user has fetched the index."""
-_FOR_EVER = 1e9
 
 
 class IndexCache:
@@ -189,7 +188,7 @@ class IndexCache:
         """Read the index of a directory that is not ours to write to, which another user may be about to fetch."""
         cached = None
         patience = Patience(self._patience())
-        for _ in pauses(_FOR_EVER, _LOOK_SECONDS):
+        for _ in pauses(longest=_LOOK_SECONDS):
             coming = being_fetched(self._directory)
             origin = read_origin(self._directory)  # before the index: a later one has no say about an earlier mark
             self._check_origin(origin)

@@ -16,7 +16,6 @@ from lightning_streaming.files import PARTIAL_SUFFIX
 from lightning_streaming.formats.index import INDEX_BASENAME
 
 SCRATCH_SUFFIX = ".scratch"
-_FOR_EVER = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,7 @@ def sweep_left_overs(directory: Path) -> None:
 
 def _claimed(directory: Path, seconds: float) -> Part:
     patience = Patience(seconds)
-    for _ in pauses(_FOR_EVER):
+    for _ in pauses():
         part = claim(directory, INDEX_BASENAME)
         if part is not None:
             return part

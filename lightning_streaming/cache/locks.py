@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -62,13 +63,13 @@ def unlock_and_close(descriptor: int) -> None:
     os.close(descriptor)
 
 
-def pauses(seconds: float, longest: float = _LONGEST_PAUSE) -> Iterator[None]:
+def pauses(seconds: float = math.inf, longest: float = _LONGEST_PAUSE) -> Iterator[None]:
     """Give way for a moment between tries: at once, then after longer and longer pauses, until time is up.
 
     There is no waiting for a kernel lock with a time limit, and one without would hang where its holder is stopped.
 
     Args:
-        seconds: For how long; the last try comes when they have passed.
+        seconds: For how long; the last try comes when they have passed. Without end where the caller knows when.
         longest: Longest pause, in seconds.
     """
     deadline = time.monotonic() + seconds

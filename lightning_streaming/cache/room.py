@@ -23,7 +23,6 @@ _logger = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS = 30.0
 """How long a reader waits for others to let go of shards before it exceeds the limit."""
-_FOR_EVER = 1e9
 _LONGEST_PAUSE = 0.05
 """Seconds between two looks for room; each may go through all files."""
 
@@ -153,7 +152,7 @@ class CacheRoom:
             self._give_back(place, demands)
             turn.wait(_PATIENCE_SECONDS)
             deadline = time.monotonic() + _PATIENCE_SECONDS
-            for _ in pauses(_FOR_EVER, _LONGEST_PAUSE):
+            for _ in pauses(longest=_LONGEST_PAUSE):
                 freed = self.make_space(needed)
                 if freed:
                     deadline = time.monotonic() + _PATIENCE_SECONDS

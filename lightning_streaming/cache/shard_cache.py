@@ -29,7 +29,6 @@ from lightning_streaming.storage.retry import longest_series
 
 _UNPACK_SECONDS = 60.0
 """Added to how long a download may be silent: for checking and decompressing what arrived, or for waiting for room."""
-_FOR_EVER = 1e9
 
 
 class ShardCache:
@@ -229,7 +228,7 @@ class ShardCache:
             return Held(self._source.directory, [])
         self.place.prepare()
         patience = Patience(len(shard.files) * self._longest_download() + _UNPACK_SECONDS)
-        for _ in pauses(_FOR_EVER):
+        for _ in pauses():
             held = self._presence.hold(shard) or self._fetch(shard, ask)
             if isinstance(held, Held):
                 held.stamp()

@@ -90,3 +90,10 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {
         path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()
     }
+
+
+def edit_state(*args: object) -> Any:
+    """What ``state`` says of an edit that it has made."""
+    done = run("state", *args, "--json")
+    assert (done.code, done.err) == (0, "")
+    return done.json

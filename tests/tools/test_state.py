@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 
 from lightning_streaming.tools.states.places import CALLBACK_KEY, CALLBACK_VERSION
 from lightning_streaming.trainer.state_callback import StreamingStateCallback
+from tests.tools.running import edit_state as edit
 from tests.tools.running import run as command
 from tests.trainer.harness import (
     EPOCHS,
@@ -56,17 +56,6 @@ def saved_once(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = directory / "saved.ckpt"
     Run(data=data, directory=directory).fit(callbacks=[SaveThenStop("on_train_batch_end", 11, path)])
     return path
-
-
-@pytest.fixture
-def saved(saved_once: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copy(saved_once, tmp_path / "run.ckpt"))
-
-
-def edit(*args: object) -> Any:
-    done = command("state", *args, "--json")
-    assert (done.code, done.err) == (0, "")
-    return done.json
 
 
 def refused(*args: object) -> str:

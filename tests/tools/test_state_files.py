@@ -20,9 +20,10 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning_streaming import StreamingDataLoader, StreamingDataset
 from lightning_streaming.order.seeds import stretched_seed
 from lightning_streaming.tools.states.places import CALLBACK_KEY
+from tests.tools.running import edit_state as edit
 from tests.tools.running import write_texts
 from tests.tools.sharded_run import train
-from tests.tools.test_state import SAMPLES, cursor, edit, refused, shown
+from tests.tools.test_state import SAMPLES, cursor, refused, shown
 from tests.trainer.harness import Recorder, Run, SaveThenStop
 from tests.trainer.ranks import RankedRun, on_ranks
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
+from tests.tools.running import edit_state as edit
 from tests.tools.running import run as command
 from tests.trainer.harness import Recorder, Run, SaveThenStop
 
@@ -33,17 +32,6 @@ def saved_once(a_run: Run) -> Path:
     path = a_run.directory / "saved.ckpt"
     a_run.fit(callbacks=[SaveThenStop("on_train_batch_end", 2, path)])
     return path
-
-
-@pytest.fixture
-def saved(saved_once: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copy(saved_once, tmp_path / "run.ckpt"))
-
-
-def edit(*args: object) -> Any:
-    done = command("state", *args, "--json")
-    assert (done.code, done.err) == (0, "")
-    return done.json
 
 
 @pytest.mark.parametrize(
