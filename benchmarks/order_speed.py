@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from lightning_streaming.loading.samples import Share
+    from lightning_streaming.loading.share import Share
 
 MIB = 1024**2
 SEED = 9176
@@ -104,7 +104,7 @@ def _resident(field: str) -> int:
 
 def measure_ours(case: Case) -> dict[str, Any]:
     """Draw the epoch's order into the node's file, then read every worker's ids from it."""
-    import lightning_streaming.loading.samples  # noqa: F401  before the meter starts
+    import lightning_streaming.loading.share  # noqa: F401  before the meter starts
 
     with tempfile.TemporaryDirectory() as directory:
         os.environ["LIGHTNING_STREAMING_RUNTIME"] = directory
@@ -121,7 +121,7 @@ def measure_ours(case: Case) -> dict[str, Any]:
 
 def measure_rate(case: Case) -> dict[str, Any]:
     """How many ids one worker gets in a second, after a first pass has brought the order into memory."""
-    import lightning_streaming.loading.samples  # noqa: F401  as its users do
+    import lightning_streaming.loading.share  # noqa: F401  as its users do
 
     with tempfile.TemporaryDirectory() as directory:
         os.environ["LIGHTNING_STREAMING_RUNTIME"] = directory
@@ -136,7 +136,7 @@ def measure_rate(case: Case) -> dict[str, Any]:
 def our_share(case: Case) -> Share:
     """The epoch, planned as the loading room does, and the first worker's part of it."""
     from lightning_streaming.loading.order_store import shared_order
-    from lightning_streaming.loading.samples import Share
+    from lightning_streaming.loading.share import Share
     from lightning_streaming.order.deal import Deal
     from lightning_streaming.order.geometry import epoch_geometry, layout
     from lightning_streaming.order.layout import BatchGeometry

@@ -30,11 +30,12 @@ from lightning_streaming.files import join_under
 from lightning_streaming.formats.columns import check_columns
 from lightning_streaming.formats.index import INDEX_VERSION, MAX_RAW_BYTES, ShardInfo
 from lightning_streaming.formats.mapping import map_file
-from lightning_streaming.formats.mds_decoder import read_decoder
+from lightning_streaming.formats.mds_decoder import SampleDecoder, read_decoder
 from lightning_streaming.formats.offsets import check_lengths, read_offsets, table_bytes
 
 _COUNT = struct.Struct("<I")
 _OFFSET_PAIR = struct.Struct("<II")
+_MOST_BYTES_BETWEEN = 1 << 17
 
 
 class MDSReader:
@@ -69,7 +70,8 @@ class MDSReader:
         self._path = join_under(directory, info.raw_data.basename)
         self._num_samples = info.samples
         self._view = map_file(self._path, info.raw_data.bytes)
-        _check_offsets(self._view, info.samples, self._decoder.smallest_bytes, self._path)
+        self._rows: NDArray[np.void] | None = None
+        _check_offsets(self._view, info.samples, self._decoder, self._path)
 
     def __len__(self) -> int:
         return self._num_samples
@@ -90,28 +92,29 @@ class MDSReader:
         except FormatError as error:
             raise type(error)(f"{self._path}, sample {index}: {error}") from error
 
-    def row(self, index: int) -> bytes:
-        """The bytes of a sample whose size does not vary.
+    def copy_rows(self, indexes: NDArray[np.int64], rows: NDArray[np.void], places: NDArray[np.int64]) -> None:
+        """Copy the bytes of some samples, whose size does not vary, to places of an array.
 
         Args:
-            index: In [0, len).
-
-        Raises:
-            ShardCorruptError: There are not as many as the columns have.
+            indexes: Which samples, each in [0, len); of shape (samples,).
+            rows: Where to; its items have the size of a sample.
+            places: Which item each sample becomes; of shape (samples,).
         """
-        start, stop = _OFFSET_PAIR.unpack_from(self._view, 4 + 4 * index)
-        expected = self._decoder.smallest_bytes
-        if stop - start != expected:
-            raise ShardCorruptError(
-                f"{self._path}, sample {index}: expected {expected} bytes by its columns, but found {stop - start}"
-            )
-        return bytes(self._view[start:stop])
+        own = self._rows
+        if own is None:
+            start = len(self._view) - self._num_samples * rows.itemsize
+            own = self._rows = np.ndarray((self._num_samples,), rows.dtype, self._view, start)
+        # What numpy takes in one step lies in between, and should stay in the processor's cache.
+        step = max(1, _MOST_BYTES_BETWEEN // rows.itemsize)
+        for first in range(0, len(indexes), step):
+            rows[places[first : first + step]] = own[indexes[first : first + step]]
 
     def close(self) -> None:
         """Let go of the file; nothing can be read afterwards. The map goes with the last slice of it.
 
         Only the traceback of a failed decode can hold such a slice for longer.
         """
+        self._rows = None
         self._view.release()
 
 
@@ -162,7 +165,7 @@ def head_bytes(ends: Sequence[int] | NDArray[np.int64], config: bytes) -> bytes:
     return b"".join([_COUNT.pack(len(ends)), offsets.astype("<u4").tobytes(), config])
 
 
-def _check_offsets(view: memoryview, num_samples: int, smallest_bytes: int, path: Path) -> None:
+def _check_offsets(view: memoryview, num_samples: int, decoder: SampleDecoder, path: Path) -> None:
     """Refuse a shard whose samples would not follow each other through the rest of the file."""
     offsets = read_offsets(view, num_samples, str(path))
     if offsets[0] < table_bytes(num_samples) or offsets[-1] != len(view):
@@ -170,4 +173,5 @@ def _check_offsets(view: memoryview, num_samples: int, smallest_bytes: int, path
             f"{path} must hold its samples between bytes {table_bytes(num_samples)} and {len(view)}, but they start at "
             f"{offsets[0]} and end at {offsets[-1]}"
         )
-    check_lengths(offsets, smallest_bytes, str(path))
+    largest_bytes = None if decoder.header.size else decoder.smallest_bytes
+    check_lengths(offsets, decoder.smallest_bytes, str(path), largest_bytes)

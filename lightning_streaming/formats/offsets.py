@@ -47,15 +47,27 @@ def read_offsets(start: memoryview, num_samples: int, shown: str) -> NDArray[np.
     return np.frombuffer(start, "<u4", num_samples + 1, 4).astype(np.int64)
 
 
-def check_lengths(offsets: NDArray[np.int64], smallest_bytes: int, shown: str) -> None:
-    """Refuse offsets that go back, or leave a sample less than the bytes it has at least.
+def check_lengths(
+    offsets: NDArray[np.int64], smallest_bytes: int, shown: str, largest_bytes: int | None = None
+) -> None:
+    """Refuse offsets that go back, or leave a sample fewer or more bytes than it can have.
+
+    Args:
+        offsets: What :func:`read_offsets` gives.
+        smallest_bytes: The fewest bytes of a sample.
+        shown: What to call the file in an error.
+        largest_bytes: The most bytes of a sample; None if these vary.
 
     Raises:
         ShardCorruptError: Names the worst sample.
     """
     lengths = np.diff(offsets)
-    if len(lengths) and lengths.min() < smallest_bytes:
-        index = int(lengths.argmin())
-        raise ShardCorruptError(
-            f"{shown}, sample {index}: expected at least {smallest_bytes} bytes, but the offsets say {lengths[index]}"
-        )
+    if not len(lengths):
+        return
+    if lengths.min() < smallest_bytes:
+        worst, expected = int(lengths.argmin()), f"at least {smallest_bytes}"
+    elif largest_bytes is not None and lengths.max() > largest_bytes:
+        worst, expected = int(lengths.argmax()), f"no more than {largest_bytes}"
+    else:
+        return
+    raise ShardCorruptError(f"{shown}, sample {worst}: expected {expected} bytes, but the offsets say {lengths[worst]}")

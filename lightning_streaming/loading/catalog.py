@@ -81,9 +81,13 @@ class Catalog:
             yield from ((first + place, shard) for place, shard in index.shards.examples())
             first += len(index.shards)
 
-    def plain_rows(self) -> PlainRows | None:
-        """How any sample lies in its bytes; None unless every shard has the same columns, and these are plain."""
-        kinds = {plain_rows(info) for _, info in self.examples()}
+    def plain_rows(self, columns: Sequence[str] | None) -> PlainRows | None:
+        """How any sample lies in its bytes; None unless that is the same in every shard, and what is wanted is plain.
+
+        Args:
+            columns: The columns wanted, which every shard has; None for all.
+        """
+        kinds = {plain_rows(info, columns) for _, info in self.examples()}
         return kinds.pop() if len(kinds) == 1 else None
 
     def with_files(self, stream: int, names: Set[str]) -> Iterator[tuple[int, ShardInfo]]:
@@ -121,11 +125,15 @@ class Catalog:
         Raises:
             SampleIndexError: The id is outside that range.
         """
+        shard, sample = self.find(sample_id)
+        return SamplePlace(int(self.stream_of_shard[shard]), shard, sample)
+
+    def find(self, sample_id: int) -> tuple[int, int]:
+        """Shard, and index within it, of one sample; otherwise as :meth:`place`."""
         wanted = sample_id + self.num_samples if sample_id < 0 else sample_id
         if not 0 <= wanted < self.num_samples:
             raise SampleIndexError(f"sample {sample_id} does not exist; the dataset has {self.num_samples} samples")
-        shard = int(self.shard_of(np.asarray([wanted]))[0])
-        return SamplePlace(int(self.stream_of_shard[shard]), shard, wanted - int(self.first_sample_of_shard[shard]))
+        return self._runs.find_one(wanted)
 
 
 class AllShards(Sequence[ShardInfo]):

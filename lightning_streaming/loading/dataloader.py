@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.batch_ends import ends_of_batches
-from lightning_streaming.loading.batch_maker import BatchMaker
-from lightning_streaming.loading.board import Board
+from lightning_streaming.loading.carrier import Measured, carried, in_turn
 from lightning_streaming.loading.cursor import Cursor, Handover, PassStart
 from lightning_streaming.loading.dataset import StreamingDataset
+from lightning_streaming.loading.deliveries import Deliveries
+from lightning_streaming.loading.delivery import Delivery
 from lightning_streaming.loading.description import describe
 from lightning_streaming.loading.ending import end_workers
 from lightning_streaming.loading.epochs import OnChange
 from lightning_streaming.loading.labels import Label, add_valid, keys_of_batches, labelled
-from lightning_streaming.loading.link import Link, start_worker
+from lightning_streaming.loading.link import Link
 from lightning_streaming.loading.measures import LoaderStatistics
 from lightning_streaming.loading.sample_key import KeyedBatch, SampleKey, SampleKeys
 from lightning_streaming.loading.slots import make_slots
 from lightning_streaming.loading.tally import Tally
-from lightning_streaming.loading.worker import signals_held_back
 from lightning_streaming.order.deal import Deal
 from lightning_streaming.order.gaps import NO_GAPS
 
 _MOST_UNCLAIMED = 1024
 """Batches whose ends are remembered for :meth:`StreamingDataLoader.claim`, should nobody claim them."""
-_NO_MORE = object()
 _SHOWN = (
     "batch_size",
     "repeat_epoch",
@@ -117,7 +116,6 @@ class StreamingDataLoader(DataLoader[Any]):
         self._passes_begun = 0
         self._moved_at = 0
         self._latest: weakref.ref[LoaderPass] | None = None
-        self._end: Cursor | None = None
         self._unclaimed: deque[Cursor] = deque(maxlen=_MOST_UNCLAIMED)
 
     def __len__(self) -> int:
@@ -129,7 +127,7 @@ class StreamingDataLoader(DataLoader[Any]):
 
     def cursor(self) -> Cursor:
         """Where the next batch to be handed out begins."""
-        return self.dataset.next_cursor() if self._end is None else self._end
+        return self.dataset.cursor()
 
     def claim(self) -> Cursor | None:
         """Where the oldest batch ends that was handed out and not claimed yet; None if there is none.
@@ -201,19 +199,19 @@ class StreamingDataLoader(DataLoader[Any]):
         self._forget_pass()
         self.dataset.close()
 
-    def begin_pass(self, begins: LoaderPass) -> tuple[int, PassStart, Link, Iterator[Any]]:
-        """Begin the next pass: its number, where it starts, who makes its batches, and torch's iterator over them."""
+    def begin_pass(self, begins: LoaderPass) -> tuple[int, PassStart, Link, Iterator[Delivery]]:
+        """Begin the next pass: its number, where it starts, what its workers share, and torch's iterator over them."""
         self._latest = weakref.ref(begins)
         self._passes_begun += 1
-        self._end = None
         if self.repeat_epoch:
             self.dataset.seek(Cursor(0, 0))
         start = self.dataset.begin_pass(self._samples_per_batch, self.drop_last)
         # Workers that live on keep what they were told; those of a pass given up have another link.
         link = self._link if self._iterator is not None and self._link is not None else self._new_link()
         self._link = link if self.persistent_workers else None
-        self._tally.begin_pass(link.board)
-        return self._passes_begun, start, link, self._batches_from(start, link)
+        link.handover.assign(start)
+        self._tally.begin_pass(self.num_workers)
+        return self._passes_begun, start, link, carried(self, self._deliveries(link), link)
 
     def end(self, batches: Iterator[Any] | None) -> None:
         """End the workers behind torch's iterator of a pass, persistent ones too."""
@@ -239,48 +237,27 @@ class StreamingDataLoader(DataLoader[Any]):
             )
         return number == self._passes_begun
 
-    def hand_out(self, end: Cursor, wait_ns: int) -> None:
-        """Note that a batch of the current pass, ending at ``end``, is handed out after so long a wait."""
-        self._tally.add(wait_ns)
-        self._end = end
+    def hand_out(self, end: Cursor, measures: NDArray[np.int64], wait_ns: int) -> None:
+        """Note that a batch of the current pass, ending at ``end``, is handed out; what it took, and kept waiting."""
+        self._tally.add(measures, wait_ns)
+        self.dataset.handed_out(end)
         self._unclaimed.append(end)
 
-    def _batches_from(self, start: PassStart, link: Link) -> Iterator[Any]:
-        users_collate = self.collate_fn
-        self.collate_fn = maker = self.dataset.batch_maker(users_collate, link.sender())
-        try:
-            if self.num_workers:
-                return self._batches_of_workers(start, link, maker)
-            maker.meter.write_to(link.board, worker=0)
-            self.dataset.assign_pass(start, maker)
-            return super().__iter__()
-        finally:
-            self.collate_fn = users_collate
-
     def _new_link(self) -> Link:
-        ahead = self.prefetch_factor or 0
-        # Where torch has a thread that pins batches, that thread takes them from the workers.
-        is_pinned = self.pin_memory and torch.accelerator.is_available()
-        return Link(
-            handover=Handover(len(self.dataset.epochs.skipped)),
-            board=Board(self.num_workers, ahead, len(self.dataset.streams)),
-            slots=None if is_pinned else make_slots(self.num_workers, ahead + 1),
-        )
+        slots = None if self._is_pinned() else make_slots(self.num_workers, (self.prefetch_factor or 0) + 1)
+        return Link(Handover(len(self.dataset.epochs.skipped)), slots)
 
-    def _batches_of_workers(self, start: PassStart, link: Link, maker: BatchMaker) -> Iterator[Any]:
-        link.handover.assign(start)
-        users_init = self.worker_init_fn
-        self.worker_init_fn = partial(start_worker, link, maker, users_init)
-        try:
-            with signals_held_back((self.multiprocessing_context or multiprocessing).get_start_method()):
-                return super().__iter__()
-        finally:
-            self.worker_init_fn = users_init
+    def _deliveries(self, link: Link) -> Deliveries:
+        pinned = self._is_pinned()
+        return Deliveries(self.dataset, link, self.collate_fn, drop_last=self.drop_last, one_by_one=pinned)
+
+    def _is_pinned(self) -> bool:
+        """Whether torch has a thread that takes batches from the workers and pins them, one by one."""
+        return self.pin_memory and torch.accelerator.is_available()
 
     def _forget_pass(self) -> None:
         self._passes_begun += 1
         self._moved_at = self._passes_begun
-        self._end = None
         self._unclaimed.clear()
 
     def _deal_from(self, cursor: Cursor) -> Deal:
@@ -298,43 +275,51 @@ class LoaderPass(Iterator[Any]):
     def __init__(self, loader: StreamingDataLoader) -> None:
         self._loader = loader
         self._number = 0
-        self._link: Link | None = None
-        self._batches: Iterator[Any] | None = None
+        self._deliveries: Iterator[Delivery] | None = None
+        self._batches: Iterator[Measured] | None = None
         self._ends: Iterator[Cursor] = iter(())
         self._labels = loader.labels()
         self._keys: Iterator[SampleKeys] = iter(())
 
     def __next__(self) -> Any:
         if self._number == 0:
-            self._number, start, self._link, self._batches = self._loader.begin_pass(self)
-            epochs = self._loader.dataset.epochs
-            deal = epochs.deal(start)
-            self._ends = ends_of_batches(deal, start.cursor, self._loader.drop_last)
-            if self._labels:
-                self._keys = keys_of_batches(start, epochs.plan(start), deal, self._loader.dataset.catalog)
+            self._begin()
         batches, self._batches = self._batches, None  # whatever is raised from here on ends the pass
-        link, self._link = self._link, None
-        if batches is None or link is None or not self._loader.is_current(self._number):
+        if batches is None or not self._loader.is_current(self._number):
+            self._deliveries = None
             raise StopIteration
         asked = perf_counter_ns()
-        batch = link.received(next(batches, _NO_MORE))
+        made = next(batches, None)
         waited = perf_counter_ns() - asked
         end = next(self._ends, None)
-        if batch is _NO_MORE and end is None:
-            raise StopIteration
-        if batch is _NO_MORE or end is None:
-            raise ConfigError(
-                f"the pass has {'fewer' if end else 'more'} batches than its epoch; a dataset must hand out exactly "
-                "the samples of its share, and collate_fn must not raise StopIteration"
-            )
-        if self._labels:
-            batch = labelled(batch, next(self._keys), self._labels)
-        self._loader.hand_out(end, waited)
-        self._batches, self._link = batches, link
+        if made is None or end is None:
+            raise self._at_end(made, end)
+        batch = labelled(made.batch, next(self._keys), self._labels) if self._labels else made.batch
+        self._loader.hand_out(end, made.measures, waited)
+        self._batches = batches
         return batch
 
     def close(self) -> None:
         """Hand out no more, and end the workers; those that are in the middle of a sample within a second or two."""
-        self._loader.end(self._batches)
-        self._batches = self._link = None
+        self._loader.end(self._deliveries)
+        self._deliveries = self._batches = None
         self._keys = iter(())  # which hold the order, maybe a mapped file
+
+    def _begin(self) -> None:
+        loader = self._loader
+        self._number, start, link, self._deliveries = loader.begin_pass(self)
+        self._batches = in_turn(self._deliveries, link, loader.num_workers)
+        deal = loader.dataset.epochs.deal(start)
+        self._ends = ends_of_batches(deal, start.cursor, loader.drop_last)
+        if self._labels:
+            self._keys = keys_of_batches(start, loader.dataset.epochs.plan(start), deal, loader.dataset.catalog)
+
+    def _at_end(self, made: Measured | None, end: Cursor | None) -> Exception:
+        """What to raise where batches, or the places at which they end, have come to an end."""
+        self._deliveries = None
+        if made is None and end is None:
+            return StopIteration()
+        return ConfigError(
+            f"the pass has {'fewer' if end else 'more'} batches than its epoch; a dataset must hand out exactly the "
+            "samples of its share"
+        )

@@ -11,19 +11,19 @@ from functools import partial
 from math import ceil
 from typing import Any
 
-from torch.utils.data import default_collate, get_worker_info
+from torch.utils.data import get_worker_info
 
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.arguments import check_at_least, parse_epoch_size
-from lightning_streaming.loading.batch_maker import BatchMaker
-from lightning_streaming.loading.cursor import Cursor, Handover, PassCounter, PassStart
+from lightning_streaming.loading.cursor import Cursor, PassCounter, PassStart
 from lightning_streaming.loading.description import describe_dataset
 from lightning_streaming.loading.epochs import Epochs, OnChange
 from lightning_streaming.loading.keyed_access import KeyedAccess
 from lightning_streaming.loading.meter import Meter
-from lightning_streaming.loading.parcels import Sender
-from lightning_streaming.loading.samples import Share, WorkerSamples
+from lightning_streaming.loading.reading import WorkerPass
+from lightning_streaming.loading.samples import WorkerSamples
+from lightning_streaming.loading.share import Share
 from lightning_streaming.loading.source import SampleSource
 from lightning_streaming.loading.state import read_state
 from lightning_streaming.loading.stream import Stream, StreamDefaults, named_streams
@@ -172,9 +172,9 @@ class StreamingDataset(KeyedAccess):
         self._config = describe_dataset({**asked, **parsed})
         self._next = Cursor(0, 0)
         self._counter = PassCounter()
-        self._told: tuple[Handover, BatchMaker] | None = None  # in workers of a StreamingDataLoader
-        self._assigned: tuple[PassStart, BatchMaker] | None = None
+        self._assigned: WorkerPass | None = None
         self._began: Cursor | None = None
+        self._handed_out: Cursor | None = None
         self._reading: WorkerSamples | None = None
 
     @property
@@ -204,22 +204,28 @@ class StreamingDataset(KeyedAccess):
         """Where the next pass begins."""
         return self._next.passes_later(self._counter.passes_counted())
 
+    def cursor(self) -> Cursor:
+        """Where the next batch of a loader begins, or, if it has handed out none, its next pass."""
+        return self.next_cursor() if self._handed_out is None else self._handed_out
+
     def seek(self, cursor: Cursor) -> None:
         """Let the next pass begin at ``cursor``; a pass under way goes on undisturbed, and counts no longer."""
         self._next = cursor
         self._counter.reset(cursor)
-        self._began = self._reading = self._assigned = None
+        self._began = self._handed_out = self._reading = self._assigned = None
 
     def state_dict(self, num_samples: int | None = None, from_beginning: bool = False) -> dict[str, Any]:
         """The place of the pass under way, or of the next one if none is, as plain values.
 
         Args:
-            num_samples: Samples read in this pass, over all ranks. None: as many as were taken from ``iter(dataset)``
-                in this process, times the number of ranks.
+            num_samples: Samples read in this pass, over all ranks. None: those that a loader has handed out, or as many
+                as were taken from ``iter(dataset)`` in this process, times the number of ranks.
             from_beginning: Whether ``num_samples`` counts from the beginning of the epoch rather than from where the
                 pass began.
         """
         began, world = self._pass_began(), self.current_world()
+        if num_samples is None and self._handed_out is not None:
+            return self.state_at(self._handed_out)
         if num_samples is None:
             num_samples, from_beginning = self._samples_read() * world.num_ranks, False
         began = Cursor(began.epoch, 0) if from_beginning else began
@@ -258,36 +264,37 @@ class StreamingDataset(KeyedAccess):
         self._began = start.cursor
         return start
 
-    def batch_maker(
-        self, collate: Callable[[list[Any]], Any] | None = None, sender: Sender | None = None
-    ) -> BatchMaker:
-        """What makes, measures and sends batches of this dataset; see :class:`BatchMaker`."""
-        takes_rows = collate is default_collate and type(self).__iter__ is StreamingDataset.__iter__
-        return BatchMaker(collate, Meter(self._misses), takes_rows=takes_rows, sender=sender)
+    def worker_pass(self, start: PassStart, worker: int, num_workers: int, *, is_measured: bool = False) -> WorkerPass:
+        """What one of a loader's workers, or the only reader there is, reads of a pass that was begun."""
+        return WorkerPass(
+            make_share=partial(_share, self.epochs, start, worker, num_workers),
+            source=self._source,
+            transform=keyed_transform(self.transform, self.seed_global_rng, start.shuffle_seed, start.cursor.epoch),
+            predownload=self.predownload,
+            near_end=partial(self.epochs.prepare_next, start),
+            meter=Meter(self._misses, is_read=is_measured),
+            watch=self._watched.watch(self._source, start, worker),
+        )
 
-    def assign_pass(self, start: PassStart, maker: BatchMaker) -> None:
-        """Let the next ``iter`` in this process read a pass that was begun."""
-        self._assigned = start, maker
+    def assign(self, of_pass: WorkerPass) -> None:
+        """Let the next ``iter`` in this process read this."""
+        self._assigned = of_pass
 
-    def follow(self, handover: Handover, maker: BatchMaker) -> None:
-        """Let each ``iter`` in this worker process read what its loader then says."""
-        self._told = handover, maker
+    def handed_out(self, end: Cursor) -> None:
+        """Take note that a loader has handed out this pass up to here."""
+        self._handed_out = end
 
     def __iter__(self) -> WorkerSamples:
         """This worker's samples of the next pass, in order."""
+        of_pass, self._assigned = self._assigned, None
         info = get_worker_info()
-        if info is None:
-            assigned, self._assigned = self._assigned, None
-            start, maker = assigned or (self.begin_pass(self._own_batch_size()), self.batch_maker())
-            self._reading = self._samples(start, maker, worker=0, num_workers=1)
-            return self._reading
-        prepare_worker_process()
-        if self._told is not None:
-            handover, maker = self._told
-            return self._samples(handover.assigned(), maker, info.id, info.num_workers)
-        cursor = self._counter.count_pass(info.id)
-        start = self.epochs.start(cursor, self.current_world(), self._own_batch_size())
-        return self._samples(start, self.batch_maker(), info.id, info.num_workers)
+        if info is not None:
+            prepare_worker_process()
+            return WorkerSamples(of_pass or self._next_pass_of_worker(info.id, info.num_workers))
+        if of_pass is not None:
+            return WorkerSamples(of_pass)
+        self._reading = WorkerSamples(self.worker_pass(self.begin_pass(self._own_batch_size()), 0, 1))
+        return self._reading
 
     def close(self) -> None:
         """Stop fetching and unmap every shard. The dataset may be used again; it then opens what it needs."""
@@ -299,16 +306,10 @@ class StreamingDataset(KeyedAccess):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reading": None, "_assigned": None}
 
-    def _samples(self, start: PassStart, maker: BatchMaker, worker: int, num_workers: int) -> WorkerSamples:
-        return WorkerSamples(
-            make_share=partial(_share, self.epochs, start, worker, num_workers),
-            source=self._source,
-            transform=keyed_transform(self.transform, self.seed_global_rng, start.shuffle_seed, start.cursor.epoch),
-            predownload=self.predownload,
-            near_end=partial(self.epochs.prepare_next, start),
-            maker=maker,
-            watch=self._watched.watch(self._source, start, worker),
-        )
+    def _next_pass_of_worker(self, worker: int, num_workers: int) -> WorkerPass:
+        """In a worker of a plain torch DataLoader, which tells it nothing."""
+        start = self.epochs.start(self._counter.count_pass(worker), self.current_world(), self._own_batch_size())
+        return self.worker_pass(start, worker, num_workers)
 
     def _pass_began(self) -> Cursor:
         passes = self._counter.passes_counted()

@@ -5,13 +5,38 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sized
 from itertools import chain
 from time import perf_counter_ns
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.cache.misses import Misses
-from lightning_streaming.loading.board import BatchMeasures, Board
 from lightning_streaming.loading.catalog import Catalog
+
+
+class BatchMeasures(NamedTuple):
+    """What it took to make one batch."""
+
+    samples: int = 0
+    sample_bytes: int = 0
+    """Bytes of its samples as they are stored uncompressed."""
+    download_ns: int = 0
+    """Time for which their reader waited for files to be on this node, but for decompression."""
+    decompress_ns: int = 0
+    """Time for which it waited for files to be decompressed."""
+    work_ns: int = 0
+    """Time from the first sample to the collated batch, the two above included."""
+    shards_opened: int = 0
+    cache_hits: int = 0
+    """Of those, how many were on this node when this process first wanted them."""
+    fetched_bytes: int = 0
+    """Bytes that this process fetched of the others, or had fetched ahead."""
+    shards_open: int = 0
+    """Shards that are mapped now."""
+
+
+NUM_MEASURES = len(BatchMeasures._fields)
+
 
 _Counts = tuple[int, ...]
 """Of a batch: its samples, their bytes, and its samples of each stream."""
@@ -20,17 +45,14 @@ _Counts = tuple[int, ...]
 class Meter:
     """What this process has measured since it began its batch; whoever makes the batch says where that ends.
 
-    Measures of a dataset that no :class:`~lightning_streaming.StreamingDataLoader` reads go nowhere.
-
     Args:
         misses: Where each stream's cache notes what was not there, by stream name.
+        is_read: Whether anybody asks for what is measured.
     """
 
-    def __init__(self, misses: Mapping[str, Misses]) -> None:
+    def __init__(self, misses: Mapping[str, Misses], is_read: bool) -> None:
         self._misses = dict(misses)
-        self._board: Board | None = None
-        self._worker = 0
-        self._batches = 0
+        self._is_read = is_read
         self._began = 0
         self._download_ns = self._decompress_ns = 0
         self._opened = self._hits = self._fetched_bytes = 0
@@ -38,20 +60,16 @@ class Meter:
         self._no_counts: _Counts = (0,) * (2 + len(self._misses))  # of batches that are none of the plan's
         self._open: Sized = ()
 
-    def write_to(self, board: Board, worker: int) -> None:
-        """Show what is measured from the next pass on to the loader that made ``board``."""
-        self._board, self._worker = board, worker
-
     def begin_pass(self, open_shards: Sized) -> None:
         """Forget what was measured before; the first batch begins now."""
         for misses in self._misses.values():
             misses.clear()
-        self._batches, self._open, self._counts = 0, open_shards, iter(())
-        self._begin_batch()
+        self._open, self._counts = open_shards, iter(())
+        self._begin_batches()
 
     def begin_window(self, catalog: Catalog, shards: NDArray[np.int64], batch_size: int) -> None:
         """Say which shards the samples of the next batches are in."""
-        if self._board is not None:
+        if self._is_read:
             # Whoever iterates over the samples for the loader may look further ahead than the batch under way.
             self._counts = chain(self._counts, _count_batches(catalog, shards, batch_size))
 
@@ -72,33 +90,31 @@ class Meter:
         self._hits += not missed
         self._fetched_bytes += sum(miss.fetched_bytes for miss in missed)
 
-    def end_batch(self) -> None:
-        """Note that a batch is made, and write what it took where the loader reads it."""
-        if self._board is None:
-            return
-        samples, sample_bytes, *per_stream = next(self._counts, self._no_counts)
-        measures = BatchMeasures(
-            samples=samples,
-            sample_bytes=sample_bytes,
+    def end_batches(self, batches: int) -> NDArray[np.int64]:
+        """Note that some batches are made, which were made as one.
+
+        Returns:
+            Array of shape (batches, numbers): of each batch its :class:`BatchMeasures`, then its samples per stream.
+            What the batches took together is said of the first, for which their consumer waits.
+        """
+        counts = np.array([next(self._counts, self._no_counts) for _ in range(batches)], np.int64)
+        measures = np.zeros((batches, NUM_MEASURES + len(self._misses)), np.int64)
+        took = BatchMeasures(
             download_ns=self._download_ns,
             decompress_ns=self._decompress_ns,
             work_ns=perf_counter_ns() - self._began,
             shards_opened=self._opened,
             cache_hits=self._hits,
             fetched_bytes=self._fetched_bytes,
-            shards_open=len(self._open),
         )
-        self._board.write(self._worker, self._batches, measures, per_stream)
-        self._batches += 1
-        self._begin_batch()
+        measures[0, :NUM_MEASURES] = took
+        measures[:, :2] = counts[:, :2]
+        measures[:, NUM_MEASURES - 1] = len(self._open)
+        measures[:, NUM_MEASURES:] = counts[:, 2:]
+        self._begin_batches()
+        return measures
 
-    def __getstate__(self) -> dict[str, Misses]:
-        return self._misses
-
-    def __setstate__(self, misses: dict[str, Misses]) -> None:
-        self.__init__(misses)  # type: ignore[misc]
-
-    def _begin_batch(self) -> None:
+    def _begin_batches(self) -> None:
         self._download_ns = self._decompress_ns = 0
         self._opened = self._hits = self._fetched_bytes = 0
         self.begin_batch()

@@ -80,8 +80,8 @@ class SampleSource:
         return self._catalog
 
     def plain_rows(self) -> PlainRows | None:
-        """How any sample lies in its bytes; None unless all columns are wanted, and plain."""
-        return self.catalog.plain_rows() if self._columns is None else None
+        """How any sample lies in its bytes; None unless the columns wanted are plain, and all shards alike."""
+        return self.catalog.plain_rows(self._columns)
 
     @property
     def is_remote(self) -> bool:

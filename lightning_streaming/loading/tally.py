@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.loading.board import NUM_MEASURES, BatchMeasures, Board
 from lightning_streaming.loading.measures import LoaderStatistics, WaitTimes, split_wait
+from lightning_streaming.loading.meter import NUM_MEASURES, BatchMeasures
 
 _AT_ONCE = 256
 """Batches that are noted before they are added up: a note is all that a step should have to wait for."""
 
 
 class Tally:
-    """Adds up what the workers of one loader show on their board.
+    """Adds up what the workers of one loader have measured.
 
     Args:
         streams: Names of the streams whose samples are counted.
@@ -27,21 +27,26 @@ class Tally:
         self._wait = WaitTimes()
         self._batches = 0
         self._open_in_worker: dict[int, int] = {}
-        self._board = Board(0, 0, len(self._streams))
+        self._num_workers = 1
         self._next_batch = 0
         self._noted = 0
         self._rows = np.zeros((_AT_ONCE, len(self._sums)), np.int64)
         self._waits = np.zeros(_AT_ONCE, np.int64)
 
-    def begin_pass(self, board: Board) -> None:
-        """Read the measures of the next batches from ``board``."""
+    def begin_pass(self, num_workers: int) -> None:
+        """Count the batches of another pass, made by so many processes in turn."""
         self._add_up()
-        self._board, self._next_batch = board, 0
+        self._num_workers, self._next_batch = max(1, num_workers), 0
         self._open_in_worker = {}
 
-    def add(self, wait_ns: int) -> None:
-        """Count the next batch of the pass, for which its consumer waited so long."""
-        self._rows[self._noted] = self._board.read(self._next_batch)
+    def add(self, measures: NDArray[np.int64], wait_ns: int) -> None:
+        """Count the next batch of the pass.
+
+        Args:
+            measures: What it took, as :meth:`Meter.end_batches` says.
+            wait_ns: For how long its consumer waited.
+        """
+        self._rows[self._noted] = measures
         self._waits[self._noted] = wait_ns
         self._noted += 1
         self._next_batch += 1
@@ -80,7 +85,7 @@ class Tally:
         self._sums += rows.sum(axis=0)
         self._batches += self._noted
         for batch, shards_open in enumerate(columns["shards_open"].tolist(), start=first):
-            self._open_in_worker[batch % self._board.num_workers] = shards_open
+            self._open_in_worker[batch % self._num_workers] = shards_open
         self._noted = 0
 
 

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from lightning_streaming import MDSWriter, register_encoding
 from lightning_streaming.errors import ShardCorruptError
-from lightning_streaming.formats.index import parse_index
+from lightning_streaming.formats.index import ShardInfo, parse_index
 from lightning_streaming.formats.mds import MDSReader
 from lightning_streaming.formats.plain_rows import plain_rows
 
@@ -32,6 +33,15 @@ def values_of(encoding: str, count: int) -> list[Any]:
     return list(drawn)
 
 
+def rows_of(reader: MDSReader, info: ShardInfo, indexes: list[int]) -> dict[str, NDArray[Any]]:
+    """The columns of some samples, put into an array from its end to its beginning."""
+    plain = plain_rows(info)
+    assert plain is not None
+    rows = np.empty(len(indexes), plain.row)
+    reader.copy_rows(np.array(indexes[::-1]), rows, np.arange(len(indexes))[::-1])
+    return plain.columns_of(rows)
+
+
 def open_written(root: Path, columns: dict[str, str], count: int) -> tuple[MDSReader, Any]:
     """A shard of such samples, and how its index describes it."""
     with MDSWriter(out=str(root), columns=columns) as writer:
@@ -48,9 +58,7 @@ def test_columns_of_rows_are_those_of_samples(
 ) -> None:
     columns = {f"c{place}": encoding for place, encoding in enumerate(encodings)}
     reader, info = open_written(tmp_path_factory.mktemp("rows"), columns, 7)
-    rows = plain_rows(info)
-    assert rows is not None
-    table = rows.columns_of([reader.row(index) for index in indexes])
+    table = rows_of(reader, info, indexes)
     samples = [reader[index] for index in indexes]
     assert list(table) == list(samples[0])
     for name, values in table.items():
@@ -95,15 +103,21 @@ def test_encodings_of_users_are_theirs_to_decode(tmp_path: Path) -> None:
 def test_rows_outlive_their_reader(tmp_path: Path) -> None:
     reader, info = open_written(tmp_path, {"a": "int32"}, 3)
     expected = [reader[index]["a"] for index in range(3)]
-    kept = [reader.row(index) for index in range(3)]
+    kept = rows_of(reader, info, [0, 1, 2])
     reader.close()
-    rows = plain_rows(info)
-    assert rows is not None
-    assert rows.columns_of(kept)["a"].tolist() == expected
+    assert kept["a"].tolist() == expected
 
 
-def test_a_row_of_another_size_is_corrupt(tmp_path: Path) -> None:
+def test_rows_larger_than_what_is_copied_at_a_time(tmp_path: Path) -> None:
+    reader, info = open_written(tmp_path, {"a": "int32", "b": "ndarray:uint8:200,1000"}, 4)
+    kept = rows_of(reader, info, [3, 0, 0, 2])
+    assert kept["a"].tolist() == [reader[index]["a"] for index in (3, 0, 0, 2)]
+    assert all((kept["b"][place] == reader[index]["b"]).all() for place, index in enumerate((3, 0, 0, 2)))
+
+
+def test_a_shard_whose_samples_have_another_size_is_corrupt(tmp_path: Path) -> None:
     _, info = open_written(tmp_path, {"a": "int64"}, 3)
-    narrow = replace(info, schema={**info.schema, "column_encodings": ("int32",), "column_sizes": (4,)})
-    with pytest.raises(ShardCorruptError, match="sample 1: expected 4 bytes by its columns, but found 8"):
-        MDSReader(narrow, tmp_path).row(1)
+    for encoding, size, expected in (("int32", 4, "no more than 4"), ("ndarray:int64:2", 16, "at least 16")):
+        schema = {**info.schema, "column_encodings": (encoding,), "column_sizes": (size,)}
+        with pytest.raises(ShardCorruptError, match=f"sample 0: expected {expected} bytes, but the offsets say 8"):
+            MDSReader(replace(info, schema=schema), tmp_path)

@@ -221,7 +221,8 @@ def test_passes_given_up_early_take_no_slot_away(tmp_path: Path, monkeypatch: py
     open_ = Parcel.open
     monkeypatch.setattr(Parcel, "open", opened)
     write_dataset(tmp_path)
-    loader = make_loader(tmp_path, workers=2, batch_size=2, loader={"persistent_workers": True}, shuffle=False)
+    settings: dict[str, Any] = {"shuffle": False, "transform": dict}  # each batch is a parcel of its own
+    loader = make_loader(tmp_path, workers=2, batch_size=2, loader={"persistent_workers": True}, **settings)
     for _ in range(5):
         next(iter(loader))
     del from_slots[:]

@@ -1,19 +1,27 @@
-"""Batches of untouched samples, which may be made of rows: they must be those that torch's collate makes of samples."""
+"""Batches of untouched samples, which are cut out of tables: they must be those that torch would have collated."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset
-from lightning_streaming.errors import ConfigError
+from lightning_streaming.errors import ConfigError, ObjectNotFoundError, ShardCorruptError
 from lightning_streaming.formats.mds import MDSReader
+from lightning_streaming.loading.cursor import Handover
+from lightning_streaming.loading.deliveries import Deliveries
+from lightning_streaming.loading.link import Link
+from lightning_streaming.loading.tables import by_shard
 
 PLAIN = {"id": "int", "label": "uint8", "share": "float32", "tokens": "ndarray:uint16:5", "box": "ndarray:float64:2,2"}
 SAMPLES = 53
@@ -46,13 +54,13 @@ def write(root: Path, columns: dict[str, str]) -> Path:
 def rows_taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by each row that this process reads."""
     taken: list[int] = []
-    take = MDSReader.row
+    copy_rows = MDSReader.copy_rows
 
-    def counted(reader: MDSReader, index: int) -> bytes:
-        taken.append(index)
-        return take(reader, index)
+    def counted(reader: MDSReader, indexes: NDArray[np.int64], *where: Any) -> None:
+        taken.extend(indexes.tolist())
+        copy_rows(reader, indexes, *where)
 
-    monkeypatch.setattr(MDSReader, "row", counted)
+    monkeypatch.setattr(MDSReader, "copy_rows", counted)
     return taken
 
 
@@ -117,17 +125,105 @@ def test_whoever_looks_at_samples_gets_samples(root: Path, tmp_path: Path, rows_
     assert seen == numbers
     seen = [number for batch in batches(Doubling(remote=str(root))) for number in batch["double"].tolist()]
     assert seen == [2 * number for number in numbers]
-    columns = batches(StreamingDataset(remote=str(root), columns=["id"]))
-    assert all(list(batch) == ["id"] for batch in columns)
     assert [sample["id"] for sample in StreamingDataset(remote=str(root), batch_size=8)] == numbers
     mixed = write(tmp_path / "text", {"id": "int", "text": "str"})
     assert batches(StreamingDataset(remote=str(mixed)))[0]["text"] == [str(number) for number in range(8)]
     assert rows_taken == []
 
 
+def test_columns_are_cut_out_of_rows(root: Path, rows_taken: list[int]) -> None:
+    chosen = batches(StreamingDataset(remote=str(root), shuffle=True, columns=["box", "id"]))
+    assert len(rows_taken) == SAMPLES
+    one_by_one = StreamingDataset(remote=str(root), shuffle=True, columns=["box", "id"], transform=Identity())
+    assert same(chosen, batches(one_by_one))
+    assert all(list(batch) == ["box", "id"] for batch in chosen)  # as they are stored
+
+
+def test_columns_that_are_plain_may_be_among_others_of_fixed_size(tmp_path: Path, rows_taken: list[int]) -> None:
+    root = write(tmp_path / "mixed", {**PLAIN, "text": "str"})
+    assert len(batches(StreamingDataset(remote=str(root), columns=["id"]))) == 7
+    assert rows_taken == []  # the text has no fixed size
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_last_batch_that_is_not_full_may_be_dropped(root: Path, workers: int) -> None:
+    quick = batches(StreamingDataset(remote=str(root), shuffle=True), workers, drop_last=True)
+    transformed = StreamingDataset(remote=str(root), shuffle=True, transform=Identity())
+    assert same(quick, batches(transformed, workers, drop_last=True))
+    assert [len(batch["id"]) for batch in quick] == [8] * 6
+
+
+def test_a_batch_may_be_changed_while_another_is_needed(root: Path) -> None:
+    first, second, *_ = batches(StreamingDataset(remote=str(root)))
+    factor = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    loss = (first["box"] * factor).sum()
+    second["box"].mul_(0)
+    loss.backward()
+    assert factor.grad is not None
+    assert factor.grad.item() == pytest.approx(first["box"].sum().item())
+    assert second["box"].untyped_storage().nbytes() == 8 * 4 * 8
+
+
+def test_damage_is_told_of_where_it_is_met(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy_rows = MDSReader.copy_rows
+
+    def damaged(reader: MDSReader, indexes: NDArray[np.int64], rows: Any, places: Any) -> None:
+        if "00003" in str(reader._path):
+            raise ShardCorruptError("damaged")
+        copy_rows(reader, indexes, rows, places)
+
+    dataset = StreamingDataset(remote=str(root))
+    before = sum(dataset.catalog.samples_per_shard[:3])
+    monkeypatch.setattr(MDSReader, "copy_rows", damaged)
+    loader = StreamingDataLoader(dataset, batch_size=2)
+    seen: list[int] = []
+    with pytest.raises(ShardCorruptError, match="damaged"):
+        seen.extend(number for batch in loader for number in batch["id"].tolist())
+    assert seen == list(range(before - before % 2))
+    assert loader.state_dict()["sample_in_epoch"] == before - before % 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_shard_that_is_gone_is_told_of_where_it_is_needed(root: Path, workers: int) -> None:
+    dataset = StreamingDataset(remote=str(root))
+    before = sum(dataset.catalog.samples_per_shard[:3])
+    (root / "shard.00003.mds").unlink()
+    loader = StreamingDataLoader(dataset, batch_size=2, num_workers=workers)
+    seen: list[int] = []
+    with pytest.raises(ObjectNotFoundError, match="00003"):
+        seen.extend(number for batch in loader for number in batch["id"].tolist())
+    assert seen == list(range(before - before % 2))
+    loader.close()
+
+
+@given(st.lists(st.integers(0, 5), max_size=40))
+def test_places_are_sorted_by_shard_in_order_of_first_use(shards: list[int]) -> None:
+    found = {shard: places.tolist() for shard, places in by_shard(np.array(shards, np.int64))}
+    assert found == {one: [place for place, shard in enumerate(shards) if shard == one] for one in shards}
+    assert list(found) == list(dict.fromkeys(shards))
+
+
+def test_where_batches_are_pinned_each_comes_alone_and_as_tensors(root: Path) -> None:
+    dataset = StreamingDataset(remote=str(root))
+    start = dataset.begin_pass(batch_size=8)
+    link = Link(Handover(), None)
+    link.handover.assign(start)
+    deliveries = list(Deliveries(dataset, link, default_collate, drop_last=False, one_by_one=True))
+    assert [len(delivery.measures) for delivery in deliveries] == [1] * 7
+    assert all(isinstance(delivery.batches, list) for delivery in deliveries)
+    assert same([batch for delivery in deliveries for batch in delivery.batches], batches(dataset))
+
+
 def test_the_default_written_out_is_the_default(root: Path, rows_taken: list[int]) -> None:
     batches(StreamingDataset(remote=str(root)), collate_fn=default_collate)
     assert len(rows_taken) == SAMPLES
+
+
+class Fewer(StreamingDataset):
+    """A dataset of a user's, which leaves samples out."""
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        return islice(super().__iter__(), 5)
 
 
 class Twice(StreamingDataset):
@@ -155,6 +251,12 @@ class LookingAhead(StreamingDataset):
 def test_whoever_hands_out_more_than_a_share_is_told(root: Path, workers: int) -> None:
     with pytest.raises(ConfigError, match="the pass has more batches than its epoch"):
         batches(Twice(remote=str(root)), workers)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_whoever_hands_out_less_than_a_share_is_told(root: Path, workers: int) -> None:
+    with pytest.raises(ConfigError, match="the pass has fewer batches than its epoch"):
+        batches(Fewer(remote=str(root)), workers)
 
 
 def test_whoever_looks_ahead_loses_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,81 @@
+"""A dataset as torch's DataLoader is to see it: what it iterates over are deliveries of whole batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import IterableDataset, default_collate, get_worker_info
+
+from lightning_streaming.formats.plain_rows import PlainRows
+from lightning_streaming.loading.dataset import StreamingDataset
+from lightning_streaming.loading.delivery import Delivery, Table
+from lightning_streaming.loading.link import Link
+from lightning_streaming.loading.reading import WorkerPass
+from lightning_streaming.loading.tables import read_tables
+
+Collate = Callable[[list[Any]], Any]
+"""Makes a batch of samples."""
+
+
+class Deliveries(IterableDataset[Delivery]):
+    """What one worker, or the loader itself, makes of a pass.
+
+    Where batches are torch's ``default_collate`` of plain samples, and nobody looks at these before, they are cut out
+    of tables. That gives the same batches, several times sooner.
+
+    Args:
+        dataset: What to read.
+        link: Tells which pass, and takes the batches.
+        collate: Makes batches of samples.
+        drop_last: Whether to leave out a last batch that is not full.
+        one_by_one: Whether each batch must be a delivery of its own.
+    """
+
+    def __init__(
+        self, dataset: StreamingDataset, link: Link, collate: Collate, *, drop_last: bool, one_by_one: bool
+    ) -> None:
+        self.dataset = dataset
+        self._handover = link.handover
+        self._sender = link.sender()
+        self._collate = collate
+        self._drop_last = drop_last
+        self._one_by_one = one_by_one
+
+    def __iter__(self) -> Iterator[Delivery]:
+        info = get_worker_info()
+        return self._deliver(0, 1) if info is None else self._deliver(info.id, info.num_workers)
+
+    def _deliver(self, worker: int, num_workers: int) -> Generator[Delivery, None, None]:
+        if self._sender is not None:
+            self._sender.begin_pass()
+        start = self._handover.assigned()
+        of_pass = self.dataset.worker_pass(start, worker, num_workers, is_measured=True)
+        plain = self._plain_rows(of_pass)
+        made = self._collated(of_pass, start.batch_size) if plain is None else self._cut_out(of_pass, plain)
+        with closing(made):
+            for batches in made:
+                measures = of_pass.meter.end_batches(len(batches))
+                sent = batches if self._sender is None else self._sender.send(batches)
+                yield Delivery(worker, sent, measures)
+                of_pass.meter.begin_batch()
+
+    def _plain_rows(self, of_pass: WorkerPass) -> PlainRows | None:
+        """How samples lie in their bytes; None if somebody is to see them as they are decoded."""
+        is_untouched = self._collate is default_collate and type(self.dataset).__iter__ is StreamingDataset.__iter__
+        return of_pass.plain_rows() if is_untouched else None
+
+    def _cut_out(self, of_pass: WorkerPass, plain: PlainRows) -> Generator[Table | list[Any], None, None]:
+        with closing(read_tables(of_pass, plain, drop_last=self._drop_last, one_by_one=self._one_by_one)) as tables:
+            for table in tables:
+                yield list(table) if self._one_by_one else table
+
+    def _collated(self, of_pass: WorkerPass, batch_size: int) -> Generator[Table | list[Any], None, None]:
+        self.dataset.assign(of_pass)
+        samples = iter(self.dataset)
+        while batch := list(islice(samples, batch_size)):
+            if self._drop_last and len(batch) < batch_size:
+                return
+            yield [self._collate(batch)]

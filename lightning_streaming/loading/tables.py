@@ -1,0 +1,115 @@
+"""A worker's plain samples of one pass, many batches at a time: their bytes are gathered shard by shard.
+
+positions   0   1   2   3   4   5             sorted by shard, each shard is asked once:
+shard       7   2   7   7   2   9             shard 7 -> rows 0 2 3,  2 -> rows 1 4,  9 -> row 5
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.errors import FormatError, StreamingError
+from lightning_streaming.formats.mds import MDSReader
+from lightning_streaming.formats.plain_rows import PlainRows
+from lightning_streaming.loading.delivery import Table
+from lightning_streaming.loading.reading import Reading, WorkerPass
+
+_MOST_BYTES = 1 << 18
+"""Of the samples gathered at a time, unless one batch has more: what a core's own cache holds."""
+
+
+def read_tables(
+    of_pass: WorkerPass, plain: PlainRows, *, drop_last: bool, one_by_one: bool
+) -> Generator[Table, None, None]:
+    """The worker's samples in order: tables of full batches, the first of one batch, then a table of what is left.
+
+    Args:
+        of_pass: What to read.
+        plain: How each sample lies in its bytes.
+        drop_last: Whether to leave out a last batch that is not full.
+        one_by_one: Whether each table must be of one batch, rather than of as many as are quick to gather.
+
+    Raises:
+        FormatError: A shard or a sample of the next batch is damaged; names the stream and the shard.
+        StorageError: A shard of the next batch could not be fetched.
+    """
+    with of_pass.begun() as reading:
+        gather = _Gather(plain, reading)
+        most = 1 if one_by_one else max(1, _MOST_BYTES // (reading.batch_size * plain.row_bytes))
+        fewest_samples = reading.batch_size if drop_last else 1
+        batches = 1
+        for window in reading.windows():
+            shards, indexes = window.shards, window.indexes
+            while len(shards) >= fewest_samples:
+                rows = gather.rows(shards, indexes, batches)
+                shards, indexes = shards[len(rows) :], indexes[len(rows) :]
+                yield _table(plain, rows, reading.batch_size)
+                batches = min(2 * batches, most)
+
+
+class _Gather:
+    """Brings samples together from their shards."""
+
+    def __init__(self, plain: PlainRows, reading: Reading) -> None:
+        self._plain = plain
+        self._reading = reading
+
+    def rows(self, shards: NDArray[np.int64], indexes: NDArray[np.int64], batches: int) -> NDArray[np.void]:
+        """The bytes of the next samples, of at most so many batches."""
+        batch_size = self._reading.batch_size
+        # Only what is left at the end fills no batch, and is read alone.
+        samples = min(batches, len(shards) // batch_size) * batch_size or len(shards)
+        self._reading.about_to_read(samples // batch_size)
+        try:
+            rows = self._read(shards[:samples], indexes[:samples])
+        except FormatError:
+            if samples <= batch_size:
+                raise
+            rows = self._read(shards[:batch_size], indexes[:batch_size])  # the damage may be another batch's
+        self._have_read(shards[: len(rows)])
+        return rows
+
+    def _read(self, shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> NDArray[np.void]:
+        """The bytes of some samples; where not all can be had, of the batches before the first that cannot."""
+        rows = np.empty(len(shards), self._plain.row)
+        for shard, places in by_shard(shards):
+            try:
+                self._copy(shard, indexes[places], rows, places)
+            except StreamingError:  # noqa: PERF203  once a shard, not a sample
+                in_whole_batches = int(places[0]) // self._reading.batch_size * self._reading.batch_size
+                if not in_whole_batches:
+                    raise
+                return rows[:in_whole_batches]
+        return rows
+
+    def _copy(self, shard: int, indexes: NDArray[np.int64], rows: NDArray[np.void], places: NDArray[np.int64]) -> None:
+        reader = self._reading.reader(shard)
+        assert isinstance(reader, MDSReader), "the one format that has plain samples"
+        reader.copy_rows(indexes, rows, places)
+
+    def _have_read(self, shards: NDArray[np.int64]) -> None:
+        are_last = self._reading.last_uses(shards)
+        if are_last is not None:
+            for shard in np.unique(shards[are_last]).tolist():
+                self._reading.let_go(shard)
+        self._reading.have_read(len(shards) // self._reading.batch_size)
+
+
+def by_shard(shards: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Each shard with the places at which it stands, ascending; in the order of their first places."""
+    order = np.argsort(shards, kind="stable")
+    in_order = shards[order]
+    starts = np.flatnonzero(np.diff(in_order, prepend=-1))
+    stops = np.append(starts[1:], len(shards))
+    for group in np.argsort(order[starts]).tolist():
+        start = starts[group]
+        yield int(in_order[start]), order[start : stops[group]]
+
+
+def _table(plain: PlainRows, rows: NDArray[np.void], batch_size: int) -> Table:
+    size = min(batch_size, len(rows))
+    columns = plain.columns_of(rows).items()
+    return Table({name: values.reshape(-1, size, *values.shape[1:]) for name, values in columns})
