@@ -17,7 +17,7 @@ from lightning_streaming.formats.plain_rows import PlainRows
 from lightning_streaming.loading.delivery import Table
 from lightning_streaming.loading.reading import Reading, WorkerPass
 
-_MOST_BYTES = 1 << 18
+_MOST_BYTES = 1 << 19
 """Of the samples gathered at a time, unless one batch has more: what a core's own cache holds."""
 
 
@@ -100,13 +100,16 @@ class _Gather:
 
 def by_shard(shards: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """Each shard with the places at which it stands, ascending; in the order of their first places."""
-    order = np.argsort(shards, kind="stable")
+    if not len(shards):
+        return
+    # Of numbers of 16 bits numpy makes a radix sort, in a tenth of the time.
+    order = (shards.astype(np.uint16) if shards.max() < 1 << 16 else shards).argsort(kind="stable")
     in_order = shards[order]
-    starts = np.flatnonzero(np.diff(in_order, prepend=-1))
-    stops = np.append(starts[1:], len(shards))
-    for group in np.argsort(order[starts]).tolist():
-        start = starts[group]
-        yield int(in_order[start]), order[start : stops[group]]
+    starts = [0, *(1 + (in_order[1:] != in_order[:-1]).nonzero()[0]).tolist()]
+    stops = [*starts[1:], len(shards)]
+    firsts = order[starts].tolist()
+    for _, start, stop in sorted(zip(firsts, starts, stops, strict=True)):
+        yield int(in_order[start]), order[start:stop]
 
 
 def _table(plain: PlainRows, rows: NDArray[np.void], batch_size: int) -> Table:
