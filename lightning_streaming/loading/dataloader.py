@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -275,8 +275,7 @@ class LoaderPass(Iterator[Any]):
     def __init__(self, loader: StreamingDataLoader) -> None:
         self._loader = loader
         self._number = 0
-        self._deliveries: Iterator[Delivery] | None = None
-        self._batches: Iterator[Measured] | None = None
+        self._under_way: _UnderWay | None = None
         self._ends: Iterator[Cursor] = iter(())
         self._labels = loader.labels()
         self._keys: Iterator[SampleKeys] = iter(())
@@ -284,42 +283,47 @@ class LoaderPass(Iterator[Any]):
     def __next__(self) -> Any:
         if self._number == 0:
             self._begin()
-        batches, self._batches = self._batches, None  # whatever is raised from here on ends the pass
-        if batches is None or not self._loader.is_current(self._number):
-            self._deliveries = None
+        under_way, self._under_way = self._under_way, None  # whatever is raised from here on ends the pass
+        if under_way is None or not self._loader.is_current(self._number):
             raise StopIteration
         asked = perf_counter_ns()
-        made = next(batches, None)
+        made = next(under_way.batches, None)
         waited = perf_counter_ns() - asked
         end = next(self._ends, None)
         if made is None or end is None:
-            raise self._at_end(made, end)
+            raise _at_end(made, end)
         batch = labelled(made.batch, next(self._keys), self._labels) if self._labels else made.batch
         self._loader.hand_out(end, made.measures, waited)
-        self._batches = batches
+        self._under_way = under_way
         return batch
 
     def close(self) -> None:
         """Hand out no more, and end the workers; those that are in the middle of a sample within a second or two."""
-        self._loader.end(self._deliveries)
-        self._deliveries = self._batches = None
+        under_way, self._under_way = self._under_way, None
+        self._loader.end(under_way and under_way.deliveries)
         self._keys = iter(())  # which hold the order, maybe a mapped file
 
     def _begin(self) -> None:
         loader = self._loader
-        self._number, start, link, self._deliveries = loader.begin_pass(self)
-        self._batches = in_turn(self._deliveries, link, loader.num_workers)
+        self._number, start, link, deliveries = loader.begin_pass(self)
+        self._under_way = _UnderWay(deliveries, in_turn(deliveries, link, loader.num_workers))
         deal = loader.dataset.epochs.deal(start)
         self._ends = ends_of_batches(deal, start.cursor, loader.drop_last)
         if self._labels:
             self._keys = keys_of_batches(start, loader.dataset.epochs.plan(start), deal, loader.dataset.catalog)
 
-    def _at_end(self, made: Measured | None, end: Cursor | None) -> Exception:
-        """What to raise where batches, or the places at which they end, have come to an end."""
-        self._deliveries = None
-        if made is None and end is None:
-            return StopIteration()
-        return ConfigError(
-            f"the pass has {'fewer' if end else 'more'} batches than its epoch; a dataset must hand out exactly the "
-            "samples of its share"
-        )
+
+class _UnderWay(NamedTuple):
+    deliveries: Iterator[Delivery]
+    """torch's iterator."""
+    batches: Iterator[Measured]
+
+
+def _at_end(made: Measured | None, end: Cursor | None) -> Exception:
+    """What to raise where batches, or the places at which they end, have come to an end."""
+    if made is None and end is None:
+        return StopIteration()
+    return ConfigError(
+        f"the pass has {'fewer' if end else 'more'} batches than its epoch; a dataset must hand out exactly the "
+        "samples of its share"
+    )
