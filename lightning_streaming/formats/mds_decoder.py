@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
 from lightning_streaming.errors import (
@@ -15,11 +16,21 @@ from lightning_streaming.errors import (
     MissingDependencyError,
     ShardCorruptError,
 )
-from lightning_streaming.formats.encodings import encoding, is_unsafe
+from lightning_streaming.formats.encodings import Encoding, encoding, is_unsafe
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.formats.mds_sample import check_names
+from lightning_streaming.formats.scalars import IntEncoding, NumpyFloatEncoding, NumpyIntegerEncoding
+
+_NUMBERS = (IntEncoding, NumpyIntegerEncoding, NumpyFloatEncoding)
 
 _Decode = Callable[[memoryview], Any]
+
+_Piece = tuple[str, tuple[str, ...], _Decode | None, int | None]
+"""A column; or a run of columns, numbers of one type that follow each other, which are read at once.
+
+Its name, or that of the run's first; the names in the run, none where it is one column; what gives the column's value,
+or the values of the run, None if it is not wanted; and its bytes, None if they vary.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,11 +41,8 @@ class SampleDecoder:
     """Sizes of the columns that vary."""
     smallest_bytes: int
     """Bytes of a sample whose columns that vary are empty."""
-    columns: tuple[tuple[str, _Decode | None, int | None], ...]
-    """Name, decoder and size of each column up to the last that is wanted. None for the decoder of one that is not, and
-    for a size that varies."""
-    fixed: tuple[tuple[str, _Decode, slice], ...] | None
-    """Name, decoder and place of each wanted column, where no size varies."""
+    pieces: tuple[_Piece, ...]
+    """All columns in the order in which they are stored, up to the last that is wanted."""
 
     def decode(self, data: memoryview) -> dict[str, Any]:
         """Turn the bytes of a sample into its wanted columns.
@@ -44,21 +52,16 @@ class SampleDecoder:
             EncodingError: A payload is not one of its column's encoding.
         """
         sample: dict[str, Any] = {}
-        name = ""
-        if self.fixed is not None and len(data) == self.smallest_bytes:
-            try:
-                for name, decode, place in self.fixed:
-                    sample[name] = decode(data[place])
-            except EncodingError as error:
-                raise EncodingError(f"column {name!r}: {error}") from error
-            return sample
-        next_varying = iter(self._varying_sizes(data))
-        start = self.header.size
+        start, name = self.header.size, ""
+        varying = iter(self._varying_sizes(data) if start or len(data) != self.smallest_bytes else ())
         try:
-            for name, maybe_decode, size in self.columns:
-                stop = start + (next(next_varying) if size is None else size)
-                if maybe_decode is not None:
-                    sample[name] = maybe_decode(data[start:stop])
+            for name, run, decode, size in self.pieces:
+                stop = start + (next(varying) if size is None else size)
+                if decode is not None:
+                    if run:
+                        sample.update(zip(run, decode(data[start:stop]), strict=False))
+                    else:
+                        sample[name] = decode(data[start:stop])
                 start = stop
         except EncodingError as error:
             raise EncodingError(f"column {name!r}: {error}") from error
@@ -116,20 +119,19 @@ def _compile_decoder(
     if len(sizes) != len(names):
         raise ConfigError(f"column_sizes must be {len(names)}, one for each column, but are {sizes}")
     columns = [
-        (name, _decoder(encoding_name, size, wanted=_wanted(name, wanted)), size)
+        (name, _encoding(encoding_name, size, wanted=_wanted(name, wanted)), size)
         for name, encoding_name, size in zip(names, encoding_names, sizes, strict=True)
     ]
-    varying = sizes.count(None)
+    varying, last = sizes.count(None), max(place for place, column in enumerate(columns) if column[1] is not None)
     return SampleDecoder(
         header=struct.Struct(f"<{varying}I"),
         smallest_bytes=4 * varying + sum(size or 0 for size in sizes),
-        columns=tuple(columns[: 1 + max(place for place, column in enumerate(columns) if column[1] is not None)]),
-        fixed=None if varying else _fixed_places(columns),
+        pieces=tuple(_pieces(columns[: last + 1])),
     )
 
 
-def _decoder(encoding_name: str, size: int | None, *, wanted: bool) -> _Decode | None:
-    """What decodes a column; None if it is not wanted, which then may be anything of the size that the index says."""
+def _encoding(encoding_name: str, size: int | None, *, wanted: bool) -> Encoding | None:
+    """A column's encoding; None if it is not wanted, which then may be anything of the size that the index says."""
     try:
         found = encoding(encoding_name)
     except (ConfigError, MissingDependencyError):
@@ -138,18 +140,18 @@ def _decoder(encoding_name: str, size: int | None, *, wanted: bool) -> _Decode |
         return None
     if found.size != size:
         raise ConfigError(f"column_sizes has {size} for encoding {encoding_name}, which has {found.size}")
-    return found.decode if wanted else None
+    return found if wanted else None
+
+
+def _pieces(columns: Iterable[tuple[str, Encoding | None, int | None]]) -> Iterator[_Piece]:
+    for _, group in groupby(columns, key=lambda column: id(column[1])):
+        run = list(group)
+        first, one, size = run[0]
+        if size is not None and len(run) > 1 and isinstance(one, _NUMBERS):
+            yield first, tuple(name for name, _, _ in run), one.decoder_of(len(run)), size * len(run)
+        else:
+            yield from ((name, (), None if one is None else one.decode, size) for name, one, size in run)
 
 
 def _wanted(name: str, columns: Sequence[str] | frozenset[str] | None) -> bool:
     return columns is None or name in columns
-
-
-def _fixed_places(columns: Sequence[tuple[str, _Decode | None, int | None]]) -> tuple[tuple[str, _Decode, slice], ...]:
-    places, start = [], 0
-    for name, decode, size in columns:
-        stop = start + (size or 0)
-        if decode is not None:
-            places.append((name, decode, slice(start, stop)))
-        start = stop
-    return tuple(places)

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+import struct
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -57,11 +58,14 @@ class NdarrayEncoding:
     shape: tuple[int, ...] | None = None
     """The one shape allowed, or None: each payload says its own. Needs a dtype."""
 
-    @property
-    def size(self) -> int | None:
-        if self.dtype is None or self.shape is None:
-            return None
-        return math.prod(self.shape) * _DTYPES[self.dtype].itemsize
+    size: int | None = field(init=False, repr=False)
+    """Bytes of every payload; None where they vary."""
+
+    def __post_init__(self) -> None:
+        size = None
+        if self.dtype is not None and self.shape is not None:
+            size = math.prod(self.shape) * _DTYPES[self.dtype].itemsize
+        object.__setattr__(self, "size", size)  # worked out once: it is looked at for each array
 
     def encode(self, value: Any) -> bytes:
         return b"".join(self.parts(value))
@@ -82,18 +86,18 @@ class NdarrayEncoding:
         return head, np.ascontiguousarray(value, dtype)
 
     def decode(self, data: bytes | memoryview) -> NDArray[Any]:
-        dtype, shape, start = self.dtype, self.shape, 0
-        if dtype is None:
-            dtype, start = _read_dtype(data)
+        name, shape, start = self.dtype, self.shape, 0
+        if name is None:
+            name, start = _read_dtype(data)
         if shape is None:
             shape, start = _read_shape(data, start)
-        expected = math.prod(shape) * _DTYPES[dtype].itemsize
+        expected = self.size or math.prod(shape) * _DTYPES[name].itemsize
         if len(data) - start != expected:
             raise EncodingError(
-                f"expected {expected} bytes for {dtype} values of shape {shape}, but found {len(data) - start}"
+                f"expected {expected} bytes for {name} values of shape {shape}, but found {len(data) - start}"
             )
         try:
-            array: NDArray[Any] = np.frombuffer(data, _DTYPES[dtype], offset=start).reshape(shape).copy()
+            array: NDArray[Any] = np.ndarray(shape, _DTYPES[name], data, start).copy()
         except ValueError as error:  # numpy 1 stops at 32 dimensions
             raise EncodingError(f"numpy cannot hold shape {shape}: {error}") from None
         return array
@@ -147,6 +151,12 @@ def _shape_header(shape: tuple[int, ...]) -> bytes:
     return bytes([len(shape) << 2 | width]) + np.array(shape, _DIM_DTYPES[width]).tobytes()
 
 
+@lru_cache(maxsize=256)
+def _dimensions(ndim_and_width: int) -> struct.Struct:
+    ndim, width = divmod(ndim_and_width, 4)
+    return struct.Struct(f"<{ndim}{'BHIQ'[width]}")
+
+
 def _read_dtype(data: bytes | memoryview) -> tuple[str, int]:
     """The dtype's name and where the shape header starts."""
     name = _NAMES.get(data[0]) if len(data) else None
@@ -161,7 +171,7 @@ def _read_shape(data: bytes | memoryview, start: int) -> tuple[tuple[int, ...], 
     stop = start + 1 + (ndim << width)
     if ndim == 0 or len(data) < stop:
         raise EncodingError(f"expected a shape header, but found {brief(data[start:])}")
-    shape = tuple(np.frombuffer(data[start + 1 : stop], _DIM_DTYPES[width]).tolist())
+    shape = _dimensions(data[start]).unpack_from(data, start + 1)
     if 0 in shape:
         raise EncodingError(f"expected dimensions of at least 1, but found shape {shape}")
     return shape, stop

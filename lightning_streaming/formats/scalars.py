@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import struct
 import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -14,6 +16,11 @@ from lightning_streaming.errors import EncodingError
 from lightning_streaming.formats.checks import brief, check_length, check_type
 
 _IS_LITTLE_ENDIAN = sys.byteorder == "little"
+_INT = struct.Struct("<q")
+_JSON_DECODER = json.JSONDecoder()
+
+DecodeMany = Callable[[memoryview], Iterable[Any]]
+"""Gives the numbers of payloads that follow each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +68,14 @@ class IntEncoding:
         return _integer_bytes(value, self.size, signed=True)
 
     def decode(self, data: bytes | memoryview) -> int:
-        check_length(data, self.size)
-        return int.from_bytes(data, "little", signed=True)
+        if len(data) != self.size:
+            check_length(data, self.size)
+        number: int = _INT.unpack(data)[0]
+        return number
+
+    def decoder_of(self, count: int) -> DecodeMany:
+        """What decodes so many payloads that follow each other."""
+        return struct.Struct(f"<{count}q").unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +97,13 @@ class NumpyIntegerEncoding:
         return _integer_bytes(number, self.size, signed=self.dtype.kind == "i")
 
     def decode(self, data: bytes | memoryview) -> Any:
-        check_length(data, self.size)
+        if len(data) != self.dtype.itemsize:
+            check_length(data, self.size)
         return np.frombuffer(data, self.dtype)[0]
+
+    def decoder_of(self, _count: int) -> DecodeMany:
+        """What decodes so many payloads that follow each other."""
+        return _numpy_numbers(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +129,13 @@ class NumpyFloatEncoding:
         return number.tobytes()
 
     def decode(self, data: bytes | memoryview) -> Any:
-        check_length(data, self.size)
+        if len(data) != self.dtype.itemsize:
+            check_length(data, self.size)
         return np.frombuffer(data, self.dtype)[0]
+
+    def decoder_of(self, _count: int) -> DecodeMany:
+        """What decodes so many payloads that follow each other."""
+        return _numpy_numbers(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +175,22 @@ class JsonEncoding:
 
     def decode(self, data: bytes | memoryview) -> Any:
         try:
-            return json.loads(str(data, "utf-8"))
+            return _read_json(str(data, "utf-8"))
         except (ValueError, RecursionError) as error:
             raise EncodingError(f"expected JSON, but found {brief(data)} ({error})") from None
+
+
+def _numpy_numbers(dtype: np.dtype[Any]) -> DecodeMany:
+    return lambda data: np.frombuffer(data, dtype).flat  # which makes numbers quicker than the array itself
+
+
+def _read_json(text: str) -> Any:
+    """What ``json.loads`` makes of a text, in less time where there are no spaces around it."""
+    try:
+        value, stop = _JSON_DECODER.raw_decode(text)
+    except json.JSONDecodeError:
+        return json.loads(text)
+    return value if stop == len(text) else json.loads(text)
 
 
 def _integer_bytes(number: int, size: int, *, signed: bool) -> bytes:

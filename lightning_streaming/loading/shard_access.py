@@ -78,8 +78,8 @@ class ShardAccess(IterableDataset[Any]):
             FormatError: The shard or the sample is damaged.
             StorageError: The shard could not be fetched.
         """
-        place = self.catalog.place(sample_id)
-        return self._source.read(place.shard, place.sample, alone=self._on_demand, retry=retry)
+        shard, index = self._source.catalog.find(sample_id)
+        return self._source.read(shard, index, alone=self._on_demand, retry=retry)
 
     def prepare_shard(self, shard: int, blocking: bool = True) -> bool:
         """Have a shard on this node, for example in ``prepare_data``.

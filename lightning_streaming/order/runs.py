@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -47,6 +49,17 @@ class RunLookup:
         if left_open.size:
             runs[left_open] = np.searchsorted(self.stops, places[left_open], side="right")
         return runs
+
+    def find_one(self, place: int) -> tuple[int, int]:
+        """The run that holds a place, and where in the run that is.
+
+        Args:
+            place: In ``[0, len(self))``.
+        """
+        stop_of, run = self.stops.item, self._guide.item(place >> self._bucket_bits)
+        if place >= stop_of(run):
+            run = bisect_right(self.stops.data, place, run + 1)  # a view gives single numbers sooner
+        return run, place - (stop_of(run - 1) if run else 0)
 
 
 def _guide(stops: NDArray[np.int64], total: int, bucket_bits: int) -> NDArray[np.int32]:

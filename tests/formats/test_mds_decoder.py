@@ -4,6 +4,7 @@ import sys
 from itertools import combinations
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from lightning_streaming.errors import (
     MissingDependencyError,
     ShardCorruptError,
 )
+from lightning_streaming.formats.encodings import encoding
 from lightning_streaming.formats.mds_decoder import SampleDecoder, read_decoder
 from lightning_streaming.formats.mds_sample import compile_layout
 from tests.formats.small_shards import shard_info
@@ -76,6 +78,22 @@ def test_what_is_not_wanted_need_not_be_readable(monkeypatch: pytest.MonkeyPatch
     for name, error in [("image", MissingDependencyError), ("later", IndexFormatError), ("pickle", ConfigError)]:
         with pytest.raises(error, match=r"^shard\.mds|shard\.mds cannot be read"):
             read_decoder(info, allow_unsafe_types=False, columns=[name])
+
+
+@pytest.mark.parametrize("kind", ["int", "int8", "uint64", "float16", "float32", "float64"])
+@pytest.mark.parametrize("wanted", [None, ("b", "c"), ("a", "c"), ("d", "e")])
+def test_numbers_that_follow_each_other_are_as_if_each_were_alone(kind: str, wanted: Any) -> None:
+    columns = dict.fromkeys("abcde", kind) | {"d": "str"}
+    size = encoding(kind).size or 0
+    numbers = {name: np.random.default_rng(place).bytes(size) for place, name in enumerate("abce")}
+    if kind.startswith("float"):
+        numbers["b"] = b"\x01" * (size - 2) + b"\xff\x7f"  # one of the many NaNs
+    found = decoder(columns, wanted).decode(encode(columns, {**numbers, "d": "x"}))
+    assert list(found) == [name for name in columns if wanted is None or name in wanted]
+    for name in set(found) - {"d"}:
+        alone = encoding(kind).decode(numbers[name])
+        assert type(found[name]) is type(alone)
+        assert np.asarray(found[name]).tobytes() == np.asarray(alone).tobytes() == numbers[name]
 
 
 @pytest.mark.parametrize("wanted", [None, ("a",), ("b",)])

@@ -140,9 +140,19 @@ def test_a_number_that_python_cannot_write_in_digits_is_refused_too(name: str) -
         ("str_decimal", b"1..2"),
         ("json", b"{"),
         ("json", b"\xff"),
+        ("json", b""),
+        ("json", b" "),
+        ("json", b"1 2"),
+        ("json", b"\xef\xbb\xbf1"),  # a byte order mark
+        ("json", b"1" * 5000),  # more digits than Python reads
         ("json", b"[" * 100_000),
     ],
 )
 def test_a_payload_that_is_none_is_refused(name: str, payload: bytes) -> None:
     with pytest.raises(EncodingError, match="expected"):
         encoding(name).decode(memoryview(payload))
+
+
+@pytest.mark.parametrize("payload", [b" 7", b"7\n", b"\t 7 \r\n"])
+def test_json_may_have_spaces_around_it(payload: bytes) -> None:
+    assert encoding("json").decode(memoryview(payload)) == 7
