@@ -6,7 +6,11 @@ READY := $(VENV)/.ready
 LOWEST := .venv-lowest
 LOWEST_TESTS := tests/trainer tests/tools/test_trace.py tests/loading tests/cache tests/storage tests/examples
 
-.PHONY: help demo test test-lowest check format clean
+PEERS_VENV := .venv-peers
+PEERS ?= $(PEERS_VENV)/bin/python
+PEERS_READY := $(if $(filter $(PEERS_VENV)/%,$(PEERS)),$(PEERS_VENV)/.ready)
+
+.PHONY: help demo test test-lowest check format bench bench-peers clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -29,8 +33,14 @@ format: $(READY)  ## Mend what the linter can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-clean:  ## Remove the environment and everything the targets above made
-	rm -rf $(VENV) $(LOWEST) demo_output .mypy_cache .ruff_cache .pytest_cache .hypothesis
+bench: $(READY)  ## Measure how fast local data is read, beside what this machine can do
+	$(BIN)/python -m benchmarks.reading
+
+bench-peers: $(READY) $(PEERS_READY)  ## The same beside other libraries, in .venv-peers or with PEERS=/path/to/python
+	$(BIN)/python -m benchmarks.reading --peers $(PEERS)
+
+clean:  ## Remove the environments and everything the targets above made
+	rm -rf $(VENV) $(LOWEST) $(PEERS_VENV) build/bench_reading.json demo_output .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -42,4 +52,11 @@ $(LOWEST)/.ready: pyproject.toml constraints.txt constraints-lowest.txt
 	$(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/pip install --quiet --constraint constraints.txt torch
 	$(LOWEST)/bin/pip install --quiet --constraint constraints.txt --constraint constraints-lowest.txt --editable '.[test]'
+	touch $@
+
+$(PEERS_VENV)/.ready: constraints.txt benchmarks/reading/peers.txt
+	$(PYTHON) -m venv $(PEERS_VENV)
+	$(PEERS_VENV)/bin/pip install --quiet --constraint constraints.txt torch
+	$(PEERS_VENV)/bin/pip install --quiet --constraint constraints.txt --requirement benchmarks/reading/peers.txt
+	$(PEERS_VENV)/bin/pip uninstall --quiet --yes torchvision  # benchmarks/reading/stubs stands in
 	touch $@

@@ -1,0 +1,1 @@
+"""How fast local data is read, beside the machine's limits and other libraries; ``python -m benchmarks.reading``."""
