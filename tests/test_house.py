@@ -105,11 +105,11 @@ def _rooms_named(path: Path) -> set[str]:
 
 
 def test_modules_are_imported_by_name_only_where_it_takes_lightning() -> None:
-    """Importing it takes seconds: so the command line asks for it late, and so does the tool that reads runs."""
+    """Importing it takes seconds: so the command line asks for it late, and so do the tools that read runs."""
     found = {path.relative_to(ROOT).as_posix(): _rooms_named(path) for path in _files() if path != ROOT / FRONT_DOOR}
     assert {file: rooms for file, rooms in found.items() if rooms} == {
         "__main__.py": {"trainer"},
-        "tools/traces/run.py": {"trainer"},
+        "tools/run_files.py": {"trainer"},
     }
 
 

@@ -10,6 +10,9 @@
     convert        makes datasets: sources reads other formats, packing cuts tokens into blocks, conversion writes
                    them in parts, changed_parts begins again those whose input changed
     state          shows and moves the place in the data that a checkpoint holds; states has its parts
+    trace          tells which samples a step reads; traces has its parts
+    tune           measures how fast a run's data is read here, and recommends settings; tuning has its parts
+    run_files      reads the configuration of a run, for both of these
     cache          shows and clears caches: cache_directories finds them, cache_survey adds up, cache_report tells
     unnamed        files that no index names, told by verify and copy
     stored_dataset where a dataset is, for all of them; raw_files reads parts of it

@@ -86,6 +86,11 @@ COMMANDS = (
         module="lightning_streaming.tools.trace",
     ),
     Command(
+        name="tune",
+        help="measure how fast a run's data is read here, and recommend settings for it",
+        module="lightning_streaming.tools.tune",
+    ),
+    Command(
         name="cache",
         help="show what caches hold, and make room in them",
         module="lightning_streaming.tools.cache",

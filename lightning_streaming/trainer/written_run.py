@@ -56,8 +56,6 @@ def read_run(files: Sequence[str], changes: Mapping[str, Any]) -> WrittenRun:
         raise ConfigError(
             str(cause) if cause else f"{', '.join(files)}: {in_words(str(error), written_in(args), ())}"
         ) from error
-    if datamodule.configs["train"] is None:
-        raise ConfigError(f"{', '.join(files)}: there is no data.train, so there are no training steps")
     return WrittenRun(datamodule=datamodule, trainer=trainer)
 
 

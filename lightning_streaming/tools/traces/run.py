@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,12 @@ from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.loading.cursor import Cursor
 from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.order.batch_ranges import Counted
+from lightning_streaming.tools.run_files import read_run_files
 from lightning_streaming.tools.states.counters import batches_trained
 from lightning_streaming.tools.states.files import find_state_file
 from lightning_streaming.tools.states.places import SavedLoader, find_places
 from lightning_streaming.tools.traces.steps import EpochSteps, RunSteps, Stop
 from lightning_streaming.world import World
-
-_CONFIG_READER = "lightning_streaming.trainer.written_run"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,8 +75,7 @@ def traced_run(asked: Asked) -> TracedRun:
         StateError: The checkpoint has no place to begin at, or is of other data.
         StorageError: An index could not be fetched.
     """
-    # Lightning takes seconds to import, and no other tool needs it.
-    written = import_module(_CONFIG_READER).read_run(asked.configs, asked.changes)
+    written = read_run_files(asked.configs, asked.changes)
     return run_on(written.datamodule, written.trainer, asked)
 
 
