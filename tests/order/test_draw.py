@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import string
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -143,3 +145,9 @@ def test_a_digest_changes_with_all_that_an_order_depends_on() -> None:
         order_digest(replace(settings, sampling_granularity=2), shape, 0),
     ]
     assert len({order_digest(settings, shape, 0), *changed}) == 1 + len(changed)
+
+
+def test_generators_come_with_the_first_import_rather_than_at_the_first_draw() -> None:
+    """numpy imports them when they are first used, which each forked worker would then do for itself."""
+    program = "import sys, lightning_streaming.order.draw; assert 'numpy.random' in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)

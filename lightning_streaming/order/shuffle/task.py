@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.random import Generator, default_rng  # numpy itself leaves that to the first use, in every worker
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
@@ -40,10 +41,10 @@ class ShuffleTask:
         """Samples in all runs."""
         return int(self.units.sum())
 
-    def run_generator(self) -> np.random.Generator:
+    def run_generator(self) -> Generator:
         """A fresh generator that is the same in all epochs."""
-        return np.random.default_rng(self.seed)
+        return default_rng(self.seed)
 
-    def epoch_generator(self) -> np.random.Generator:
+    def epoch_generator(self) -> Generator:
         """A fresh generator of this epoch."""
-        return np.random.default_rng(self.seed + self.epoch)
+        return default_rng(self.seed + self.epoch)
