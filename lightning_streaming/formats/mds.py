@@ -35,7 +35,6 @@ from lightning_streaming.formats.offsets import check_lengths, read_offsets, tab
 
 _COUNT = struct.Struct("<I")
 _OFFSET_PAIR = struct.Struct("<II")
-_MOST_BYTES_BETWEEN = 1 << 17
 
 
 class MDSReader:
@@ -92,22 +91,17 @@ class MDSReader:
         except FormatError as error:
             raise type(error)(f"{self._path}, sample {index}: {error}") from error
 
-    def copy_rows(self, indexes: NDArray[np.int64], rows: NDArray[np.void], places: NDArray[np.int64]) -> None:
-        """Copy the bytes of some samples, whose size does not vary, to places of an array.
+    def copy_rows(self, indexes: NDArray[np.int64], rows: NDArray[np.void]) -> None:
+        """Copy the bytes of some samples, whose size does not vary.
 
         Args:
             indexes: Which samples, each in [0, len); of shape (samples,).
-            rows: Where to; its items have the size of a sample.
-            places: Which item each sample becomes; of shape (samples,).
+            rows: Where to; of shape (samples,), its items of the size of a sample.
         """
-        own = self._rows
-        if own is None:
+        if self._rows is None:
             start = len(self._view) - self._num_samples * rows.itemsize
-            own = self._rows = np.ndarray((self._num_samples,), rows.dtype, self._view, start)
-        # What numpy takes in one step lies in between, and should stay in the processor's cache.
-        step = max(1, _MOST_BYTES_BETWEEN // rows.itemsize)
-        for first in range(0, len(indexes), step):
-            rows[places[first : first + step]] = own[indexes[first : first + step]]
+            self._rows = np.ndarray((self._num_samples,), rows.dtype, self._view, start)
+        self._rows.take(indexes, out=rows, mode="clip")  # which writes to its place at once, unlike the other modes
 
     def close(self) -> None:
         """Let go of the file; nothing can be read afterwards. The map goes with the last slice of it.

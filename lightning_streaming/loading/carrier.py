@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from copy import copy
 from functools import partial
 from itertools import cycle
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +19,8 @@ from lightning_streaming.loading.delivery import Delivery
 from lightning_streaming.loading.link import Link, start_worker
 from lightning_streaming.loading.worker import signals_held_back
 
-
-class Measured(NamedTuple):
-    """A batch, and what it took to make, as :meth:`Meter.end_batches` says."""
-
-    batch: Any
-    measures: NDArray[np.int64]
+Measured = tuple[Any, NDArray[np.int64]]
+"""A batch, and what it took to make, as :meth:`Meter.end_batches` says."""
 
 
 def carried(loader: DataLoader[Any], deliveries: Deliveries, link: Link) -> Iterator[Delivery]:
@@ -66,7 +62,7 @@ def in_turn(deliveries: Iterator[Delivery], link: Link, num_workers: int) -> Ite
                 if delivery is None:
                     return
                 made = link.opened(delivery)
-                arrived[made.worker].append(map(Measured, made.batches, made.measures))
+                arrived[made.worker].append(zip(made.batches, made.measures, strict=True))
             measured = next(batches[0], None)
             if measured is None:
                 batches.popleft()

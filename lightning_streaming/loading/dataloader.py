@@ -292,8 +292,10 @@ class LoaderPass(Iterator[Any]):
         end = next(self._ends, None)
         if made is None or end is None:
             raise _at_end(made, end)
-        batch = labelled(made.batch, next(self._keys), self._labels) if self._labels else made.batch
-        self._loader.hand_out(end, made.measures, waited)
+        batch, measures = made
+        if self._labels:
+            batch = labelled(batch, next(self._keys), self._labels)
+        self._loader.hand_out(end, measures, waited)
         self._under_way = under_way
         return batch
 

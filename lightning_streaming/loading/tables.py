@@ -17,8 +17,11 @@ from lightning_streaming.formats.plain_rows import PlainRows
 from lightning_streaming.loading.delivery import Table
 from lightning_streaming.loading.reading import Reading, WorkerPass
 
-_MOST_BYTES = 1 << 19
+_MOST_BYTES = 1 << 20
 """Of the samples gathered at a time, unless one batch has more: what a core's own cache holds."""
+
+_LARGE = 1 << 15
+"""Bytes of a sample from which on copying it once more would take longer than asking for it alone."""
 
 
 def read_tables(
@@ -56,6 +59,8 @@ class _Gather:
     def __init__(self, plain: PlainRows, reading: Reading) -> None:
         self._plain = plain
         self._reading = reading
+        self._between = np.empty(0, plain.row)
+        """Memory that is used again each time: new memory would cost as much as copying to it."""
 
     def rows(self, shards: NDArray[np.int64], indexes: NDArray[np.int64], batches: int) -> NDArray[np.void]:
         """The bytes of the next samples, of at most so many batches."""
@@ -75,20 +80,34 @@ class _Gather:
     def _read(self, shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> NDArray[np.void]:
         """The bytes of some samples; where not all can be had, of the batches before the first that cannot."""
         rows = np.empty(len(shards), self._plain.row)
-        for shard, places in by_shard(shards):
+        for places in by_shard(shards):
+            first = int(places[0])
             try:
-                self._copy(shard, indexes[places], rows, places)
-            except StreamingError:  # noqa: PERF203  once a shard, not a sample
-                in_whole_batches = int(places[0]) // self._reading.batch_size * self._reading.batch_size
+                reader = self._reading.reader(int(shards[first]))
+                assert isinstance(reader, MDSReader), "the one format that has plain samples"
+                self._copy(reader, indexes, rows, places)
+            except StreamingError:
+                in_whole_batches = first // self._reading.batch_size * self._reading.batch_size
                 if not in_whole_batches:
                     raise
                 return rows[:in_whole_batches]
         return rows
 
-    def _copy(self, shard: int, indexes: NDArray[np.int64], rows: NDArray[np.void], places: NDArray[np.int64]) -> None:
-        reader = self._reading.reader(shard)
-        assert isinstance(reader, MDSReader), "the one format that has plain samples"
-        reader.copy_rows(indexes, rows, places)
+    def _copy(
+        self, reader: MDSReader, indexes: NDArray[np.int64], rows: NDArray[np.void], places: NDArray[np.int64]
+    ) -> None:
+        """Copy those samples of a shard that belong to some places to these."""
+        if len(places) == len(rows):
+            reader.copy_rows(indexes, rows)
+        elif rows.itemsize >= _LARGE:
+            for place in places.tolist():
+                reader.copy_rows(indexes[place : place + 1], rows[place : place + 1])
+        else:  # one copy more, which is cheaper than a step of Python for each sample
+            if len(self._between) < len(places):
+                self._between = np.empty(len(rows), rows.dtype)
+            between = self._between[: len(places)]
+            reader.copy_rows(indexes[places], between)
+            rows[places] = between
 
     def _have_read(self, shards: NDArray[np.int64]) -> None:
         are_last = self._reading.last_uses(shards)
@@ -98,18 +117,21 @@ class _Gather:
         self._reading.have_read(len(shards) // self._reading.batch_size)
 
 
-def by_shard(shards: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Each shard with the places at which it stands, ascending; in the order of their first places."""
-    if not len(shards):
+def by_shard(shards: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """The places at which each shard stands, ascending; shards in the order of their first places.
+
+    Args:
+        shards: The shard of each sample; at least one.
+    """
+    if (shards == shards[0]).all():
+        yield np.arange(len(shards))
         return
     # Of numbers of 16 bits numpy makes a radix sort, in a tenth of the time.
     order = (shards.astype(np.uint16) if shards.max() < 1 << 16 else shards).argsort(kind="stable")
     in_order = shards[order]
     starts = [0, *(1 + (in_order[1:] != in_order[:-1]).nonzero()[0]).tolist()]
-    stops = [*starts[1:], len(shards)]
-    firsts = order[starts].tolist()
-    for _, start, stop in sorted(zip(firsts, starts, stops, strict=True)):
-        yield int(in_order[start]), order[start:stop]
+    for _, start, stop in sorted(zip(order[starts].tolist(), starts, [*starts[1:], len(shards)], strict=True)):
+        yield order[start:stop]
 
 
 def _table(plain: PlainRows, rows: NDArray[np.void], batch_size: int) -> Table:

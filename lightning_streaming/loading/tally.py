@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from lightning_streaming.loading.measures import LoaderStatistics, WaitTimes, split_wait
 from lightning_streaming.loading.meter import NUM_MEASURES, BatchMeasures
@@ -29,9 +29,8 @@ class Tally:
         self._open_in_worker: dict[int, int] = {}
         self._num_workers = 1
         self._next_batch = 0
-        self._noted = 0
-        self._rows = np.zeros((_AT_ONCE, len(self._sums)), np.int64)
-        self._waits = np.zeros(_AT_ONCE, np.int64)
+        """Of the pass, that is not added up yet."""
+        self._noted: list[tuple[NDArray[np.int64], int]] = []
 
     def begin_pass(self, num_workers: int) -> None:
         """Count the batches of another pass, made by so many processes in turn."""
@@ -46,11 +45,8 @@ class Tally:
             measures: What it took, as :meth:`Meter.end_batches` says.
             wait_ns: For how long its consumer waited.
         """
-        self._rows[self._noted] = measures
-        self._waits[self._noted] = wait_ns
-        self._noted += 1
-        self._next_batch += 1
-        if self._noted == _AT_ONCE:
+        self._noted.append((measures, wait_ns))
+        if len(self._noted) == _AT_ONCE:
             self._add_up()
 
     def statistics(self) -> LoaderStatistics:
@@ -72,22 +68,26 @@ class Tally:
 
     def _add_up(self) -> None:
         """Add what was noted since the last time to the sums."""
-        rows, first = self._rows[: self._noted], self._next_batch - self._noted
+        if not self._noted:
+            return
+        measures, waits = zip(*self._noted, strict=True)
+        rows, batches = np.stack(measures), self._next_batch + np.arange(len(waits))
         columns = dict(zip(BatchMeasures._fields, rows.T, strict=False))  # those of streams follow
         parts = split_wait(
-            _seconds(self._waits[: self._noted]),
+            _seconds(waits),
             download=_seconds(columns["download_ns"]),
             decompress=_seconds(columns["decompress_ns"]),
             work=_seconds(columns["work_ns"]),
-            are_first=np.arange(first, self._next_batch) == 0,
+            are_first=batches == 0,
         )
         self._wait = WaitTimes(*(sum_ + float(part.sum()) for sum_, part in zip(self._wait, parts, strict=True)))
         self._sums += rows.sum(axis=0)
-        self._batches += self._noted
-        for batch, shards_open in enumerate(columns["shards_open"].tolist(), start=first):
-            self._open_in_worker[batch % self._num_workers] = shards_open
-        self._noted = 0
+        self._batches += len(waits)
+        workers = (batches % self._num_workers).tolist()
+        self._open_in_worker.update(zip(workers, columns["shards_open"].tolist(), strict=True))
+        self._next_batch += len(waits)
+        self._noted = []
 
 
-def _seconds(nanoseconds: NDArray[np.int64]) -> NDArray[np.float64]:
-    return nanoseconds.astype(np.float64) * 1e-9
+def _seconds(nanoseconds: ArrayLike) -> NDArray[np.float64]:
+    return np.asarray(nanoseconds, np.float64) * 1e-9

@@ -56,9 +56,9 @@ def rows_taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     taken: list[int] = []
     copy_rows = MDSReader.copy_rows
 
-    def counted(reader: MDSReader, indexes: NDArray[np.int64], *where: Any) -> None:
+    def counted(reader: MDSReader, indexes: NDArray[np.int64], rows: NDArray[np.void]) -> None:
         taken.extend(indexes.tolist())
-        copy_rows(reader, indexes, *where)
+        copy_rows(reader, indexes, rows)
 
     monkeypatch.setattr(MDSReader, "copy_rows", counted)
     return taken
@@ -167,10 +167,10 @@ def test_a_batch_may_be_changed_while_another_is_needed(root: Path) -> None:
 def test_damage_is_told_of_where_it_is_met(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy_rows = MDSReader.copy_rows
 
-    def damaged(reader: MDSReader, indexes: NDArray[np.int64], rows: Any, places: Any) -> None:
+    def damaged(reader: MDSReader, indexes: NDArray[np.int64], rows: NDArray[np.void]) -> None:
         if "00003" in str(reader._path):
             raise ShardCorruptError("damaged")
-        copy_rows(reader, indexes, rows, places)
+        copy_rows(reader, indexes, rows)
 
     dataset = StreamingDataset(remote=str(root))
     before = sum(dataset.catalog.samples_per_shard[:3])
@@ -196,11 +196,22 @@ def test_a_shard_that_is_gone_is_told_of_where_it_is_needed(root: Path, workers:
     loader.close()
 
 
-@given(st.lists(st.integers(0, 5), max_size=40))
-def test_places_are_sorted_by_shard_in_order_of_first_use(shards: list[int]) -> None:
-    found = {shard: places.tolist() for shard, places in by_shard(np.array(shards, np.int64))}
+@given(st.lists(st.sampled_from([0, 1, 2, 3, 70_000]), min_size=1, max_size=40))
+def test_samples_are_sorted_by_shard_in_order_of_first_use(shards: list[int]) -> None:
+    found = {shards[places[0]]: places.tolist() for places in by_shard(np.array(shards, np.int64))}
     assert found == {one: [place for place, shard in enumerate(shards) if shard == one] for one in shards}
     assert list(found) == list(dict.fromkeys(shards))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_large_samples_go_straight_to_their_place(tmp_path: Path, workers: int) -> None:
+    columns = {"id": "int", "image": "ndarray:uint8:3,110,100"}
+    with MDSWriter(out=str(tmp_path), columns=columns, size_limit=300_000) as writer:
+        for number in range(40):
+            writer.write({"id": number, "image": np.full((3, 110, 100), number, np.uint8)})
+    read = batches(StreamingDataset(remote=str(tmp_path), shuffle=True), workers)
+    assert sorted(number for batch in read for number in batch["id"].tolist()) == list(range(40))
+    assert all((batch["image"] == batch["id"][:, None, None, None]).all() for batch in read)
 
 
 def test_where_batches_are_pinned_each_comes_alone_and_as_tensors(root: Path) -> None:
