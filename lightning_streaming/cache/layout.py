@@ -22,6 +22,7 @@ RUNTIME_VARIABLE = "LIGHTNING_STREAMING_RUNTIME"
 
 _NAME = "lightning_streaming"
 _LONGEST_READABLE_NAME = 40
+_UNREADABLE = re.compile(r"[^A-Za-z0-9._-]+")
 _NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -36,7 +37,7 @@ def default_cache_directory(remote: str, storage_options: Mapping[str, Any] = _N
         storage_options: How it is opened; the same URL on another endpoint is another dataset.
     """
     last = mask_url(remote).rstrip("/").rpartition("/")[2]
-    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", last).strip(".-")[:_LONGEST_READABLE_NAME] or "dataset"
+    readable = _UNREADABLE.sub("-", last).strip(".-")[:_LONGEST_READABLE_NAME] or "dataset"
     return _cache_root() / f"{readable}-{_digest(location_key(remote, storage_options))}"
 
 

@@ -16,10 +16,10 @@ from lightning_streaming.formats.index_entries import MAX_RAW_BYTES
 from lightning_streaming.formats.index_table import Kind
 
 _TOKEN = re.compile(r'[ \t\n\r]*("(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^ \t\n\r{}\[\]:,"]+)', re.DOTALL)
-_NUMBER = r"(0|[1-9][0-9]{0,17})"
+_NUMBER = re.compile(r"(0|[1-9][0-9]{0,17})")
 # Names that surely stay inside their directory and have a sound length; others are read one by one.
-_NAME = r'"(?=[^"]{1,255}")((?:[A-Za-z0-9_-][A-Za-z0-9._-]*/)*[A-Za-z0-9_-][A-Za-z0-9._-]*)"'
-_TEXT = r'"([ !#-\[\]-~]*)"'
+_NAME = re.compile(r'"(?=[^"]{1,255}")((?:[A-Za-z0-9_-][A-Za-z0-9._-]*/)*[A-Za-z0-9_-][A-Za-z0-9._-]*)"')
+_TEXT = re.compile(r'"([ !#-\[\]-~]*)"')
 _NEXT = r"[ \t\n\r]*,[ \t\n\r]*"
 
 Path = tuple[str, ...]
@@ -55,9 +55,9 @@ def template_of(text: str, number: int, kind: Kind) -> Template | None:
             return None
         if group is None:
             continue
-        if re.fullmatch(group, text[start:stop]) is None:
+        if group.fullmatch(text[start:stop]) is None:
             return None
-        pieces += re.escape(text[done:start]), group
+        pieces += re.escape(text[done:start]), group.pattern
         groups.append(path)
         done = stop
     if wanted:
@@ -110,7 +110,7 @@ def _text_paths(kind: Kind) -> Iterator[Path]:
             yield name, "hashes", one
 
 
-def _wanted(kind: Kind) -> Iterator[tuple[Path, str]]:
+def _wanted(kind: Kind) -> Iterator[tuple[Path, re.Pattern[str]]]:
     yield ("samples",), _NUMBER
     for name in _file_names(kind):
         yield (name, "bytes"), _NUMBER
