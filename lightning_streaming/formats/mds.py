@@ -32,6 +32,7 @@ from lightning_streaming.formats.index import INDEX_VERSION, MAX_RAW_BYTES, Shar
 from lightning_streaming.formats.mapping import map_file
 from lightning_streaming.formats.mds_decoder import SampleDecoder, read_decoder
 from lightning_streaming.formats.offsets import check_lengths, read_offsets, table_bytes
+from lightning_streaming.formats.plain_rows import PlainRows, plain_schema
 
 _COUNT = struct.Struct("<I")
 _OFFSET_PAIR = struct.Struct("<II")
@@ -69,6 +70,8 @@ class MDSReader:
         self._path = join_under(directory, info.raw_data.basename)
         self._num_samples = info.samples
         self._view = map_file(self._path, info.raw_data.bytes)
+        self._schema = plain_schema(info, columns)
+        self._plain: PlainRows | None = None
         self._rows: NDArray[np.void] | None = None
         _check_offsets(self._view, info.samples, self._decoder, self._path)
 
@@ -91,16 +94,27 @@ class MDSReader:
         except FormatError as error:
             raise type(error)(f"{self._path}, sample {index}: {error}") from error
 
+    def plain_rows(self) -> PlainRows | None:
+        """How the first sample lies in its bytes, if it may be plain and all samples have as many; else None."""
+        if self._plain is None and self._schema is not None and self._num_samples:
+            offsets = read_offsets(self._view, self._num_samples, str(self._path))
+            size = int(offsets[1] - offsets[0])
+            if (np.diff(offsets) == size).all():
+                self._plain = self._schema.rows_like(self._view[offsets[0] : offsets[1]])
+            if self._plain is None:
+                self._schema = None
+            else:
+                self._rows = np.ndarray((self._num_samples,), self._plain.row, self._view, int(offsets[0]))
+        return self._plain
+
     def copy_rows(self, indexes: NDArray[np.int64], rows: NDArray[np.void]) -> None:
-        """Copy the bytes of some samples, whose size does not vary.
+        """Copy the bytes of some samples of a shard that has :meth:`plain_rows`.
 
         Args:
             indexes: Which samples, each in [0, len); of shape (samples,).
-            rows: Where to; of shape (samples,), its items of the size of a sample.
+            rows: Where to; of shape (samples,), and the dtype of the plain rows.
         """
-        if self._rows is None:
-            start = len(self._view) - self._num_samples * rows.itemsize
-            self._rows = np.ndarray((self._num_samples,), rows.dtype, self._view, start)
+        assert self._rows is not None, "it has plain rows"
         self._rows.take(indexes, out=rows, mode="clip")  # which writes to its place at once, unlike the other modes
 
     def close(self) -> None:
@@ -108,7 +122,7 @@ class MDSReader:
 
         Only the traceback of a failed decode can hold such a slice for longer.
         """
-        self._rows = None
+        self._schema = self._plain = self._rows = None
         self._view.release()
 
 

@@ -103,6 +103,20 @@ class NdarrayEncoding:
         return array
 
 
+def array_in(encoding: NdarrayEncoding, data: memoryview) -> tuple[np.dtype[Any], int]:
+    """What the values of a payload are to numpy, their shape included, and at which byte of it they start.
+
+    Raises:
+        EncodingError: The payload does not begin as it must.
+    """
+    name, shape, start = encoding.dtype, encoding.shape, 0
+    if name is None:
+        name, start = _read_dtype(data)
+    if shape is None:
+        shape, start = _read_shape(data, start)
+    return np.dtype((_DTYPES[name], shape)), start
+
+
 def parse_ndarray(config: str) -> NdarrayEncoding:
     """Understand what follows ``ndarray:``, for example ``""``, ``"int32"`` or ``"int32:2,3"``.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 from collections import deque
 from collections.abc import Iterator
-from copy import copy
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -28,8 +27,9 @@ def carried(loader: DataLoader[Any], deliveries: Deliveries, link: Link) -> Iter
 
     Where workers live on from pass to pass, it stays the loader's own, and then goes on with what it was first given.
     """
-    twin = copy(loader)
-    vars(twin).update(  # past the loader's own refusal of changes
+    twin = object.__new__(type(loader))
+    vars(twin).update(vars(loader))  # past torch's refusal of changes, and past what a subclass pickles of itself
+    vars(twin).update(
         dataset=deliveries,
         batch_size=None,
         batch_sampler=None,

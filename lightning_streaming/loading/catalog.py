@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, SampleIndexError
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
-from lightning_streaming.formats.plain_rows import PlainRows, plain_rows
+from lightning_streaming.formats.plain_rows import plain_schema
 from lightning_streaming.order.runs import RunLookup
 
 _AT_ONCE = 4096
@@ -81,14 +81,14 @@ class Catalog:
             yield from ((first + place, shard) for place, shard in index.shards.examples())
             first += len(index.shards)
 
-    def plain_rows(self, columns: Sequence[str] | None) -> PlainRows | None:
-        """How any sample lies in its bytes; None unless that is the same in every shard, and what is wanted is plain.
+    def may_be_plain(self, columns: Sequence[str] | None) -> bool:
+        """Whether all shards have the same columns, and these are nothing but numbers and arrays of them.
 
         Args:
             columns: The columns wanted, which every shard has; None for all.
         """
-        kinds = {plain_rows(info, columns) for _, info in self.examples()}
-        return kinds.pop() if len(kinds) == 1 else None
+        schemas = {plain_schema(info, columns) for _, info in self.examples()}
+        return len(schemas) == 1 and None not in schemas
 
     def with_files(self, stream: int, names: Set[str]) -> Iterator[tuple[int, ShardInfo]]:
         """Shards that have files of some names, with their numbers; the others are not made.

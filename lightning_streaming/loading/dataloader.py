@@ -116,6 +116,7 @@ class StreamingDataLoader(DataLoader[Any]):
         self._passes_begun = 0
         self._moved_at = 0
         self._latest: weakref.ref[LoaderPass] | None = None
+        self._end: Cursor | None = None
         self._unclaimed: deque[Cursor] = deque(maxlen=_MOST_UNCLAIMED)
 
     def __len__(self) -> int:
@@ -127,7 +128,7 @@ class StreamingDataLoader(DataLoader[Any]):
 
     def cursor(self) -> Cursor:
         """Where the next batch to be handed out begins."""
-        return self.dataset.cursor()
+        return self.dataset.next_cursor() if self._end is None else self._end
 
     def claim(self) -> Cursor | None:
         """Where the oldest batch ends that was handed out and not claimed yet; None if there is none.
@@ -203,6 +204,7 @@ class StreamingDataLoader(DataLoader[Any]):
         """Begin the next pass: its number, where it starts, what its workers share, and torch's iterator over them."""
         self._latest = weakref.ref(begins)
         self._passes_begun += 1
+        self._end = None
         if self.repeat_epoch:
             self.dataset.seek(Cursor(0, 0))
         start = self.dataset.begin_pass(self._samples_per_batch, self.drop_last)
@@ -237,11 +239,12 @@ class StreamingDataLoader(DataLoader[Any]):
             )
         return number == self._passes_begun
 
-    def hand_out(self, end: Cursor, measures: NDArray[np.int64], wait_ns: int) -> None:
-        """Note that a batch of the current pass, ending at ``end``, is handed out; what it took, and kept waiting."""
+    def hand_out(self, start: PassStart, end: Cursor, measures: NDArray[np.int64], wait_ns: int) -> None:
+        """Note that a batch is handed out of the pass that began at ``start``: where it ends, and what it took."""
         self._tally.add(measures, wait_ns)
-        self.dataset.handed_out(end)
+        self._end = end
         self._unclaimed.append(end)
+        self.dataset.handed_out(start, end)
 
     def _new_link(self) -> Link:
         slots = None if self._is_pinned() else make_slots(self.num_workers, (self.prefetch_factor or 0) + 1)
@@ -258,6 +261,7 @@ class StreamingDataLoader(DataLoader[Any]):
     def _forget_pass(self) -> None:
         self._passes_begun += 1
         self._moved_at = self._passes_begun
+        self._end = None
         self._unclaimed.clear()
 
     def _deal_from(self, cursor: Cursor) -> Deal:
@@ -287,7 +291,11 @@ class LoaderPass(Iterator[Any]):
         if under_way is None or not self._loader.is_current(self._number):
             raise StopIteration
         asked = perf_counter_ns()
-        made = next(under_way.batches, None)
+        try:
+            made = next(under_way.batches, None)
+        except BaseException:
+            self._loader.end(under_way.deliveries)
+            raise
         waited = perf_counter_ns() - asked
         end = next(self._ends, None)
         if made is None or end is None:
@@ -295,7 +303,7 @@ class LoaderPass(Iterator[Any]):
         batch, measures = made
         if self._labels:
             batch = labelled(batch, next(self._keys), self._labels)
-        self._loader.hand_out(end, measures, waited)
+        self._loader.hand_out(under_way.start, end, measures, waited)
         self._under_way = under_way
         return batch
 
@@ -308,7 +316,7 @@ class LoaderPass(Iterator[Any]):
     def _begin(self) -> None:
         loader = self._loader
         self._number, start, link, deliveries = loader.begin_pass(self)
-        self._under_way = _UnderWay(deliveries, in_turn(deliveries, link, loader.num_workers))
+        self._under_way = _UnderWay(start, deliveries, in_turn(deliveries, link, loader.num_workers))
         deal = loader.dataset.epochs.deal(start)
         self._ends = ends_of_batches(deal, start.cursor, loader.drop_last)
         if self._labels:
@@ -316,6 +324,7 @@ class LoaderPass(Iterator[Any]):
 
 
 class _UnderWay(NamedTuple):
+    start: PassStart
     deliveries: Iterator[Delivery]
     """torch's iterator."""
     batches: Iterator[Measured]

@@ -173,7 +173,7 @@ class StreamingDataset(KeyedAccess):
         self._next = Cursor(0, 0)
         self._counter = PassCounter()
         self._assigned: WorkerPass | None = None
-        self._began: Cursor | None = None
+        self._latest: PassStart | None = None
         self._handed_out: Cursor | None = None
         self._reading: WorkerSamples | None = None
 
@@ -204,15 +204,11 @@ class StreamingDataset(KeyedAccess):
         """Where the next pass begins."""
         return self._next.passes_later(self._counter.passes_counted())
 
-    def cursor(self) -> Cursor:
-        """Where the next batch of a loader begins, or, if it has handed out none, its next pass."""
-        return self.next_cursor() if self._handed_out is None else self._handed_out
-
     def seek(self, cursor: Cursor) -> None:
         """Let the next pass begin at ``cursor``; a pass under way goes on undisturbed, and counts no longer."""
         self._next = cursor
         self._counter.reset(cursor)
-        self._began = self._handed_out = self._reading = self._assigned = None
+        self._latest = self._handed_out = self._reading = self._assigned = None
 
     def state_dict(self, num_samples: int | None = None, from_beginning: bool = False) -> dict[str, Any]:
         """The place of the pass under way, or of the next one if none is, as plain values.
@@ -223,9 +219,9 @@ class StreamingDataset(KeyedAccess):
             from_beginning: Whether ``num_samples`` counts from the beginning of the epoch rather than from where the
                 pass began.
         """
-        began, world = self._pass_began(), self.current_world()
-        if num_samples is None and self._handed_out is not None:
+        if num_samples is None and self._handed_out is not None and not self._counter.passes_counted():
             return self.state_at(self._handed_out)
+        began, world = self._pass_began(), self.current_world()
         if num_samples is None:
             num_samples, from_beginning = self._samples_read() * world.num_ranks, False
         began = Cursor(began.epoch, 0) if from_beginning else began
@@ -261,7 +257,7 @@ class StreamingDataset(KeyedAccess):
         self._source.prepare()
         start = self.epochs.start(self.next_cursor(), self.current_world(), batch_size, drop_last)
         self.seek(start.cursor.passes_later(1))
-        self._began = start.cursor
+        self._latest = start
         return start
 
     def worker_pass(self, start: PassStart, worker: int, num_workers: int, *, is_measured: bool = False) -> WorkerPass:
@@ -280,9 +276,10 @@ class StreamingDataset(KeyedAccess):
         """Let the next ``iter`` in this process read this."""
         self._assigned = of_pass
 
-    def handed_out(self, end: Cursor) -> None:
-        """Take note that a loader has handed out this pass up to here."""
-        self._handed_out = end
+    def handed_out(self, start: PassStart, end: Cursor) -> None:
+        """Take note that a loader has handed out a pass up to here; of no meaning if another has begun since."""
+        if start is self._latest:
+            self._handed_out = end
 
     def __iter__(self) -> WorkerSamples:
         """This worker's samples of the next pass, in order."""
@@ -315,7 +312,7 @@ class StreamingDataset(KeyedAccess):
         passes = self._counter.passes_counted()
         if passes:
             return self._next.passes_later(passes - 1)
-        return self._began or self._next
+        return self._next if self._latest is None else self._latest.cursor
 
     def _samples_read(self) -> int:
         """Samples of the pass under way that were taken in this process."""

@@ -9,12 +9,11 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
-from lightning_streaming.formats.plain_rows import PlainRows
 from lightning_streaming.loading.dataset import StreamingDataset
-from lightning_streaming.loading.delivery import Delivery, Table
+from lightning_streaming.loading.delivery import Delivery
 from lightning_streaming.loading.link import Link
 from lightning_streaming.loading.reading import WorkerPass
-from lightning_streaming.loading.tables import read_tables
+from lightning_streaming.loading.tables import Batches, read_tables
 
 Collate = Callable[[list[Any]], Any]
 """Makes a batch of samples."""
@@ -53,8 +52,7 @@ class Deliveries(IterableDataset[Delivery]):
             self._sender.begin_pass()
         start = self._handover.assigned()
         of_pass = self.dataset.worker_pass(start, worker, num_workers, is_measured=True)
-        plain = self._plain_rows(of_pass)
-        made = self._collated(of_pass, start.batch_size) if plain is None else self._cut_out(of_pass, plain)
+        made = self._cut_out(of_pass) if self._may_cut_out(of_pass) else self._collated(of_pass, start.batch_size)
         with closing(made):
             for batches in made:
                 measures = of_pass.meter.end_batches(len(batches))
@@ -62,17 +60,17 @@ class Deliveries(IterableDataset[Delivery]):
                 yield Delivery(worker, sent, measures)
                 of_pass.meter.begin_batch()
 
-    def _plain_rows(self, of_pass: WorkerPass) -> PlainRows | None:
-        """How samples lie in their bytes; None if somebody is to see them as they are decoded."""
+    def _may_cut_out(self, of_pass: WorkerPass) -> bool:
+        """Whether samples may be plain, and nobody is to see them before they are collated."""
         is_untouched = self._collate is default_collate and type(self.dataset).__iter__ is StreamingDataset.__iter__
-        return of_pass.plain_rows() if is_untouched else None
+        return is_untouched and of_pass.may_be_tables()
 
-    def _cut_out(self, of_pass: WorkerPass, plain: PlainRows) -> Generator[Table | list[Any], None, None]:
-        with closing(read_tables(of_pass, plain, drop_last=self._drop_last, one_by_one=self._one_by_one)) as tables:
+    def _cut_out(self, of_pass: WorkerPass) -> Generator[Batches, None, None]:
+        with closing(read_tables(of_pass, drop_last=self._drop_last, one_by_one=self._one_by_one)) as tables:
             for table in tables:
                 yield list(table) if self._one_by_one else table
 
-    def _collated(self, of_pass: WorkerPass, batch_size: int) -> Generator[Table | list[Any], None, None]:
+    def _collated(self, of_pass: WorkerPass, batch_size: int) -> Generator[Batches, None, None]:
         self.dataset.assign(of_pass)
         samples = iter(self.dataset)
         while batch := list(islice(samples, batch_size)):

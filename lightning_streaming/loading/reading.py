@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.formats.plain_rows import PlainRows
 from lightning_streaming.formats.shard import ShardReader
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.last_uses import LastUses
@@ -45,9 +44,9 @@ class WorkerPass:
     watch: SampleWatch | None
     """Is told of each sample; None for no one."""
 
-    def plain_rows(self) -> PlainRows | None:
-        """How any sample lies in its bytes; None if they are not plain, or are looked at one by one."""
-        return self.source.plain_rows() if self.transform is None and self.watch is None else None
+    def may_be_tables(self) -> bool:
+        """Whether samples may be plain, and nobody looks at them one by one."""
+        return self.transform is None and self.watch is None and self.source.may_be_plain()
 
     @contextmanager
     def begun(self) -> Iterator[Reading]:
@@ -133,9 +132,9 @@ class Reading:
             self._prefetcher.moved_on()
 
     def about_to_read(self, batches: int) -> None:
-        """Have what so many more batches need fetched as soon as may be."""
+        """Fetch ahead as if so many more batches had been read: they are about to be, all at once."""
         if self._prefetcher is not None:
-            self._prefetcher.reader_at((self._batches_read + batches) * self.batch_size)
+            self._prefetcher.reader_at((self._batches_read + max(0, batches)) * self.batch_size)
 
     def have_read(self, batches: int) -> None:
         """Take note that so many more batches were read, and are not handed out yet."""

@@ -39,7 +39,7 @@ class WorkerSamples(Iterator[Any]):
 
 
 def _read(of_pass: WorkerPass) -> Generator[Any, None, None]:
-    source, transform, meter, watch = of_pass.source, of_pass.transform, of_pass.meter, of_pass.watch
+    source, transform, watch = of_pass.source, of_pass.transform, of_pass.watch
     with of_pass.begun() as reading:
         readers, latest = source.readers, -1
         for window in reading.windows():
@@ -59,8 +59,6 @@ def _read(of_pass: WorkerPass) -> Generator[Any, None, None]:
                 if events & _BATCH_ENDS:
                     reading.have_read(batches=1)
                 yield sample if transform is None else transform(sample, position)
-                if events & _BATCH_ENDS:
-                    meter.begin_batch()
 
 
 def _rows(window: Window, reading: Reading) -> Iterator[Row]:

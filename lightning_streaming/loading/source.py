@@ -17,7 +17,6 @@ from lightning_streaming.formats.columns import check_columns, check_selection
 from lightning_streaming.formats.encodings import register_encoding, registered_encodings
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.formats.lone_sample import LoneSamples
-from lightning_streaming.formats.plain_rows import PlainRows
 from lightning_streaming.formats.shard import ShardReader, check_shard, open_shard
 from lightning_streaming.loading.ahead import ShardsAhead
 from lightning_streaming.loading.catalog import Catalog
@@ -79,9 +78,9 @@ class SampleSource:
             self._catalog = catalog
         return self._catalog
 
-    def plain_rows(self) -> PlainRows | None:
-        """How any sample lies in its bytes; None unless the columns wanted are plain, and all shards alike."""
-        return self.catalog.plain_rows(self._columns)
+    def may_be_plain(self) -> bool:
+        """Whether all shards are alike, and their samples nothing but numbers and arrays."""
+        return self.catalog.may_be_plain(self._columns)
 
     @property
     def is_remote(self) -> bool:

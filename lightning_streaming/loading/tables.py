@@ -1,37 +1,42 @@
 """A worker's plain samples of one pass, many batches at a time: their bytes are gathered shard by shard.
 
-positions   0   1   2   3   4   5             sorted by shard, each shard is asked once:
-shard       7   2   7   7   2   9             shard 7 -> rows 0 2 3,  2 -> rows 1 4,  9 -> row 5
+sample      0   1   2   3   4   5             sorted by shard, each shard is asked once:
+shard       7   2   7   7   2   9             shard 7 for samples 0 2 3, shard 2 for 1 4, shard 9 for 5
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch.utils.data import default_collate
 
 from lightning_streaming.errors import FormatError, StreamingError
 from lightning_streaming.formats.mds import MDSReader
 from lightning_streaming.formats.plain_rows import PlainRows
+from lightning_streaming.formats.shard import ShardReader
 from lightning_streaming.loading.delivery import Table
 from lightning_streaming.loading.reading import Reading, WorkerPass
+from lightning_streaming.loading.source import SampleSource
 
 _MOST_BYTES = 1 << 20
 """Of the samples gathered at a time, unless one batch has more: what a core's own cache holds."""
-
 _LARGE = 1 << 15
 """Bytes of a sample from which on copying it once more would take longer than asking for it alone."""
 
+Batches = Table | list[Any]
+"""Collated batches that follow each other."""
 
-def read_tables(
-    of_pass: WorkerPass, plain: PlainRows, *, drop_last: bool, one_by_one: bool
-) -> Generator[Table, None, None]:
-    """The worker's samples in order: tables of full batches, the first of one batch, then a table of what is left.
+
+def read_tables(of_pass: WorkerPass, *, drop_last: bool, one_by_one: bool) -> Generator[Batches, None, None]:
+    """The worker's batches in order: tables of full batches, the first of one batch, then what is left.
+
+    Where the samples of a batch turn out not to be alike, that batch comes alone, collated as ever.
 
     Args:
-        of_pass: What to read.
-        plain: How each sample lies in its bytes.
+        of_pass: What to read; its samples may be plain.
         drop_last: Whether to leave out a last batch that is not full.
         one_by_one: Whether each table must be of one batch, rather than of as many as are quick to gather.
 
@@ -40,58 +45,94 @@ def read_tables(
         StorageError: A shard of the next batch could not be fetched.
     """
     with of_pass.begun() as reading:
-        gather = _Gather(plain, reading)
-        most = 1 if one_by_one else max(1, _MOST_BYTES // (reading.batch_size * plain.row_bytes))
-        fewest_samples = reading.batch_size if drop_last else 1
-        batches = 1
+        gather, batch_size = _Gather(of_pass.source, reading), reading.batch_size
+        batches, fewest_samples = 1, batch_size if drop_last else 1
         for window in reading.windows():
             shards, indexes = window.shards, window.indexes
             while len(shards) >= fewest_samples:
-                rows = gather.rows(shards, indexes, batches)
-                shards, indexes = shards[len(rows) :], indexes[len(rows) :]
-                yield _table(plain, rows, reading.batch_size)
-                batches = min(2 * batches, most)
+                # Only what is left at the end fills no batch, and is read alone.
+                samples = min(batches, len(shards) // batch_size) * batch_size or len(shards)
+                reading.about_to_read(samples // batch_size - 1)
+                rows = gather.rows(shards[:samples], indexes[:samples])
+                if rows is None:
+                    samples, batches = min(batch_size, samples), 1
+                    made: Batches = [gather.collated(shards[:samples], indexes[:samples])]
+                else:
+                    samples, made = len(rows.data), _table(rows, batch_size)
+                    most = 1 if one_by_one else _MOST_BYTES // (batch_size * rows.data.itemsize)
+                    batches = max(1, min(2 * batches, most))
+                _let_go(reading, shards[:samples])
+                shards, indexes = shards[samples:], indexes[samples:]
+                yield made
+
+
+class _Rows(NamedTuple):
+    data: NDArray[np.void]
+    """The bytes of some samples."""
+    plain: PlainRows
+    """How each lies in them."""
 
 
 class _Gather:
     """Brings samples together from their shards."""
 
-    def __init__(self, plain: PlainRows, reading: Reading) -> None:
-        self._plain = plain
+    def __init__(self, source: SampleSource, reading: Reading) -> None:
+        self._source = source
         self._reading = reading
-        self._between = np.empty(0, plain.row)
+        self._failed: dict[int, StreamingError] = {}
+        self._between = np.empty(0, np.void)
         """Memory that is used again each time: new memory would cost as much as copying to it."""
 
-    def rows(self, shards: NDArray[np.int64], indexes: NDArray[np.int64], batches: int) -> NDArray[np.void]:
-        """The bytes of the next samples, of at most so many batches."""
-        batch_size = self._reading.batch_size
-        # Only what is left at the end fills no batch, and is read alone.
-        samples = min(batches, len(shards) // batch_size) * batch_size or len(shards)
-        self._reading.about_to_read(samples // batch_size)
-        try:
-            rows = self._read(shards[:samples], indexes[:samples])
-        except FormatError:
-            if samples <= batch_size:
-                raise
-            rows = self._read(shards[:batch_size], indexes[:batch_size])  # the damage may be another batch's
-        self._have_read(shards[: len(rows)])
-        return rows
+    def rows(self, shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> _Rows | None:
+        """The bytes of some samples; where not all can be had, of the batches before the first that cannot.
 
-    def _read(self, shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> NDArray[np.void]:
-        """The bytes of some samples; where not all can be had, of the batches before the first that cannot."""
-        rows = np.empty(len(shards), self._plain.row)
+        Returns:
+            None where the samples do not all lie alike in their bytes.
+        """
+        plain, data = None, np.empty(0, np.void)
         for places in by_shard(shards):
             first = int(places[0])
             try:
-                reader = self._reading.reader(int(shards[first]))
-                assert isinstance(reader, MDSReader), "the one format that has plain samples"
-                self._copy(reader, indexes, rows, places)
+                reader = self._reader(int(shards[first]))
             except StreamingError:
                 in_whole_batches = first // self._reading.batch_size * self._reading.batch_size
-                if not in_whole_batches:
+                if plain is None or not in_whole_batches:
                     raise
-                return rows[:in_whole_batches]
-        return rows
+                data = data[:in_whole_batches]
+                break
+            assert isinstance(reader, MDSReader), "the one format that has plain samples"
+            if plain is None:
+                plain = reader.plain_rows()
+                data = np.empty(len(shards), np.void if plain is None else plain.row)
+            if plain is None or reader.plain_rows() is not plain:
+                return None
+            self._copy(reader, indexes, data, places)
+        assert plain is not None, "there is a sample"
+        return _Rows(data, plain) if plain.are(data) else None
+
+    def collated(self, shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> Any:
+        """A batch of samples decoded one by one.
+
+        Raises:
+            FormatError: One of them is damaged; names the stream and the shard.
+        """
+        samples = []
+        for shard, index in zip(shards.tolist(), indexes.tolist(), strict=True):
+            try:
+                samples.append(self._reader(shard)[index])
+            except FormatError as error:  # noqa: PERF203  as for all samples that are read one by one
+                raise self._source.named(error, shard) from error
+        return default_collate(samples)
+
+    def _reader(self, shard: int) -> ShardReader:
+        """The reader of a shard. One that could not be had is not tried again by the batch that needs it."""
+        if shard in self._failed:
+            raise self._failed[shard]
+        try:
+            return self._reading.reader(shard)
+        except StreamingError as error:
+            self._failed[shard] = error
+            raise
 
     def _copy(
         self, reader: MDSReader, indexes: NDArray[np.int64], rows: NDArray[np.void], places: NDArray[np.int64]
@@ -103,18 +144,11 @@ class _Gather:
             for place in places.tolist():
                 reader.copy_rows(indexes[place : place + 1], rows[place : place + 1])
         else:  # one copy more, which is cheaper than a step of Python for each sample
-            if len(self._between) < len(places):
+            if len(self._between) < len(places) or self._between.dtype != rows.dtype:
                 self._between = np.empty(len(rows), rows.dtype)
             between = self._between[: len(places)]
             reader.copy_rows(indexes[places], between)
             rows[places] = between
-
-    def _have_read(self, shards: NDArray[np.int64]) -> None:
-        are_last = self._reading.last_uses(shards)
-        if are_last is not None:
-            for shard in np.unique(shards[are_last]).tolist():
-                self._reading.let_go(shard)
-        self._reading.have_read(len(shards) // self._reading.batch_size)
 
 
 def by_shard(shards: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
@@ -134,7 +168,16 @@ def by_shard(shards: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         yield order[start:stop]
 
 
-def _table(plain: PlainRows, rows: NDArray[np.void], batch_size: int) -> Table:
-    size = min(batch_size, len(rows))
-    columns = plain.columns_of(rows).items()
+def _let_go(reading: Reading, shards: NDArray[np.int64]) -> None:
+    """Say that these samples, the next ones, were read."""
+    are_last = reading.last_uses(shards)
+    if are_last is not None:
+        for shard in np.unique(shards[are_last]).tolist():
+            reading.let_go(shard)
+    reading.have_read(len(shards) // reading.batch_size)
+
+
+def _table(rows: _Rows, batch_size: int) -> Table:
+    size = min(batch_size, len(rows.data))
+    columns = rows.plain.columns_of(rows.data).items()
     return Table({name: values.reshape(-1, size, *values.shape[1:]) for name, values in columns})

@@ -279,3 +279,46 @@ def test_a_closed_loader_gives_up_its_pass_and_can_begin_another(root: Path, wor
     loader.close()
     assert next(iterator, None) is None
     assert len(ids(loader)) == 8
+
+
+class _NotPickled(StreamingDataLoader):
+    """A loader of a user's, which cannot be pickled whole."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        del state["generator"]
+        return state
+
+
+@WORKERS
+def test_what_a_subclass_pickles_of_itself_is_its_own_affair(root: Path, workers: int) -> None:
+    loader = _NotPickled(make_dataset(root), batch_size=4, num_workers=workers)
+    assert len(ids(loader)) == 8
+    loader.close()
+
+
+@WORKERS
+def test_a_look_at_the_data_by_others_leaves_the_place_of_a_loader(root: Path, workers: int) -> None:
+    loader = make_loader(root, batch_size=4, workers=workers)
+    under_way = iter(loader)
+    for _ in range(3):
+        next(under_way)
+    place = loader.state_dict()
+    other = StreamingDataLoader(loader.dataset, batch_size=4)
+    next(iter(other))
+    assert loader.state_dict() == place
+    next(iter(loader.dataset))
+    assert loader.state_dict() == place
+    loader.close()
+
+
+def test_a_dataset_knows_where_its_loader_is_until_it_is_moved(root: Path) -> None:
+    loader = make_loader(root, batch_size=4)
+    under_way = iter(loader)
+    for _ in range(3):
+        next(under_way)
+    saved = loader.dataset.state_dict()
+    assert saved == loader.state_dict()
+    loader.dataset.load_state_dict({**saved, "sample_in_epoch": 4})
+    next(under_way)
+    assert loader.dataset.state_dict()["sample_in_epoch"] == 4

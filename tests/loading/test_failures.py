@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 from collections.abc import Callable
@@ -21,13 +22,14 @@ from lightning_streaming.errors import (
     ObjectNotFoundError,
     ShardCorruptError,
     StateMismatchError,
+    StreamingError,
 )
 from lightning_streaming.loading import epochs
 from lightning_streaming.order.draw import Order, draw_order
 from lightning_streaming.order.settings import OrderSettings
 from lightning_streaming.order.shape import DatasetShape
 from tests.helpers import ids, make_loader, raises, write_dataset
-from tests.loading.processes import wait_until
+from tests.loading.processes import children, wait_until
 from tests.servers import HttpStore, S3Store
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -246,3 +248,41 @@ def test_a_state_of_another_dataset_fails_before_the_first_batch(tmp_path: Path)
     loader.load_state_dict(make_loader(write_dataset(tmp_path / "a", 30)).state_dict())
     with raises(StateMismatchError, "streams.0.samples        30                  31"):
         next(iter(loader))
+
+
+@pytest.mark.parametrize("fault", ["corrupt", "status"])
+def test_plain_samples_ask_no_more_often_for_a_shard_that_fails(
+    http_store: HttpStore, tmp_path: Path, fault: str
+) -> None:
+    write_dataset(http_store.root, 60, hashes=["sha1"])
+    http_store.fail("shard.00003", fault)
+    asked = []
+    for name, transform in (("plain", None), ("decoded", dict)):
+        before = len(http_store.log())
+        stream = Stream(remote=http_store.url, local=str(tmp_path / name), download_retry=1)
+        loader = make_loader(streams={"a": stream}, batch_size=4, shuffle=False, transform=transform)
+        with pytest.raises(StreamingError):
+            list(loader)
+        loader.close()
+        asked.append(sum("shard.00003" in one.name for one in http_store.log()[before:]))
+    assert asked[0] == asked[1]
+
+
+def test_a_pass_that_fails_ends_its_workers(tmp_path: Path) -> None:
+    write_dataset(tmp_path)
+    loader = make_loader(tmp_path, workers=2, batch_size=2, transform=_fails_late)
+    under_way, others = iter(loader), children()
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(ValueError, match="late"):
+            list(under_way)
+        assert children() <= others
+    finally:
+        gc.enable()
+
+
+def _fails_late(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["id"] == 20:
+        raise ValueError("late")
+    return sample

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset
-from lightning_streaming.errors import ConfigError, ObjectNotFoundError, ShardCorruptError
+from lightning_streaming.errors import ConfigError, ObjectNotFoundError
 from lightning_streaming.formats.mds import MDSReader
 from lightning_streaming.loading.cursor import Handover
 from lightning_streaming.loading.deliveries import Deliveries
@@ -164,23 +164,44 @@ def test_a_batch_may_be_changed_while_another_is_needed(root: Path) -> None:
     assert second["box"].untyped_storage().nbytes() == 8 * 4 * 8
 
 
-def test_damage_is_told_of_where_it_is_met(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    copy_rows = MDSReader.copy_rows
+def test_arrays_of_any_shape_are_a_table_as_long_as_they_are_alike(tmp_path: Path, rows_taken: list[int]) -> None:
+    root = write(tmp_path / "free", {"id": "int", "tokens": "ndarray:uint16", "box": "ndarray", "share": "float32"})
+    quick = batches(StreamingDataset(remote=str(root), shuffle=True))
+    assert len(rows_taken) == SAMPLES
+    assert same(quick, batches(StreamingDataset(remote=str(root), shuffle=True, transform=Identity())))
 
-    def damaged(reader: MDSReader, indexes: NDArray[np.int64], rows: NDArray[np.void]) -> None:
-        if "00003" in str(reader._path):
-            raise ShardCorruptError("damaged")
-        copy_rows(reader, indexes, rows)
 
-    dataset = StreamingDataset(remote=str(root))
-    before = sum(dataset.catalog.samples_per_shard[:3])
-    monkeypatch.setattr(MDSReader, "copy_rows", damaged)
-    loader = StreamingDataLoader(dataset, batch_size=2)
-    seen: list[int] = []
-    with pytest.raises(ShardCorruptError, match="damaged"):
-        seen.extend(number for batch in loader for number in batch["id"].tolist())
-    assert seen == list(range(before - before % 2))
-    assert loader.state_dict()["sample_in_epoch"] == before - before % 2
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_batches_whose_arrays_differ_from_those_of_others_come_all_the_same(
+    tmp_path: Path, workers: int, drop_last: bool
+) -> None:
+    with MDSWriter(out=str(tmp_path), columns={"id": "int", "x": "ndarray:int32"}, size_limit=400) as writer:
+        for number in range(100):
+            shape = (number // 8 % 3 + 1, 2) if number < 56 else (2, 3) if number < 80 else (3, 2)
+            writer.write({"id": number, "x": np.full(shape, number, np.int32)})
+    quick = batches(StreamingDataset(remote=str(tmp_path)), workers, drop_last=drop_last)
+    one_by_one = StreamingDataset(remote=str(tmp_path), transform=Identity())
+    assert same(quick, batches(one_by_one, workers, drop_last=drop_last))
+    assert len(quick) == (12 if drop_last else 13)
+
+
+def test_a_batch_of_arrays_that_differ_cannot_be_collated(tmp_path: Path) -> None:
+    with MDSWriter(out=str(tmp_path), columns={"x": "ndarray:int32"}) as writer:
+        for number in range(16):
+            writer.write({"x": np.zeros(2 if number < 10 else 3, np.int32)})
+    loader = StreamingDataLoader(StreamingDataset(remote=str(tmp_path)), batch_size=8)
+    under_way = iter(loader)
+    assert next(under_way)["x"].shape == (8, 2)
+    with pytest.raises(RuntimeError, match="equal size"):
+        next(under_way)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_values_are_aligned(root: Path, batch_size: int) -> None:
+    loader = StreamingDataLoader(StreamingDataset(remote=str(root), shuffle=True), batch_size=batch_size)
+    for batch in loader:
+        assert all(values.numpy().flags.aligned for values in batch.values())
 
 
 @pytest.mark.parametrize("workers", [0, 2])
