@@ -25,7 +25,7 @@ class Rows(Dataset[Sample]):
     def __getitem__(self, place: int) -> Sample:
         row = self.rows[place]
         if row.dtype.names:
-            return dict(zip(row.dtype.names, row.item(), strict=True))
+            return {name: row[name] for name in row.dtype.names}
         return {self.column: row.tobytes() if self.is_bytes else np.array(row)}
 
 
