@@ -90,7 +90,7 @@ class MDSReader:
             raise SampleIndexError(f"{self._path} has {self._num_samples} samples, but sample {index} was asked for")
         start, stop = _OFFSET_PAIR.unpack_from(self._view, 4 + 4 * index)
         try:
-            return self._decoder.decode(self._view[start:stop])
+            return self._decoder.decode(self._view, start, stop)
         except FormatError as error:
             raise type(error)(f"{self._path}, sample {index}: {error}") from error
 

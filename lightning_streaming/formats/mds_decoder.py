@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -23,13 +23,11 @@ from lightning_streaming.formats.scalars import IntEncoding, NumpyFloatEncoding,
 
 _NUMBERS = (IntEncoding, NumpyIntegerEncoding, NumpyFloatEncoding)
 
-_Decode = Callable[[memoryview], Any]
-
-_Piece = tuple[str, tuple[str, ...], _Decode | None, int | None]
+_Piece = tuple[str, tuple[str, ...], Any, int | None]
 """A column; or a run of columns, numbers of one type that follow each other, which are read at once.
 
-Its name, or that of the run's first; the names in the run, none where it is one column; what gives the column's value,
-or the values of the run, None if it is not wanted; and its bytes, None if they vary.
+Its name, or that of the run's first; the names in the run, none where it is one column; what decodes it (a column's
+``Encoding.decode``, a run's ``DecodeMany``), None if it is not wanted; and its bytes, None if they vary.
 """
 
 
@@ -44,36 +42,42 @@ class SampleDecoder:
     pieces: tuple[_Piece, ...]
     """All columns in the order in which they are stored, up to the last that is wanted."""
 
-    def decode(self, data: memoryview) -> dict[str, Any]:
+    def decode(self, data: memoryview, start: int = 0, stop: int | None = None) -> dict[str, Any]:
         """Turn the bytes of a sample into its wanted columns.
+
+        Args:
+            data: What holds the sample.
+            start: Where the sample starts in it.
+            stop: Where the sample ends, within ``data``; None where that ends.
 
         Raises:
             ShardCorruptError: The sizes in the bytes do not add up to their length.
             EncodingError: A payload is not one of its column's encoding.
         """
         sample: dict[str, Any] = {}
-        start, name = self.header.size, ""
-        varying = iter(self._varying_sizes(data) if start or len(data) != self.smallest_bytes else ())
+        length, name = (len(data) if stop is None else stop) - start, ""
+        head = self.header.size
+        varying = iter(self._varying_sizes(data, start, length) if head or length != self.smallest_bytes else ())
+        start += head
         try:
             for name, run, decode, size in self.pieces:
-                stop = start + (next(varying) if size is None else size)
-                if decode is not None:
-                    if run:
-                        sample.update(zip(run, decode(data[start:stop]), strict=False))
-                    else:
-                        sample[name] = decode(data[start:stop])
-                start = stop
+                end = start + (next(varying) if size is None else size)
+                if run:
+                    sample.update(zip(run, decode(data, start)))  # noqa: B905  # it gives as many
+                elif decode is not None:
+                    sample[name] = decode(data[start:end])
+                start = end
         except EncodingError as error:
             raise EncodingError(f"column {name!r}: {error}") from error
         return sample
 
-    def _varying_sizes(self, data: memoryview) -> Sequence[int]:
-        if len(data) < self.smallest_bytes:
-            raise ShardCorruptError(f"expected at least {self.smallest_bytes} bytes, but found {len(data)}")
-        varying = self.header.unpack_from(data)
+    def _varying_sizes(self, data: memoryview, start: int, length: int) -> Sequence[int]:
+        if length < self.smallest_bytes:
+            raise ShardCorruptError(f"expected at least {self.smallest_bytes} bytes, but found {length}")
+        varying = self.header.unpack_from(data, start)
         expected = self.smallest_bytes + sum(varying)
-        if expected != len(data):
-            raise ShardCorruptError(f"expected {expected} bytes by the column sizes, but found {len(data)}")
+        if expected != length:
+            raise ShardCorruptError(f"expected {expected} bytes by the column sizes, but found {length}")
         return varying
 
 

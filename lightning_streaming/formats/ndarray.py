@@ -46,6 +46,8 @@ _NAME_OF_DTYPE = {
 """By a dtype of either byte order. numpy works ``dtype.name`` out anew each time, which takes longer than the rest."""
 _DIM_DTYPES = ("<u1", "<u2", "<u4", "<u8")
 _MOST_DIMS = 63  # six bits of the shape header
+Layout = tuple[tuple[int, ...], np.dtype[Any], int]
+"""Of a payload: the shape of the values, their dtype, and where they start."""
 _SHAPE_TEXT = re.compile(r"[1-9]\d{0,18}(,[1-9]\d{0,18})*", re.ASCII)
 
 
@@ -60,12 +62,16 @@ class NdarrayEncoding:
 
     size: int | None = field(init=False, repr=False)
     """Bytes of every payload; None where they vary."""
+    _layout: Layout | None = field(init=False, repr=False, compare=False)
+    """How every payload lies; None where that varies."""
 
     def __post_init__(self) -> None:
-        size = None
+        size = layout = None
         if self.dtype is not None and self.shape is not None:
+            layout = self.shape, _DTYPES[self.dtype], 0
             size = math.prod(self.shape) * _DTYPES[self.dtype].itemsize
-        object.__setattr__(self, "size", size)  # worked out once: it is looked at for each array
+        object.__setattr__(self, "size", size)  # worked out once: both are looked at for each array
+        object.__setattr__(self, "_layout", layout)
 
     def encode(self, value: Any) -> bytes:
         return b"".join(self.parts(value))
@@ -86,6 +92,20 @@ class NdarrayEncoding:
         return head, np.ascontiguousarray(value, dtype)
 
     def decode(self, data: bytes | memoryview) -> NDArray[Any]:
+        layout = self._layout
+        shape, dtype, start = layout if layout and len(data) == self.size else self.read_layout(data)
+        try:
+            array: NDArray[Any] = np.ndarray(shape, dtype, data, start).copy()
+        except ValueError as error:  # numpy 1 stops at 32 dimensions
+            raise EncodingError(f"numpy cannot hold shape {shape}: {error}") from None
+        return array
+
+    def read_layout(self, data: bytes | memoryview) -> Layout:
+        """How the values of a payload lie in it.
+
+        Raises:
+            EncodingError: It does not begin as it must, or does not have as many bytes as that takes.
+        """
         name, shape, start = self.dtype, self.shape, 0
         if name is None:
             name, start = _read_dtype(data)
@@ -96,25 +116,7 @@ class NdarrayEncoding:
             raise EncodingError(
                 f"expected {expected} bytes for {name} values of shape {shape}, but found {len(data) - start}"
             )
-        try:
-            array: NDArray[Any] = np.ndarray(shape, _DTYPES[name], data, start).copy()
-        except ValueError as error:  # numpy 1 stops at 32 dimensions
-            raise EncodingError(f"numpy cannot hold shape {shape}: {error}") from None
-        return array
-
-
-def array_in(encoding: NdarrayEncoding, data: memoryview) -> tuple[np.dtype[Any], int]:
-    """What the values of a payload are to numpy, their shape included, and at which byte of it they start.
-
-    Raises:
-        EncodingError: The payload does not begin as it must.
-    """
-    name, shape, start = encoding.dtype, encoding.shape, 0
-    if name is None:
-        name, start = _read_dtype(data)
-    if shape is None:
-        shape, start = _read_shape(data, start)
-    return np.dtype((_DTYPES[name], shape)), start
+        return shape, _DTYPES[name], start
 
 
 def parse_ndarray(config: str) -> NdarrayEncoding:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import ConfigError, EncodingError, MissingDependencyError
 from lightning_streaming.formats.encodings import Encoding, encoding
 from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.formats.ndarray import NdarrayEncoding, array_in
+from lightning_streaming.formats.ndarray import NdarrayEncoding
 from lightning_streaming.formats.scalars import IntEncoding, NumpyFloatEncoding, NumpyIntegerEncoding
 
 _NUMBERS = (IntEncoding, NumpyIntegerEncoding, NumpyFloatEncoding)
@@ -136,7 +136,8 @@ def _plain_encoding(name: str) -> Encoding | None:
 def _values(its_encoding: Encoding, payload: memoryview) -> tuple[np.dtype[Any], int]:
     """What the values of a payload are to numpy, and at which byte of it they start."""
     if isinstance(its_encoding, NdarrayEncoding):
-        return array_in(its_encoding, payload)
+        shape, dtype, start = its_encoding.read_layout(payload)
+        return np.dtype((dtype, shape)), start
     if isinstance(its_encoding, IntEncoding):
         return np.dtype("<i8"), 0
     assert isinstance(its_encoding, (NumpyIntegerEncoding, NumpyFloatEncoding)), "what _plain_encoding lets through"

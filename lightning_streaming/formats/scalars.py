@@ -19,8 +19,8 @@ _IS_LITTLE_ENDIAN = sys.byteorder == "little"
 _INT = struct.Struct("<q")
 _JSON_DECODER = json.JSONDecoder()
 
-DecodeMany = Callable[[memoryview], Iterable[Any]]
-"""Gives the numbers of payloads that follow each other."""
+DecodeMany = Callable[[memoryview, int], Iterable[Any]]
+"""Gives the numbers of payloads that follow each other: (bytes, where the first payload starts in them)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class IntEncoding:
 
     def decoder_of(self, count: int) -> DecodeMany:
         """What decodes so many payloads that follow each other."""
-        return struct.Struct(f"<{count}q").unpack
+        return struct.Struct(f"<{count}q").unpack_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +101,9 @@ class NumpyIntegerEncoding:
             check_length(data, self.size)
         return np.frombuffer(data, self.dtype)[0]
 
-    def decoder_of(self, _count: int) -> DecodeMany:
+    def decoder_of(self, count: int) -> DecodeMany:
         """What decodes so many payloads that follow each other."""
-        return _numpy_numbers(self.dtype)
+        return _numpy_numbers(self.dtype, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +133,9 @@ class NumpyFloatEncoding:
             check_length(data, self.size)
         return np.frombuffer(data, self.dtype)[0]
 
-    def decoder_of(self, _count: int) -> DecodeMany:
+    def decoder_of(self, count: int) -> DecodeMany:
         """What decodes so many payloads that follow each other."""
-        return _numpy_numbers(self.dtype)
+        return _numpy_numbers(self.dtype, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +180,9 @@ class JsonEncoding:
             raise EncodingError(f"expected JSON, but found {brief(data)} ({error})") from None
 
 
-def _numpy_numbers(dtype: np.dtype[Any]) -> DecodeMany:
-    return lambda data: np.frombuffer(data, dtype).flat  # which makes numbers quicker than the array itself
+def _numpy_numbers(dtype: np.dtype[Any], count: int) -> DecodeMany:
+    read = np.frombuffer
+    return lambda data, start: read(data, dtype, count, start).flat  # makes numbers quicker than the array itself
 
 
 def _read_json(text: str) -> Any:

@@ -54,11 +54,8 @@ class Catalog:
         self.stream_of_shard: NDArray[np.int64] = np.repeat(np.arange(len(indexes)), self.shards_per_stream)
         self._runs = RunLookup(np.cumsum(self.samples_per_shard))
         self.shards: Sequence[ShardInfo] = AllShards(self.indexes)
-
-    @cached_property
-    def num_samples(self) -> int:
+        self.num_samples = sum(self.samples_per_stream)
         """Samples of all streams together, before weighting."""
-        return sum(self.samples_per_stream)
 
     @cached_property
     def first_sample_of_shard(self) -> NDArray[np.int64]:

@@ -56,6 +56,8 @@ class ShardAccess(IterableDataset[Any]):
             SampleIndexError: An id is out of range.
             ConfigError: The index is of another type.
         """
+        if type(index) is int:  # told soonest, as most are
+            return self.get_item(index)
         if isinstance(index, (int, np.integer)):
             return self.get_item(int(index))
         if isinstance(index, slice):

@@ -162,13 +162,14 @@ class SampleSource:
             FormatError: The shard or the sample is damaged; names the stream and the shard.
             StorageError: The shard could not be fetched.
         """
-        reader = self._open.readers.get(shard)
+        readers = self._open.readers
+        reader = readers.get(shard)
         if reader is None:
             if alone and (found := self._read_alone(shard, index)) is not None:
                 return found
             reader = self.open(shard, retry)
         else:
-            self._open.readers.move_to_end(shard)
+            readers.move_to_end(shard)
         try:
             sample = reader[index]
         except FormatError as error:

@@ -29,6 +29,10 @@ class RunLookup:
         wanted = max(2 * len(stops), _FEWEST_BUCKETS)
         self._bucket_bits = max((total // wanted).bit_length() - 1, 0)
         self._guide = _guide(stops, total, self._bucket_bits)
+        self._stop_view, self._guide_view = self.stops.data, self._guide.data  # views give single numbers sooner
+
+    def __reduce__(self) -> tuple[type[RunLookup], tuple[NDArray[np.int64]]]:
+        return RunLookup, (self.stops,)  # views cannot be sent to another process
 
     def __len__(self) -> int:
         """Places in all runs."""
@@ -56,10 +60,10 @@ class RunLookup:
         Args:
             place: In ``[0, len(self))``.
         """
-        stop_of, run = self.stops.item, self._guide.item(place >> self._bucket_bits)
-        if place >= stop_of(run):
-            run = bisect_right(self.stops.data, place, run + 1)  # a view gives single numbers sooner
-        return run, place - (stop_of(run - 1) if run else 0)
+        stops, run = self._stop_view, self._guide_view[place >> self._bucket_bits]
+        if place >= stops[run]:
+            run = bisect_right(stops, place, run + 1)
+        return run, place - (stops[run - 1] if run else 0)
 
 
 def _guide(stops: NDArray[np.int64], total: int, bucket_bits: int) -> NDArray[np.int32]:

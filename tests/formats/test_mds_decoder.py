@@ -141,3 +141,18 @@ def test_the_column_of_a_wrong_payload_is_named(columns: dict[str, str]) -> None
 def test_columns_that_cannot_be_are_refused(names: Any, encoding_names: Any, sizes: Any, words: str) -> None:
     with pytest.raises(IndexFormatError, match=words):
         read_decoder(shard_info(b"", schema=schema(names, encoding_names, sizes)), allow_unsafe_types=False)
+
+
+@pytest.mark.parametrize(
+    "columns", [COLUMNS, {"a": "uint8", "b": "uint8"}, {"a": "ndarray:uint8:2"}], ids=["varying", "run", "array"]
+)
+def test_a_sample_amid_other_bytes_is_read(columns: dict[str, str]) -> None:
+    sample: dict[str, Any] = {name: SAMPLE[name] if columns is COLUMNS else 7 for name in columns}
+    if columns["a"].startswith("ndarray"):
+        sample = {"a": np.array([1, 2], np.uint8)}
+    encoded = bytes(encode(columns, sample))
+    amid = memoryview(b"###" + encoded + b"##")
+    found = decoder(columns).decode(amid, 3, 3 + len(encoded))
+    assert {name: np.array_equal(value, sample[name]) for name, value in found.items()} == dict.fromkeys(columns, True)
+    with pytest.raises(ShardCorruptError, match="found"):
+        decoder(columns).decode(amid, 3, len(amid))

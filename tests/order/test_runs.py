@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -57,3 +59,8 @@ def test_far_places_are_found(sizes: list[int], data: st.DataObject) -> None:
     assert [RunLookup(stops).find_one(border)[0] for border in borders[:500].tolist()] == [
         *np.searchsorted(stops, borders[:500], side="right")
     ]
+
+
+def test_a_lookup_goes_to_another_process() -> None:
+    lookup = pickle.loads(pickle.dumps(RunLookup(np.array([4, 5, 12]))))
+    assert [lookup.find_one(place) for place in (0, 4, 11)] == [(0, 0), (1, 0), (2, 6)]
