@@ -1,7 +1,9 @@
 """A worker's plain samples of one pass, many batches at a time: their bytes are gathered shard by shard.
 
-sample      0   1   2   3   4   5             sorted by shard, each shard is asked once:
-shard       7   2   7   7   2   9             shard 7 for samples 0 2 3, shard 2 for 1 4, shard 9 for 5
+    sample      0   1   2   3   4   5             sorted by shard, each shard is asked once:
+    shard       7   2   7   7   2   9             shard 7 for samples 0 2 3, shard 2 for 1 4, shard 9 for 5
+
+Then the columns are cut out of the bytes of all of them together.
 """
 
 from __future__ import annotations
@@ -118,8 +120,9 @@ class _Gather:
         """
         samples = []
         for shard, index in zip(shards.tolist(), indexes.tolist(), strict=True):
+            reader = self._reader(shard)
             try:
-                samples.append(self._reader(shard)[index])
+                samples.append(reader[index])
             except FormatError as error:  # noqa: PERF203  as for all samples that are read one by one
                 raise self._source.named(error, shard) from error
         return default_collate(samples)
