@@ -75,7 +75,7 @@ class Handover:
 
     def assigned(self) -> PassStart:
         """The pass that was assigned last."""
-        words = [int(word) for word in self._words]
+        words: list[int] = self._words.tolist()  # at once: each number by itself is a tensor first
         runs = zip(words[self._PLAIN :: 2], words[self._PLAIN + 1 :: 2], strict=True)
         return PassStart(
             cursor=Cursor(words[0], words[1]),
