@@ -40,7 +40,7 @@ bench-peers: $(READY) $(PEERS_READY)  ## The same beside other libraries, in .ve
 	$(BIN)/python -m benchmarks.reading --peers $(PEERS)
 
 clean:  ## Remove the environments and everything the targets above made
-	rm -rf $(VENV) $(LOWEST) $(PEERS_VENV) build/bench_reading.json demo_output .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(PEERS_VENV) build/bench_reading.json build/reading_*.png demo_output .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

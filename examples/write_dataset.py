@@ -89,8 +89,10 @@ def write_blocks(files: Iterable[Path], out: Path, *, most: int, first_id: int =
 
 
 def show_progress(out: Path, written: int, end: str = "") -> None:
-    """Print how far writing has come, over the line before."""
-    print(f"\r  {out}: {written} samples of {BLOCK} bytes", end=end, flush=True)
+    """Print how far writing has come: over the line before on a terminal, else only where it ends."""
+    back = "\r" if sys.stdout.isatty() else ""
+    if back or end:
+        print(f"{back}  {out}: {written} samples of {BLOCK} bytes", end=end, flush=True)
 
 
 def main() -> None:

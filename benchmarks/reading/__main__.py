@@ -16,7 +16,8 @@ system, how many times better ours is: the median of the rounds' ratios.
 machine can do: the rows gathered by ``numpy.take`` from an array in memory into a new one for each batch, and blobs
 copied one by one. A rate is of whole epochs, the starts of their workers included.
 
-Prints Markdown tables, and writes the JSON of every turn and plots (with the ``plot`` extra).
+Prints Markdown tables, and writes under build/ the JSON of every turn and plots (with the ``plot`` extra); those that
+the documents show are drawn with --plots docs/img.
 """
 
 from __future__ import annotations
@@ -34,53 +35,11 @@ from pathlib import Path
 from benchmarks.reading.crew import Crew
 from benchmarks.reading.hot_spots import show_hot_spots
 from benchmarks.reading.machine import machine
+from benchmarks.reading.options import check_samples, parser
 from benchmarks.reading.report import Run, save, tables
 from benchmarks.reading.rounds import Result, measure
-from benchmarks.reading.suite import NAMES, SUITE, Measurement, Sizes, cases, chosen
+from benchmarks.reading.suite import SUITE, Measurement, Sizes, cases, chosen
 from benchmarks.reading.systems import SYSTEMS
-from benchmarks.reading.works import WORKS
-
-
-def sized(text: str) -> tuple[str, int]:
-    """What ``work=number`` says."""
-    name, _, number = text.partition("=")
-    if name not in WORKS or not number.isdigit() or not int(number):
-        raise argparse.ArgumentTypeError(f"{text!r} is not like tokens=1000; there are {', '.join(WORKS)}")
-    return name, int(number)
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(
-        prog="python -m benchmarks.reading",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    made.add_argument("--peers", help="Python of an environment with mosaicml-streaming, litdata or both")
-    made.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help=", ".join(NAMES))
-    made.add_argument("--rounds", type=int, default=5, help="turns of each system (5)")
-    made.add_argument("--epochs", type=int, default=10, help="over which memory is looked at (10)")
-    made.add_argument("--seconds", type=float, default=0.5, help="least time of a turn; whole epochs are read (0.5)")
-    made.add_argument("--batch-sizes", type=int, nargs="+", default=[32, 256], help="32 256")
-    made.add_argument("--workers", type=int, default=2, help="where there are workers (2)")
-    made.add_argument("--samples", type=sized, nargs="+", default=[], metavar="WORK=N", help="samples in a dataset")
-    made.add_argument(
-        "--size",
-        type=sized,
-        nargs="+",
-        default=[],
-        metavar="WORK=N",
-        help="of a sample: tokens, floats of a record, bytes of a blob, characters of a text, pixels of a side",
-    )
-    made.add_argument(
-        "--directory", type=Path, default=Path(tempfile.gettempdir()), help="where data is put; 1 GB for each system"
-    )
-    made.add_argument("--json", type=Path, default=Path("build/bench_reading.json"), help="what was measured")
-    made.add_argument("--plots", type=Path, default=Path("docs/img"), help="directory for reading_*.png")
-    made.add_argument(
-        "--profile", choices=WORKS, help="show where ours spends an epoch's time, and measure nothing else"
-    )
-    return made
 
 
 def say(line: str) -> None:
@@ -116,24 +75,34 @@ def progress(one: Result) -> str:
     )
 
 
+def sizes_in(root: str, options: argparse.Namespace) -> Sizes:
+    """How large things are, as the command line says."""
+    return Sizes(
+        root=root,
+        samples=dict(options.samples),
+        size=dict(options.size),
+        batch_sizes=tuple(options.batch_sizes),
+        workers=options.workers,
+        seconds=options.seconds,
+    )
+
+
 def main() -> None:
     """Measure, or profile."""
-    options = parser().parse_args()
+    made = parser(__doc__ or "")
+    options = made.parse_args()
     if options.peers and shutil.which(options.peers) is None:
-        parser().error(f"--peers: there is no {options.peers}")
+        made.error(f"--peers: there is no {options.peers}")
     measurements = chosen(options.only)
     if importlib.util.find_spec("PIL") is None and "jpeg" in options.only:
         measurements = [one for one in measurements if one.work != "jpeg"]
         say("jpeg is left out: it needs Pillow, pip install 'lightning-streaming[images]'")
+    try:
+        check_samples(measurements, sizes_in("", options))
+    except ValueError as error:
+        made.error(str(error))
     with tempfile.TemporaryDirectory(dir=options.directory, prefix="bench-reading-") as scratch:
-        sizes = Sizes(
-            root=scratch,
-            samples=dict(options.samples),
-            size=dict(options.size),
-            batch_sizes=tuple(options.batch_sizes),
-            workers=options.workers,
-            seconds=options.seconds,
-        )
+        sizes = sizes_in(scratch, options)
         if options.profile:
             show_hot_spots(next(cases(next(one for one in SUITE if one.work == options.profile), sizes)))
             return

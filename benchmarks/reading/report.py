@@ -93,7 +93,7 @@ def _compared(results: Sequence[Result], unit: str, shown: Any) -> str:
     seen = {system for one in results for system in (*one.turns, *one.failed)}
     others = [system for system in SYSTEMS if system in seen - {"ours"}]
     resumes = any(AT_BEGINNING in turn for one in results for turn in one.turns["ours"])
-    head = ["", "workers", "batch", f"ours, {unit}", *(SYSTEMS[other].title for other in others)]
+    head = ["", "workers", "batch", f"ours, {unit}", *map(_heading, others)]
     head += (["at 0 %"] if resumes else []) + ["wanted"]
     lines = [head, ["---", *["--:"] * (len(head) - 2), "---"]]
     for one in results:
@@ -101,6 +101,11 @@ def _compared(results: Sequence[Result], unit: str, shown: Any) -> str:
         cells += [_times(one, other) for other in others] + ([_beside_start(one)] if resumes else [])
         lines.append([*cells, one.measurement.wanted])
     return _table(lines)
+
+
+def _heading(other: str) -> str:
+    """Beside ours, a system shows how many times better ours is; a limit, how much of it ours reaches."""
+    return f"of {SYSTEMS[other].title}" if SYSTEMS[other].is_limit else SYSTEMS[other].title
 
 
 def _times(one: Result, other: str) -> str:

@@ -152,8 +152,8 @@ class IndexCache:
                 return found
         except FileNotFoundError:
             raise ObjectNotFoundError(
-                f"{path} does not exist, and no remote was given to fetch it from; "
-                f"{path.parent} is read in place, so correct the path or give a remote and a local directory"
+                f"there is no dataset at {path.parent}: {path} does not exist; correct the path, or, if this directory "
+                "is to be filled from elsewhere, give that as remote and this as local"
             ) from None
 
     def _may_write(self) -> bool:

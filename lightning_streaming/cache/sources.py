@@ -101,8 +101,8 @@ class InPlaceSource:
 
     def _missing(self, path: Path) -> ObjectNotFoundError:
         return ObjectNotFoundError(
-            f"{path} does not exist, and no remote was given to fetch it from; "
-            f"{self.directory} is read in place, so correct the path or give a remote and a local directory"
+            f"{path} does not exist; the dataset at {self.directory} is read in place, so put the file there, or, if "
+            "this directory is to be filled from elsewhere, give that as remote and this as local"
         )
 
 

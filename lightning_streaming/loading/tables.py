@@ -123,7 +123,7 @@ class _Gather:
             reader = self._reader(shard)
             try:
                 samples.append(reader[index])
-            except FormatError as error:  # noqa: PERF203  as for all samples that are read one by one
+            except FormatError as error:
                 raise self._source.named(error, shard) from error
         return default_collate(samples)
 

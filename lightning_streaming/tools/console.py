@@ -25,6 +25,10 @@ TERMINATED = 143
 """Exit code: told to end by a signal, as schedulers do it."""
 
 
+_COUNTING = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}]"
+"""tqdm's own bar, but that it shows slow things as 0.5 a second, never as seconds for each."""
+
+
 def print_json(value: Any) -> None:
     """Print a value as indented JSON, for programs; non-ASCII characters are escaped."""
     print(json.dumps(value, indent=2))
@@ -85,6 +89,7 @@ def progress(total: int | None, words: str, unit: str) -> Iterator[Callable[[int
         unit=unit if in_bytes else f" {unit}",
         unit_scale=in_bytes,
         unit_divisor=1024 if in_bytes else 1000,
+        bar_format=None if in_bytes or total is None else _COUNTING,
         file=sys.stderr,
         disable=not sys.stderr.isatty(),
         leave=False,

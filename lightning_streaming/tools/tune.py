@@ -16,6 +16,7 @@ Say how long a training step takes when its batch is there, and settings are jud
 from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from math import inf, nan
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.tools.console import FINE, print_json, print_note, require_rich
@@ -27,6 +28,10 @@ from lightning_streaming.tools.tuning.show import as_json, fragment, print_repor
 from lightning_streaming.units import parse_bytes
 
 _PROGRAM = "lightning-streaming tune"
+_NO_CONSUMER = (
+    "\na step was taken to do nothing but ask for the next batch; say with --consumer-ms how long yours takes, and "
+    "settings are judged by whether it waits"
+)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -52,8 +57,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--consumer-ms",
         metavar="MS",
-        type=_positive_number,
-        help="how long a training step takes when its batch is there, in milliseconds",
+        type=_not_negative_number,
+        help="how long a training step takes when its batch is there, in milliseconds; 0 for steps that do nothing",
     )
     parser.add_argument("--batch-size", metavar="B", type=positive, help="samples per batch on each rank")
     parser.add_argument("--nodes", metavar="P", type=positive, help="number of nodes")
@@ -101,6 +106,8 @@ def run(args: Namespace) -> int:
         print(fragment(tuned, report), end="")
     else:
         print_report(tuned, report, consumer)
+        if args.consumer_ms is None:
+            print(_NO_CONSUMER)
     return FINE
 
 
@@ -117,13 +124,24 @@ def _parse_candidates(text: str) -> list[int]:
 
 
 def _positive_number(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
+    number = _number(text)
+    if not 0 < number < inf:
         raise ArgumentTypeError(f"must be a positive number, but got {text!r}")
     return number
+
+
+def _not_negative_number(text: str) -> float:
+    number = _number(text)
+    if not 0 <= number < inf:
+        raise ArgumentTypeError(f"must be a number of at least 0, but got {text!r}")
+    return number
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return nan
 
 
 def _parse_size(text: str) -> int:

@@ -62,6 +62,8 @@ def read_run(files: Sequence[str], changes: Mapping[str, Any]) -> WrittenRun:
 def _read(file: str) -> Mapping[str, Any]:
     try:
         content = yaml.safe_load(Path(file).read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"there is no {file}") from None
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not a configuration: {error}") from error
     if not isinstance(content, Mapping):

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.reading.__main__ import main
 from benchmarks.reading.case import Case
 from benchmarks.reading.children import ROOT, TurnFailedError
 from benchmarks.reading.crew import Crew
+from benchmarks.reading.options import parser
 from benchmarks.reading.probes import PROBES, samples_of
 from benchmarks.reading.report import growth, tables
 from benchmarks.reading.rounds import Result, measure
@@ -107,5 +109,39 @@ def test_a_run_prints_tables_and_writes_json_and_plots(tmp_path: Path) -> None:
     assert found["versions"]["ours"]["torch"]
     assert found["machine"]["cores"] > 0
     assert "| 2 `int` and 8 `float32` | 0 | 8 |" in done.stdout
+    assert "| of copying |" in done.stdout
+    assert f"wrote {tmp_path / 'out.json'}\n" in done.stderr
+    assert f"drew {tmp_path / 'plots' / 'reading_rates.png'}" in done.stderr
     assert {path.name for path in (tmp_path / "plots").iterdir()} == {"reading_rates.png", "reading_memory.png"}
     assert {path.name for path in tmp_path.iterdir()} == {"out.json", "plots"}
+
+
+def test_plots_go_where_nothing_is_kept_unless_the_documents_are_to_have_them() -> None:
+    assert parser("").parse_args([]).plots == Path("build")
+
+
+def test_help_says_what_each_name_covers_and_how_large_each_work_is() -> None:
+    words = " ".join(parser("").format_help().split())
+    assert "tokens (and free-tokens), records" in words
+    assert "resumed at 90 % of an epoch" in words
+    assert "free-tokens=20000" in words
+    assert "jpeg=224" in words
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--rounds", "0"], "--rounds: must be a whole number of at least 1, but got '0'"),
+        (["--batch-sizes", "0"], "--batch-sizes: must be a whole number of at least 1"),
+        (["--seconds", "nan"], "--seconds: must be a positive number, but got 'nan'"),
+        (["--samples", "tokens=0"], "'tokens=0' is not like tokens=1000"),
+        (["--samples", "free-tokens=31"], "free-tokens has 31 samples, fewer than one batch of 32"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    args: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["reading", "--only", "tokens", *args])
+    with pytest.raises(SystemExit):
+        main()
+    assert words in capsys.readouterr().err

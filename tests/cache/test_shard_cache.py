@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -85,12 +86,19 @@ class TestInPlace:
             for raw, _ in shard.files:
                 assert (directory / raw.basename).stat().st_size == raw.bytes
 
-    @pytest.mark.parametrize("name", [INDEX_BASENAME, "shard.00001.mds"])
-    def test_a_missing_file_is_told(self, tmp_path: Path, name: str) -> None:
+    @pytest.mark.parametrize("given", ["local", "remote"])
+    @pytest.mark.parametrize(
+        ("name", "words"),
+        [
+            (INDEX_BASENAME, "there is no dataset at {root}: {root}/index.json does not exist; correct the path"),
+            ("shard.00001.mds", "{root}/shard.00001.mds does not exist; the dataset at {root} is read in place"),
+        ],
+    )
+    def test_a_missing_file_is_told(self, tmp_path: Path, name: str, words: str, given: str) -> None:
         write_dataset(tmp_path)
         (tmp_path / name).unlink()
-        with pytest.raises(ObjectNotFoundError, match=f"stream 'code': .*{name} does not exist, and no remote"):
-            ensure_all(cache_of(local=tmp_path))
+        with pytest.raises(ObjectNotFoundError, match=re.escape(f"stream 'code': {words.format(root=tmp_path)}")):
+            ensure_all(cache_of(**{given: str(tmp_path)}))
 
     def test_a_missing_compressed_file_is_told(self, tmp_path: Path) -> None:
         write_dataset(tmp_path, compression="zstd")

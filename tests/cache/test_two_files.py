@@ -287,5 +287,5 @@ class TestInPlace:
             ensure_all(cache_of(local=tmp_path))
         assert path.read_bytes() == b"short"
         path.unlink()
-        with pytest.raises(ObjectNotFoundError, match=f"{path} does not exist, and no remote"):
+        with pytest.raises(ObjectNotFoundError, match=f"{path} does not exist; the dataset at .* is read in place"):
             ensure_all(cache_of(local=tmp_path))

@@ -49,6 +49,7 @@ def test_write_dataset_cuts_a_folder_of_texts_into_blocks(tmp_path: Path) -> Non
     (tmp_path / "texts" / "a.txt").write_bytes(b"a" * (2 * BLOCK + 5))
     ended = run("write_dataset", "--texts", str(tmp_path / "texts"), "--out", str(tmp_path / "out"))
     assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == f"  {tmp_path / 'out'}: 3 samples of {BLOCK} bytes\n", "a pipe gets no carriage returns"
     dataset = StreamingDataset(remote=str(tmp_path / "out"))
     assert [(sample["id"], bytes(sample["tokens"])) for sample in dataset[:]] == [
         (0, b"a" * BLOCK),

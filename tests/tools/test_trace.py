@@ -334,7 +334,7 @@ def test_a_sample_that_is_not_drawn_is_told_so(data: Path, tmp_path: Path) -> No
         ),
         (["--step", 0, "--set", "train.shuffle_algo=py9"], "shuffle_algo"),
         (["--step", 0, "--ckpt", "no.ckpt"], "no.ckpt does not exist"),
-        (["--step", 0, "--config", "no.yaml"], "no.yaml is not a configuration"),
+        (["--step", 0, "--config", "no.yaml"], "there is no no.yaml"),
     ],
 )
 def test_what_cannot_be_traced_is_refused(args: list[object], words: str, data: Path, tmp_path: Path) -> None:

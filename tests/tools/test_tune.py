@@ -1,11 +1,7 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
-import subprocess
-import sys
-import tempfile
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +13,22 @@ from lightning.pytorch import LightningModule
 
 from lightning_streaming import (
     MDSWriter,
-    StreamingConfig,
     StreamingDataLoader,
     StreamingDataModule,
     StreamingDataset,
 )
+from lightning_streaming.tools.run_files import read_run_files
 from lightning_streaming.units import parse_bytes
-from tests.loading.processes import wait_until
-from tests.servers import HttpStore, http_server, refused_port
-from tests.tools.running import Outcome, contents, run
+from tests.servers import HttpStore
+from tests.tools.running import contents, run
+from tests.tools.tuned import QUICK, SAMPLES, streams, write_config, write_data
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+pytestmark = [
+    pytest.mark.usefixtures("temporary"),
+    pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
+]
 
-SAMPLES = {"web": 120, "books": 40}
-QUICK = ["--seconds", 0.05, "--num-workers", "0,1"]
+_NOTE = re.compile(r"lightning-streaming tune: read with \d+ workers?")
 
 
 class Model(LightningModule):
@@ -58,78 +56,14 @@ class Marking(StreamingDataModule):
         return super().collate(samples)
 
 
-class Stubborn(StreamingDataModule):
-    def build_dataloader(self, stage: Any, dataset: StreamingDataset) -> StreamingDataLoader:
-        return StreamingDataLoader(dataset, batch_size=self.batch_size)
-
-
-class Manifold(StreamingDataModule):
-    def train_dataloader(self) -> Any:
-        return [super().train_dataloader()] * 2
-
-
-class Elsewhere(StreamingDataModule):
-    def build_dataset(self, stage: Any, config: StreamingConfig) -> StreamingDataset:
-        return StreamingDataset(remote="http://localhost:1/web", local="kept")
-
-
-@pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory to run in, one for temporary files, and a cache that nobody should find a use for."""
-    directory = tmp_path / "temporary"
-    directory.mkdir()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tempfile, "tempdir", str(directory))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "argv", ["lightning-streaming"])
-    monkeypatch.setenv("LIGHTNING_STREAMING_CACHE", str(tmp_path / "caches"))
-    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
-    monkeypatch.setenv("COLUMNS", "200")
-    return directory
-
-
-def write_data(root: Path, **settings: Any) -> Path:
-    for name, samples in SAMPLES.items():
-        columns = {"id": "int", "text": "str"}
-        with MDSWriter(out=root / name, columns=columns, size_limit=700, hashes=["sha1"], **settings) as writer:
-            for number in range(samples):
-                writer.write({"id": number, "text": f"{name} {number:020}"})
-    return root
-
-
-def streams(root: object, local: str | None = None) -> dict[str, Any]:
-    return {
-        name: {"remote": f"{root}/{name}", "proportion": 0.5, **({"local": f"{local}/{name}"} if local else {})}
-        for name in SAMPLES
-    }
-
-
-def write_config(path: Path, train: dict[str, Any], class_path: str | None = None, **data: Any) -> Path:
-    init_args = {"batch_size": 4, **data, "train": {"shuffle": True, **train}}
-    content = {
-        "seed_everything": 1,
-        "model": {"class_path": "tests.tools.test_tune.Model"},
-        "data": {"init_args": init_args, **({"class_path": class_path} if class_path else {})},
-        "trainer": {
-            "accelerator": "cpu",
-            "devices": 1,
-            "max_steps": 2,
-            "logger": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-        },
-    }
-    path.write_text(yaml.safe_dump(content))
-    return path
-
-
 def bytes_of(root: Path, names: str) -> int:
     return sum(path.stat().st_size for path in root.rglob(names))
 
 
 def tuned(*args: object) -> Any:
     shown = run("tune", *args, "--json")
-    assert (shown.code, shown.err) == (0, "")
+    assert shown.code == 0
+    assert all(_NOTE.fullmatch(line) for line in shown.err.splitlines())
     return shown.json
 
 
@@ -198,21 +132,22 @@ def test_the_fragment_goes_after_the_configuration_of_fit(http_store: HttpStore,
         tmp_path / "run.yaml",
         {"streams": streams(http_store.url, local="kept"), "cache_limit": "1mb"},
         num_workers=1,
-        prefetch_factor=2,
+        prefetch_factor=4,
+        persistent_workers=True,
     )
     indexes, shards = (
         sum(path.stat().st_size for path in http_store.root.rglob(f"*.{end}")) for end in ("json", "mds")
     )
     disk = indexes + shards * 3 // 4
     shown = run("tune", "--config", config, *QUICK, "--num-workers", "0", "--disk", disk, "--yaml")
-    assert (shown.code, shown.err) == (0, "")
+    assert (shown.code, shown.err) == (0, "lightning-streaming tune: read with 0 workers\n")
     limit = yaml.safe_load(shown.out)["data"]["init_args"]["train"]["cache_limit"]
     assert limit == f"{math.ceil(disk * 0.9 / 1024)}kb"
     assert yaml.safe_load(shown.out)["data"] == {
         "init_args": {
             "num_workers": 0,
             "prefetch_factor": None,
-            "train": {"predownload": None, "cache_limit": limit},
+            "train": {"cache_limit": limit},
         }
     }
     better = tmp_path / "tuned.yaml"
@@ -261,76 +196,30 @@ def test_tables_say_what_was_measured_and_why(http_store: HttpStore, tmp_path: P
     assert out.startswith("fetched ")
     assert "reading train in batches of 8, and what is waited for" in out
     assert "a step waits" in out
-    assert out.endswith("    train:\n      predownload: null\n      cache_limit: null\n")
+    assert "null   null" not in out
+    assert "predownload may stay at its default: the link brings" in out
+    assert "cache_limit may stay at its default: all " in out
+    assert re.search(r"data:\n  init_args:\n    num_workers: \d\n$", out)
+    for row in re.findall(r"^ +[01]  .* ms  .*%$", out, re.MULTILINE):
+        *parts, step_waits = re.findall(r"(\d+)%", row)
+        assert 99 <= sum(map(int, parts)) <= 101, step_waits
     write_data(tmp_path / "data")
     config = write_config(tmp_path / "run.yaml", {"streams": streams(tmp_path / "data")})
     out = run("tune", "--config", config, *QUICK).out
     assert "nothing to recommend for predownload and cache_limit, as the data is read in place\n" in out
     assert "cache_limit: " not in out
+    assert out.splitlines()[-1].startswith("a step was taken to do nothing")
+    assert "a step was taken" not in run("tune", "--config", config, *QUICK, "--consumer-ms", 0).out
 
 
-def refused(*args: object) -> Outcome:
-    shown = run("tune", *args)
-    assert (shown.code, shown.out) == (2, "")
-    return shown
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (["--num-workers", "2,x"], "must be whole numbers with commas between"),
-        (["--seconds", "0"], "must be a positive number"),
-        (["--consumer-ms", "soon"], "must be a positive number"),
-        (["--disk", "much"], "size must be a number"),
-        (["--stage", "validate"], "there is no data.val, so there is no validation"),
-        (["--stage", "sing"], "invalid choice"),
-        (["--config", "no.yaml"], "no.yaml is not a configuration"),
-        (["--yaml", "--json"], "ask for one of them"),
-        (["--batch-size", "400"], "an epoch of this data has no batch; with drop_last it must fill one"),
-    ],
-)
-def test_what_cannot_be_tuned_is_refused(args: list[object], words: str, tmp_path: Path) -> None:
+def test_a_run_goes_on_without_workers_where_its_configuration_is_for_some(tmp_path: Path) -> None:
     write_data(tmp_path / "data")
-    config = write_config(tmp_path / "run.yaml", {"streams": streams(tmp_path / "data")}, drop_last=True)
-    assert words in refused("--config", config, *QUICK, *args).err
-
-
-@pytest.mark.parametrize(
-    ("module", "words"),
-    [
-        ("lightning.pytorch.demos.boring_classes.BoringDataModule", "BoringDataModule"),
-        ("tests.tools.test_tune.Stubborn", "num_workers=1 was asked for, but this data module's build_dataloader"),
-        ("tests.tools.test_tune.Manifold", "this data module's train_dataloader gives a list"),
-        ("tests.tools.test_tune.Elsewhere", "this data module's build_dataset has it in"),
-    ],
-)
-def test_data_modules_that_cannot_be_tuned_are_refused(module: str, words: str, tmp_path: Path) -> None:
-    write_data(tmp_path / "data")
-    config = write_config(tmp_path / "run.yaml", {"streams": streams(tmp_path / "data")}, module)
-    assert words in refused("--config", config, *QUICK, "--num-workers", "1").err
-
-
-def test_a_store_that_does_not_answer_is_told(tmp_path: Path, temporary: Path) -> None:
-    with refused_port() as port:
-        train = {"remote": f"http://127.0.0.1:{port}/web", "download_retry": 0}
-        assert "stream '0'" in refused("--config", write_config(tmp_path / "run.yaml", train), *QUICK).err
-    assert not list(temporary.iterdir())
-
-
-@pytest.mark.parametrize(("told", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_nothing_is_left_of_a_run_that_is_told_to_end(
-    told: signal.Signals, code: int, tmp_path: Path, temporary: Path
-) -> None:
-    with MDSWriter(out=tmp_path / "data", columns={"x": "bytes"}) as writer:
-        writer.write({"x": bytes(500_000)})
-    with http_server(tmp_path / "data", per_connection=20_000) as url:
-        config = write_config(tmp_path / "run.yaml", {"remote": url})
-        command = [sys.executable, "-m", "lightning_streaming", "tune", "--config", str(config)]
-        with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(temporary)}) as process:
-            try:
-                assert wait_until(lambda: all(any(temporary.rglob(name)) for name in ("index.json", "*.part")), 60)
-                process.send_signal(told)
-                assert process.wait(15) == code
-            finally:
-                process.kill()
-    assert not [path for path in temporary.iterdir() if "tune" in path.name]
+    many: dict[str, Any] = {"num_workers": 2, "prefetch_factor": 4, "persistent_workers": True}
+    config = write_config(tmp_path / "run.yaml", {"streams": streams(tmp_path / "data")}, **many)
+    better = tmp_path / "tuned.yaml"
+    better.write_text(run("tune", "--config", config, *QUICK, "--num-workers", "0", "--yaml").out)
+    assert better.read_text() == "data:\n  init_args:\n    num_workers: 0\n    prefetch_factor: null\n"
+    module = read_run_files([str(config), str(better)], {}).datamodule
+    module.setup("fit")
+    assert sum(1 for _ in module.train_dataloader()) == sum(SAMPLES.values()) // 4
+    module.teardown("fit")

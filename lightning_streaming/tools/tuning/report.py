@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import numpy as np
 from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.prefetch import default_reach
-from lightning_streaming.tools.console import progress
+from lightning_streaming.tools.console import counted, print_note, progress
 from lightning_streaming.tools.tuning.advice import Advice, advise_predownload, advise_workers
 from lightning_streaming.tools.tuning.excerpt import (
     away_from_home,
@@ -97,7 +98,12 @@ def _measured_link(dataset: StreamingDataset, run: TunedRun, effort: Effort, siz
 
 
 def _measured_speeds(run: TunedRun, effort: Effort) -> list[Speed]:
-    with progress(len(effort.candidates), "measure", "setting") as tell:
+    with progress(len(effort.candidates), "measure", "setting") as advance:
+
+        def tell(speed: Speed) -> None:
+            advance(1)
+            if not sys.stderr.isatty():
+                print_note("lightning-streaming tune", f"read with {counted(speed.workers, 'worker')}")
 
         def loader(num_workers: int) -> StreamingDataLoader:
             made = run.loader(num_workers)

@@ -8,7 +8,7 @@ from typing import Any
 from lightning_streaming.loading.measures import WaitTimes
 from lightning_streaming.tools.console import counted
 from lightning_streaming.tools.tables import print_table
-from lightning_streaming.tools.tuning.advice import rate
+from lightning_streaming.tools.tuning.advice import Advice, rate
 from lightning_streaming.tools.tuning.report import Report
 from lightning_streaming.tools.tuning.run import TunedRun
 from lightning_streaming.tools.tuning.speeds import Speed
@@ -29,15 +29,19 @@ def print_report(run: TunedRun, report: Report, consumer: float) -> None:
             f"{format_bytes(link.bytes_per_second)}/s, {link.each:.3g} s each; the first {link.alone:.3g} s\n"
         )
     reasons = [one for one in WaitTimes._fields if any(_shares(speed)[one] >= _LEAST_SHOWN for speed in report.speeds)]
-    heads = [*_HEADS, *reasons, *(["a step waits"] if consumer else [])]
+    heads = [*_HEADS, *reasons, "rest", *(["a step waits"] if consumer else [])]
     rows = [_row(speed, reasons, consumer)[: len(heads)] for speed in report.speeds]
     print_table(
         f"reading {run.data} in batches of {report.batch_size}, and what is waited for", heads, rows, right=heads
     )
+    worth_setting = _worth_setting(run, report)
     settings = [
-        [name, _yaml(written_in(run, name)), _yaml(advice.value), advice.why] for name, advice in report.advice.items()
+        [name, _yaml(written_in(run, name)), _yaml(advice.value), advice.why] for name, advice in worth_setting.items()
     ]
     print_table("recommended", ["setting", "now", "better", "why"], settings)
+    for name, advice in report.advice.items():
+        if name not in worth_setting:
+            print(f"{name} may stay at its default: {advice.why}\n")
     left_out = [name for name in ("predownload", "cache_limit") if name not in report.advice]
     if left_out:
         print(f"nothing to recommend for {' and '.join(left_out)}, as the data is read in place\n")
@@ -45,9 +49,9 @@ def print_report(run: TunedRun, report: Report, consumer: float) -> None:
 
 
 def fragment(run: TunedRun, report: Report) -> str:
-    """The recommended settings, as a configuration that goes after the run's own."""
+    """The recommended settings, as a configuration that goes after the run's own; defaults that stay are left out."""
     lines = ["data:", "  init_args:"]
-    of_data = [name for name in report.advice if name != _OF_LOADER]
+    of_data = [name for name in _worth_setting(run, report) if name != _OF_LOADER]
     lines.append(f"    {_OF_LOADER}: {_yaml(report.advice[_OF_LOADER].value)}")
     if not report.advice[_OF_LOADER].value and run.written["prefetch_factor"] is not None:
         lines.append("    prefetch_factor: null")  # which torch takes with workers only
@@ -96,14 +100,25 @@ def written_in(run: TunedRun, name: str) -> Any:
     return run.written[name] if name in run.written else getattr(run.config, name)
 
 
+def _worth_setting(run: TunedRun, report: Report) -> dict[str, Advice]:
+    """What is recommended, but for what is at its default and should stay there."""
+    return {
+        name: advice
+        for name, advice in report.advice.items()
+        if advice.value is not None or written_in(run, name) is not None
+    }
+
+
 def _row(speed: Speed, reasons: Sequence[str], consumer: float) -> list[str]:
+    parts = [round(100 * _shares(speed)[reason]) for reason in reasons]
     return [
         str(speed.workers),
         rate(speed.samples_per_second),
         rate(speed.sample_bytes / speed.seconds / _MIB),
         rate(1 / speed.batch_seconds),
-        f"{speed.first_batch:.2f} s",
-        *(f"{_shares(speed)[reason]:.0%}" for reason in reasons),
+        f"{rate(1000 * speed.first_batch)} ms",
+        *(f"{part}%" for part in parts),
+        f"{max(0, 100 - sum(parts))}%",
         f"{_step_waits(speed, consumer):.0%}" if consumer else "",
     ]
 

@@ -7,9 +7,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from time import perf_counter
 
-from lightning_streaming.errors import ConfigError
+from lightning_streaming.errors import ConfigError, StreamingError
 from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.measures import WaitTimes
+from lightning_streaming.tools.tuning.failure import reading_failed
 
 WORTHWHILE = 1.1
 """A setting this many times as fast as another is better than noise."""
@@ -89,7 +90,7 @@ def measure_each(
     candidates: Iterable[int],
     seconds: float,
     consumer: float,
-    tell: Callable[[int], object],
+    tell: Callable[[Speed], object],
 ) -> list[Speed]:
     """Measure one number of workers after another, until more of them do not help any more.
 
@@ -100,14 +101,23 @@ def measure_each(
         candidates: Numbers of workers, in ascending order.
         seconds: For each.
         consumer: Seconds that a training step takes; 0 if nobody knows.
-        tell: Told how many have been measured since it was last told.
+        tell: Told of each.
+
+    Raises:
+        ConfigError: An epoch has no batch, or a function of the run failed.
+        StreamingError: The data could not be read.
     """
     speeds: list[Speed] = []
     for workers in candidates:
-        if not speeds:
-            measure(make(workers), seconds)
-        speeds.append(measure(make(workers), seconds))
-        tell(1)
+        try:
+            if not speeds:
+                measure(make(workers), seconds)
+            speeds.append(measure(make(workers), seconds))
+        except StreamingError:
+            raise
+        except Exception as error:
+            raise reading_failed(workers, error) from error
+        tell(speeds[-1])
         if is_enough(speeds, consumer):
             break
     return speeds
