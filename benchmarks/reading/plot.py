@@ -47,7 +47,7 @@ def _bars(results: Sequence[Result], unit: str) -> Any:
     for place, one in enumerate(results):
         height = BAR_HEIGHT / len(one.turns)
         for number, system in enumerate(one.turns):
-            label = None if system in seen else SYSTEMS[system].title
+            label = None if system in seen else _name(system)
             seen.add(system)
             axis.barh(place + (number + 0.5) * height, one.median(system), height, color=COLOURS[system], label=label)
     axis.set_yticks([place + BAR_HEIGHT / 2 for place in range(len(results))], [_label(one) for one in results])
@@ -60,7 +60,15 @@ def _bars(results: Sequence[Result], unit: str) -> Any:
 
 
 def _label(one: Result) -> str:
-    return f"{title(one)}\n{one.case.num_workers} workers, batch {one.case.batch_size}".replace("`", "")
+    return _without_marks(f"{title(one)}\n{one.case.num_workers} workers, batch {one.case.batch_size}")
+
+
+def _name(system: str) -> str:
+    return _without_marks(SYSTEMS[system].title)
+
+
+def _without_marks(markdown: str) -> str:
+    return markdown.replace("`", "")
 
 
 def _memory(results: Sequence[Result]) -> Any:
@@ -70,7 +78,7 @@ def _memory(results: Sequence[Result]) -> Any:
     figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
     for system, turns in results[-1].turns.items():
         epochs = range(1, len(turns) + 1)
-        axis.plot(epochs, [turn["rss"] for turn in turns], "o-", color=COLOURS[system], label=SYSTEMS[system].title)
+        axis.plot(epochs, [turn["rss"] for turn in turns], "o-", color=COLOURS[system], label=_name(system))
     axis.set_xlabel("epoch")
     axis.set_ylabel("resident memory of a worker, MiB")
     axis.set_ylim(bottom=0)
