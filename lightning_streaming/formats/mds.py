@@ -73,7 +73,7 @@ class MDSReader:
         self._schema = plain_schema(info, columns)
         self._plain: PlainRows | None = None
         self._rows: NDArray[np.void] | None = None
-        _check_offsets(self._view, info.samples, self._decoder, self._path)
+        self._sample_bytes = _check_offsets(self._view, info.samples, self._decoder, self._path)
 
     def __len__(self) -> int:
         return self._num_samples
@@ -96,15 +96,13 @@ class MDSReader:
 
     def plain_rows(self) -> PlainRows | None:
         """How the first sample lies in its bytes, if it may be plain and all samples have as many; else None."""
-        if self._plain is None and self._schema is not None and self._num_samples:
-            offsets = read_offsets(self._view, self._num_samples, str(self._path))
-            size = int(offsets[1] - offsets[0])
-            if (np.diff(offsets) == size).all():
-                self._plain = self._schema.rows_like(self._view[offsets[0] : offsets[1]])
+        if self._plain is None and self._schema is not None and self._sample_bytes is not None:
+            start = len(self._view) - self._num_samples * self._sample_bytes
+            self._plain = self._schema.rows_like(self._view[start : start + self._sample_bytes])
             if self._plain is None:
                 self._schema = None
             else:
-                self._rows = np.ndarray((self._num_samples,), self._plain.row, self._view, int(offsets[0]))
+                self._rows = np.ndarray((self._num_samples,), self._plain.row, self._view, start)
         return self._plain
 
     def copy_rows(self, indexes: NDArray[np.int64], rows: NDArray[np.void]) -> None:
@@ -173,8 +171,12 @@ def head_bytes(ends: Sequence[int] | NDArray[np.int64], config: bytes) -> bytes:
     return b"".join([_COUNT.pack(len(ends)), offsets.astype("<u4").tobytes(), config])
 
 
-def _check_offsets(view: memoryview, num_samples: int, decoder: SampleDecoder, path: Path) -> None:
-    """Refuse a shard whose samples would not follow each other through the rest of the file."""
+def _check_offsets(view: memoryview, num_samples: int, decoder: SampleDecoder, path: Path) -> int | None:
+    """Refuse a shard whose samples would not follow each other through the rest of the file.
+
+    Returns:
+        As :func:`check_lengths`.
+    """
     offsets = read_offsets(view, num_samples, str(path))
     if offsets[0] < table_bytes(num_samples) or offsets[-1] != len(view):
         raise ShardCorruptError(
@@ -182,4 +184,4 @@ def _check_offsets(view: memoryview, num_samples: int, decoder: SampleDecoder, p
             f"{offsets[0]} and end at {offsets[-1]}"
         )
     largest_bytes = None if decoder.header.size else decoder.smallest_bytes
-    check_lengths(offsets, decoder.smallest_bytes, str(path), largest_bytes)
+    return check_lengths(offsets, decoder.smallest_bytes, str(path), largest_bytes)

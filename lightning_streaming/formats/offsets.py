@@ -49,7 +49,7 @@ def read_offsets(start: memoryview, num_samples: int, shown: str) -> NDArray[np.
 
 def check_lengths(
     offsets: NDArray[np.int64], smallest_bytes: int, shown: str, largest_bytes: int | None = None
-) -> None:
+) -> int | None:
     """Refuse offsets that go back, or leave a sample fewer or more bytes than it can have.
 
     Args:
@@ -58,16 +58,20 @@ def check_lengths(
         shown: What to call the file in an error.
         largest_bytes: The most bytes of a sample; None if these vary.
 
+    Returns:
+        The bytes of each sample if all have as many; else None, also where there is none.
+
     Raises:
         ShardCorruptError: Names the worst sample.
     """
     lengths = np.diff(offsets)
     if not len(lengths):
-        return
-    if lengths.min() < smallest_bytes:
+        return None
+    shortest, longest = int(lengths.min()), int(lengths.max())
+    if shortest < smallest_bytes:
         worst, expected = int(lengths.argmin()), f"at least {smallest_bytes}"
-    elif largest_bytes is not None and lengths.max() > largest_bytes:
+    elif largest_bytes is not None and longest > largest_bytes:
         worst, expected = int(lengths.argmax()), f"no more than {largest_bytes}"
     else:
-        return
+        return shortest if shortest == longest else None
     raise ShardCorruptError(f"{shown}, sample {worst}: expected {expected} bytes, but the offsets say {lengths[worst]}")

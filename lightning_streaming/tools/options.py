@@ -53,6 +53,13 @@ def add_workers(parser: ArgumentParser, default: int | None, words: str) -> None
     parser.add_argument("--workers", metavar="N", type=positive, default=default, help=words)
 
 
+def add_ranks(parser: ArgumentParser) -> None:
+    """Add what a configuration may leave open: ``args.nodes``, ``args.ranks_per_node`` and ``args.batch_size``."""
+    parser.add_argument("--nodes", metavar="P", type=positive, help="number of nodes")
+    parser.add_argument("--ranks-per-node", metavar="G", type=positive, help="processes, or GPUs, on each node")
+    parser.add_argument("--batch-size", metavar="B", type=positive, help="samples per batch on each rank")
+
+
 def positive(text: str) -> int:
     """A whole number of at least 1, for ``add_argument(type=...)``."""
     return _at_least(1, text)

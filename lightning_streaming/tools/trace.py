@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from lightning_streaming.errors import ConfigError, StreamingError
 from lightning_streaming.loading.sample_key import SampleKey
 from lightning_streaming.tools.console import FINE, counted, print_json, print_note, require_rich
-from lightning_streaming.tools.options import add_json, not_negative, positive
+from lightning_streaming.tools.options import add_json, add_ranks, not_negative, positive
 from lightning_streaming.tools.traces.fields import fields_of
 from lightning_streaming.tools.traces.reads import Read, reads_of_key, reads_of_sample, reads_of_step
 from lightning_streaming.tools.traces.run import Asked, TracedRun, traced_run
@@ -49,9 +49,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "JSON, from with_keys=True or from this tool, for one very read",
     )
     parser.add_argument("--rank", metavar="R", type=not_negative, help="only what this rank reads; all by default")
-    parser.add_argument("--nodes", metavar="P", type=positive, help="number of nodes")
-    parser.add_argument("--ranks-per-node", metavar="G", type=positive, help="processes, or GPUs, on each node")
-    parser.add_argument("--batch-size", metavar="B", type=positive, help="samples per batch on each rank")
+    add_ranks(parser)
     parser.add_argument("--accumulate", metavar="K", type=positive, help="batches per step (accumulate_grad_batches)")
     parser.add_argument(
         "--ckpt",

@@ -20,7 +20,7 @@ from math import inf, nan
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.tools.console import FINE, print_json, print_note, require_rich
-from lightning_streaming.tools.options import add_json, positive
+from lightning_streaming.tools.options import add_json, add_ranks
 from lightning_streaming.tools.tuning.cores import usable_cores
 from lightning_streaming.tools.tuning.report import Effort, tune
 from lightning_streaming.tools.tuning.run import STAGES, Asked, tuned_run
@@ -60,9 +60,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=_not_negative_number,
         help="how long a training step takes when its batch is there, in milliseconds; 0 for steps that do nothing",
     )
-    parser.add_argument("--batch-size", metavar="B", type=positive, help="samples per batch on each rank")
-    parser.add_argument("--nodes", metavar="P", type=positive, help="number of nodes")
-    parser.add_argument("--ranks-per-node", metavar="G", type=positive, help="processes, or GPUs, on each node")
+    add_ranks(parser)
     parser.add_argument(
         "--fetch", metavar="SIZE", type=_parse_size, default=parse_bytes("256mb"),
         help="how much to fetch at most, but one shard of each stream at least; 256mb by default",

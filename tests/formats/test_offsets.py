@@ -36,3 +36,8 @@ def test_a_sample_that_is_too_short_is_named(third: int) -> None:
     check_lengths(offsets[:2], 2, "x.mds")
     with pytest.raises(ShardCorruptError, match=f"x.mds, sample 1: expected at least 2 .* say {third - 24}"):
         check_lengths(offsets, 2, "x.mds")
+
+
+@pytest.mark.parametrize(("offsets", "length"), [([20], None), ([20, 24], 4), ([20, 24, 28], 4), ([20, 24, 27], None)])
+def test_the_length_that_all_samples_have_is_told(offsets: list[int], length: int | None) -> None:
+    assert check_lengths(np.asarray(offsets), 2, "x.mds") == length
