@@ -109,9 +109,9 @@ def settle_origin(directory: Path, remote: str, scratch: Path, *, of_originals: 
 def gone(url: str, directory: Path, error: ObjectNotFoundError) -> ObjectNotFoundError:
     """What to raise where the remote answers that it has no index any more, though one of it is here."""
     return ObjectNotFoundError(
-        f"{mask_url(url)} is not there any more, though {directory} keeps an index that came from it ({error}); correct "
-        f"remote=, or put the dataset back; to read what this node keeps, whole or not, give local={str(directory)!r} "
-        "alone, without remote="
+        f"{mask_url(url)} is not there any more, though {directory} keeps an index that came from it ({error}); "
+        f"correct remote=, or put the dataset back; to read what this node keeps, whole or not, give "
+        f"local={str(directory)!r} alone, without remote="
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -52,7 +51,7 @@ def merge(
 
     Args:
         parts: Datasets that lie below ``out``, at any depth, in the order of their samples. Each is a directory or URL,
-            or that of its ``index.json``; or a pair (directory, URL) whose URL is asked only where the directory has none.
+            or that of its ``index.json``; or a pair (directory, URL) whose URL is asked only if the directory has none.
         out: The merged dataset: a directory; or a URL; or (directory, URL or second directory) for both.
         storage_options: Arguments for the filesystem of the URLs.
 
@@ -197,7 +196,7 @@ def _asked(part: _Placed) -> Iterator[str]:
     for source in part.sources:
         yield source
         directory = local_path(source)
-        if directory is not None and os.path.exists(directory / INDEX_BASENAME):
+        if directory is not None and (directory / INDEX_BASENAME).is_file():
             return
 
 

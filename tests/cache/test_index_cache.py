@@ -236,7 +236,7 @@ class TestRemote:
         let_a_minute_pass(tmp_path / "cache")
         (http_store.root / INDEX_BASENAME).unlink()
         for _ in range(2):  # a refusal is no answer to go by next time
-            with pytest.raises(ObjectNotFoundError, match="is not there any more, though .* give local=.* alone"):
+            with pytest.raises(ObjectNotFoundError, match=r"is not there any more, though .* give local=.* alone"):
                 IndexCache(config).read()
         assert in_place(tmp_path / "cache").read() == index  # the way out that the error names
 
