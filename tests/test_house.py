@@ -25,6 +25,7 @@ FLOORS = {
     "units": 0,
     "world": 0,
     "files": 0,
+    "replaced_names": 0,
 }
 LONGEST_FILE = 350
 

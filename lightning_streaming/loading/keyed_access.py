@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch.utils.data import IterableDataset
+
 from lightning_streaming.errors import ConfigError, SampleIndexError
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.rng import global_generators_kept
@@ -14,7 +16,7 @@ from lightning_streaming.loading.source import SampleSource
 from lightning_streaming.loading.transform import keyed_transform
 
 
-class KeyedAccess(ShardAccess):
+class KeyedAccess(ShardAccess, IterableDataset[Any]):
     """What the streams of a dataset hold, transformed.
 
     Args:

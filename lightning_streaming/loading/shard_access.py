@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import IterableDataset
 
 from lightning_streaming.errors import ConfigError, SampleIndexError
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.source import SampleSource
 
 
-class ShardAccess(IterableDataset[Any]):
+class ShardAccess:
     """What the streams of a dataset hold; :class:`~lightning_streaming.StreamingDataset` gives it an order.
 
     Args:
