@@ -53,6 +53,11 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "CSVWriter": lambda **arguments: CSVWriter(out="data", **arguments),
     "XSVWriter": lambda **arguments: XSVWriter(out="data", separator="|", **arguments),
 }
+DATASET: Any = StreamingDataset
+STREAM: Any = Stream
+WRITER: Any = MDSWriter
+ROWS: Any = CSVWriter
+"""As they are called where no type checker looks on."""
 CLASSES: dict[str, type] = {
     "StreamingDataset": StreamingDataset,
     "StreamingConfig": StreamingConfig,
@@ -121,11 +126,11 @@ def test_no_replacement_hides_an_argument_of_ours(name: str) -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: StreamingDataset("s3://bucket/hunter2"), "StreamingDataset takes no arguments by place, but got 1"),
-        (lambda: StreamingDataset("cache", "s3://bucket/hunter2", "train"), "as in StreamingDataset(remote=...)"),
-        (lambda: Stream("s3://bucket/hunter2"), "as in Stream(remote=...)"),
-        (lambda: MDSWriter("hunter2", {"id": "int"}), "as in MDSWriter(out=...)"),
-        (lambda: CSVWriter("hunter2"), "as in CSVWriter(out=...)"),
+        (lambda: DATASET("s3://bucket/hunter2"), "StreamingDataset takes no arguments by place, but got 1"),
+        (lambda: DATASET("cache", "s3://bucket/hunter2", "train"), "as in StreamingDataset(remote=...)"),
+        (lambda: STREAM("s3://bucket/hunter2"), "as in Stream(remote=...)"),
+        (lambda: WRITER("hunter2", {"id": "int"}), "as in MDSWriter(out=...)"),
+        (lambda: ROWS("hunter2"), "as in CSVWriter(out=...)"),
         (lambda: loader_by_place(4, False), "at most 2 arguments by place, but got 3"),
     ],
 )

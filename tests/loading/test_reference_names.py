@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lightning_streaming import Stream, StreamingDataset, World
-from lightning_streaming.loading.reference_names import ReferenceNames
+from lightning_streaming.loading.reference_names import ReferenceNames, told
 from tests.helpers import make_dataset, make_loader, write_dataset
 
 SIZES = {"a": 29, "b": 12}
@@ -99,16 +99,30 @@ def test_whether_epochs_differ(shuffle: int, method: Any, changes: int) -> None:
 
 
 def test_what_is_told_cannot_be_set_unnoticed(dataset: StreamingDataset) -> None:
-    for name in (name for name, one in vars(ReferenceNames).items() if isinstance(one, property)):
-        with pytest.raises(AttributeError):
-            setattr(dataset, name, 1)
+    for name in (name for name, one in vars(ReferenceNames).items() if isinstance(one, told)):
+        setattr(dataset, name, getattr(dataset, name))
+        with pytest.raises(AttributeError, match=f"{name} only tells what the dataset was made with"):
+            setattr(dataset, name, "another")
+
+
+class Keeping(StreamingDataset):
+    """Keeps its arguments, as many do, before and after its base does."""
+
+    def __init__(self, shuffle: bool, **settings: Any) -> None:
+        self.shuffle = shuffle
+        super().__init__(shuffle=shuffle, **settings)
+        self.shuffle = shuffle
+
+
+def test_a_subclass_may_keep_its_arguments_too() -> None:
+    assert Keeping(True, remote="data").shuffle is True
 
 
 def test_streams_are_found_by_name_and_by_place(dataset: StreamingDataset) -> None:
     streams = dataset.streams
     assert streams[0] is streams["a"] is streams[-2]
     assert streams[1] is streams["b"] is streams[-1]
-    assert (list(streams), len(streams), "a" in streams, 5 in streams) == (["a", "b"], 2, True, False)
+    assert (list(streams), len(streams), "a" in streams, "5" in streams) == (["a", "b"], 2, True, False)
     for wrong in ("c", 2, -3, 1.0, None):
         with pytest.raises(KeyError, match=r"there are 'a', 'b', by place from 0"):
             streams[wrong]  # type: ignore[index]  # that is the test
