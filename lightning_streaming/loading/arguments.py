@@ -28,7 +28,9 @@ def check_stream_class(stream_name: str, stream_config: Mapping[str, Any] | None
         ConfigError: It is another name than "stream", or ``stream_config`` is no mapping.
     """
     if not isinstance(stream_config or {}, Mapping):
-        raise ConfigError(f"stream_config must map arguments of Stream to values, but got {stream_config!r}")
+        raise ConfigError(
+            f"stream_config must map arguments of Stream to values, but got a {type(stream_config).__name__}"
+        )
     if stream_name != "stream":
         raise ConfigError(
             f"stream_name={stream_name!r} would name a class in a registry, which is not served; make the stream and "

@@ -13,6 +13,9 @@ from lightning_streaming.order.weights import StreamWeight
 from lightning_streaming.replaced_names import TellsReplacements, tells_unknown_arguments
 from lightning_streaming.storage import is_url, join_url, mask_url
 
+_FETCHING = ("get_shards", "prepare_shard", "set_up_local", "apply_default", "get_index_size", "_download_file")
+"""What a subclass of MosaicML Streaming's ``Stream`` overrides to fetch in its own way."""
+
 
 @tells_unknown_arguments
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,6 +118,12 @@ def named_streams(
         raise ConfigError(f"with streams=, {given} belong to each stream")
     named = dict(streams) if isinstance(streams, Mapping) else {str(place): one for place, one in enumerate(streams)}
     for name, stream in named.items():
+        own = sorted(name for name in _FETCHING if hasattr(type(stream), name))
+        if own:
+            raise ConfigError(
+                f"stream {name!r} is a {type(stream).__name__}, whose {own[0]} nobody would call: streams are fetched by "
+                "fsspec; register a filesystem there for a store of your own, and give its URL as remote="
+            )
         if not isinstance(stream, Stream):
             raise ConfigError(
                 f"stream {name!r} must be a Stream, like Stream(remote=...), but is a {type(stream).__name__}"
