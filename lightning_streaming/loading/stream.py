@@ -121,8 +121,8 @@ def named_streams(
         own = sorted(name for name in _FETCHING if hasattr(type(stream), name))
         if own:
             raise ConfigError(
-                f"stream {name!r} is a {type(stream).__name__}, whose {own[0]} nobody would call: streams are fetched by "
-                "fsspec; register a filesystem there for a store of your own, and give its URL as remote="
+                f"stream {name!r} is a {type(stream).__name__}, whose {own[0]} nobody would call: streams are fetched "
+                "by fsspec; register a filesystem there for a store of your own, and give its URL as remote="
             )
         if not isinstance(stream, Stream):
             raise ConfigError(
