@@ -17,13 +17,24 @@ _IN_TRANSFORM = "in transform= (or in the dataset's __getitem__)"
 
 
 class CollateError(Exception):
-    """Samples that could not be made a batch; for who knows which ones they are."""
+    """Samples that could not be made a batch; for who knows which ones they are.
+
+    Args:
+        told: What is wrong.
+        places: Those samples of the batch that are to be named.
+    """
+
+    def __init__(self, told: str, places: Sequence[int]) -> None:
+        super().__init__(told)
+        self.places = places
 
 
 class _Trouble(NamedTuple):
     where: str
     """What is wrong, of the samples' values that stand in one place."""
     way_out: str
+    odd: int | None = None
+    """The first sample of the batch that is not like those before it, if that is what is wrong."""
 
 
 def collated(collate: Collate, samples: list[Any]) -> Any:
@@ -37,15 +48,18 @@ def collated(collate: Collate, samples: list[Any]) -> Any:
         return collate(samples)
     except Exception as error:
         if collate is default_collate:
-            raise CollateError(_explained(samples, error)) from None
-        raise CollateError(f"collate_fn failed on a batch: {type(error).__name__}: {error}") from error
+            raise _explained(samples, error) from None
+        told = f"collate_fn failed on a batch: {type(error).__name__}: {error}"
+        raise CollateError(told, range(len(samples))) from error
 
 
-def _explained(samples: list[Any], error: Exception) -> str:
+def _explained(samples: list[Any], error: Exception) -> CollateError:
     found = _trouble("", samples)
     if found is None:
-        return f"torch's default collate makes no batch of these samples: {type(error).__name__}: {error}"
-    return f"{found.where}, of which torch's default collate makes no batch; {found.way_out}"
+        told = f"torch's default collate makes no batch of these samples: {type(error).__name__}: {error}"
+        return CollateError(told, range(len(samples)))
+    told = f"{found.where}, of which torch's default collate makes no batch; {found.way_out}"
+    return CollateError(told, [] if found.odd is None else [found.odd])
 
 
 def _trouble(path: str, values: Sequence[Any]) -> _Trouble | None:
@@ -56,32 +70,49 @@ def _trouble(path: str, values: Sequence[Any]) -> _Trouble | None:
         values: One of each sample.
     """
     place, first = f"column {path}" if path else "each sample", values[0]
-    kinds = list(dict.fromkeys(type(value) for value in values))
+    if any(value is None for value in values):
+        return _missing(place, values)
     if isinstance(first, Mapping):
         return _mappings(path, place, values)
     if isinstance(first, (tuple, list)):
         return _sequences(path, place, values)
-    if any(value is None for value in values):
-        which = "None" if len(kinds) == 1 else f"None in {sum(value is None for value in values)} of {len(values)}"
-        return _Trouble(f"{place} is {which}", f"put a value there {_IN_TRANSFORM}, or pass the loader a collate_fn=")
+    if isinstance(first, (torch.Tensor, np.ndarray)):
+        return _of_other_kinds(place, values, type(first)) or _arrays(place, values)
     if isinstance(first, (str, bytes)):
         return None
-    if any(isinstance(value, (torch.Tensor, np.ndarray)) for value in values):
-        return _arrays(place, values)
     if isinstance(first, Number):
-        return None if all(isinstance(value, Number) for value in values) else _mixed(place, kinds)
+        return _of_other_kinds(place, values, Number)
     return _Trouble(f"{place} is {_kind_in_words(type(first))}", _way_out_of(type(first)))
 
 
-def _mappings(path: str, place: str, values: Sequence[Any]) -> _Trouble | None:
+def _missing(place: str, values: Sequence[Any]) -> _Trouble:
+    nones = [number for number, value in enumerate(values) if value is None]
+    way_out = f"put a value there {_IN_TRANSFORM}, or pass the loader a collate_fn="
+    if len(nones) == len(values):
+        return _Trouble(f"{place} is None", way_out)
+    return _Trouble(f"{place} is None in {len(nones)} of {len(values)} samples", way_out, nones[0])
+
+
+def _of_other_kinds(place: str, values: Sequence[Any], kind: type) -> _Trouble | None:
+    """Samples that are of another type than the first."""
     for number, value in enumerate(values):
-        if not isinstance(value, Mapping) or value.keys() != values[0].keys():
-            keys = list(value) if isinstance(value, Mapping) else type(value).__name__
+        if not isinstance(value, kind):
+            names = f"{type(values[0]).__name__} and {type(value).__name__}"
+            return _Trouble(f"{place} is of different types, {names}", f"make them one {_IN_TRANSFORM}", number)
+    return None
+
+
+def _mappings(path: str, place: str, values: Sequence[Any]) -> _Trouble | None:
+    first = values[0]
+    for number, value in enumerate(values):
+        keys = list(value) if isinstance(value, Mapping) else type(value).__name__
+        if not isinstance(value, Mapping) or value.keys() != first.keys():
             return _Trouble(
-                f"{place} has different columns: {list(values[0])} in number 0 of the batch, {keys} in number {number}",
+                f"{place} has different columns: {list(first)} in number 0 of the batch, {keys} in number {number}",
                 f"give all samples the same {_IN_TRANSFORM}, or pass the loader a collate_fn=",
+                number,
             )
-    parts = (_trouble(f"{path}[{name!r}]" if path else repr(name), [one[name] for one in values]) for name in values[0])
+    parts = (_trouble(f"{path}[{name!r}]" if path else repr(name), [one[name] for one in values]) for name in first)
     return next((part for part in parts if part is not None), None)
 
 
@@ -98,9 +129,6 @@ def _sequences(path: str, place: str, values: Sequence[Any]) -> _Trouble | None:
 
 
 def _arrays(place: str, values: Sequence[Any]) -> _Trouble | None:
-    kinds = list(dict.fromkeys(type(value) for value in values))
-    if len(kinds) > 1:
-        return _mixed(place, kinds)
     shapes = list(dict.fromkeys(tuple(value.shape) for value in values))
     if len(shapes) > 1:
         shown = ", ".join(map(str, shapes[:4])) + (", ..." if len(shapes) > 4 else "")
@@ -113,11 +141,6 @@ def _arrays(place: str, values: Sequence[Any]) -> _Trouble | None:
             f"{place} is an array of dtype {values[0].dtype}", f"make numbers of it {_IN_TRANSFORM}, or leave it out"
         )
     return None
-
-
-def _mixed(place: str, kinds: Sequence[type]) -> _Trouble:
-    names = " and ".join(kind.__name__ for kind in kinds[:4])
-    return _Trouble(f"{place} is of different types ({names})", f"make them one {_IN_TRANSFORM}")
 
 
 def _kind_in_words(kind: type) -> str:

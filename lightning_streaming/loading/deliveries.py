@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 
@@ -71,11 +71,14 @@ class Deliveries(IterableDataset[Delivery]):
                     of_pass.meter.begin_batch()
                     made_before += len(batches)
             except CollateError as error:
-                raise SampleError(f"{error}{self._told_keys(of_pass, made_before)}") from error.__cause__
+                raise SampleError(f"{error}{self._told_keys(of_pass, made_before, error.places)}") from error.__cause__
 
-    def _told_keys(self, of_pass: WorkerPass, batch: int) -> str:
-        """How an error names the samples of a batch. Whoever iterates in a way of their own may be at others."""
-        return told_keys(of_pass.keys_of_batch(batch) if self._iterates_as_usual() else ())
+    def _told_keys(self, of_pass: WorkerPass, batch: int, places: Sequence[int]) -> str:
+        """How an error names samples of a batch. Whoever iterates in a way of their own may be at others."""
+        if not places or not self._iterates_as_usual():
+            return ""
+        keys = of_pass.keys_of_batch(batch)
+        return told_keys([keys[place] for place in places])
 
     def _may_cut_out(self, of_pass: WorkerPass) -> bool:
         """Whether samples may be plain, and nobody is to see them before they are collated."""

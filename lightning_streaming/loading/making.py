@@ -36,12 +36,12 @@ def failed_sample(error: Exception, name: str, key: SampleKey) -> StreamingError
 
 
 def told_keys(keys: Sequence[SampleKey]) -> str:
-    """How an error names the samples of a batch; nothing where there are no keys."""
-    if not keys:
-        return ""
+    """How an error names samples of a batch."""
+    if len(keys) == 1:
+        return f"\nThis sample alone: dataset.restore_sample({json.dumps(keys[0].as_dict())})"
     shown = "\n".join(f"  {json.dumps(key.as_dict())}" for key in keys[:_MOST_KEYS])
     more = f"\n  and {len(keys) - _MOST_KEYS} more" if len(keys) > _MOST_KEYS else ""
-    return f"\nIts samples, each of which dataset.restore_sample(key) gives alone:\n{shown}{more}"
+    return f"\nIts samples, by the keys with which dataset.restore_sample(key) gives each alone:\n{shown}{more}"
 
 
 def _in_a_line(error: Exception) -> str:
