@@ -210,6 +210,7 @@ class StreamingDataLoader(DataLoader[Any]):
             self.dataset.seek(Cursor(0, 0))
         passes = passes_of(self.dataset)
         start = passes.begin(self.dataset.current_world(), self._samples_per_batch, self.drop_last)
+        passes.tell_unsuited(start)
         # Workers that live on keep what they were told; those of a pass given up have another link.
         link = self._link if self._iterator is not None and self._link is not None else self._new_link()
         self._link = link if self.persistent_workers else None

@@ -263,6 +263,7 @@ class StreamingDataset(KeyedAccess):
         if of_pass is not None:
             return WorkerSamples(of_pass)
         start = passes.begin(self.current_world(), self._own_batch_size())
+        passes.tell_unsuited(start)
         return passes.read_here(passes.of_worker(self._making, start, 0, 1))
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ A dataset shows its users samples and a place; who carries them out, as a loader
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
@@ -18,9 +19,12 @@ from lightning_streaming.loading.reading import WorkerPass
 from lightning_streaming.loading.samples import WorkerSamples
 from lightning_streaming.loading.share import Share
 from lightning_streaming.loading.source import SampleSource
+from lightning_streaming.loading.unsuited import unsuited
 from lightning_streaming.loading.watch import keys_of_rows
 from lightning_streaming.loading.watchers import WatchSettings
 from lightning_streaming.world import World
+
+_log = logging.getLogger(__name__)
 
 MakingOf = Callable[[int, int], Making]
 """Says how the samples of an epoch are made, by shuffle seed and epoch."""
@@ -56,6 +60,7 @@ class Passes:
         self._handed_out: Cursor | None = None
         self._assigned: WorkerPass | None = None
         self._reading: WorkerSamples | None = None
+        self._has_told = False
 
     def next_cursor(self) -> Cursor:
         """Where the next pass begins."""
@@ -77,7 +82,20 @@ class Passes:
 
     def begin_in_worker(self, worker: int, world: World, batch_size: int) -> PassStart:
         """The same in a worker of a plain torch DataLoader, which tells it nothing."""
-        return self.epochs.start(self._counter.count_pass(worker), world, batch_size)
+        start = self.epochs.start(self._counter.count_pass(worker), world, batch_size)
+        if worker == 0 and self._counter.passes_counted() == 1:
+            self.tell_unsuited(start)
+        return start
+
+    def tell_unsuited(self, start: PassStart) -> None:
+        """Say once, on one rank, which settings do not suit the data or the machines."""
+        if self._has_told or start.world.rank:
+            return
+        self._has_told = True
+        settings, catalog = self.epochs.settle(start.world), self._source.catalog
+        ahead = self._predownload if self._source.is_remote else None
+        for sentence in unsuited(settings, start, catalog, self.epochs.weights.epoch_size, ahead):
+            _log.warning("streams %s: %s", ", ".join(catalog.stream_names[:3]), sentence)
 
     def of_worker(
         self, making_of: MakingOf, start: PassStart, worker: int, num_workers: int, *, is_measured: bool = False
