@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from lightning_streaming import StreamingDataset
+from lightning_streaming.loading.passes import passes_of
 from tests.servers import http_server
 
 SHARDS = (10_000, 100_000, 1_000_000)
@@ -74,7 +75,7 @@ def measure(remote: str) -> dict[str, float]:
     began, busy = time.perf_counter(), time.process_time()
     dataset = StreamingDataset(remote=remote, shuffle=True, shuffle_algo="blockwise", batch_size=BATCH_SIZE)
     assert dataset.size
-    start = dataset.begin_pass(BATCH_SIZE)
+    start = passes_of(dataset).begin(dataset.current_world(), BATCH_SIZE)
     positions = dataset.epochs.deal(start).batches(np.arange(FIRST_BATCHES), 0, 0)
     assert len(dataset.epochs.plan(start).ids(positions.reshape(-1))) == FIRST_BATCHES * BATCH_SIZE
     dataset.state_dict(0)

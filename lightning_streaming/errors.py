@@ -15,6 +15,7 @@
     │   ├── DownloadError                              every attempt failed
     │   ├── DiskFullError                              no room for what was fetched
     │   └── IntegrityError                             what arrived is not what the index promises
+    ├── SampleError (RuntimeError)                 a transform, dataset or collate function that failed on samples
     ├── PartError (RuntimeError)                   a part of a dataset could not be written
     ├── LockTimeoutError (TimeoutError)            another process held a lock for too long
     └── StateError (ValueError)                    a saved position that cannot be used
@@ -85,6 +86,10 @@ class DiskFullError(StorageError):
 
 class IntegrityError(StorageError):
     """An object whose size or hash is not the one its index promises."""
+
+
+class SampleError(StreamingError, RuntimeError):
+    """Code of the user's own, or torch's default collate, that failed on some samples; names them."""
 
 
 class PartError(StreamingError, RuntimeError):

@@ -27,6 +27,7 @@ from lightning_streaming.loading.epochs import OnChange
 from lightning_streaming.loading.labels import Label, add_valid, keys_of_batches, labelled
 from lightning_streaming.loading.link import Link
 from lightning_streaming.loading.measures import LoaderStatistics
+from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.sample_key import KeyedBatch, SampleKey, SampleKeys
 from lightning_streaming.loading.slots import make_slots
 from lightning_streaming.loading.tally import Tally
@@ -99,7 +100,7 @@ class StreamingDataLoader(DataLoader[Any]):
             raise ConfigError("batches must come in order, or no place in the data could be saved; drop in_order=False")
         if repeat_epoch and dataset.epochs.skipped:
             raise ConfigError("skip is for training, as it counts the batches of a run; leave it out for other stages")
-        method = dataset.config()["batching_method"]
+        method = StreamingDataset.config(dataset)["batching_method"]  # a subclass may mean another thing by the name
         if with_valid and method != "random":
             raise ConfigError(
                 f"with_valid is for reading every sample once, but batching_method={method!r} leaves out what fills no "
@@ -189,25 +190,27 @@ class StreamingDataLoader(DataLoader[Any]):
     def config(self) -> dict[str, Any]:
         """What was asked for, the dataset's own :meth:`~StreamingDataset.config` included, as plain values."""
         shown = {name: getattr(self, name) for name in _SHOWN}
-        return {**describe("StreamingDataLoader", shown), "dataset": self.dataset.config()}
+        return {**describe("StreamingDataLoader", shown), "dataset": StreamingDataset.config(self.dataset)}
 
     def close(self) -> None:
         """Give up the pass under way, end the workers, persistent ones too, and unmap every shard."""
         under_way = self._latest and self._latest()
         if under_way:
             under_way.close()
-        self.end(self._iterator)  # where torch keeps persistent workers
+        self._end_workers(self._iterator)  # where torch keeps persistent workers
         self._forget_pass()
         self.dataset.close()
 
-    def begin_pass(self, begins: LoaderPass) -> tuple[int, PassStart, Link, Iterator[Delivery]]:
+    def _begin_pass(self, begins: LoaderPass) -> tuple[int, PassStart, Link, Iterator[Delivery]]:
         """Begin the next pass: its number, where it starts, what its workers share, and torch's iterator over them."""
         self._latest = weakref.ref(begins)
         self._passes_begun += 1
         self._end = None
         if self.repeat_epoch:
             self.dataset.seek(Cursor(0, 0))
-        start = self.dataset.begin_pass(self._samples_per_batch, self.drop_last)
+        passes = passes_of(self.dataset)
+        start = passes.begin(self.dataset.current_world(), self._samples_per_batch, self.drop_last)
+        passes.tell_unsuited(start)
         # Workers that live on keep what they were told; those of a pass given up have another link.
         link = self._link if self._iterator is not None and self._link is not None else self._new_link()
         self._link = link if self.persistent_workers else None
@@ -215,18 +218,18 @@ class StreamingDataLoader(DataLoader[Any]):
         self._tally.begin_pass(self.num_workers)
         return self._passes_begun, start, link, carried(self, self._deliveries(link), link)
 
-    def end(self, batches: Iterator[Any] | None) -> None:
+    def _end_workers(self, batches: Iterator[Any] | None) -> None:
         """End the workers behind torch's iterator of a pass, persistent ones too."""
         end_workers(batches)
         if batches is self._iterator:
             self._iterator = self._link = None
 
-    def labels(self) -> list[Label]:
+    def _labels(self) -> list[Label]:
         """What batches are given beside what was collated."""
         wanted: list[tuple[bool, Label]] = [(self.with_valid, add_valid), (self.with_keys, KeyedBatch)]
         return [label for is_wanted, label in wanted if is_wanted]
 
-    def is_current(self, number: int) -> bool:
+    def _is_current(self, number: int) -> bool:
         """Whether this pass is the latest and the loader was not moved since, so that its batches count.
 
         Raises:
@@ -239,12 +242,12 @@ class StreamingDataLoader(DataLoader[Any]):
             )
         return number == self._passes_begun
 
-    def hand_out(self, start: PassStart, end: Cursor, measures: NDArray[np.int64], wait_ns: int) -> None:
+    def _hand_out(self, start: PassStart, end: Cursor, measures: NDArray[np.int64], wait_ns: int) -> None:
         """Note that a batch is handed out of the pass that began at ``start``: where it ends, and what it took."""
         self._tally.add(measures, wait_ns)
         self._end = end
         self._unclaimed.append(end)
-        self.dataset.handed_out(start, end)
+        passes_of(self.dataset).hand_out(start, end)
 
     def _new_link(self) -> Link:
         slots = None if self._is_pinned() else make_slots(self.num_workers, (self.prefetch_factor or 0) + 1)
@@ -281,20 +284,20 @@ class LoaderPass(Iterator[Any]):
         self._number = 0
         self._under_way: _UnderWay | None = None
         self._ends: Iterator[Cursor] = iter(())
-        self._labels = loader.labels()
+        self._labels = loader._labels()
         self._keys: Iterator[SampleKeys] = iter(())
 
     def __next__(self) -> Any:
         if self._number == 0:
             self._begin()
         under_way, self._under_way = self._under_way, None  # whatever is raised from here on ends the pass
-        if under_way is None or not self._loader.is_current(self._number):
+        if under_way is None or not self._loader._is_current(self._number):
             raise StopIteration
         asked = perf_counter_ns()
         try:
             made = next(under_way.batches, None)
         except BaseException:
-            self._loader.end(under_way.deliveries)
+            self._loader._end_workers(under_way.deliveries)
             raise
         waited = perf_counter_ns() - asked
         end = next(self._ends, None)
@@ -303,19 +306,19 @@ class LoaderPass(Iterator[Any]):
         batch, measures = made
         if self._labels:
             batch = labelled(batch, next(self._keys), self._labels)
-        self._loader.hand_out(under_way.start, end, measures, waited)
+        self._loader._hand_out(under_way.start, end, measures, waited)
         self._under_way = under_way
         return batch
 
     def close(self) -> None:
         """Hand out no more, and end the workers; those that are in the middle of a sample within a second or two."""
         under_way, self._under_way = self._under_way, None
-        self._loader.end(under_way and under_way.deliveries)
+        self._loader._end_workers(under_way and under_way.deliveries)
         self._keys = iter(())  # which hold the order, maybe a mapped file
 
     def _begin(self) -> None:
         loader = self._loader
-        self._number, start, link, deliveries = loader.begin_pass(self)
+        self._number, start, link, deliveries = loader._begin_pass(self)
         self._under_way = _UnderWay(start, deliveries, in_turn(deliveries, link, loader.num_workers))
         deal = loader.dataset.epochs.deal(start)
         self._ends = ends_of_batches(deal, start.cursor, loader.drop_last)
@@ -336,5 +339,6 @@ def _at_end(made: Measured | None, end: Cursor | None) -> Exception:
         return StopIteration()
     return ConfigError(
         f"the pass has {'fewer' if end else 'more'} batches than its epoch; a dataset must hand out exactly the "
-        "samples of its share"
+        "samples of its share; an __iter__ that makes fewer or more of them is for torch's DataLoader, and here a "
+        "collate_fn= does that"
     )

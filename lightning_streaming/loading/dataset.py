@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 from math import ceil
 from typing import Any
 
@@ -16,18 +15,16 @@ from torch.utils.data import get_worker_info
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.arguments import check_at_least, parse_epoch_size
-from lightning_streaming.loading.cursor import Cursor, PassCounter, PassStart
+from lightning_streaming.loading.cursor import Cursor
 from lightning_streaming.loading.description import describe_dataset
 from lightning_streaming.loading.epochs import Epochs, OnChange
 from lightning_streaming.loading.keyed_access import KeyedAccess
-from lightning_streaming.loading.meter import Meter
+from lightning_streaming.loading.passes import Passes
 from lightning_streaming.loading.reading import WorkerPass
 from lightning_streaming.loading.samples import WorkerSamples
-from lightning_streaming.loading.share import Share
 from lightning_streaming.loading.source import SampleSource
 from lightning_streaming.loading.state import read_state
 from lightning_streaming.loading.stream import Stream, StreamDefaults, named_streams
-from lightning_streaming.loading.transform import keyed_transform
 from lightning_streaming.loading.watchers import WatchSettings
 from lightning_streaming.loading.worker import prepare_worker_process
 from lightning_streaming.order.names import BatchingMethod, PartitionAlgo, SamplingMethod, ShuffleAlgo
@@ -42,6 +39,9 @@ class StreamingDataset(KeyedAccess):
 
     Making one does no I/O: indexes are read at the first ``len``, ``iter`` or ``[i]``. Iterate over it through
     :class:`~lightning_streaming.StreamingDataLoader`, which keeps count and can save and restore its place.
+
+    Epochs hand out what ``dataset[i]`` gives: to make samples in a way of your own, pass ``transform``, or override
+    ``__getitem__`` or ``get_item`` in a subclass; see docs/loading.md.
 
     Args:
         streams: Streams by name, or in a list. Either this or ``remote``/``local``.
@@ -80,8 +80,10 @@ class StreamingDataset(KeyedAccess):
             shard must have them. Neither order nor saved positions depend on it.
         replication: This many consecutive ranks read the same samples (tensor or sequence parallelism).
         transform: Applied to each decoded sample in the worker. If it has a parameter ``rng`` it is given a
-            ``numpy.random.Generator`` keyed by the sample, so that augmentation survives any resume.
-        seed_global_rng: Also seed ``random``, ``numpy.random`` and torch from that key before each transform.
+            ``numpy.random.Generator`` keyed by the sample, so that augmentation survives any resume. ``dataset[i]``
+            applies it too.
+        seed_global_rng: Also seed ``random``, ``numpy.random`` and torch from that key before each transform, or before
+            each call of an overridden ``__getitem__``.
         sample_log: Directory for a log of the samples that each worker read, to write or add to; see docs/loading.md.
         watchdog_seconds: When one sample takes longer than this, tell on stderr which it is and where its worker is.
         world: This process among all that train. None: found when iteration starts, see :meth:`World.detect`.
@@ -136,7 +138,7 @@ class StreamingDataset(KeyedAccess):
         self.predownload = predownload
         self.replication = replication
         self.world = world
-        self._watched = WatchSettings(sample_log, watchdog_seconds)
+        watched = WatchSettings(sample_log, watchdog_seconds)
         settings = OrderSettings(
             shuffle=shuffle,
             shuffle_algo=shuffle_algo,
@@ -162,20 +164,20 @@ class StreamingDataset(KeyedAccess):
         caches = {name: ShardCache(stream.cache_config(name, defaults)) for name, stream in self.streams.items()}
         limit = None if cache_limit is None else parse_bytes(cache_limit, "cache_limit")
         source = SampleSource(caches, allow_unsafe_types, columns, limit)
-        super().__init__(source, on_demand, transform, seed_global_rng)
-        self._misses = {name: cache.misses for name, cache in caches.items()}
+        super().__init__(source, on_demand, transform, seed_global_rng, settings.shuffle_seed)
+        misses = {name: cache.misses for name, cache in caches.items()}
         weights = [stream.weight() for stream in self.streams.values()]
         samples = parse_epoch_size(epoch_size)
-        self.epochs = Epochs(settings, weights, samples, self._source, batch_size, skip)
+        epochs = Epochs(settings, weights, samples, source, batch_size, skip)
+        self._passes = Passes(epochs, source, misses, predownload, watched)
         log = None if sample_log is None else os.fspath(sample_log)
         parsed = {"streams": self.streams, "epoch_size": samples, "cache_limit": limit, "sample_log": log}
-        self._config = describe_dataset({**asked, **parsed})
-        self._next = Cursor(0, 0)
-        self._counter = PassCounter()
-        self._assigned: WorkerPass | None = None
-        self._latest: PassStart | None = None
-        self._handed_out: Cursor | None = None
-        self._reading: WorkerSamples | None = None
+        self._asked = describe_dataset({**asked, **parsed})
+
+    @property
+    def epochs(self) -> Epochs:
+        """The order of samples, epoch by epoch."""
+        return self._passes.epochs
 
     @property
     def epoch_size(self) -> int:
@@ -188,7 +190,7 @@ class StreamingDataset(KeyedAccess):
 
     def config(self) -> dict[str, Any]:
         """What was asked for, as plain values without secrets: to log, and to compare with that of another run."""
-        return deepcopy(self._config)
+        return deepcopy(self._asked)
 
     @property
     def next_epoch(self) -> int:
@@ -202,13 +204,11 @@ class StreamingDataset(KeyedAccess):
 
     def next_cursor(self) -> Cursor:
         """Where the next pass begins."""
-        return self._next.passes_later(self._counter.passes_counted())
+        return self._passes.next_cursor()
 
     def seek(self, cursor: Cursor) -> None:
         """Let the next pass begin at ``cursor``; a pass under way goes on undisturbed, and counts no longer."""
-        self._next = cursor
-        self._counter.reset(cursor)
-        self._latest = self._handed_out = self._reading = self._assigned = None
+        self._passes.seek(cursor)
 
     def state_dict(self, num_samples: int | None = None, from_beginning: bool = False) -> dict[str, Any]:
         """The place of the pass under way, or of the next one if none is, as plain values.
@@ -219,11 +219,12 @@ class StreamingDataset(KeyedAccess):
             from_beginning: Whether ``num_samples`` counts from the beginning of the epoch rather than from where the
                 pass began.
         """
-        if num_samples is None and self._handed_out is not None and not self._counter.passes_counted():
-            return self.state_at(self._handed_out)
-        began, world = self._pass_began(), self.current_world()
+        passes, world = self._passes, self.current_world()
+        handed_out, began = passes.handed_out(), passes.began()
+        if num_samples is None and handed_out is not None:
+            return self.state_at(handed_out)
         if num_samples is None:
-            num_samples, from_beginning = self._samples_read() * world.num_ranks, False
+            num_samples, from_beginning = passes.samples_read() * world.num_ranks, False
         began = Cursor(began.epoch, 0) if from_beginning else began
         return self.state_at(self.epochs.later(began, num_samples, world))
 
@@ -252,86 +253,30 @@ class StreamingDataset(KeyedAccess):
         """This process among those that read different samples."""
         return (self.world or World.detect()).replicated(self.replication)
 
-    def begin_pass(self, batch_size: int, drop_last: bool = False) -> PassStart:
-        """Begin the next pass and say where; the pass after it is that of the next epoch."""
-        self._source.prepare()
-        start = self.epochs.start(self.next_cursor(), self.current_world(), batch_size, drop_last)
-        self.seek(start.cursor.passes_later(1))
-        self._latest = start
-        return start
-
-    def worker_pass(self, start: PassStart, worker: int, num_workers: int, *, is_measured: bool = False) -> WorkerPass:
-        """What one of a loader's workers, or the only reader there is, reads of a pass that was begun."""
-        return WorkerPass(
-            make_share=partial(_share, self.epochs, start, worker, num_workers),
-            source=self._source,
-            transform=keyed_transform(self.transform, self.seed_global_rng, start.shuffle_seed, start.cursor.epoch),
-            predownload=self.predownload,
-            near_end=partial(self.epochs.prepare_next, start),
-            meter=Meter(self._misses, is_read=is_measured),
-            watch=self._watched.watch(self._source, start, worker),
-        )
-
-    def assign(self, of_pass: WorkerPass) -> None:
-        """Let the next ``iter`` in this process read this."""
-        self._assigned = of_pass
-
-    def handed_out(self, start: PassStart, end: Cursor) -> None:
-        """Take note that a loader has handed out a pass up to here; of no meaning if another has begun since."""
-        if start is self._latest:
-            self._handed_out = end
-
     def __iter__(self) -> WorkerSamples:
-        """This worker's samples of the next pass, in order."""
-        of_pass, self._assigned = self._assigned, None
-        info = get_worker_info()
+        """This worker's samples of the next pass, in order: each is what ``dataset[i]`` makes of it."""
+        passes, info = self._passes, get_worker_info()
+        of_pass = passes.take_assigned()
         if info is not None:
             prepare_worker_process()
             return WorkerSamples(of_pass or self._next_pass_of_worker(info.id, info.num_workers))
         if of_pass is not None:
             return WorkerSamples(of_pass)
-        self._reading = WorkerSamples(self.worker_pass(self.begin_pass(self._own_batch_size()), 0, 1))
-        return self._reading
+        start = passes.begin(self.current_world(), self._own_batch_size())
+        passes.tell_unsuited(start)
+        return passes.read_here(passes.of_worker(self._making, start, 0, 1))
 
     def close(self) -> None:
         """Stop fetching and unmap every shard. The dataset may be used again; it then opens what it needs."""
-        if self._reading is not None:
-            self._reading.close()
-        self.epochs.close()
+        self._passes.close()
         self._source.close()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reading": None, "_assigned": None}
-
     def _next_pass_of_worker(self, worker: int, num_workers: int) -> WorkerPass:
-        """In a worker of a plain torch DataLoader, which tells it nothing."""
-        start = self.epochs.start(self._counter.count_pass(worker), self.current_world(), self._own_batch_size())
-        return self.worker_pass(start, worker, num_workers)
-
-    def _pass_began(self) -> Cursor:
-        passes = self._counter.passes_counted()
-        if passes:
-            return self._next.passes_later(passes - 1)
-        return self._next if self._latest is None else self._latest.cursor
-
-    def _samples_read(self) -> int:
-        """Samples of the pass under way that were taken in this process."""
-        if self._reading is None or self._counter.passes_counted():
-            return 0
-        return self._reading.samples_read
+        """In a worker of a plain torch DataLoader."""
+        start = self._passes.begin_in_worker(worker, self.current_world(), self._own_batch_size())
+        return self._passes.of_worker(self._making, start, worker, num_workers)
 
     def _own_batch_size(self) -> int:
         if self.batch_size is None:
             raise ConfigError("pass batch_size= to the dataset, or iterate through a StreamingDataLoader that has one")
         return self.batch_size
-
-
-def _share(epochs: Epochs, start: PassStart, worker: int, num_workers: int) -> Share:
-    return Share(
-        plan=epochs.plan(start),
-        deal=epochs.deal(start),
-        node=start.world.node,
-        rank_of_node=start.world.rank_of_node,
-        worker=worker,
-        num_workers=num_workers,
-    )

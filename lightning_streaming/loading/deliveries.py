@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
-from typing import Any
 
+import numpy as np
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
+from lightning_streaming.errors import ConfigError, SampleError, StreamingError
+from lightning_streaming.loading.collating import Collate, CollateError, collated
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.delivery import Delivery
+from lightning_streaming.loading.failure import Failure
 from lightning_streaming.loading.link import Link
+from lightning_streaming.loading.making import told_keys
+from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.reading import WorkerPass
 from lightning_streaming.loading.tables import Batches, read_tables
-
-Collate = Callable[[list[Any]], Any]
-"""Makes a batch of samples."""
 
 
 class Deliveries(IterableDataset[Delivery]):
@@ -45,25 +47,45 @@ class Deliveries(IterableDataset[Delivery]):
 
     def __iter__(self) -> Iterator[Delivery]:
         info = get_worker_info()
-        return self._deliver(0, 1) if info is None else self._deliver(info.id, info.num_workers)
+        return self._deliver(0, 1) if info is None else self._with_failure(info.id, info.num_workers)
+
+    def _with_failure(self, worker: int, num_workers: int) -> Generator[Delivery, None, None]:
+        try:
+            yield from self._deliver(worker, num_workers)
+        except StreamingError as error:
+            yield Delivery(worker, Failure(error, worker), np.zeros((1, 0), np.int64))
 
     def _deliver(self, worker: int, num_workers: int) -> Generator[Delivery, None, None]:
         if self._sender is not None:
             self._sender.begin_pass()
-        start = self._handover.assigned()
-        of_pass = self.dataset.worker_pass(start, worker, num_workers, is_measured=True)
+        start, passes = self._handover.assigned(), passes_of(self.dataset)
+        of_pass = passes.of_worker(self.dataset._making, start, worker, num_workers, is_measured=True)
         made = self._cut_out(of_pass) if self._may_cut_out(of_pass) else self._collated(of_pass, start.batch_size)
+        made_before = 0
         with closing(made):
-            for batches in made:
-                measures = of_pass.meter.end_batches(len(batches))
-                sent = batches if self._sender is None else self._sender.send(batches)
-                yield Delivery(worker, sent, measures)
-                of_pass.meter.begin_batch()
+            try:
+                for batches in made:
+                    measures = of_pass.meter.end_batches(len(batches))
+                    sent = batches if self._sender is None else self._sender.send(batches)
+                    yield Delivery(worker, sent, measures)
+                    of_pass.meter.begin_batch()
+                    made_before += len(batches)
+            except CollateError as error:
+                raise SampleError(f"{error}{self._told_keys(of_pass, made_before, error.places)}") from error.__cause__
+
+    def _told_keys(self, of_pass: WorkerPass, batch: int, places: Sequence[int]) -> str:
+        """How an error names samples of a batch. Whoever iterates in a way of their own may be at others."""
+        if not places or not self._iterates_as_usual():
+            return ""
+        keys = of_pass.keys_of_batch(batch)
+        return told_keys([keys[place] for place in places])
 
     def _may_cut_out(self, of_pass: WorkerPass) -> bool:
         """Whether samples may be plain, and nobody is to see them before they are collated."""
-        is_untouched = self._collate is default_collate and type(self.dataset).__iter__ is StreamingDataset.__iter__
-        return is_untouched and of_pass.may_be_tables()
+        return self._collate is default_collate and self._iterates_as_usual() and of_pass.may_be_tables()
+
+    def _iterates_as_usual(self) -> bool:
+        return type(self.dataset).__iter__ is StreamingDataset.__iter__
 
     def _cut_out(self, of_pass: WorkerPass) -> Generator[Batches, None, None]:
         with closing(read_tables(of_pass, drop_last=self._drop_last, one_by_one=self._one_by_one)) as tables:
@@ -71,9 +93,16 @@ class Deliveries(IterableDataset[Delivery]):
                 yield list(table) if self._one_by_one else table
 
     def _collated(self, of_pass: WorkerPass, batch_size: int) -> Generator[Batches, None, None]:
-        self.dataset.assign(of_pass)
+        passes = passes_of(self.dataset)
+        passes.assign(of_pass)
         samples = iter(self.dataset)
         while batch := list(islice(samples, batch_size)):
+            if passes.take_assigned() is not None:
+                raise ConfigError(
+                    f"{type(self.dataset).__name__}.__iter__ hands out samples without going through "
+                    "super().__iter__(), so their order and their place are not known and could not be saved; take "
+                    "samples from there, override __getitem__ instead, or use torch's DataLoader"
+                )
             if self._drop_last and len(batch) < batch_size:
                 return
-            yield [self._collate(batch)]
+            yield [collated(self._collate, batch)]

@@ -1,50 +1,100 @@
-"""Single samples made again from their keys: with their transform and its randomness, without order or epoch."""
+"""Single samples, as an epoch hands them out: by id, or again from their keys."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, SampleIndexError
 from lightning_streaming.loading.catalog import Catalog
+from lightning_streaming.loading.making import Making
 from lightning_streaming.loading.rng import global_generators_kept
 from lightning_streaming.loading.sample_key import SampleKey
 from lightning_streaming.loading.shard_access import ShardAccess
 from lightning_streaming.loading.source import SampleSource
-from lightning_streaming.loading.transform import keyed_transform
+from lightning_streaming.loading.transform import SampleTransform
 
 
 class KeyedAccess(ShardAccess):
-    """What the streams of a dataset hold, transformed.
+    """What the streams of a dataset hold, made what it is to be: transformed, or as a subclass says.
 
     Args:
         source: The shards of all streams.
         on_demand: Whether a single sample is read by its bytes alone where its shard is not here.
         transform: Applied to each decoded sample.
         seed_global_rng: Whether to seed the global generators from the sample's key before that.
+        shuffle_seed: Key of the randomness of samples that are asked for by id.
 
     Raises:
         ConfigError: ``transform`` is no function.
     """
 
     def __init__(
-        self, source: SampleSource, on_demand: bool, transform: Callable[..., Any] | None, seed_global_rng: bool
+        self,
+        source: SampleSource,
+        on_demand: bool,
+        transform: Callable[..., Any] | None,
+        seed_global_rng: bool,
+        shuffle_seed: int,
     ) -> None:
         super().__init__(source, on_demand)
-        if transform is not None and not callable(transform):
-            raise ConfigError(f"transform must be a function of a sample, but got {transform!r}")
-        self.transform = transform
-        self.seed_global_rng = seed_global_rng
+        self._transform = SampleTransform(transform, seed_global_rng)
+        self._own_transform = transform
+        self._seed_by_id = shuffle_seed
+
+    @property
+    def transform(self) -> Any:
+        """The function that decoded samples go through; may be set before a pass begins.
+
+        A subclass that overrides :meth:`__getitem__` may set it for its own use, as those of torchvision do: what is
+        applied before stays what the constructor was given.
+        """
+        return self._own_transform
+
+    @transform.setter
+    def transform(self, transform: Any) -> None:
+        self._own_transform = transform
+        if not self._is_overridden():
+            self._transform = self._transform.replaced(transform)
+
+    def __getitem__(self, index: int | slice | Sequence[Any] | NDArray[np.integer[Any]]) -> Any:
+        """Samples by id, as an epoch hands them out: decoded by :meth:`get_item`, then transformed.
+
+        To be overridden where samples are to be something else: epochs, loaders and :meth:`restore_sample` go through
+        it. Outside of these a sample belongs to no epoch; a transform's ``rng`` is then keyed by the id alone.
+
+        Args:
+            index: An id in ``[-size, size)``; or a slice, list or array of such, which gives a list of ``self[i]``.
+
+        Raises:
+            SampleIndexError: An id is out of range.
+            ConfigError: The index is of another type.
+        """
+        if type(index) is int:  # told soonest, as most are
+            sample = self.get_item(index)
+            if self._transform.function is None:
+                return sample
+            return self._transform.apply(sample, index % self.catalog.num_samples, self._seed_by_id)
+        if isinstance(index, (int, np.integer)):
+            return KeyedAccess.__getitem__(self, int(index))
+        if isinstance(index, slice):
+            return self._listed(range(*index.indices(self.size)))
+        if isinstance(index, (list, np.ndarray)):
+            return self._listed(index)
+        raise ConfigError(f"a sample index must be an int, slice, list or array, but got {type(index).__name__}")
 
     def restore_sample(self, key: SampleKey | Mapping[str, Any]) -> Any:
         """The very sample that an epoch handed out, augmentation included; on any machine, and from any dataset of
-        the same streams and transform, whatever its order.
+        the same class, streams and transform, whatever its order.
 
         Args:
             key: From ``StreamingDataLoader(with_keys=True)``, or what its ``as_dict`` gave.
 
         Returns:
-            What the transform makes of it; the decoded sample if there is none.
+            What ``dataset[i]`` gives for it, with the randomness that it had.
 
         Raises:
             SampleIndexError: These streams have no such sample.
@@ -54,12 +104,12 @@ class KeyedAccess(ShardAccess):
         """
         key = key if isinstance(key, SampleKey) else SampleKey.from_dict(key)
         shard = find_shard(self.catalog, key)
-        sample = self._source.read(shard, key.index, alone=self._on_demand)
-        transform = keyed_transform(self.transform, self.seed_global_rng, key.shuffle_seed, key.epoch)
-        if transform is None:
-            return sample
+        sample_id = int(self.catalog.first_sample_of_shard[shard]) + key.index
+        make = self._transform.asked(self.__getitem__, key.shuffle_seed, key.epoch)
+        if self._transform.function is None and not self._is_overridden():
+            return make(sample_id, key.position)
         with global_generators_kept():
-            return transform(sample, key.position)
+            return make(sample_id, key.position)
 
     def can_restore_sample(self, key: SampleKey | Mapping[str, Any] | None = None) -> bool:
         """Whether :meth:`restore_sample` finds the key's sample; without a key, whether it works at all, as it does.
@@ -76,6 +126,28 @@ class KeyedAccess(ShardAccess):
         except SampleIndexError:
             return False
         return True
+
+    def _making(self, shuffle_seed: int, epoch: int) -> Making:
+        """How samples of an epoch are made: by way of :meth:`__getitem__` where a subclass has a say in it."""
+        if self._is_overridden():
+            make = self._transform.asked(self.__getitem__, shuffle_seed, epoch)
+            return Making(transform=None, make=make, name=f"dataset[i] of {type(self).__name__}")
+        return Making(transform=self._transform.keyed(shuffle_seed, epoch), make=None, name="transform")
+
+    def _is_overridden(self) -> bool:
+        """Whether samples are not, or need not be, what this class makes of them."""
+        kind = type(self)
+        is_own = kind.__getitem__ is KeyedAccess.__getitem__ and kind.get_item is ShardAccess.get_item
+        return not is_own or "get_item" in vars(self)
+
+    def _listed(self, ids: Any) -> list[Any]:
+        try:
+            return [self[one] for one in ids]
+        except RecursionError as error:
+            raise ConfigError(
+                f"{type(self).__name__}.__getitem__ asks for a list or slice, which asks it again for each sample, "
+                "without end; ask for one sample at a time there: [super().__getitem__(i) for i in ids]"
+            ) from error
 
 
 def find_shard(catalog: Catalog, key: SampleKey) -> int:

@@ -6,25 +6,24 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_streaming.errors import StreamingError
 from lightning_streaming.formats.shard import ShardReader
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.last_uses import LastUses
+from lightning_streaming.loading.making import Making, failed_sample
 from lightning_streaming.loading.meter import Meter
 from lightning_streaming.loading.prefetch import Reach, ShardPrefetcher, default_reach
+from lightning_streaming.loading.sample_key import SampleKey
 from lightning_streaming.loading.share import Share, Window, located, node_plan, shard_needs
 from lightning_streaming.loading.source import SampleSource
-from lightning_streaming.loading.watch import SampleWatch
+from lightning_streaming.loading.watch import Row, SampleWatch
 
 _NEAR_END = 0.5
 """Part of a share after which what the next pass needs is made ready."""
-
-Transform = Callable[[dict[str, Any], int], Any]
-"""Turns a decoded sample, and its position in the epoch, into what the worker hands out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +34,9 @@ class WorkerPass:
     """Says what to read. Called with the first sample: torch reports an error of ``next``, but loses one of ``iter`` in
     a worker that lives on from pass to pass."""
     source: SampleSource
-    transform: Transform | None
+    making: Making
+    key: Callable[[Row], SampleKey]
+    """Finds the key of a sample."""
     predownload: int | None
     """Samples ahead of the reader for which shards are fetched; None for :func:`default_reach`."""
     near_end: Callable[[], None]
@@ -46,7 +47,21 @@ class WorkerPass:
 
     def may_be_tables(self) -> bool:
         """Whether samples may be plain, and nobody looks at them one by one."""
-        return self.transform is None and self.watch is None and self.source.may_be_plain()
+        making = self.making
+        is_untouched = making.transform is None and making.make is None and self.watch is None
+        return is_untouched and self.source.may_be_plain()
+
+    def failed(self, row: Row, error: Exception) -> StreamingError:
+        """What to raise from an error of the user's own code about a sample."""
+        return failed_sample(error, self.making.name, self.key(row))
+
+    def keys_of_batch(self, number: int) -> list[SampleKey]:
+        """The keys of one of the worker's batches, counted from the first of the pass."""
+        share, catalog = self.make_share(), self.source.catalog
+        positions = share.batch(number)
+        places = (positions, *catalog.places(share.plan.ids(positions)))
+        rows = zip(*(numbers.tolist() for numbers in places), strict=True)
+        return [self.key((position, shard, index, 0)) for position, shard, index in rows]
 
     @contextmanager
     def begun(self) -> Iterator[Reading]:

@@ -10,6 +10,7 @@ import numpy as np
 from lightning_streaming.errors import FormatError
 from lightning_streaming.loading.reading import Reading, WorkerPass
 from lightning_streaming.loading.share import Window
+from lightning_streaming.loading.transform import KeyedSample
 from lightning_streaming.loading.watch import Row
 
 _LAST_USE, _BATCH_ENDS = 1, 2
@@ -25,7 +26,8 @@ class WorkerSamples(Iterator[Any]):
     def __init__(self, of_pass: WorkerPass) -> None:
         self.samples_read = 0
         """Samples handed out so far."""
-        samples = _read(of_pass)
+        make = of_pass.making.make
+        samples = _read(of_pass) if make is None else _make(of_pass, make)
         self._samples = samples if of_pass.watch is None else of_pass.watch.samples(samples)
 
     def __next__(self) -> Any:
@@ -39,7 +41,7 @@ class WorkerSamples(Iterator[Any]):
 
 
 def _read(of_pass: WorkerPass) -> Generator[Any, None, None]:
-    source, transform, watch = of_pass.source, of_pass.transform, of_pass.watch
+    source, transform, watch = of_pass.source, of_pass.making.transform, of_pass.watch
     with of_pass.begun() as reading:
         readers, latest = source.readers, -1
         for window in reading.windows():
@@ -54,11 +56,42 @@ def _read(of_pass: WorkerPass) -> Generator[Any, None, None]:
                     sample = reader[index]
                 except FormatError as error:
                     raise source.named(error, shard) from error
-                if events & _LAST_USE:
-                    reading.let_go(shard)
-                if events & _BATCH_ENDS:
-                    reading.have_read(batches=1)
-                yield sample if transform is None else transform(sample, position)
+                if events:
+                    _note(events, shard, reading)
+                if transform is not None:
+                    try:
+                        sample = transform(sample, position)
+                    except Exception as error:
+                        raise of_pass.failed((position, shard, index, events), error) from error
+                yield sample
+
+
+def _make(of_pass: WorkerPass, make: KeyedSample) -> Generator[Any, None, None]:
+    """The samples as a subclass of the dataset makes them, each while its shard is open."""
+    source, watch = of_pass.source, of_pass.watch
+    with of_pass.begun() as reading:
+        first_ids = source.catalog.first_sample_of_shard
+        for window in reading.windows():
+            rows = _rows(window, reading)
+            for position, shard, index, events in rows if watch is None else watch.rows(rows):
+                reading.reader(shard)
+                source.is_in_pass = True
+                try:
+                    sample = make(int(first_ids[shard]) + index, position)
+                except Exception as error:
+                    raise of_pass.failed((position, shard, index, events), error) from error
+                finally:
+                    source.is_in_pass = False
+                if events:
+                    _note(events, shard, reading)
+                yield sample
+
+
+def _note(events: int, shard: int, reading: Reading) -> None:
+    if events & _LAST_USE:
+        reading.let_go(shard)
+    if events & _BATCH_ENDS:
+        reading.have_read(batches=1)
 
 
 def _rows(window: Window, reading: Reading) -> Iterator[Row]:

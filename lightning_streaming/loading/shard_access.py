@@ -1,15 +1,12 @@
-"""Samples by id, and the shards they are in: a dataset without its order."""
+"""Stored samples by id, and the shards they are in: a dataset without its order."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
-from lightning_streaming.errors import ConfigError, SampleIndexError
+from lightning_streaming.errors import SampleIndexError
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.source import SampleSource
 
@@ -46,28 +43,8 @@ class ShardAccess(IterableDataset[Any]):
         """Bytes that this node keeps of these streams, files on their way included."""
         return self._source.cache_usage()
 
-    def __getitem__(self, index: int | slice | Sequence[Any] | NDArray[np.integer[Any]]) -> Any:
-        """Samples by id, straight from their shards: no order, no transform, no epoch.
-
-        Args:
-            index: An id in ``[-size, size)``; or a slice, list or array of such, which gives a list.
-
-        Raises:
-            SampleIndexError: An id is out of range.
-            ConfigError: The index is of another type.
-        """
-        if type(index) is int:  # told soonest, as most are
-            return self.get_item(index)
-        if isinstance(index, (int, np.integer)):
-            return self.get_item(int(index))
-        if isinstance(index, slice):
-            return [self[one] for one in range(*index.indices(self.size))]
-        if isinstance(index, (list, np.ndarray)):
-            return [self[one] for one in index]
-        raise ConfigError(f"a sample index must be an int, slice, list or array, but got {type(index).__name__}")
-
-    def get_item(self, sample_id: int, retry: int = 1) -> dict[str, Any]:
-        """One sample, decoded: column name to value.
+    def get_item(self, sample_id: int, retry: int = 1) -> Any:
+        """One sample, decoded: a dict of column name to value. To be overridden where samples are to be read otherwise.
 
         While it is read its shard cannot be evicted.
 

@@ -38,6 +38,12 @@ class Share:
             # Only an epoch's last batch has gaps.
             yield positions if positions[-1] >= 0 else positions[positions >= 0]
 
+    def batch(self, number: int) -> NDArray[np.int64]:
+        """Positions of one of this worker's batches, counted from its first."""
+        batches = np.array([self.worker + number * self.num_workers])
+        positions = self.deal.batches(batches, self.node, self.rank_of_node).reshape(-1)
+        return positions[positions >= 0]
+
     def windows_of_node(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Global batches, and positions of the samples that this node reads of each, of shape (batches, samples).
 

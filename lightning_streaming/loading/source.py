@@ -62,6 +62,7 @@ class SampleSource:
         self._open = OpenShards(self._stamp_used)
         self._ahead = ShardsAhead()
         self._lone = LoneReader(self._lone_samples)
+        self.is_in_pass = False  # then what is read is read for a pass, which says itself when it rests
 
     @property
     def catalog(self) -> Catalog:
@@ -174,7 +175,8 @@ class SampleSource:
             sample = reader[index]
         except FormatError as error:
             raise self.named(error, shard) from error
-        self.rest()
+        if not self.is_in_pass:
+            self.rest()
         return sample
 
     def open(self, shard: int, retry: int = 1) -> ShardReader:

@@ -19,6 +19,7 @@ from lightning_streaming.errors import FormatError, StreamingError
 from lightning_streaming.formats.mds import MDSReader
 from lightning_streaming.formats.plain_rows import PlainRows
 from lightning_streaming.formats.shard import ShardReader
+from lightning_streaming.loading.collating import collated
 from lightning_streaming.loading.delivery import Table
 from lightning_streaming.loading.reading import Reading, WorkerPass
 from lightning_streaming.loading.source import SampleSource
@@ -117,15 +118,16 @@ class _Gather:
 
         Raises:
             FormatError: One of them is damaged; names the stream and the shard.
+            CollateError: They are not of the same shape.
         """
-        samples = []
+        samples: list[Any] = []
         for shard, index in zip(shards.tolist(), indexes.tolist(), strict=True):
             reader = self._reader(shard)
             try:
                 samples.append(reader[index])
             except FormatError as error:
                 raise self._source.named(error, shard) from error
-        return default_collate(samples)
+        return collated(default_collate, samples)
 
     def _reader(self, shard: int) -> ShardReader:
         """The reader of a shard. One that could not be had is not tried again by the batch that needs it."""

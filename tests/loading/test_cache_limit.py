@@ -15,6 +15,7 @@ from lightning_streaming.cache.stamps import FINISHED_BEFORE
 from lightning_streaming.errors import ConfigError, DownloadError
 from lightning_streaming.formats.index import INDEX_BASENAME, parse_index
 from lightning_streaming.formats.mapping import map_file
+from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.source import SampleSource
 from tests.formats.split_datasets import put_dataset
 from tests.helpers import ids, make_dataset, make_loader, write_dataset
@@ -73,7 +74,7 @@ def test_shards_read_by_number_stay_open_until_a_pass_begins_if_there_is_room(tm
     dataset = make_dataset(root, local=str(cache), cache_limit=10**6)
     assert [dataset[index]["id"] for index in (0, 5, 1)] == [0, 5, 1]
     assert mapped(cache) == 2
-    dataset.begin_pass(4)
+    passes_of(dataset).begin(dataset.current_world(), 4)
     assert mapped(cache) == 0
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from lightning_streaming import StreamingDataLoader, World
-from lightning_streaming.errors import ConfigError
+from lightning_streaming.errors import ConfigError, SampleError
 from lightning_streaming.loading.cursor import Cursor
 from tests.helpers import ids, make_dataset, make_loader, raises, read_epochs, write_dataset
 
@@ -267,7 +267,7 @@ def test_persistent_workers_outlive_the_thread_that_started_them(root: Path) -> 
 @WORKERS
 def test_a_collate_function_that_stops_the_iteration_is_found_out(root: Path, workers: int) -> None:
     loader = make_loader(root, workers=workers, loader={"collate_fn": lambda samples: next(iter([]))})
-    with raises(RuntimeError, "generator raised StopIteration"):
+    with raises(SampleError, "failed on a batch: StopIteration"):
         ids(loader)
 
 

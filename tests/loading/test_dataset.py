@@ -105,10 +105,10 @@ def test_an_index_of_another_type_is_refused(root: Path, index: Any) -> None:
         make_dataset(root)[index]
 
 
-def test_samples_by_id_are_read_without_order_transform_or_epoch(root: Path) -> None:
-    dataset = make_dataset(root, transform=lambda sample: None)
+def test_samples_by_id_are_read_without_order_or_epoch(root: Path) -> None:
+    dataset = make_dataset(root, transform=lambda sample: -sample["id"])
     before = dataset.state_dict()
-    assert dataset[4] == {"id": 4}
+    assert (dataset[4], dataset.get_item(4)) == (-4, {"id": 4})
     assert dataset.state_dict() == before
 
 

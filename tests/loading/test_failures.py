@@ -20,6 +20,7 @@ from lightning_streaming.errors import (
     IndexFormatError,
     IntegrityError,
     ObjectNotFoundError,
+    SampleError,
     ShardCorruptError,
     StateMismatchError,
     StreamingError,
@@ -275,7 +276,7 @@ def test_a_pass_that_fails_ends_its_workers(tmp_path: Path) -> None:
     gc.collect()
     gc.disable()
     try:
-        with pytest.raises(ValueError, match="late"):
+        with pytest.raises(SampleError, match="ValueError: late"):
             list(under_way)
         assert children() <= others
     finally:

@@ -21,6 +21,7 @@ from lightning_streaming.formats.mds import MDSReader
 from lightning_streaming.loading.cursor import Handover
 from lightning_streaming.loading.deliveries import Deliveries
 from lightning_streaming.loading.link import Link
+from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.tables import by_shard
 
 PLAIN = {"id": "int", "label": "uint8", "share": "float32", "tokens": "ndarray:uint16:5", "box": "ndarray:float64:2,2"}
@@ -237,7 +238,7 @@ def test_large_samples_go_straight_to_their_place(tmp_path: Path, workers: int) 
 
 def test_where_batches_are_pinned_each_comes_alone_and_as_tensors(root: Path) -> None:
     dataset = StreamingDataset(remote=str(root))
-    start = dataset.begin_pass(batch_size=8)
+    start = passes_of(dataset).begin(dataset.current_world(), 8)
     link = Link(Handover(), None)
     link.handover.assign(start)
     deliveries = list(Deliveries(dataset, link, default_collate, drop_last=False, one_by_one=True))

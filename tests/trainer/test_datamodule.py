@@ -265,3 +265,43 @@ def test_a_model_with_its_own_loader_resumes(with_callback: bool, data: Path, tm
         trainer(SaveThenStop("on_train_batch_end", 3, path)).fit(model())
     trainer().fit(resumed, ckpt_path=path)
     assert resumed.seen == whole.seen
+
+
+class Tokenized(StreamingDataset):
+    """A dataset of a user's own."""
+
+    def __getitem__(self, index: Any) -> dict[str, Any]:
+        return {**super().__getitem__(index), "token": 1}
+
+
+class Tokenizing(StreamingDataModule):
+    """Builds it."""
+
+    def build_dataset(self, stage: Any, config: StreamingConfig) -> StreamingDataset:
+        return Tokenized(**config.dataset_arguments(shuffle_by_default=True))
+
+
+class NeedsTokens(Recorder):
+    """Cannot do without."""
+
+    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        assert batch["token"].tolist() == [1] * len(batch["id"])
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning", "ignore:You defined a `validation_step`")
+@pytest.mark.filterwarnings(
+    "ignore:Your `IterableDataset` has `__len__`", "ignore:The 'train_dataloader' does not have"
+)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataset_of_the_users_own_trains_and_resumes(workers: int, data: Path, tmp_path: Path) -> None:
+    def module() -> Tokenizing:
+        return Tokenizing(train=config(data), batch_size=4, num_workers=workers)
+
+    whole, resumed, path = NeedsTokens(), NeedsTokens(), tmp_path / "saved.ckpt"
+    quiet_trainer(tmp_path, max_epochs=2).fit(whole, module())
+    saver = SaveThenStop("on_train_batch_end", 3, path)
+    with pytest.raises(Stopped):
+        quiet_trainer(tmp_path, max_epochs=2, callbacks=[saver]).fit(NeedsTokens(), module())
+    quiet_trainer(tmp_path, max_epochs=2).fit(resumed, module(), ckpt_path=path)
+    assert resumed.seen == whole.seen

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.cursor import PassStart
 from lightning_streaming.loading.dataset import StreamingDataset
+from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.state import SavedPosition
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.order.gaps import Gaps, gaps_in
@@ -108,7 +109,7 @@ def _dataset(position: SavedPosition, streams: Mapping[str, Stream]) -> tuple[St
     world = World(num_nodes=geometry.num_nodes, ranks_per_node=geometry.ranks_per_node, rank=0)
     dataset = StreamingDataset(streams=streams, batch_size=geometry.batch_size, world=world, **order)
     dataset.load_state_dict(position.as_state())
-    return dataset, dataset.begin_pass(geometry.batch_size)
+    return dataset, passes_of(dataset).begin(dataset.current_world(), geometry.batch_size)
 
 
 def _count(dataset: StreamingDataset, start: PassStart, gaps: Gaps, starts: NDArray[np.int64]) -> list[int]:

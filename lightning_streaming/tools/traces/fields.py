@@ -33,7 +33,7 @@ def fields_of(dataset: StreamingDataset, reads: Iterable[Read], *, fetch: bool) 
     for read in reads:
         if read.sample in shown or not (fetch or is_here(dataset.catalog.place(read.sample).shard)):
             continue
-        values = dataset.get_item(read.sample)
+        values = StreamingDataset.get_item(dataset, read.sample)  # the columns, whatever a subclass makes of them
         shown[read.sample] = {column: render(value) for column, value in values.items()}
     return shown
 

@@ -12,6 +12,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.cursor import Cursor
 from lightning_streaming.loading.keyed_access import find_shard
+from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.sample_key import SampleKey
 from lightning_streaming.order.deal import Deal
 from lightning_streaming.order.plan import EpochPlan
@@ -115,7 +116,7 @@ class _EpochReads:
         dataset = run.loader.dataset
         dataset.seek(run.begins if epoch == run.begins.epoch else Cursor(epoch, 0))
         batch_size = run.loader.samples_per_global_batch // dataset.current_world().num_ranks
-        start = dataset.begin_pass(batch_size, run.loader.drop_last)
+        start = passes_of(dataset).begin(dataset.current_world(), batch_size, run.loader.drop_last)
         plan, deal = dataset.epochs.plan(start), dataset.epochs.deal(start)
         return cls(run=run, epoch=epoch, plan=plan, deal=deal, of_pass_seed=start.shuffle_seed)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 
-from lightning_streaming.errors import ConfigError
+from lightning_streaming.errors import ConfigError, SampleError
 from lightning_streaming.tools.console import counted
 
 _TRACEBACK = "Traceback (most recent call last):\n"
@@ -15,15 +15,17 @@ def reading_failed(workers: int, error: Exception) -> ConfigError:
 
     Args:
         workers: With how many it was read.
-        error: What a transform or collate function raised. torch hands on the error of a worker process with the
-            traceback of that process as its message.
+        error: What reading raised: an error of ours, whose cause is what a transform or collate function raised; or one
+            of torch's, whose message is the traceback of its worker process.
     """
+    raised = (error.__cause__ if isinstance(error, SampleError) else None) or error
     lines = "".join(traceback.format_exception(error))
-    _, found, last = str(error).rpartition(_TRACEBACK)
+    _, found, last = str(raised).rpartition(_TRACEBACK)
     if found:
         lines = found + last
         where = last.splitlines()
         first = next((line for line in where if not line.startswith(" ")), where[-1])
     else:
-        first = traceback.format_exception_only(error)[0].splitlines()[0]
+        first = traceback.format_exception_only(raised)[0].splitlines()[0]
+        lines = lines[max(0, lines.find(_TRACEBACK)) :]
     return ConfigError(f"reading with {counted(workers, 'worker')} failed: {first}\n{lines.rstrip()}")

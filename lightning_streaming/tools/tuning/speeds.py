@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from time import perf_counter
 
-from lightning_streaming.errors import ConfigError, StreamingError
+from lightning_streaming.errors import ConfigError, SampleError, StreamingError
 from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.measures import WaitTimes
 from lightning_streaming.tools.tuning.failure import reading_failed
@@ -113,9 +113,9 @@ def measure_each(
             if not speeds:
                 measure(make(workers), seconds)
             speeds.append(measure(make(workers), seconds))
-        except StreamingError:
-            raise
         except Exception as error:
+            if isinstance(error, StreamingError) and not isinstance(error, SampleError):
+                raise
             raise reading_failed(workers, error) from error
         tell(speeds[-1])
         if is_enough(speeds, consumer):

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.loading.dataloader import StreamingDataLoader
+from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.order.quality.cache import lru_downloads
 from lightning_streaming.order.quality.cost import Visits, open_at_once, shard_visits
 from lightning_streaming.tools.tuning.run import batch_size_of
@@ -73,7 +74,7 @@ def _windows(loader: StreamingDataLoader) -> Iterator[Visits]:
     """Visits of the first node in the first epoch, some batches at a time, each window counted from its own start."""
     dataset, batch_size = loader.dataset, batch_size_of(loader)
     dataset.next_epoch = 0
-    start = dataset.begin_pass(batch_size, loader.drop_last)
+    start = passes_of(dataset).begin(dataset.current_world(), batch_size, loader.drop_last)
     plan, deal = dataset.epochs.plan(start), dataset.epochs.deal(start)
     ranks = range(start.world.ranks_per_node)
     step = max(1, _AT_ONCE // (batch_size * len(ranks)))
