@@ -128,6 +128,28 @@ def test_parquet_files_that_differ_or_are_damaged_are_errors(tmp_path: Path) -> 
         all_rows(Parquet.open(str(tmp_path)))
 
 
+@pytest.mark.parametrize("compression", ["none", "snappy"])
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_a_damaged_page_of_parquet_is_an_error(tmp_path: Path, compression: str, version: str) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"x": np.random.default_rng(0).integers(0, 2**60, 1000), "t": ["text"] * 1000})
+    parquet.write_table(
+        table,
+        path,
+        write_page_checksum=True,
+        compression=compression,
+        use_dictionary=False,
+        data_page_version=version,
+        row_group_size=300,
+    )
+    assert len(all_rows(Parquet.open(str(path)))) == 1000
+    data = bytearray(path.read_bytes())
+    data[1500] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(FormatError, match=r"a.parquet cannot be read as Parquet: .*CRC checksum"):
+        all_rows(Parquet.open(str(path)))
+
+
 def test_columns_in_the_names_of_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "year=2024").mkdir()
     parquet.write_table(pa.table({"x": [1]}), tmp_path / "year=2024" / "a.parquet")
@@ -201,6 +223,37 @@ def test_an_arrow_file_that_ends_early_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "saved" / "state.json").write_text("{}")
     with pytest.raises(FormatError, match="_data_files"):
         HuggingFace.open(str(tmp_path / "saved"))
+
+
+def test_an_arrow_file_that_ends_between_batches_is_an_error(tmp_path: Path) -> None:
+    batch = pa.record_batch({"x": [1, 2]})
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pa.ipc.new_stream(file, batch.schema) as writer:
+        writer.write_batch(batch)
+        first = file.tell()
+        writer.write_batch(batch)
+    (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "a.arrow"}]}')
+    assert len(all_rows(HuggingFace.open(str(tmp_path)))) == 4
+    whole = (tmp_path / "a.arrow").read_bytes()
+    for length in (first, len(whole) - 8, len(whole) - 1):
+        (tmp_path / "a.arrow").write_bytes(whole[:length])
+        with pytest.raises(FormatError, match=r"a.arrow was cut off|cannot be read as an Arrow stream"):
+            all_rows(HuggingFace.open(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("listed", "words"),
+    [
+        ('[{"filename": "b.arrow"}]', "lists b.arrow, which is not there; put that file back"),
+        ('[{"filename": "../a.arrow"}]', "must list names of files"),
+        ('[{"filename": 3}]', "must list names of files"),
+        ('[{"name": "a.arrow"}]', "must list names of files"),
+        ('["a.arrow"]', "must list names of files"),
+    ],
+)
+def test_an_arrow_file_that_is_missing_is_named(tmp_path: Path, listed: str, words: str) -> None:
+    (tmp_path / "state.json").write_text(f'{{"_data_files": {listed}}}')
+    with pytest.raises(FormatError, match=words):
+        HuggingFace.open(str(tmp_path))
 
 
 def _array(values: Any) -> bytes:

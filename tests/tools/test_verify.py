@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import shutil
 import struct
 from dataclasses import replace
@@ -125,6 +126,16 @@ def test_pixels_of_images_are_decoded(tmp_path: Path) -> None:
         flip_byte(path, position)
         assert problems(tmp_path)[0][0].startswith("sample 0: ")
         path.write_bytes(data)
+
+
+@pytest.mark.parametrize("cut", [1, 4, 8, 12, 16, 20])
+def test_an_image_that_was_cut_behind_its_pixels_is_named(tmp_path: Path, cut: int) -> None:
+    file = io.BytesIO()
+    Image.effect_noise((32, 32), 50).save(file, "PNG")
+    with MDSWriter(out=tmp_path, columns={"image": "png"}) as writer:
+        writer.write({"image": file.getvalue()})
+        writer.write({"image": file.getvalue()[:-cut]})
+    assert "sample 1: expected a whole PNG file, but this one was cut off" in problems(tmp_path)[0][0]
 
 
 def test_a_cache_of_raw_files_is_checked_too(tmp_path: Path) -> None:
