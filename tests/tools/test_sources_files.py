@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import tarfile
 from datetime import datetime
 from decimal import Decimal
@@ -24,6 +25,7 @@ from lightning_streaming.tools.sources.image_folder import ImageFolder
 from lightning_streaming.tools.sources.parquet import Parquet
 from lightning_streaming.tools.sources.text_folder import TextFolder
 from lightning_streaming.tools.sources.webdataset import WebDataset
+from tests.tools.running import run
 from tests.tools.test_sources_text import encode_all, encodings, rows
 
 
@@ -126,6 +128,39 @@ def test_parquet_files_that_differ_or_are_damaged_are_errors(tmp_path: Path) -> 
     (tmp_path / "b.parquet").write_bytes(b"PAR1")
     with pytest.raises(FormatError, match=r"b.parquet cannot be read as Parquet"):
         all_rows(Parquet.open(str(tmp_path)))
+
+
+def _table_of(kind: str) -> pa.Table:
+    one, two = pa.array([1]), pa.array([2])
+    if kind == "columns":
+        return pa.Table.from_arrays([one, two], names=["a", "a"])
+    if kind == "fields":
+        return pa.table({"s": pa.StructArray.from_arrays([one, two], names=["a", "a"])})
+    if kind == "date":
+        return pa.table({"d": pa.array([2**62], pa.timestamp("us"))})
+    bad_text = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")]
+    )
+    return pa.table({"t": bad_text})
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("columns", "has several columns of the name 'a'; give each its own"),
+        ("fields", "cannot be read as Parquet: .*duplicate field names"),
+        ("date", "cannot be read as Parquet: .*out of range"),
+        ("text", "cannot be read as Parquet: .*utf-8"),
+    ],
+)
+def test_values_of_parquet_that_python_cannot_hold_are_errors(tmp_path: Path, kind: str, words: str) -> None:
+    path = tmp_path / "a.parquet"
+    parquet.write_table(_table_of(kind), path)
+    outcome = run("convert", path, tmp_path / "out", "--columns", "d:str") if kind == "date" else None
+    outcome = outcome or run("convert", path, tmp_path / "out")
+    assert outcome.code == 1
+    assert re.search(f"error: {path} {words}", outcome.err)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("compression", ["none", "snappy"])
