@@ -38,6 +38,7 @@ def write_parallel(
     mode: Literal["create", "resume"] = "create",
     progress_bar: bool = True,
     storage_options: Mapping[str, Any] | None = None,
+    strict: bool = False,
 ) -> None:
     """Write the samples of each input into a part of its own, ``out/part.000000`` and so on, and join the parts.
 
@@ -65,6 +66,7 @@ def write_parallel(
         mode: ``create``; or ``resume`` to go on with what the same call began, or begin if it began nothing.
         progress_bar: Whether to show finished parts and written samples, on stderr.
         storage_options: Arguments for the filesystem of a URL.
+        strict: As for MDSWriter.
 
     Raises:
         ConfigError: An argument cannot work, ``out`` is not empty, or what was begun there has other inputs or
@@ -88,6 +90,7 @@ def write_parallel(
         size_limit=size_limit,
         mode=mode,
         storage_options=storage_options,
+        strict=strict,
     )
     run_job(job, known, num_workers=num_workers, engine=engine, start_method=start_method, progress_bar=progress_bar)
     job.publish()

@@ -25,12 +25,14 @@ class PartPlan:
     """The inputs of all parts, and how each is written."""
 
     settings: Mapping[str, Any]
-    """Columns, compression, hashes and size_limit, as JSON has them."""
+    """Columns, compression, hashes, size_limit and strict, as JSON has them."""
     inputs: tuple[str, ...]
     """What tells each input apart, see :func:`tell_apart`."""
 
 
-def make_plan(inputs: Sequence[Any], columns: Mapping[str, str] | None, settings: ShardSettings) -> PartPlan:
+def make_plan(
+    inputs: Sequence[Any], columns: Mapping[str, str] | None, settings: ShardSettings, *, strict: bool = False
+) -> PartPlan:
     """Describe a dataset in parts.
 
     Raises:
@@ -43,6 +45,7 @@ def make_plan(inputs: Sequence[Any], columns: Mapping[str, str] | None, settings
         "compression": settings.compression,
         "hashes": list(settings.hashes),
         "size_limit": settings.size_limit,
+        "strict": strict,
     }
     return PartPlan(settings=described, inputs=tuple(map(tell_apart, inputs)))
 

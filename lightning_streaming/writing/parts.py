@@ -58,6 +58,8 @@ class PartJob(Generic[Input]):
     """How shards are cut, compressed and hashed."""
     storage_options: Mapping[str, Any] = field(repr=False)
     """Arguments for the filesystem of the URL."""
+    strict: bool = False
+    """Whether values that would come back as others are refused."""
     encodings: Mapping[str, type[Any]] = field(default_factory=registered_encodings, repr=False)
     """What the program registered, for the processes that write."""
 
@@ -120,6 +122,7 @@ class PartJob(Generic[Input]):
             size_limit=self.settings.size_limit,
             max_workers=_SHARDS_AT_A_TIME,
             storage_options=self.storage_options,
+            strict=self.strict,
         ) as writer:
             for sample in self.fn(part_input):
                 writer.write(sample)
@@ -178,6 +181,7 @@ def plan_parts(
     size_limit: int | float | str | None = "64mb",
     mode: Literal["create", "resume"] = "create",
     storage_options: Mapping[str, Any] | None = None,
+    strict: bool = False,
 ) -> PartJob[Input]:
     """Write down what a dataset in parts is made of, and give the job that writes it.
 
@@ -198,9 +202,15 @@ def plan_parts(
         raise ConfigError(f"mode must be 'create' or 'resume', but got {mode!r}")
     options = dict(storage_options or {})
     prepare(location)
-    _record(make_plan(inputs, columns, settings), location, mode, options)
+    _record(make_plan(inputs, columns, settings, strict=strict), location, mode, options)
     return PartJob(
-        fn=fn, out=location, num_parts=len(inputs), columns=columns, settings=settings, storage_options=options
+        fn=fn,
+        out=location,
+        num_parts=len(inputs),
+        columns=columns,
+        settings=settings,
+        storage_options=options,
+        strict=strict,
     )
 
 

@@ -117,7 +117,10 @@ def _check_end(path: str, offset: int) -> None:
 
 
 def _integer(data: bytes) -> int:
-    return int(data.decode("ascii"))
+    text = data.decode("ascii").strip()
+    if "_" in text:  # which Python reads over
+        raise ValueError(f"{text[:60]!r} is not an integer")
+    return int(text)
 
 
 def _array(data: bytes) -> Any:
