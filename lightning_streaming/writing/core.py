@@ -80,7 +80,7 @@ class ShardWriter(ABC):
             compression: Algorithm, for example ``"zstd"`` or ``"zstd:19"``; None for raw shards.
             hashes: Names of the hashes to record of each file, sorted.
             size_limit: Most raw bytes of a shard, as a number or like ``"64mb"``; a sample that is larger gets a shard
-                of its own. None or 0 for one shard of any size below 4 GiB.
+                of its own. None, 0 or ``"0"`` for one shard of any size below 4 GiB.
             progress_bar: Whether to show how many bytes are stored.
             max_workers: Shards that are compressed, hashed and stored at a time. One more may wait: so many and one
                 are in memory, beside the one that is gathered. None for one a CPU, from 2 to 8.

@@ -489,3 +489,39 @@ def test_links_to_folders_are_followed_unless_they_lead_back(tmp_path: Path) -> 
         with pytest.raises(ConfigError, match=f"{Path(back).name} leads back to"):
             TextFolder.open(str(tmp_path / "source"))
         (tmp_path / back).unlink()
+
+
+@pytest.mark.parametrize("kind", ["text", "jsonl", "csv", "tar", "json in tar"])
+def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path: Path, kind: str) -> None:
+    mark = b"\xef\xbb\xbf"
+    if kind == "text":
+        (tmp_path / "a.txt").write_bytes(mark + b"words")
+    elif kind == "jsonl":
+        (tmp_path / "a.jsonl").write_bytes(mark + b'{"text": "words"}')
+    elif kind == "csv":
+        (tmp_path / "a.csv").write_bytes(mark + b"text\nwords\n")
+    else:
+        members = {"1.text": mark + b"words"} if kind == "tar" else {"1.json": mark + b'"words"'}
+        write_tar(tmp_path / "a.tar", members)
+    row = dict(rows(open_source(str(tmp_path)))[0])
+    assert row.pop("json" if kind == "json in tar" else "text") == "words"
+
+
+@pytest.mark.parametrize("below", ["", "/below", "/below/more"])
+def test_an_out_that_is_a_file_is_told_as_one(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n' * 2000)
+    for more in ((), ("--part-size", "1kb", "--workers", "1"), ("--resume",)):
+        outcome = run("convert", tmp_path / "a.jsonl", f"{tmp_path}/file{below}", *more)
+        assert outcome.code == 2
+        assert "must be a directory, but is a file" in outcome.err if not below else "Not a directory" in outcome.err
+        assert "attempt" not in outcome.err
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize("below", ["", "/below"])
+def test_a_merge_into_a_file_is_told_as_one(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("kept")
+    outcome = run("merge", f"{tmp_path}/file{below}")
+    assert outcome.code == 2
+    assert "attempt" not in outcome.err
