@@ -27,8 +27,9 @@ from lightning_streaming.storage.listing import list_files
 from lightning_streaming.tools.carry import Cargo, cargo_of, carry, is_there
 from lightning_streaming.tools.claim import CLAIM_BASENAME, OVER_OTHERS, claim_of, find_small, put_small, remove_small
 from lightning_streaming.tools.commands import PROGRAM
-from lightning_streaming.tools.console import BAD, FINE, counted, print_json, print_note, progress, require_rich
+from lightning_streaming.tools.console import BAD, FINE, counted, print_json, print_note, progress
 from lightning_streaming.tools.options import add_json, add_storage_options, add_workers, storage_options
+from lightning_streaming.tools.repair import check_hash_names
 from lightning_streaming.tools.stored_dataset import RETRY, TIMEOUT, StoredDataset, find_dataset
 from lightning_streaming.tools.tables import print_table
 from lightning_streaming.tools.unnamed import shown, unnamed_files
@@ -49,11 +50,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Copy what is not there yet, publish the index, and say what was done."""
-    if not args.json:
-        require_rich()
     source, out = _places(args)
     index_text = source.read_index_text()
     index = parse_index(index_text, source.shown)
+    check_hash_names(index, source.shown)
     cargo = cargo_of(index)
     if not args.quick:
         for algorithm in {one.compression for one in cargo if one.compression is not None}:

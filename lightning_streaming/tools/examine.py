@@ -11,6 +11,7 @@ from typing import Any
 from lightning_streaming.cache.verify import check_hash, find_size, unpack
 from lightning_streaming.errors import FormatError, IntegrityError, ObjectNotFoundError
 from lightning_streaming.files import join_under
+from lightning_streaming.formats.image_files import load_whole
 from lightning_streaming.formats.index import FileInfo, ShardInfo
 from lightning_streaming.formats.pillow import PILLOW_ERRORS
 from lightning_streaming.formats.shard import ShardReader, open_shard
@@ -192,7 +193,7 @@ def _load_images(value: Any) -> None:
         for item in value.values() if isinstance(value, dict) else value:
             _load_images(item)
     elif is_image(value):
-        value.load()
+        load_whole(value)
 
 
 def _short(error: Exception, *directories: Path) -> str:

@@ -27,7 +27,7 @@ from lightning_streaming.formats.encodings import is_unsafe
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.shard import check_shard
 from lightning_streaming.storage.listing import list_files
-from lightning_streaming.tools.console import BAD, FINE, print_json, progress, require_rich
+from lightning_streaming.tools.console import BAD, FINE, print_json, progress
 from lightning_streaming.tools.examine import Job, Problem, examine, stored_files
 from lightning_streaming.tools.options import (
     add_json,
@@ -66,8 +66,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Check all shards, repair them if that was asked for, and say how they are."""
-    if not args.json:
-        require_rich()
     options = storage_options(args.storage_options)
     place = find_dataset(args.dataset, options)
     source = None if args.repair is None else _repair_source(place, find_dataset(args.repair, options))

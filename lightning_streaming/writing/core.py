@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from weakref import WeakSet
 
 from lightning_streaming.errors import ConfigError, EncodingError, StreamingError
 from lightning_streaming.formats.index import INDEX_BASENAME, ShardInfo, dump_index
@@ -24,6 +25,7 @@ from lightning_streaming.writing.recipe import ShardRecipe
 from lightning_streaming.writing.settings import ShardSettings, parse_settings
 from lightning_streaming.writing.shard_buffer import ShardBuffer
 from lightning_streaming.writing.start import Mode, check_format, check_settings, find_start, go_on
+from lightning_streaming.writing.strict import make_strict
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer, Self
@@ -65,6 +67,7 @@ class ShardWriter(ABC):
         exist_ok: bool = False,
         mode: Mode = "create",
         storage_options: Mapping[str, Any] | None = None,
+        strict: bool = False,
     ) -> None:
         """Check the settings, look at what is there, and make room.
 
@@ -77,7 +80,7 @@ class ShardWriter(ABC):
             compression: Algorithm, for example ``"zstd"`` or ``"zstd:19"``; None for raw shards.
             hashes: Names of the hashes to record of each file, sorted.
             size_limit: Most raw bytes of a shard, as a number or like ``"64mb"``; a sample that is larger gets a shard
-                of its own. None or 0 for one shard of any size below 4 GiB.
+                of its own. None, 0 or ``"0"`` for one shard of any size below 4 GiB.
             progress_bar: Whether to show how many bytes are stored.
             max_workers: Shards that are compressed, hashed and stored at a time. One more may wait: so many and one
                 are in memory, beside the one that is gathered. None for one a CPU, from 2 to 8.
@@ -88,6 +91,9 @@ class ShardWriter(ABC):
                 after the last of them if the writer before was stopped; a finished dataset is left as it is.
                 ``"append"`` goes on after a finished dataset. See :attr:`num_samples`.
             storage_options: Arguments for the filesystem of the URL.
+            strict: Whether to refuse a value that would come back as another one: 1.5 or ``"3"`` in a column of
+                integers, a bool as a number, 1e300 in ``float32``, NaN in JSON. Without it they are taken as the
+                reference takes them; what is written is the same, byte for byte.
 
         Raises:
             ConfigError: A setting cannot work or is not that of the dataset to go on with, there is a dataset where
@@ -97,9 +103,10 @@ class ShardWriter(ABC):
             StorageError: The store does not say what is there.
         """
         self._settings = parse_settings(compression, hashes, size_limit)
+        self._strict = strict
         workers = check_counts(max_workers, retry)
         check_mode(mode, exist_ok)
-        recipe = None if columns is None else self._make_recipe(columns, self._settings)
+        recipe = None if columns is None else self._recipe_of(columns)
         self._destination = Destination(
             out, keep_local=keep_local, retry=retry, progress_bar=progress_bar, storage_options=storage_options
         )
@@ -122,6 +129,7 @@ class ShardWriter(ABC):
         self._refusal = _WAS_WHOLE if self._start.is_finished else None
         self._is_closed = False
         self._is_published = False
+        _ALIVE.add(self)
 
     @property
     def num_samples(self) -> int:
@@ -141,7 +149,8 @@ class ShardWriter(ABC):
         Raises:
             EncodingError: A column is missing, or its value does not fit. Other samples can still be added.
             ConfigError: The shard would have 4 GiB or more, the system has no memory for it, the writer or the dataset
-                is finished, no encoding can be told, or the writer was interrupted just as it gave a shard away.
+                is finished or another process's, no encoding can be told, or the writer was interrupted just as it
+                gave a shard away.
             StorageError: A shard before could not be stored; then none will be.
         """
         if self._refusal is not None or self._background.failure is not None:
@@ -222,12 +231,19 @@ class ShardWriter(ABC):
         """Be the only writer in the directories."""
         return self._destination.alone()
 
+    def _recipe_of(self, columns: Mapping[str, str]) -> ShardRecipe:
+        recipe = self._make_recipe(columns, self._settings)
+        return make_strict(recipe) if self._strict else recipe
+
     def _check_process(self) -> None:
         if os.getpid() != self._owner:
-            raise ConfigError(
-                f"this writer is of process {self._owner}, from which this one was forked; make another one here, or "
-                "leave the process with os._exit()"
-            )
+            raise ConfigError(self._of_another_process())
+
+    def _of_another_process(self) -> str:
+        return (
+            f"this writer is of process {self._owner}, from which this one was forked; make another one here, or leave "
+            "the process with os._exit()"
+        )
 
     def _check_start(self, recipe: ShardRecipe | None) -> ShardRecipe | None:
         """Compare the settings with those of what is there, whose columns are taken where none are given."""
@@ -235,12 +251,12 @@ class ShardWriter(ABC):
         if not known:
             return recipe
         check_format(known, self.format)
-        recipe = recipe or self._make_recipe(columns_of(known[0].schema), self._settings)
+        recipe = recipe or self._recipe_of(columns_of(known[0].schema))
         check_settings(known, recipe)
         return recipe
 
     def _tell_columns(self, sample: Mapping[str, Any]) -> None:
-        recipe = self._make_recipe(self._infer(sample), self._settings)
+        recipe = self._recipe_of(self._infer(sample))
         recipe.parts(sample)  # a sample that does not fit decides nothing
         names, cutter = columns_of(recipe.schema).keys(), Cutter(recipe)
         self._exact_names = names
@@ -326,6 +342,19 @@ class ShardWriter(ABC):
         self._held.close()
         self._cutter = None  # its memory is large
         self._is_closed = True
+
+
+# Every writer of this process, so that a forked one knows its copies for what they are with the first sample, without a
+# question asked for each.
+_ALIVE: WeakSet[ShardWriter] = WeakSet()
+
+
+def _take_no_more() -> None:
+    for writer in list(_ALIVE):
+        writer._refusal = writer._of_another_process()
+
+
+os.register_at_fork(after_in_child=_take_no_more)
 
 
 def _store(cutter: Cutter, number: int, gathered: ShardBuffer, put: Callable[..., None]) -> ShardInfo:

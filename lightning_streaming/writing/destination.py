@@ -18,7 +18,7 @@ from lightning_streaming.writing.directories import (
     stored_names,
     tidy_directory,
 )
-from lightning_streaming.writing.names import WRITING, is_shard_file, record_name, record_number
+from lightning_streaming.writing.names import CONVERSION_PLAN, WRITING, is_shard_file, record_name, record_number
 from lightning_streaming.writing.place import Bucket, Directory, Place
 from lightning_streaming.writing.progress import Progress
 from lightning_streaming.writing.sole_writer import instead_of_others
@@ -254,6 +254,7 @@ def _refuse_published(place: Place, shown: str) -> None:
 def _retract(place: Place) -> None:
     """Remove all that says there is a dataset. Its shards are written over."""
     place.remove(INDEX_BASENAME)
+    place.remove(CONVERSION_PLAN)
     for name in place.sizes(WRITING):
         if name == INDEX_BASENAME or is_shard_file(name) or record_number(name) is not None:
             place.remove(f"{WRITING}/{name}")

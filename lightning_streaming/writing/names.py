@@ -5,6 +5,8 @@ shard.00012.mds.zstd              a shard
 .writing/00012.json               says that shard 12 is stored, while there is no index that does
 .writing/shard.00012.mds.zstd     a shard that will replace a published one of this name
 .writing/index.json               the index that will follow it
+parts.plan                        what the parts of a dataset are made of
+convert.plan                      what a conversion was begun with
 """
 
 from __future__ import annotations
@@ -15,6 +17,12 @@ from lightning_streaming.files import PARTIAL_SUFFIX
 
 WRITING = ".writing"
 """The folder of a dataset that is being written."""
+
+PARTS_PLAN = "parts.plan"
+"""Beside the parts. It does not end in ``.json``, because the original takes every such file for an index."""
+
+CONVERSION_PLAN = "convert.plan"
+"""Beside the index. It says nothing without the dataset that it is of, and goes where that is replaced."""
 
 _SHARD = r"shard\.\d{5,}\.(mds|json|csv|tsv|xsv)(\.meta)?(\.(br|bz2|gz|snappy|zstd))?"
 _SHARD_FILE = re.compile(_SHARD, re.ASCII)
