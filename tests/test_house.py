@@ -1,4 +1,4 @@
-"""The house as the design draws it: imports point down, rooms on one floor do not know each other, functions are short."""
+"""The house as the design draws it: imports point down, rooms on one floor know nothing of each other, functions end."""
 
 from __future__ import annotations
 

@@ -86,7 +86,8 @@ class ShardWriter(ABC):
                 are in memory, beside the one that is gathered. None for one a CPU, from 2 to 8.
             retry: Attempts in total for each upload.
             exist_ok: Whether a dataset that lies in the local directory is removed first, and one under the URL written
-                over. Only what its index names is removed; a directory that holds anything else is refused.
+                over, uncompressed shards of the same names included. Only what its index names is removed; a directory
+                that holds anything else is refused.
             mode: ``"create"`` begins anew. ``"resume"`` begins too, but records each shard that is stored, and goes on
                 after the last of them if the writer before was stopped; a finished dataset is left as it is.
                 ``"append"`` goes on after a finished dataset. See :attr:`num_samples`.
@@ -115,6 +116,8 @@ class ShardWriter(ABC):
             if mode != "append":
                 self._destination.make_folder("")
             held.enter_context(self._alone())
+            if self._settings.compression is not None and not exist_ok:
+                self._destination.check_raw_forms(self.format)
             self._start = find_start(mode, self._destination, exist_ok=exist_ok)
             recipe = self._check_start(recipe)
             journal = self._journal
@@ -125,6 +128,7 @@ class ShardWriter(ABC):
             self._held = held.pop_all()
         self._exact_names = None if recipe is None or columns is not None else columns_of(recipe.schema).keys()
         self._background = Background(workers)
+        self._replaces = exist_ok
         self._owner = os.getpid()
         self._refusal = _WAS_WHOLE if self._start.is_finished else None
         self._is_closed = False
@@ -319,6 +323,8 @@ class ShardWriter(ABC):
         # What replaces a published shard is kept aside until it is decided, and checked then.
         replaced = dict(enumerate(published or ()))
         self._destination.check_stored(shard for n, shard in enumerate(shards) if replaced.get(n, shard) == shard)
+        if self._replaces and self._settings.compression is not None:
+            self._destination.remove_raw_forms(shards)
         if self._journal is not None and any(map(operator.ne, published or (), shards)):
             self._journal.decide(index)
             self._journal.carry_out()

@@ -40,6 +40,11 @@ def is_shard_file(name: str) -> bool:
     return _SHARD_FILE.fullmatch(name) is not None
 
 
+def is_raw_form(name: str, shard_format: str) -> bool:
+    """Whether the raw file of a shard of this format would have this name."""
+    return is_shard_file(name) and re.fullmatch(rf"shard\.\d+\.{shard_format}(\.meta)?", name) is not None
+
+
 def record_name(number: int) -> str:
     """Where it says that a shard is stored."""
     return f"{WRITING}/{number:05}.json"
