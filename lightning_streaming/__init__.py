@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lightning_streaming import errors
+from lightning_streaming import errors, replaced_names
 
 if TYPE_CHECKING:
     from lightning_streaming.formats.encodings import register_encoding, registered_encodings
     from lightning_streaming.loading.dataloader import StreamingDataLoader
     from lightning_streaming.loading.dataset import StreamingDataset
     from lightning_streaming.loading.gather import gather_in_order
+    from lightning_streaming.loading.local_dataset import LocalDataset
     from lightning_streaming.loading.measures import LoaderStatistics, WaitTimes
     from lightning_streaming.loading.rank_states import restore_state_global, save_state_global
     from lightning_streaming.loading.rng import rng_for
@@ -35,6 +36,7 @@ __all__ = [
     "JSONWriter",
     "KeyedBatch",
     "LoaderStatistics",
+    "LocalDataset",
     "LoggedSample",
     "MDSWriter",
     "PartJob",
@@ -73,6 +75,7 @@ _MODULE_OF = {
     "JSONWriter": "writing.writer",
     "KeyedBatch": "loading.sample_key",
     "LoaderStatistics": "loading.measures",
+    "LocalDataset": "loading.local_dataset",
     "LoggedSample": "loading.sample_log",
     "MDSWriter": "writing.writer",
     "PartJob": "writing.parts",
@@ -107,7 +110,7 @@ _MODULE_OF = {
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise replaced_names.unknown_name(__name__, name, __all__)
     from importlib import import_module
 
     found = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -2,6 +2,7 @@
 
     StreamingError
     ├── ConfigError (ValueError)                   a setting or argument that cannot work
+    │   ├── UnknownArgumentError (TypeError)           one that nothing here takes
     │   └── UnsupportedError (NotImplementedError)     a sound setting that this version does not serve yet
     ├── MissingDependencyError (ImportError)       an optional package is not installed
     ├── SampleIndexError (IndexError)              a sample index outside the dataset
@@ -34,6 +35,10 @@ class StreamingError(Exception):
 
 class ConfigError(StreamingError, ValueError):
     """A setting or argument that cannot work."""
+
+
+class UnknownArgumentError(ConfigError, TypeError):
+    """An argument that a class does not take."""
 
 
 class UnsupportedError(ConfigError, NotImplementedError):

@@ -1,4 +1,4 @@
-"""The house as the design draws it: imports point down, rooms on one floor know nothing of each other, functions end."""
+"""The house as the design draws it: imports point down, rooms on one floor know nothing of each other."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ FLOORS = {
     "units": 0,
     "world": 0,
     "files": 0,
+    "replaced_names": 0,
 }
 LONGEST_FILE, LONGEST_FUNCTION = 800, 60
 """Lines; of a function those of its body, without its docstring."""

@@ -13,8 +13,8 @@ import pytest
 import lightning_streaming
 from lightning_streaming import StreamingConfig, StreamingDataset
 
-NOT_IN_A_CONFIG = {"batch_size", "transform", "world"}
-"""What the data module, the user's own code and the trainer say."""
+NOT_IN_A_CONFIG = {"batch_size", "transform", "world", "stream_name", "stream_config"}
+"""What the data module, the user's own code and the trainer say, and what scripts of MosaicML Streaming pass on."""
 
 
 def test_all_names_are_sorted_and_there() -> None:

@@ -19,7 +19,7 @@ from lightning_streaming.cache.index_marks import IndexMarks
 from lightning_streaming.cache.layout import origin_of
 from lightning_streaming.cache.locks import pauses
 from lightning_streaming.cache.marks import OwnTimes, make_mark
-from lightning_streaming.cache.origin import IndexCheck, Origin, read_origin, settle_origin, write_origin
+from lightning_streaming.cache.origin import IndexCheck, Origin, gone, read_origin, settle_origin, write_origin
 from lightning_streaming.cache.patience import Patience
 from lightning_streaming.cache.permissions import adopt_file
 from lightning_streaming.errors import ConfigError, FormatError, ObjectNotFoundError, StorageError
@@ -112,7 +112,7 @@ class IndexCache:
 
         Raises:
             IndexFormatError: The index cannot be used.
-            ObjectNotFoundError: There is none.
+            ObjectNotFoundError: There is none, or the remote says that it has none any more.
             StorageError: It could not be fetched, or the one that this run began with is gone.
             ConfigError: The cache directory holds files of another remote.
             LockTimeoutError: Another process is fetching it, and has shown no sign of life for too long.
@@ -193,6 +193,8 @@ class IndexCache:
                 return self._fetch(None, origin, lock)
             try:
                 return self._fetch_if_changed(cached, origin, lock)
+            except ObjectNotFoundError as error:
+                raise gone(self._url, self._directory, error) from error
             except (StorageError, FormatError) as error:
                 _logger.warning("the index in %s is used as it is, which may be old: %s", self._directory, error)
                 version = version_of(cached.known, origin) or {}
@@ -230,9 +232,10 @@ class IndexCache:
         """Ask for the remote's version of a large index; a small one is fetched in no more time than that takes."""
         known = version_of(cached.known, origin)
         if cached.known.is_large and known is not None:
-            version = self._remote_version()
-            if version["size"] == (self._directory / INDEX_BASENAME).stat().st_size and known in ({}, version):
-                return self._conclude(cached, cached, checked(cached, version, os.getpid()), origin, lock)
+            with suppress(ObjectNotFoundError):  # said of every failure over HTTP; fetching it tells which
+                version = self._remote_version()
+                if version["size"] == (self._directory / INDEX_BASENAME).stat().st_size and known in ({}, version):
+                    return self._conclude(cached, cached, checked(cached, version, os.getpid()), origin, lock)
         return self._fetch(cached, origin, lock)
 
     def _fetch(self, cached: FoundIndex | None, origin: Origin, lock: IndexLock) -> FoundIndex:

@@ -19,7 +19,8 @@ from lightning_streaming.cache.arrival import unwritable
 from lightning_streaming.cache.layout import ORIGIN_BASENAME
 from lightning_streaming.cache.marks import OwnTimes, make_mark, read_mark
 from lightning_streaming.cache.permissions import adopt_file
-from lightning_streaming.errors import StorageError
+from lightning_streaming.errors import ObjectNotFoundError, StorageError
+from lightning_streaming.storage import mask_url
 
 _ORIGINALS = "originals"
 
@@ -105,6 +106,15 @@ def settle_origin(directory: Path, remote: str, scratch: Path, *, of_originals: 
         return _make_origin(directory, found, remote, scratch, of_originals)
     except OSError as error:
         raise unwritable(directory, error) from error
+
+
+def gone(url: str, directory: Path, error: ObjectNotFoundError) -> ObjectNotFoundError:
+    """What to raise where the remote answers that it has no index any more, though one of it is here."""
+    return ObjectNotFoundError(
+        f"{mask_url(url)} is not there any more, though {directory} keeps an index that came from it ({error}); "
+        f"correct remote=, or put the dataset back; to read what this node keeps, whole or not, give "
+        f"local={str(directory)!r} alone, without remote="
+    )
 
 
 def _make_origin(directory: Path, found: Origin | None, remote: str, scratch: Path, of_originals: bool) -> Origin:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from lightning_streaming.errors import ConfigError
@@ -16,6 +19,23 @@ def parse_epoch_size(epoch_size: int | float | str | None) -> int | None:
     if samples == 0:
         raise ConfigError(f"epoch_size must be at least one sample, but got {epoch_size!r}")
     return samples
+
+
+def check_stream_class(stream_name: str, stream_config: Mapping[str, Any] | None) -> None:
+    """Refuse what would be looked up in a registry of stream classes, and arguments that are none.
+
+    Raises:
+        ConfigError: It is another name than "stream", or ``stream_config`` is no mapping.
+    """
+    if not isinstance(stream_config or {}, Mapping):
+        raise ConfigError(
+            f"stream_config must map arguments of Stream to values, but got a {type(stream_config).__name__}"
+        )
+    if stream_name != "stream":
+        raise ConfigError(
+            f"stream_name={stream_name!r} would name a class in a registry, which is not served; make the stream and "
+            "give it as streams=[Stream(remote=..., storage_options=...)]"
+        )
 
 
 def check_at_least(name: str, value: int | None, least: int) -> None:

@@ -33,6 +33,7 @@ from lightning_streaming.loading.slots import make_slots
 from lightning_streaming.loading.tally import Tally
 from lightning_streaming.order.deal import Deal
 from lightning_streaming.order.gaps import NO_GAPS
+from lightning_streaming.replaced_names import TellsReplacements, tells_unknown_arguments
 
 _MOST_UNCLAIMED = 1024
 """Batches whose ends are remembered for :meth:`StreamingDataLoader.claim`, should nobody claim them."""
@@ -51,7 +52,8 @@ _SHOWN = (
 """What a loader tells of itself."""
 
 
-class StreamingDataLoader(DataLoader[Any]):
+@tells_unknown_arguments
+class StreamingDataLoader(DataLoader[Any], TellsReplacements):
     """Batches of a :class:`StreamingDataset`, the same number on every rank, from any number of workers.
 
     Each ``iter(loader)`` is a pass over the next epoch; a pass given up early still counts as one. Where it begins is

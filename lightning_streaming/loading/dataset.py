@@ -14,27 +14,30 @@ from torch.utils.data import get_worker_info
 
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.arguments import check_at_least, parse_epoch_size
+from lightning_streaming.loading.arguments import check_at_least, check_stream_class, parse_epoch_size
 from lightning_streaming.loading.cursor import Cursor
+from lightning_streaming.loading.dataset_streams import Asked, DatasetStreams, as_asked
 from lightning_streaming.loading.description import describe_dataset
 from lightning_streaming.loading.epochs import Epochs, OnChange
-from lightning_streaming.loading.keyed_access import KeyedAccess
 from lightning_streaming.loading.passes import Passes
 from lightning_streaming.loading.reading import WorkerPass
+from lightning_streaming.loading.reference_names import ReferenceNames
 from lightning_streaming.loading.samples import WorkerSamples
 from lightning_streaming.loading.source import SampleSource
 from lightning_streaming.loading.state import read_state
-from lightning_streaming.loading.stream import Stream, StreamDefaults, named_streams
+from lightning_streaming.loading.stream import StreamDefaults, named_streams
 from lightning_streaming.loading.watchers import WatchSettings
 from lightning_streaming.loading.worker import prepare_worker_process
 from lightning_streaming.order.names import BatchingMethod, PartitionAlgo, SamplingMethod, ShuffleAlgo
 from lightning_streaming.order.seeds import stretched_seed
 from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.replaced_names import tells_unknown_arguments
 from lightning_streaming.units import parse_bytes
 from lightning_streaming.world import World
 
 
-class StreamingDataset(KeyedAccess):
+@tells_unknown_arguments
+class StreamingDataset(ReferenceNames):
     """Samples of one or several streams of shards, in an order that does not depend on how many machines read them.
 
     Making one does no I/O: indexes are read at the first ``len``, ``iter`` or ``[i]``. Iterate over it through
@@ -87,6 +90,8 @@ class StreamingDataset(KeyedAccess):
         sample_log: Directory for a log of the samples that each worker read, to write or add to; see docs/loading.md.
         watchdog_seconds: When one sample takes longer than this, tell on stderr which it is and where its worker is.
         world: This process among all that train. None: found when iteration starts, see :meth:`World.detect`.
+        stream_name: Only "stream"; it is here for scripts that pass it on.
+        stream_config: More arguments of the only :class:`~lightning_streaming.Stream`, like ``{"repeat": 0.5}``.
 
     Raises:
         ConfigError: A setting cannot work, or settings contradict each other.
@@ -95,7 +100,7 @@ class StreamingDataset(KeyedAccess):
     def __init__(
         self,
         *,
-        streams: Sequence[Stream] | Mapping[str, Stream] | None = None,
+        streams: Asked | None = None,
         remote: str | None = None,
         local: str | None = None,
         split: str | None = None,
@@ -128,12 +133,15 @@ class StreamingDataset(KeyedAccess):
         sample_log: str | os.PathLike[str] | None = None,
         watchdog_seconds: float | None = None,
         world: World | None = None,
+        stream_name: str = "stream",
+        stream_config: Mapping[str, Any] | None = None,
     ) -> None:
         asked = {**locals()}
         check_at_least("batch_size", batch_size, 1)
         check_at_least("predownload", predownload, 1)
         check_at_least("replication", replication, 1)
-        self.streams = named_streams(streams, remote, local, storage_options)
+        check_stream_class(stream_name, stream_config)
+        named = named_streams(as_asked(streams), remote, local, storage_options, stream_config)
         self.batch_size = batch_size
         self.predownload = predownload
         self.replication = replication
@@ -161,17 +169,18 @@ class StreamingDataset(KeyedAccess):
             validate_hash=validate_hash,
             keep_zip=keep_zip,
         )
-        caches = {name: ShardCache(stream.cache_config(name, defaults)) for name, stream in self.streams.items()}
+        caches = {name: ShardCache(stream.cache_config(name, defaults)) for name, stream in named.items()}
         limit = None if cache_limit is None else parse_bytes(cache_limit, "cache_limit")
         source = SampleSource(caches, allow_unsafe_types, columns, limit)
         super().__init__(source, on_demand, transform, seed_global_rng, settings.shuffle_seed)
         misses = {name: cache.misses for name, cache in caches.items()}
-        weights = [stream.weight() for stream in self.streams.values()]
+        weights = [stream.weight() for stream in named.values()]
         samples = parse_epoch_size(epoch_size)
         epochs = Epochs(settings, weights, samples, source, batch_size, skip)
         self._passes = Passes(epochs, source, misses, predownload, watched)
+        self.streams = DatasetStreams(named, defaults, epochs, source)
         log = None if sample_log is None else os.fspath(sample_log)
-        parsed = {"streams": self.streams, "epoch_size": samples, "cache_limit": limit, "sample_log": log}
+        parsed = {"streams": named, "epoch_size": samples, "cache_limit": limit, "sample_log": log}
         self._asked = describe_dataset({**asked, **parsed})
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.storage import mask_url
 
-_NOT_SHOWN = {"self", "__class__", "remote", "local", "storage_options", "world"}
+_NOT_SHOWN = {"self", "__class__", "remote", "local", "storage_options", "world", "stream_name", "stream_config"}
 """What the streams say, may be secret, or belongs to the machines."""
 
 

@@ -73,6 +73,16 @@ class Epochs:
         self._fingerprinted: tuple[OrderSettings, dict[str, Any]] | None = None
 
     @property
+    def settings(self) -> OrderSettings:
+        """The settings as they are by now: as asked, as saved, or with defaults filled in since the first pass."""
+        return self._settings
+
+    @property
+    def initial_nodes(self) -> int | None:
+        """Nodes of the run's first start, once they are known."""
+        return self._initial_nodes
+
+    @property
     def weights(self) -> ResolvedWeights:
         """Each stream's share of an epoch, in stream order."""
         if self._weights is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch.utils.data import IterableDataset
 
 from lightning_streaming.errors import ConfigError, SampleIndexError
 from lightning_streaming.loading.catalog import Catalog
@@ -18,7 +19,7 @@ from lightning_streaming.loading.source import SampleSource
 from lightning_streaming.loading.transform import SampleTransform
 
 
-class KeyedAccess(ShardAccess):
+class KeyedAccess(ShardAccess, IterableDataset[Any]):
     """What the streams of a dataset hold, made what it is to be: transformed, or as a subclass says.
 
     Args:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import IterableDataset
-
 from lightning_streaming.errors import SampleIndexError
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.source import SampleSource
 
 
-class ShardAccess(IterableDataset[Any]):
+class ShardAccess:
     """What the streams of a dataset hold; :class:`~lightning_streaming.StreamingDataset` gives it an order.
 
     Args:

@@ -54,7 +54,7 @@ class SampleSource:
         cache_limit: int | None = None,
     ) -> None:
         self._caches = dict(caches)
-        self._allow_unsafe_types = allow_unsafe_types
+        self.allow_unsafe_types = allow_unsafe_types
         self._columns = check_selection(columns)
         self._room = CacheRoom((cache.place for cache in self._caches.values()), cache_limit)
         self._catalog: Catalog | None = None
@@ -200,7 +200,7 @@ class SampleSource:
             with cache.hold(info, self._room, self._open.close_all) as directory:
                 try:
                     reader = open_shard(
-                        info, directory, allow_unsafe_types=self._allow_unsafe_types, columns=self._columns
+                        info, directory, allow_unsafe_types=self.allow_unsafe_types, columns=self._columns
                     )
                 except (ShardCorruptError, ObjectNotFoundError) as error:
                     damage = error
@@ -319,13 +319,13 @@ class SampleSource:
             raise self.named(error, shard) from error
 
     def _lone_samples(self, info: ShardInfo, table: bytes) -> LoneSamples:
-        return LoneSamples(info, table, allow_unsafe_types=self._allow_unsafe_types, columns=self._columns)
+        return LoneSamples(info, table, allow_unsafe_types=self.allow_unsafe_types, columns=self._columns)
 
     def _checked(self, shard: int) -> tuple[ShardCache, ShardInfo]:
         """A shard and its cache, looked at before anything is downloaded."""
         cache, info = self._cache_of(shard)
         try:
-            check_shard(info, allow_unsafe_types=self._allow_unsafe_types, columns=self._columns)
+            check_shard(info, allow_unsafe_types=self.allow_unsafe_types, columns=self._columns)
         except StreamingError as error:
             raise self.named(error, shard) from error
         return cache, info

@@ -10,11 +10,16 @@ from typing import Any
 from lightning_streaming.cache import CacheConfig
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.order.weights import StreamWeight
+from lightning_streaming.replaced_names import TellsReplacements, tells_unknown_arguments
 from lightning_streaming.storage import is_url, join_url, mask_url
 
+_FETCHING = ("get_shards", "prepare_shard", "set_up_local", "apply_default", "get_index_size", "_download_file")
+"""What a subclass of MosaicML Streaming's ``Stream`` overrides to fetch in its own way."""
 
+
+@tells_unknown_arguments
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stream:
+class Stream(TellsReplacements):
     """A dataset directory with an ``index.json``, and its share of an epoch.
 
     Args:
@@ -94,10 +99,11 @@ def named_streams(
     remote: str | None,
     local: str | None,
     storage_options: Mapping[str, Any] | None = None,
+    stream_config: Mapping[str, Any] | None = None,
 ) -> dict[str, Stream]:
     """Bring the two ways to name data, ``streams`` or ``remote``/``local``, into one: a mapping from name to stream.
 
-    Streams of a list are named by their place: "0", "1", ...
+    Streams of a list are named by their place: "0", "1", ... ``stream_config`` holds more arguments of the only stream.
 
     Raises:
         ConfigError: Both ways are used, or neither.
@@ -105,11 +111,19 @@ def named_streams(
     if bool(streams) == (remote is not None or local is not None):
         raise ConfigError("give either streams= or remote=/local=, not both and not neither")
     if not streams:
-        return {"0": Stream(remote=remote, local=local, storage_options=storage_options or {})}
-    if storage_options:
-        raise ConfigError("with streams=, storage_options belong to each stream")
+        own = {**({"storage_options": storage_options} if storage_options else {}), "remote": remote, "local": local}
+        return {"0": Stream(**{**(stream_config or {}), **own})}
+    if storage_options or stream_config:
+        given = "storage_options" if storage_options else "stream_config"
+        raise ConfigError(f"with streams=, {given} belong to each stream")
     named = dict(streams) if isinstance(streams, Mapping) else {str(place): one for place, one in enumerate(streams)}
     for name, stream in named.items():
+        own = sorted(name for name in _FETCHING if hasattr(type(stream), name))
+        if own:
+            raise ConfigError(
+                f"stream {name!r} is a {type(stream).__name__}, whose {own[0]} nobody would call: streams are fetched "
+                "by fsspec; register a filesystem there for a store of your own, and give its URL as remote="
+            )
         if not isinstance(stream, Stream):
             raise ConfigError(
                 f"stream {name!r} must be a Stream, like Stream(remote=...), but is a {type(stream).__name__}"

@@ -10,8 +10,10 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.order.batch_ranges import parse_ranges
 from lightning_streaming.order.names import BatchingMethod, PartitionAlgo, SamplingMethod, ShuffleAlgo
+from lightning_streaming.replaced_names import tells_unknown_arguments
 
 
+@tells_unknown_arguments
 @dataclass(frozen=True, kw_only=True)
 class StreamingConfig:
     """The data of one stage: one dataset (``remote``), or several streams mixed by weight (``streams``).

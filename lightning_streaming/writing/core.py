@@ -15,6 +15,7 @@ from weakref import WeakSet
 
 from lightning_streaming.errors import ConfigError, EncodingError, StreamingError
 from lightning_streaming.formats.index import INDEX_BASENAME, ShardInfo, dump_index
+from lightning_streaming.replaced_names import TellsReplacements, tells_unknown_arguments
 from lightning_streaming.writing.arguments import check_counts, check_mode
 from lightning_streaming.writing.background import Background
 from lightning_streaming.writing.columns import columns_of
@@ -22,7 +23,7 @@ from lightning_streaming.writing.cutter import Cutter
 from lightning_streaming.writing.destination import Destination
 from lightning_streaming.writing.journal import Journal
 from lightning_streaming.writing.recipe import ShardRecipe
-from lightning_streaming.writing.settings import ShardSettings, parse_settings
+from lightning_streaming.writing.settings import ShardSettings, config_of_shards, parse_settings
 from lightning_streaming.writing.shard_buffer import ShardBuffer
 from lightning_streaming.writing.start import Mode, check_format, check_settings, find_start, go_on
 from lightning_streaming.writing.strict import make_strict
@@ -43,7 +44,8 @@ _WAS_TORN = (
 )
 
 
-class ShardWriter(ABC):
+@tells_unknown_arguments
+class ShardWriter(ABC, TellsReplacements):
     """Cuts samples into shards, which are made and stored in the background; the index is published last.
 
     A ``with`` block that ends in an exception publishes no index.
@@ -125,6 +127,7 @@ class ShardWriter(ABC):
             self._shards = list(self._start.safe)
             self._num_samples = sum(shard.samples for shard in self._shards)
             self._cutter = None if recipe is None else Cutter(recipe, number=len(self._shards), samples=samples)
+            self._schema: Mapping[str, Any] = {} if recipe is None else recipe.schema
             self._held = held.pop_all()
         self._exact_names = None if recipe is None or columns is not None else columns_of(recipe.schema).keys()
         self._background = Background(workers)
@@ -143,6 +146,10 @@ class ShardWriter(ABC):
         ``for sample in itertools.islice(samples, writer.num_samples, None): writer.write(sample)``.
         """
         return max(self._start.num_samples, self._num_samples)
+
+    def get_config(self) -> dict[str, Any]:
+        """What the index says of every shard alike; of the columns once they are known."""
+        return config_of_shards(self.format, self._settings, self._schema)
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Add a sample. If this raises, the sample was not added.
@@ -263,7 +270,7 @@ class ShardWriter(ABC):
         recipe = self._recipe_of(self._infer(sample))
         recipe.parts(sample)  # a sample that does not fit decides nothing
         names, cutter = columns_of(recipe.schema).keys(), Cutter(recipe)
-        self._exact_names = names
+        self._exact_names, self._schema = names, recipe.schema
         self._cutter = cutter
 
     def _cut(self, cutter: Cutter, parts: Sequence[Buffer]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -53,7 +53,7 @@ def merge(
 
     Args:
         parts: Datasets that lie below ``out``, at any depth, in the order of their samples. Each is a directory or URL,
-            or that of its ``index.json``; or a pair (directory, URL) whose URL is asked where the directory has none.
+            or that of its ``index.json``; or a pair (directory, URL) whose URL is asked only if the directory has none.
         out: The merged dataset: a directory; or a URL; or (directory, URL or second directory) for both.
         storage_options: Arguments for the filesystem of the URLs.
 
@@ -211,10 +211,19 @@ def _place(part: Part, roots: Sequence[str]) -> _Placed:
 
 
 def _read_all(parts: Sequence[_Placed], options: Mapping[str, Any]) -> list[DatasetIndex]:
-    for source in {source for part in parts for source in part.sources}:
+    for source in {source for part in parts for source in _asked(part)}:
         prepare(source)
     with ThreadPoolExecutor(_READERS) as readers:
         return list(readers.map(lambda part: _read(part, options), parts))
+
+
+def _asked(part: _Placed) -> Iterator[str]:
+    """The places that are asked for the index of a part: up to the first directory of this machine that has it."""
+    for source in part.sources:
+        yield source
+        directory = local_path(source)
+        if directory is not None and (directory / INDEX_BASENAME).is_file():
+            return
 
 
 def _read(part: _Placed, options: Mapping[str, Any]) -> DatasetIndex:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
+from typing import Any
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.compression import check_algorithm
 from lightning_streaming.formats.hashing import hash_bytes
-from lightning_streaming.formats.index import MAX_RAW_BYTES
+from lightning_streaming.formats.index import INDEX_VERSION, MAX_RAW_BYTES
 from lightning_streaming.units import parse_bytes
 
 
@@ -33,6 +34,25 @@ class ShardSettings:
             hash_bytes(name, b"")  # raises where it could not be computed
         if self.size_limit is not None and not 0 < self.size_limit <= MAX_RAW_BYTES:
             raise ConfigError(f"size_limit must be in (0, {MAX_RAW_BYTES}] bytes, but got {self.size_limit}")
+
+
+def config_of_shards(format_name: str, settings: ShardSettings, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """What an index says of all shards of one writer, as JSON has it.
+
+    Args:
+        format_name: For example ``"mds"``.
+        settings: How they are cut, compressed and hashed.
+        schema: What the format says of the columns; empty where they are not known yet.
+    """
+    columns = {name: list(value) if isinstance(value, tuple) else value for name, value in schema.items()}
+    return {
+        "version": INDEX_VERSION,
+        "format": format_name,
+        "compression": settings.compression,
+        "hashes": list(settings.hashes),
+        "size_limit": settings.size_limit,
+        **columns,
+    }
 
 
 def parse_settings(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
+from lightning_streaming.replaced_names import tells_unknown_arguments
 from lightning_streaming.writing.columns import infer_columns, infer_text_columns
 from lightning_streaming.writing.core import ShardWriter
 from lightning_streaming.writing.mds_recipe import make_mds_recipe
@@ -55,6 +56,7 @@ class MDSWriter(ShardWriter):
         return infer_columns(sample)
 
 
+@tells_unknown_arguments
 class _SplitWriter(ShardWriter):
     """Writes shards of rows that people can read; columns are ``str``, ``int`` or ``float``."""
 
@@ -96,6 +98,7 @@ class TSVWriter(_SplitWriter):
     format: ClassVar[str] = "tsv"
 
 
+@tells_unknown_arguments
 class XSVWriter(_SplitWriter):
     """Writes shards of fields with a separator of your choice between them: no text may hold it, or a newline."""
 

@@ -17,7 +17,7 @@ from lightning_streaming.cache.arrival import part_path
 from lightning_streaming.cache.config import CacheConfig
 from lightning_streaming.cache.index_cache import IndexCache
 from lightning_streaming.cache.index_file import LARGE_INDEX_BYTES
-from lightning_streaming.errors import IndexFormatError, StorageError
+from lightning_streaming.errors import IndexFormatError, ObjectNotFoundError, StorageError
 from lightning_streaming.formats.index import INDEX_BASENAME, dump_index
 from tests.cache.indexes import (
     LARGE,
@@ -204,19 +204,17 @@ class TestRemote:
         assert (tmp_path / "cache" / INDEX_BASENAME).stat().st_ino == before.st_ino
 
     @pytest.mark.parametrize("count", [SMALL, LARGE])
-    @pytest.mark.parametrize("trouble", ["status", "missing", "html"])
+    @pytest.mark.parametrize("trouble", ["status", "reset", "html"])
     def test_without_the_remote_the_index_that_is_here_is_used_with_one_warning(
         self, http_store: HttpStore, tmp_path: Path, caplog: pytest.LogCaptureFixture, trouble: str, count: int
     ) -> None:
         index = put(http_store.root, count)
         over_http(http_store, tmp_path).read()
         let_a_minute_pass(tmp_path / "cache")
-        if trouble == "status":
-            http_store.fail(INDEX_BASENAME, "status", method="GET|HEAD")
-        elif trouble == "missing":
-            (http_store.root / INDEX_BASENAME).unlink()
-        else:
+        if trouble == "html":
             (http_store.root / INDEX_BASENAME).write_text("<html>")
+        else:
+            http_store.fail(INDEX_BASENAME, trouble, method="GET|HEAD")
         with caplog.at_level(logging.WARNING):
             for _ in range(3):
                 assert over_http(http_store, tmp_path, download_retry=0).read() == index
@@ -225,6 +223,22 @@ class TestRemote:
         ]
         assert len(caplog.records) == 1
         assert (tmp_path / "cache" / INDEX_BASENAME).read_bytes() == dump_index(index.shards)
+
+    @pytest.mark.parametrize("count", [SMALL, LARGE])
+    @pytest.mark.parametrize("kind", ["store", "path"])
+    def test_one_whose_remote_says_that_there_is_none_is_refused(
+        self, http_store: HttpStore, tmp_path: Path, kind: str, count: int
+    ) -> None:
+        remote = http_store.url if kind == "store" else str(http_store.root)
+        config = CacheConfig(name="code", remote=remote, local=tmp_path / "cache", download_retry=0)
+        index = put(http_store.root, count)
+        IndexCache(config).read()
+        let_a_minute_pass(tmp_path / "cache")
+        (http_store.root / INDEX_BASENAME).unlink()
+        for _ in range(2):  # a refusal is no answer to go by next time
+            with pytest.raises(ObjectNotFoundError, match=r"is not there any more, though .* give local=.* alone"):
+                IndexCache(config).read()
+        assert in_place(tmp_path / "cache").read() == index  # the way out that the error names
 
     @pytest.mark.parametrize("count", [SMALL, LARGE])
     def test_one_that_was_cut_short_is_fetched_again(self, http_store: HttpStore, tmp_path: Path, count: int) -> None:

@@ -62,6 +62,8 @@ REFUSED: dict[str, list[Any]] = {
     "sample_log": ["", 7, True],
     "watchdog_seconds": [0, -1, "60", True, float("nan"), float("inf")],
     "world": [],
+    "stream_name": ["mine", "", None],
+    "stream_config": [{"table": "x"}, {"repeat": -1}, 7],
 }
 
 
@@ -83,7 +85,9 @@ def test_none_is_refused_where_a_number_is_needed(root: Path, name: str) -> None
         make_dataset(root, **{name: None})
 
 
-@pytest.mark.parametrize("also", [{"remote": "x"}, {"local": "x"}, {"storage_options": {"key": "x"}}])
+@pytest.mark.parametrize(
+    "also", [{"remote": "x"}, {"local": "x"}, {"storage_options": {"key": "x"}}, {"stream_config": {"repeat": 2}}]
+)
 def test_data_is_named_in_one_way_only(root: Path, also: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         StreamingDataset(streams=[Stream(remote=str(root))], **also)

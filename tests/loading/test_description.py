@@ -18,7 +18,8 @@ from tests.helpers import json_copy, make_dataset, make_loader
 def test_a_dataset_tells_all_it_was_asked_for() -> None:
     asked = set(inspect.signature(StreamingDataset).parameters)
     told = make_dataset("/data").config()
-    assert told.keys() == asked - {"remote", "local", "storage_options", "world"} | {"type"}
+    told_of_streams = {"remote", "local", "storage_options", "stream_name", "stream_config"}
+    assert told.keys() == asked - {"world", *told_of_streams} | {"type"}
     assert told["streams"]["0"]["remote"] == "/data"
 
 

@@ -34,6 +34,13 @@ def test_a_stream_needs_a_place() -> None:
         Stream(split="train")
 
 
+@pytest.mark.parametrize("name", ["get_shards", "prepare_shard", "set_up_local", "apply_default", "_download_file"])
+def test_a_stream_that_would_fetch_in_its_own_way_is_refused(name: str) -> None:
+    own = type("Table", (Stream,), {name: lambda self, *_: None})
+    with pytest.raises(ConfigError, match=f"stream 'a' is a Table, whose {name} nobody would call"):
+        named_streams({"a": own(remote="s3://bucket/a")}, None, None)
+
+
 def test_secrets_are_not_shown() -> None:
     stream = Stream(remote="s3://bucket/a", storage_options={"secret": "hunter2"})
     assert "hunter2" not in repr(stream)

@@ -253,10 +253,8 @@ def test_configuration_without_class_path_trains_on_a_streaming_data_module(run_
     cli = StreamingCLI(["fit", "--config", run_yaml, "--data.train.streams.a.proportion=1", "--data.batch_size=4"])
     assert cli.trainer.global_step == 3
     assert cli.datamodule.batch_size == 4
-    assert {name: stream.proportion for name, stream in cli.datamodule.datasets["train"].streams.items()} == {
-        "a": 1.0,
-        "b": 0.5,
-    }
+    streams = cli.datamodule.datasets["train"].streams
+    assert {name: stream.asked.proportion for name, stream in streams.items()} == {"a": 1.0, "b": 0.5}
 
 
 def test_classes_are_found_in_the_current_directory(run_yaml: str) -> None:

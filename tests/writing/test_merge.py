@@ -12,7 +12,7 @@ import fsspec
 import pytest
 
 from lightning_streaming import StreamingDataset
-from lightning_streaming.errors import ConfigError, IndexFormatError, ObjectNotFoundError
+from lightning_streaming.errors import ConfigError, IndexFormatError, MissingDependencyError, ObjectNotFoundError
 from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.storage import upload
 from lightning_streaming.writing.merge import merge, merge_under
@@ -264,6 +264,16 @@ def test_a_pair_publishes_in_both_places(tmp_path: Path) -> None:
     store.rm("/merge", recursive=True)
     assert published == (here / "index.json").read_bytes()
     assert [shard["samples"] for shard in json.loads(published)["shards"]] == [5, 2, 5, 2]
+
+
+@pytest.mark.parametrize("scheme", ["oci", "abfs", "dropbox"])
+def test_a_store_is_asked_for_only_where_an_index_is_not_here(tmp_path: Path, scheme: str) -> None:
+    parts = [(str(part), f"{scheme}://bucket/{part.name}") for part in write_parts(tmp_path, "a", "b")]
+    merge(parts, tmp_path)  # without the package that serves the store
+    assert ids(tmp_path) == [*range(14)]
+    (tmp_path / "b" / "index.json").unlink()
+    with pytest.raises(MissingDependencyError, match=f"{scheme}://bucket/b needs a package"):
+        merge(parts, tmp_path)
 
 
 def test_two_places_of_a_part_must_agree(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ from lightning_streaming.errors import ConfigError, EncodingError
 from lightning_streaming.formats import mds
 from lightning_streaming.formats.hashing import hash_file
 from lightning_streaming.writing import cutter
-from lightning_streaming.writing.writer import MDSWriter
+from lightning_streaming.writing.core import ShardWriter
+from lightning_streaming.writing.writer import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
 from tests.formats.golden_datasets import read_index, read_samples
 
 
@@ -193,6 +195,33 @@ def test_a_dataset_goes_to_a_bucket_index_last(tmp_path: Path) -> None:
     store.get("/writer/data/", str(tmp_path / "copy"), recursive=True)
     store.rm("/writer", recursive=True)
     assert ids(tmp_path / "copy", tmp_path) == list(range(30))
+
+
+WRITERS: list[tuple[type[ShardWriter], dict[str, Any]]] = [
+    (MDSWriter, {}),
+    (JSONWriter, {"newline": "\r\n"}),
+    (CSVWriter, {}),
+    (TSVWriter, {}),
+    (XSVWriter, {"separator": "|"}),
+]
+
+
+@pytest.mark.parametrize("columns", [None, {"id": "int", "text": "str"}])
+@pytest.mark.parametrize("shards", [{}, {"compression": "gz:1", "hashes": ["sha1", "xxh64"], "size_limit": "1kb"}])
+@pytest.mark.parametrize(("kind", "of_format"), WRITERS)
+def test_a_writer_tells_what_the_index_says_of_all_its_shards(
+    tmp_path: Path, kind: Any, of_format: dict[str, Any], shards: dict[str, Any], columns: dict[str, str] | None
+) -> None:
+    writer = kind(out=tmp_path, columns=columns, **of_format, **shards)
+    before = writer.get_config()
+    with writer:
+        writer.write({"id": 1, "text": "one"})
+    told = writer.get_config()
+    assert before.items() <= told.items()
+    assert (before == told) is (columns is not None)
+    (shard,) = json.loads((tmp_path / "index.json").read_text())["shards"]
+    of_one_shard = {"samples", "raw_data", "zip_data", "raw_meta", "zip_meta"}
+    assert told == {name: value for name, value in shard.items() if name not in of_one_shard}
 
 
 def test_a_store_that_nothing_serves_is_refused_at_once() -> None:

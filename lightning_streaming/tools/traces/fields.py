@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
 from functools import cache
 
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.loading.dataset import StreamingDataset
-from lightning_streaming.loading.stream import StreamDefaults
 from lightning_streaming.tools.render import render
 from lightning_streaming.tools.traces.reads import Read
 
@@ -40,8 +38,5 @@ def fields_of(dataset: StreamingDataset, reads: Iterable[Read], *, fetch: bool) 
 
 def _has(dataset: StreamingDataset, shard: int) -> bool:
     """Whether a shard is on this node; nothing is fetched to find out."""
-    asked = dataset.config()
-    defaults = StreamDefaults(**{field.name: asked[field.name] for field in fields(StreamDefaults)})
-    name = dataset.catalog.stream_names[int(dataset.catalog.stream_of_shard[shard])]
-    stream = dataset.streams[name]
-    return ShardCache(stream.cache_config(name, defaults)).has(dataset.catalog.shards[shard])
+    stream = dataset.streams[int(dataset.catalog.stream_of_shard[shard])]
+    return ShardCache(stream.cache_config()).has(dataset.catalog.shards[shard])

@@ -27,7 +27,7 @@ def away_from_home(config: Any, dataset: StreamingDataset, directory: Path) -> A
     """
     caches = cache_configs(dataset)
     streams = {
-        name: stream if is_in_place(caches[name]) else replace(stream, local=str(directory / str(number)))
+        name: stream.asked if is_in_place(caches[name]) else replace(stream.asked, local=str(directory / str(number)))
         for number, (name, stream) in enumerate(dataset.streams.items())
     }
     return replace(quiet(config), streams=streams, **_NO_STREAM_OF_ITS_OWN, cache_limit=None)

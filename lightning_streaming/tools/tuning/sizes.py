@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from lightning_streaming.cache import CacheConfig
 from lightning_streaming.formats.index_table import ShardTable
 from lightning_streaming.loading.dataset import StreamingDataset
-from lightning_streaming.loading.stream import StreamDefaults
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -30,9 +29,7 @@ class Sizes:
 
 def cache_configs(dataset: StreamingDataset) -> dict[str, CacheConfig]:
     """Where each stream's files are and go, by stream name."""
-    asked = dataset.config()
-    defaults = StreamDefaults(**{field.name: asked[field.name] for field in fields(StreamDefaults)})
-    return {name: stream.cache_config(name, defaults) for name, stream in dataset.streams.items()}
+    return {name: stream.cache_config() for name, stream in dataset.streams.items()}
 
 
 def is_in_place(cache: CacheConfig) -> bool:

@@ -1,0 +1,86 @@
+"""A dataset directory as a map-style dataset of torch: by index, without order, streams or a place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from lightning_streaming.cache import ShardCache
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.formats.index import ShardInfo
+from lightning_streaming.loading.shard_access import ShardAccess
+from lightning_streaming.loading.source import SampleSource
+from lightning_streaming.loading.stream import Stream, StreamDefaults
+from lightning_streaming.replaced_names import tells_unknown_arguments
+
+
+@tells_unknown_arguments
+class LocalDataset(ShardAccess, Dataset[Any]):
+    """The samples of a directory by index, for torch's own ``DataLoader`` and samplers.
+
+    Making one does no I/O: the index is read at the first ``len`` or ``[i]``. It saves no place and knows no ranks; for
+    training use :class:`~lightning_streaming.StreamingDataset`.
+
+    Args:
+        local: The directory.
+        split: Subdirectory of it, like "train".
+        allow_unsafe_types: Whether columns may be unpickled. Unpickling runs code found in the data.
+        columns: Names of the columns to read. None: all.
+
+    Raises:
+        ConfigError: ``columns`` is not a list of names.
+    """
+
+    def __init__(
+        self,
+        local: str | Path,
+        split: str | None = None,
+        *,
+        allow_unsafe_types: bool = False,
+        columns: Sequence[str] | None = None,
+    ) -> None:
+        self.local = local
+        self.split = split or ""
+        cache = ShardCache(Stream(local=str(local), split=split).cache_config("0", StreamDefaults()))
+        super().__init__(SampleSource({"0": cache}, allow_unsafe_types, columns), on_demand=False)
+
+    def __getitem__(self, index: int | slice | Sequence[Any] | NDArray[np.integer[Any]]) -> Any:
+        """Samples by index, as :meth:`get_item` gives them.
+
+        Args:
+            index: In ``[-size, size)``; or a slice, list or array of such, which gives a list.
+
+        Raises:
+            SampleIndexError: There is no such sample.
+            ConfigError: The index is of another type.
+        """
+        if isinstance(index, (int, np.integer)):
+            return self.get_item(int(index))
+        if isinstance(index, slice):
+            return [self[one] for one in range(*index.indices(self.size))]
+        if isinstance(index, (list, np.ndarray)):
+            return [self[one] for one in index]
+        raise ConfigError(f"a sample index must be an int, slice, list or array, but got {type(index).__name__}")
+
+    def __len__(self) -> int:
+        """Samples of the directory."""
+        return self.size
+
+    @property
+    def num_samples(self) -> int:
+        """The same as ``len(dataset)``."""
+        return self.size
+
+    @property
+    def shards(self) -> Sequence[ShardInfo]:
+        """What the index says of each shard."""
+        return self.catalog.shards
+
+    def close(self) -> None:
+        """Unmap every shard. The dataset may be used again; it then opens what it needs."""
+        self._source.close()

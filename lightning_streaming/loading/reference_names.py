@@ -1,0 +1,198 @@
+"""Names by which scripts for MosaicML Streaming ask a dataset of itself. All of them only look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.cache.limits import largest_shard_bytes
+from lightning_streaming.formats.index import ShardInfo
+from lightning_streaming.loading.dataset_streams import DatasetStreams
+from lightning_streaming.loading.epochs import Epochs
+from lightning_streaming.loading.keyed_access import KeyedAccess
+from lightning_streaming.order.names import BatchingMethod, PartitionAlgo, SamplingMethod, ShuffleAlgo
+from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.replaced_names import TellsReplacements
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_Value = TypeVar("_Value")
+
+
+class told(Generic[_Value]):  # noqa: N801 a decorator, like property
+    """A property that may be set to what it is, as subclasses do that keep their arguments, and to nothing else."""
+
+    def __init__(self, tell: Callable[[Any], _Value]) -> None:
+        self._tell = tell
+        self.__doc__ = tell.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> _Value: ...
+
+    def __get__(self, instance: object | None, owner: type) -> Self | _Value:
+        return self if instance is None else self._tell(instance)
+
+    def __set__(self, instance: object, value: object) -> None:
+        if "_source" not in vars(instance):  # before the dataset's own __init__, which is told soon
+            return
+        if not np.array_equal(np.asarray(value, object), np.asarray(self._tell(instance), object)):
+            raise AttributeError(
+                f"{self._tell.__name__} only tells what the dataset was made with, and cannot be set to {value!r}; "
+                "make the dataset with it"
+            )
+
+
+class ReferenceNames(KeyedAccess, TellsReplacements):
+    """What was asked of a dataset, and how its samples, shards and streams are numbered.
+
+    What follows from the data reads the indexes at the first look. Arrays are not to be changed.
+    """
+
+    streams: DatasetStreams
+
+    if TYPE_CHECKING:
+
+        @property
+        def epochs(self) -> Epochs: ...
+
+        def __len__(self) -> int: ...
+
+    @property
+    def _order_settings(self) -> OrderSettings:
+        return self.epochs.settings
+
+    @told
+    def shuffle(self) -> bool:
+        """Whether it shuffles."""
+        return self._order_settings.shuffle
+
+    @told
+    def shuffle_algo(self) -> ShuffleAlgo:
+        """How it shuffles, if it does."""
+        return self._order_settings.shuffle_algo
+
+    @told
+    def shuffle_seed(self) -> int:
+        """Seed of the order: the saved one after a resume."""
+        return self._order_settings.shuffle_seed
+
+    @told
+    def shuffle_block_size(self) -> int | None:
+        """Samples within which blocks are mixed; None as long as the default is not worked out, at the first pass."""
+        return self._order_settings.shuffle_block_size
+
+    @told
+    def num_canonical_nodes(self) -> int | None:
+        """Slices of the sample space: the saved ones after a resume; None as long as no pass settled the default."""
+        return self._order_settings.num_canonical_nodes
+
+    @told
+    def initial_physical_nodes(self) -> int | None:
+        """Nodes of the run's first start; None before a pass or a saved position said so."""
+        return self.epochs.initial_nodes
+
+    @told
+    def sampling_method(self) -> SamplingMethod:
+        """Whether partial repeats are drawn anew each epoch."""
+        return self._order_settings.sampling_method
+
+    @told
+    def sampling_granularity(self) -> int:
+        """Samples drawn from a shard at a time."""
+        return self._order_settings.sampling_granularity
+
+    @told
+    def partition_algo(self) -> PartitionAlgo:
+        """How an epoch is divided among nodes."""
+        return self._order_settings.partition_algo
+
+    @told
+    def batching_method(self) -> BatchingMethod:
+        """Which samples share a batch."""
+        return self._order_settings.batching_method
+
+    @told
+    def epoch_seed_change(self) -> bool:
+        """Whether another seed draws and shuffles each epoch."""
+        return self.shuffle and self.sampling_method == "balanced"
+
+    @told
+    def cache_limit(self) -> int | None:
+        """Most bytes that the streams' directories on this node may hold."""
+        return self._source.cache_limit
+
+    @told
+    def allow_unsafe_types(self) -> bool:
+        """Whether columns may be unpickled."""
+        return self._source.allow_unsafe_types
+
+    @told
+    def num_samples(self) -> int:
+        """Samples of all streams before weighting; the same as ``size``."""
+        return self.size
+
+    @told
+    def length(self) -> int:
+        """The same as ``len(dataset)``."""
+        return len(self)
+
+    @told
+    def num_streams(self) -> int:
+        """How many streams there are."""
+        return len(self.streams)
+
+    @told
+    def shards(self) -> Sequence[ShardInfo]:
+        """What the indexes say of each shard, over all streams."""
+        return self.catalog.shards
+
+    @told
+    def samples_per_shard(self) -> NDArray[np.int64]:
+        """Samples of each shard; shape (shards,)."""
+        return self.catalog.samples_per_shard
+
+    @told
+    def sample_offset_per_shard(self) -> NDArray[np.int64]:
+        """Id of each shard's first sample; shape (shards,)."""
+        return self.catalog.first_sample_of_shard
+
+    @told
+    def stream_per_shard(self) -> NDArray[np.int64]:
+        """Place of each shard's stream; shape (shards,)."""
+        return self.catalog.stream_of_shard
+
+    @told
+    def samples_per_stream(self) -> NDArray[np.int64]:
+        """Samples of each stream before weighting; shape (streams,)."""
+        return np.asarray(self.catalog.samples_per_stream, np.int64)
+
+    @told
+    def shards_per_stream(self) -> NDArray[np.int64]:
+        """Shards of each stream; shape (streams,)."""
+        return np.asarray(self.catalog.shards_per_stream, np.int64)
+
+    @told
+    def sample_offset_per_stream(self) -> NDArray[np.int64]:
+        """Id of each stream's first sample; shape (streams,)."""
+        return _sums_before(self.samples_per_stream)
+
+    @told
+    def shard_offset_per_stream(self) -> NDArray[np.int64]:
+        """Number of each stream's first shard; shape (streams,)."""
+        return _sums_before(self.shards_per_stream)
+
+    @told
+    def max_shard_size_across_all_streams(self) -> int:
+        """Bytes of the largest shard, compressed and raw together."""
+        return max(largest_shard_bytes(index.shards) for index in self.catalog.indexes)
+
+
+def _sums_before(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.cumsum(counts) - counts

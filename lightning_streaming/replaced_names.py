@@ -1,0 +1,262 @@
+"""Names that nothing here has: an error says which of ours is meant, or what takes the place of another library's.
+
+REPLACED     what users of MosaicML Streaming and litData write, by the class they write it to, and what to write
+tells_unknown_arguments, TellsReplacements, unknown_name
+             where it is told: calls of a class, attributes of an object, names of a module
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from lightning_streaming.errors import UnknownArgumentError
+
+_Class = TypeVar("_Class", bound=type)
+
+_ON_EACH_STREAM = "it belongs to each stream: dataset.streams[0].{}"
+_IN_STORAGE_OPTIONS = "give storage_options=, which fsspec's filesystem of the URL takes"
+_KEEP_RAW = "cache_limit= lets shards go when there is no more room, those used longest ago first"
+_SHARD_BYTES = "shards are cut by bytes: size_limit="
+_EXTRA_BYTES = "the writer counts what its format adds; size_limit= is the limit of a whole shard"
+_PROFILE = "StreamingMonitor and loader.statistics() tell where time goes"
+_WRITE = "write_parallel writes a dataset from many inputs, MDSWriter from one"
+_CONVERT = "on a command line: lightning-streaming convert"
+_WEIGHTED = "StreamingDataset(streams={name: Stream(remote=..., proportion=...), ...}) mixes datasets by weight"
+_SUBCLASS = "subclass StreamingDataset, or give transform=; docs/migrate-from-mosaicml.md has both"
+_EPOCH = "the loader counts epochs itself; dataset.next_epoch may be set"
+_NOTHING_TO_CLEAN = "there is no shared memory to clean up: a new start just works, after kill -9 too"
+
+_STREAM_ARGUMENTS = {
+    "samples": "choose= is how many samples an epoch draws",
+    "weight": "proportion= is a stream's share of an epoch",
+    "keep_raw": _KEEP_RAW,
+    "input_dir": "remote= is where the shards come from",
+    "url": "remote= is where the shards come from",
+    "path": "remote= is where the shards come from, local= a directory of this machine",
+}
+
+_DATASET_ARGUMENTS = {
+    **_STREAM_ARGUMENTS,
+    "samples": "epoch_size= is how many samples an epoch draws; Stream(choose=...), from one stream",
+    "dirname": "local= is the directory",
+    "index_size": "the index tells its own size",
+    "samples_per_epoch": "epoch_size= is how many samples an epoch draws",
+    "group_method": _SUBCLASS,
+    "tokenizer_name": _SUBCLASS,
+    "max_seq_len": _SUBCLASS,
+    "transforms": _SUBCLASS,
+    "target_transform": _SUBCLASS,
+    "cache_dir": "local= is the directory on this node",
+    "item_loader": "how a sample is stored belongs to its columns; tokens are ndarray:uint16:2049",
+    "drop_last": "give it to the loader: StreamingDataLoader(dataset, drop_last=True)",
+    "seed": "shuffle_seed= is the seed of the order",
+    "serializers": "register_encoding adds an encoding of your own",
+    "max_cache_size": "cache_limit= is the most that the node keeps",
+    "subsample": "epoch_size= draws fewer samples, Stream(repeat=0.1) a tenth of a stream",
+    "encryption": "shards are not encrypted; let the store encrypt, or register_encoding for a column",
+    "session_options": _IN_STORAGE_OPTIONS,
+    "max_pre_download": "predownload= is how many samples ahead shards are fetched",
+    "index_path": "the index is index.json beside the shards; " + _CONVERT + " makes a dataset of Parquet files",
+    "force_override_state_dict": 'load_state_dict(state, on_change="warn") goes on with other settings',
+    "weights": "a stream's share is its own: Stream(remote=..., proportion=0.7)",
+    "datasets": _WEIGHTED,
+    "iterate_over_all": "Stream(repeat=...) says how often an epoch goes through a stream",
+    "num_workers": "give it to the loader: StreamingDataLoader(dataset, num_workers=4)",
+}
+
+REPLACED_ARGUMENTS: Mapping[str, Mapping[str, str]] = {
+    "StreamingDataset": _DATASET_ARGUMENTS,
+    "StreamingConfig": {
+        **_DATASET_ARGUMENTS,
+        "drop_last": "it belongs to the data module: StreamingDataModule(train=..., drop_last=True)",
+        "batch_size": "it belongs to the data module: StreamingDataModule(train=..., batch_size=32)",
+        "num_workers": "it belongs to the data module: StreamingDataModule(train=..., num_workers=4)",
+        "transform": "it is code, so it belongs to the data module: override StreamingDataModule.transform",
+        "world": "the data module takes it from the trainer",
+        "stream_name": "give streams={name: Stream(...)}",
+        "stream_config": "give streams={name: Stream(...)}",
+    },
+    "Stream": _STREAM_ARGUMENTS,
+    "StreamingDataLoader": {
+        "profile_batches": _PROFILE,
+        "profile_skip_batches": _PROFILE,
+        "profile_dir": _PROFILE,
+        "profile_cprofile": _PROFILE,
+    },
+    "ShardWriter": {
+        "dirname": "out= is the directory or URL",
+        "local": "out= is the directory, or (directory, URL) for both",
+        "remote": "out= is the URL, or (directory, URL) for both",
+        "output_dir": "out= is the directory or URL",
+        "cache_dir": "out= is the directory or URL",
+        "extra_bytes_per_shard": _EXTRA_BYTES,
+        "extra_bytes_per_sample": _EXTRA_BYTES,
+        "chunk_size": _SHARD_BYTES,
+        "chunk_bytes": _SHARD_BYTES,
+        "compression_level": 'it is part of the name: compression="zstd:7"',
+        "encryption": "shards are not encrypted; let the store encrypt, or register_encoding for a column",
+        "item_loader": "how a sample is stored belongs to its columns; tokens are ndarray:uint16:2049",
+        "num_workers": "write_parallel writes with many processes; max_workers= is how many threads store shards",
+    },
+    "LocalDataset": {
+        "remote": "StreamingDataset reads a remote; a LocalDataset is here",
+        "transform": "transform in the collate function, or override get_item",
+    },
+}
+"""By class, or one of its bases, and argument: what to write instead."""
+
+REPLACED_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
+    "StreamingDataset": {
+        "spanner": "dataset.catalog.find(sample_id) tells shard and index",
+        "resample_streams": "lightning-streaming trace tells which samples a step reads",
+        "on_exception": "a failure is raised in the step that needed the sample",
+        **{name: _ON_EACH_STREAM.format(name) for name in ("remote", "local", "split", "storage_options")},
+        **{name: _ON_EACH_STREAM.format(name) for name in ("download_retry", "download_timeout")},
+        **{name: _ON_EACH_STREAM.format(name) for name in ("validate_hash", "keep_zip")},
+        "stream_name": "dataset.streams has each stream by name",
+        "stream_config": "dataset.streams has each stream by name",
+        "input_dir": _ON_EACH_STREAM.format("remote"),
+        "cache_dir": _ON_EACH_STREAM.format("local"),
+        "seed": "dataset.shuffle_seed is the seed of the order",
+        "max_cache_size": "dataset.cache_limit is the most that the node keeps",
+        "current_epoch": "dataset.next_epoch is the epoch of the next pass",
+        "set_epoch": _EPOCH,
+        "set_shuffle": "give shuffle= to StreamingDataset",
+        "set_drop_last": "give drop_last= to StreamingDataLoader",
+        "set_batch_size": "give batch_size= to StreamingDataset or StreamingDataLoader",
+        "set_num_workers": "give num_workers= to StreamingDataLoader",
+    },
+    "DatasetStream": {
+        "safe_keep_zip": "keep_zip tells whether compressed files are kept",
+        "set_up_local": "the cache sets up its directory itself, at first need",
+        "get_index_size": "dataset.cache_usage counts indexes too",
+    },
+    "Stream": {
+        **dict.fromkeys(("get_shards", "prepare_shard"), "a stream of a dataset has it: dataset.streams[0].{name}"),
+        "apply_default": "dataset.streams[0] has the dataset's defaults filled in; the Stream given stays as it is",
+        "apply_weights": "dataset.streams[0] has proportion, repeat and choose worked out",
+        "validate_weights": "a Stream checks its weight when it is made, the dataset those of all at the first look",
+        "set_up_local": "the cache sets up its directory itself, at first need",
+        "get_index_size": "dataset.cache_usage counts indexes too",
+        "safe_keep_zip": "keep_zip tells whether compressed files are kept",
+    },
+    "StreamingDataLoader": {
+        "num_samples_yielded": 'state_dict()["sample_in_epoch"] is the place over all ranks',
+        "set_epoch": _EPOCH,
+        "current_epoch": _EPOCH,
+    },
+    "ShardWriter": {
+        "shards": "num_samples tells what is safe; finish() publishes index.json, which names the shards",
+        "flush_shard": "shards are stored as soon as they are full; finish() stores the last one",
+        "cloud_writer": "the writer stores its files itself; storage_options= is for the store",
+        "encode_sample": "write(sample) encodes it; register_encoding adds an encoding",
+        **dict.fromkeys(("compression", "hashes", "size_limit"), "get_config() tells it"),
+    },
+}
+"""By class, or one of its bases, and attribute: where it is told instead."""
+
+REPLACED_IN_MODULE: Mapping[str, str] = {
+    "clean_stale_shared_memory": _NOTHING_TO_CLEAN,
+    "merge_index": "merge(parts, out) joins the parts named, merge_under(out) all of them",
+    "get_list_arg": "text.split(',') does it",
+    "streams_registry": "make each Stream yourself, and give streams=[...]",
+    "dataframe_to_mds": "write_parallel writes parts on a cluster; docs/parallel-writing.md",
+    "StreamingVisionDataset": _SUBCLASS,
+    **dict.fromkeys(("StreamingCIFAR10", "StreamingImageNet", "StreamingCOCO", "StreamingADE20K"), _SUBCLASS),
+    **dict.fromkeys(("StreamingC4", "StreamingPile", "StreamingEnWiki"), _SUBCLASS),
+    **dict.fromkeys(("text", "vision", "multimodal"), _SUBCLASS),
+    "base": "every public name is in lightning_streaming itself",
+    "optimize": _WRITE,
+    "map": _WRITE,
+    "merge_datasets": "merge(parts, out) joins datasets without moving a shard",
+    "CombinedStreamingDataset": _WEIGHTED,
+    "ParallelStreamingDataset": "a CombinedLoader of Lightning takes a StreamingDataLoader for each dataset",
+    "TokensLoader": _CONVERT + " --tokenize makes blocks of tokens, read as ndarray columns",
+    "train_test_split": "write each part as a dataset of its own, or split=",
+    **dict.fromkeys(("index_parquet_dataset", "index_hf_dataset", "optimize_hf"), _CONVERT),
+}
+"""By name: what to use instead."""
+
+
+def tells_unknown_arguments(cls: _Class) -> _Class:
+    """Let a class refuse arguments that it does not take with an error that says which one is meant.
+
+    Raises:
+        UnknownArgumentError: When it is called so: by the class, not here.
+    """
+    init: Callable[..., None] = cls.__init__  # type: ignore[misc]  # that of this very class
+    accepted = frozenset(_accepted(cls))
+    places = sum(one.kind is one.POSITIONAL_OR_KEYWORD for one in inspect.signature(init).parameters.values())
+
+    @functools.wraps(init)
+    def checked(self: object, *args: Any, **kwargs: Any) -> None:
+        if not accepted.issuperset(kwargs):
+            _refuse(type(self), next(name for name in kwargs if name not in accepted))
+        if len(args) >= places:  # which counts self
+            _refuse_places(type(self), places - 1, len(args))
+        init(self, *args, **kwargs)
+
+    setattr(cls, "__init__", checked)  # noqa: B010 mypy knows a class's own as fixed
+    return cls
+
+
+class TellsReplacements:
+    """An object that says of a name it does not have what to use instead."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:  # or every name would be there, to a type checker
+
+        def __getattr__(self, name: str) -> NoReturn:
+            said = _said_of(type(self), REPLACED_ATTRIBUTES).get(name)
+            if said is None:
+                object.__getattribute__(self, name)  # raises again what was raised, maybe deep in a property
+            kind = type(self).__name__
+            raise AttributeError(f"{kind!r} object has no attribute {name!r}: {said.format(name=name)}")
+
+
+def unknown_name(module: str, name: str, known: Iterable[str]) -> AttributeError:
+    """What to raise where a module is asked for a name that it does not have."""
+    said = REPLACED_IN_MODULE.get(name) or _meant(name, known)
+    return AttributeError(f"module {module!r} has no attribute {name!r}{f': {said}' if said else ''}")
+
+
+def _accepted(cls: type) -> Iterator[str]:
+    """Names of arguments that calling a class may give, whichever of its bases takes them."""
+    for one in cls.__mro__:
+        if "__init__" not in vars(one):
+            continue
+        parameters = list(inspect.signature(vars(one)["__init__"]).parameters.values())[1:]
+        yield from (of.name for of in parameters if of.kind in (of.POSITIONAL_OR_KEYWORD, of.KEYWORD_ONLY))
+        if not any(of.kind is of.VAR_KEYWORD for of in parameters):
+            return
+
+
+def _refuse(cls: type, name: str) -> NoReturn:
+    accepted = sorted(set(_accepted(cls)))
+    said = _said_of(cls, REPLACED_ARGUMENTS).get(name) or _meant(f"{name}=", [f"{one}=" for one in accepted])
+    said = said or f"help({cls.__name__}) tells what it takes"
+    raise UnknownArgumentError(f"{cls.__name__} takes no argument {name!r}: {said}")
+
+
+def _refuse_places(cls: type, places: int, given: int) -> NoReturn:
+    accepted = list(_accepted(cls))
+    example = next((name for name in ("remote", "out", "num_workers") if name in accepted), accepted[0])
+    most = f"at most {places}" if places else "no"
+    raise UnknownArgumentError(
+        f"{cls.__name__} takes {most} arguments by place, but got {given}: name them, as in "
+        f"{cls.__name__}({'...' + ', ' if places else ''}{example}=...)"
+    )
+
+
+def _said_of(cls: type, table: Mapping[str, Mapping[str, str]]) -> Mapping[str, str]:
+    return next((table[one.__name__] for one in cls.__mro__ if one.__name__ in table), {})
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    close = get_close_matches(name, list(known), 1, 0.7)
+    return f"did you mean {close[0]}?" if close else ""

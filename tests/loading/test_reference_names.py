@@ -1,0 +1,199 @@
+"""What a dataset tells of itself by the names that MosaicML Streaming has, and that telling costs nothing."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightning_streaming import Stream, StreamingDataset, World
+from lightning_streaming.loading.reference_names import ReferenceNames, told
+from tests.helpers import make_dataset, make_loader, write_dataset
+
+SIZES = {"a": 29, "b": 12}
+ASKED: dict[str, tuple[Any, Any]] = {
+    "predownload": (8, 8),
+    "cache_limit": ("1mb", 1 << 20),
+    "sampling_method": ("fixed", "fixed"),
+    "sampling_granularity": (3, 3),
+    "partition_algo": ("orig", "orig"),
+    "num_canonical_nodes": (2, 2),
+    "batch_size": (4, 4),
+    "shuffle": (True, True),
+    "shuffle_algo": ("py1br", "py1br"),
+    "shuffle_seed": (7, 7),
+    "shuffle_block_size": (64, 64),
+    "batching_method": ("per_stream", "per_stream"),
+    "allow_unsafe_types": (True, True),
+    "replication": (2, 2),
+}
+"""Argument: what is asked, and what is told of it."""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    for name, samples in SIZES.items():
+        write_dataset(root / name, samples)
+    return root
+
+
+@pytest.fixture
+def dataset(root: Path) -> Iterator[StreamingDataset]:
+    streams = {name: Stream(remote=str(root / name), proportion=share) for name, share in (("a", 1), ("b", 3))}
+    made = make_dataset(streams=streams, epoch_size=22, world=World(ranks_per_node=2))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_what_was_asked_is_an_attribute(name: str) -> None:
+    asked, told = ASKED[name]
+    dataset = StreamingDataset(remote="s3://nowhere/at-all", **{"batch_size": 2, name: asked})
+    assert getattr(dataset, name) == told
+
+
+def test_data_is_numbered_over_streams_and_shards(dataset: StreamingDataset) -> None:
+    numbers = {name: getattr(dataset, name) for name in vars(ReferenceNames) if "_per_" in name}
+    assert {name: array.tolist() for name, array in numbers.items()} == {
+        "samples_per_shard": [5, 5, 5, 5, 5, 4, 5, 5, 2],
+        "sample_offset_per_shard": [0, 5, 10, 15, 20, 25, 29, 34, 39],
+        "stream_per_shard": [0] * 6 + [1] * 3,
+        "samples_per_stream": [29, 12],
+        "shards_per_stream": [6, 3],
+        "sample_offset_per_stream": [0, 29],
+        "shard_offset_per_stream": [0, 6],
+    }
+    assert {array.dtype for array in numbers.values()} == {np.dtype(np.int64)}
+    assert (dataset.num_samples, dataset.size, dataset.num_shards, dataset.num_streams) == (41, 41, 9, 2)
+    assert (dataset.epoch_size, dataset.length, len(dataset)) == (22, 11, 11)
+    assert [shard.samples for shard in dataset.shards] == dataset.samples_per_shard.tolist()
+    assert dataset.max_shard_size_across_all_streams == max(shard.raw_data.bytes for shard in dataset.shards)
+
+
+def test_defaults_are_told_once_a_pass_has_settled_them(root: Path) -> None:
+    dataset = make_dataset(root / "a", shuffle_block_size=None, world=World(num_nodes=2))
+    names = "num_canonical_nodes", "shuffle_block_size", "initial_physical_nodes"
+    assert [getattr(dataset, name) for name in names] == [None, None, None]
+    next(iter(dataset))
+    assert [getattr(dataset, name) for name in names] == [2, 2_000_000, 2]
+    dataset.close()
+
+
+def test_after_a_resume_what_was_saved_is_told(root: Path) -> None:
+    saved = make_loader(root / "a", shuffle_seed=3, world=World(num_nodes=2)).state_dict()
+    dataset = make_dataset(root / "a")
+    dataset.load_state_dict(saved)
+    assert (dataset.shuffle_seed, dataset.num_canonical_nodes, dataset.initial_physical_nodes) == (3, 2, 2)
+
+
+@pytest.mark.parametrize(("shuffle", "method", "changes"), [(1, "balanced", 1), (1, "fixed", 0), (0, "balanced", 0)])
+def test_whether_epochs_differ(shuffle: int, method: Any, changes: int) -> None:
+    dataset = StreamingDataset(remote="data", shuffle=bool(shuffle), sampling_method=method)
+    assert dataset.epoch_seed_change is bool(changes)
+
+
+def test_what_is_told_cannot_be_set_unnoticed(dataset: StreamingDataset) -> None:
+    for name in (name for name, one in vars(ReferenceNames).items() if isinstance(one, told)):
+        setattr(dataset, name, getattr(dataset, name))
+        with pytest.raises(AttributeError, match=f"{name} only tells what the dataset was made with"):
+            setattr(dataset, name, "another")
+
+
+class Keeping(StreamingDataset):
+    """Keeps its arguments, as many do, before and after its base does."""
+
+    def __init__(self, shuffle: bool, **settings: Any) -> None:
+        self.shuffle = shuffle
+        super().__init__(shuffle=shuffle, **settings)
+        self.shuffle = shuffle
+
+
+def test_a_subclass_may_keep_its_arguments_too() -> None:
+    assert Keeping(True, remote="data").shuffle is True
+
+
+def test_streams_are_found_by_name_and_by_place(dataset: StreamingDataset) -> None:
+    streams = dataset.streams
+    assert streams[0] is streams["a"] is streams[-2]
+    assert streams[1] is streams["b"] is streams[-1]
+    assert (list(streams), len(streams), "a" in streams, "5" in streams) == (["a", "b"], 2, True, False)
+    for wrong in ("c", 2, -3, 1.0, None):
+        with pytest.raises(KeyError, match=r"there are 'a', 'b', by place from 0"):
+            streams[wrong]  # type: ignore[index]  # that is the test
+
+
+def test_weights_of_streams_are_worked_out_and_what_was_asked_stays(root: Path) -> None:
+    asked = [Stream(remote=str(root / "a"), repeat=0.5), Stream(remote=str(root / "b"), choose=6)]
+    dataset = make_dataset(streams=asked)
+    told = [(stream.proportion, stream.repeat, stream.choose) for stream in dataset.streams.values()]
+    assert told == [(14 / 20, 14 / 29, 14), (6 / 20, 6 / 12, 6)]
+    assert [stream.asked for stream in dataset.streams.values()] == asked
+    assert (asked[0].proportion, asked[0].repeat, asked[0].choose) == (None, 0.5, None)
+
+
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        ({}, ("train", 5, 7.0, "sha1", True)),
+        (
+            {"split": "", "download_retry": 0, "download_timeout": 1.0, "validate_hash": "md5", "keep_zip": False},
+            ("", 0, 1.0, "md5", False),
+        ),
+    ],
+)
+def test_a_stream_tells_what_it_really_uses(own: dict[str, Any], told: tuple[Any, ...]) -> None:
+    stream = Stream(remote="s3://bucket/a", local="/cache", storage_options={"anon": True}, **own)
+    defaults = {"download_retry": 5, "download_timeout": 7.0, "validate_hash": "sha1", "keep_zip": True}
+    one = StreamingDataset(streams=[stream], split="train", **defaults).streams[0]  # type: ignore[arg-type]  # each fits
+    assert (one.split, one.download_retry, one.download_timeout, one.validate_hash, one.keep_zip) == told
+    assert (one.remote, one.local, one.storage_options) == ("s3://bucket/a", "/cache", {"anon": True})
+
+
+def test_a_stream_gives_its_shards_and_fetches_them(root: Path, tmp_path: Path) -> None:
+    streams = {name: Stream(remote=str(root / name), local=str(tmp_path / name)) for name in SIZES}
+    stream = make_dataset(streams=streams).streams["b"]
+    shards = stream.get_shards()
+    assert [shard.samples for shard in shards] == [5, 5, 2]
+    assert stream.prepare_shard(1)
+    assert stream.prepare_shard(shards[2])
+    assert [path.name for path in sorted((tmp_path / "b").glob("shard*"))] == ["shard.00001.mds", "shard.00002.mds"]
+    assert not list((tmp_path / "a").glob("shard*"))
+    for wrong in (3, -4):
+        with pytest.raises(IndexError):
+            stream.prepare_shard(wrong)
+
+
+def test_streams_of_one_dataset_make_another(dataset: StreamingDataset) -> None:
+    for streams in (dataset.streams, [*dataset.streams.values()]):
+        other = make_dataset(streams=streams, epoch_size=22)
+        assert [one.asked for one in other.streams.values()] == [one.asked for one in dataset.streams.values()]
+        assert other.epoch_size == 22
+
+
+def test_more_of_the_only_stream_is_said_in_its_config(root: Path) -> None:
+    dataset = StreamingDataset(remote=str(root / "a"), stream_name="stream", stream_config={"repeat": 2, "remote": "x"})
+    assert (dataset.epoch_size, dataset.streams[0].remote) == (58, str(root / "a"))
+    passed_on = StreamingDataset(streams=[Stream(remote=str(root / "a"))], stream_name="stream", stream_config=None)
+    assert passed_on.epoch_size == 29
+
+
+def test_what_follows_from_no_data_is_told_without_any() -> None:
+    dataset = StreamingDataset(remote="s3://nowhere/at-all", batch_size=2)
+    of_data = {"num_samples", "length", "shards", "max_shard_size_across_all_streams"}
+    for name in vars(ReferenceNames):
+        if not name.startswith("_") and "_per_" not in name and name not in of_data:
+            getattr(dataset, name)
+    assert repr(dataset.streams) == "{'0': " + repr(Stream(remote="s3://nowhere/at-all")) + "}"
+    assert "nowhere" in repr(dataset.streams[0])
+
+
+def test_a_copy_tells_the_same(dataset: StreamingDataset) -> None:
+    for made in (copy.deepcopy(dataset), pickle.loads(pickle.dumps(dataset))):
+        assert made.streams[1].choose == dataset.streams[1].choose == 17
+        assert made.samples_per_shard.tolist() == dataset.samples_per_shard.tolist()
