@@ -54,13 +54,17 @@ def refusal(found: Sequence[Difference]) -> str:
     """What to say of a saved position that is refused for these differences, with the way out."""
     table = f"the saved position belongs to other data or another order:\n{indent(in_words(found), '  ')}"
     way_out = 'resume with on_change="warn" to go on from the same position all the same.'
-    hashes = dict.fromkeys(f"{one.saved} → {one.now}" for one in found if one.setting.endswith(".hashes"))
-    if len(hashes) and all(one.setting.endswith(".hashes") for one in found):
+    hashes = [one for one in found if one.setting.endswith(".hashes")]
+    if not hashes:
+        return f"{table}\nPut these back, or {way_out}"
+    changes = "; ".join(dict.fromkeys(f"{one.saved} → {one.now}" for one in hashes))
+    if len(hashes) == len(found):
         return (
-            f"{table}\nOnly what the indexes tell of the shards differs (hashes: {'; '.join(hashes)}); their names, "
-            f"samples and sizes are the same. If the shards were not written anew, {way_out}"
+            f"{table}\nOnly what the indexes tell of the shards differs (hashes: {changes}); their names, samples and "
+            f"sizes are the same. If the shards were not written anew, {way_out}"
         )
-    return f"{table}\nPut these back, or {way_out}"
+    anew = f"Data that is written anew with other hashes (hashes: {changes}) has other shards."
+    return f"{table}\n{anew} Put it back, or {way_out}"
 
 
 def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], where: str) -> Iterator[Difference]:

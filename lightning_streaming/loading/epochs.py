@@ -8,7 +8,8 @@ from dataclasses import replace
 from textwrap import indent
 from typing import Literal, get_args
 
-from lightning_streaming.errors import ConfigError, StateError, StateMismatchError
+from lightning_streaming.errors import ConfigError, StateMismatchError
+from lightning_streaming.loading.canonical_nodes import ALWAYS_FINE, check_canonical_nodes
 from lightning_streaming.loading.cursor import Cursor, PassStart
 from lightning_streaming.loading.differences import in_words, refusal
 from lightning_streaming.loading.fingerprint import Fingerprint
@@ -33,9 +34,6 @@ _log = logging.getLogger(__name__)
 
 OnChange = Literal["error", "warn"]
 """What to do about a saved position whose data or order settings have changed since: refuse it, or say so and go on."""
-
-_ALWAYS_FINE = 2**16
-"""Canonical nodes that an epoch may have however few its samples: this many take seconds at most."""
 
 
 class Epochs:
@@ -96,7 +94,10 @@ class Epochs:
         if self._initial_nodes is None:
             self._initial_nodes = world.num_nodes
         self._settings = self._settings.settled(self._initial_nodes)
-        self._check_canonical_nodes()
+        nodes = self._settings.num_canonical_nodes or 0
+        if nodes > ALWAYS_FINE:
+            is_asked = nodes == self._asked.num_canonical_nodes
+            check_canonical_nodes(nodes, self.weights.epoch_size, is_asked=is_asked, told=self._told())
         self._check_loaded()
         return self._settings
 
@@ -323,20 +324,6 @@ class Epochs:
 
     def _told(self) -> str:
         return f"{self.reader}: " if self.reader else ""
-
-    def _check_canonical_nodes(self) -> None:
-        """Refuse many times more canonical nodes than samples: they take time and memory, and mean nothing."""
-        nodes = self._settings.num_canonical_nodes or 0
-        if nodes <= _ALWAYS_FINE or nodes <= self.weights.epoch_size:
-            return
-        most = max(_ALWAYS_FINE, self.weights.epoch_size)
-        words = f"{nodes}, and an epoch of {self.weights.epoch_size} samples has {most} at most"
-        if nodes == self._asked.num_canonical_nodes:
-            raise ConfigError(f"num_canonical_nodes is {words}; ask for fewer")
-        raise StateError(
-            f"{self._told()}'num_canonical_nodes' of the saved position is {words}; it is of other data, or was "
-            "edited: go on from another checkpoint"
-        )
 
     def _check_loaded(self) -> None:
         if self._unchecked is None:

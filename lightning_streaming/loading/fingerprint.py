@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lightning_streaming.loading.catalog import Catalog
@@ -72,41 +72,50 @@ class Fingerprint:
         order, streams = ({"order": of["order"]} for of in (saved, self.saved)), saved["streams"]
         found = differences(*order)
         if is_listed(streams):
-            return [*found, *self._named(differences({"streams": streams}, {"streams": self._described}), listed)]
+            for one in differences({"streams": streams}, {"streams": self._described}):
+                found += self._with_hashes(one, streams, listed)
+            return found
         if streams == self.saved["streams"]:
             return found
-        return [*found, *((listed and stream_changes(listed, self._facts())) or self._in_all(streams))]
+        changes = [] if listed is None else stream_changes(listed, self._facts())
+        return [*found, *(changes or self._in_all(streams))]
 
     def _facts(self) -> dict[str, StreamFacts]:
-        return {
-            name: StreamFacts(
-                outline=f"{one['shards']} {one['samples drawn']} {self._indexes[name].shards.outline()}",
-                hashes=self._indexes[name].shards.hash_names(),
-                samples=one["samples"],
-            )
-            for name, one in self._described.items()
-        }
+        return {name: self._facts_of(name) for name in self._described}
+
+    def _facts_of(self, name: str) -> StreamFacts:
+        one, table = self._described[name], self._indexes[name].shards
+        return StreamFacts(
+            outline=f"{one['shards']} {one['samples drawn']} {table.outline()}",
+            hashes=table.hash_names(),
+            samples=one["samples"],
+        )
 
     def _in_all(self, streams: Mapping[str, Any]) -> list[Difference]:
         """The difference where the state does not tell one stream from another."""
         whole = {"samples": sum(one["samples"] for one in self._described.values()), "digest": _digest(self._described)}
         return differences({"streams": streams}, {"streams": {f"all {len(self._described)} streams": whole}})
 
-    def _named(self, found: list[Difference], listed: StreamList | None) -> list[Difference]:
-        """The same, where a stream's digest differs by the hashes in its index alone saying so."""
-        return [self._in_hashes(one, listed) or one for one in found]
-
-    def _in_hashes(self, one: Difference, listed: StreamList | None) -> Difference | None:
+    def _with_hashes(
+        self, one: Difference, saved: Mapping[str, Any], listed: StreamList | None
+    ) -> Iterator[Difference]:
+        """A difference, and where it is one of digests what of it is due to other hashes in the index."""
         name = one.setting.removeprefix("streams.").removesuffix(".digest")
         if not one.setting.endswith(".digest") or name not in self._indexes:
-            return None
-        table, place = self._indexes[name].shards, self._described[name]["place"]
-        now = table.hash_names()
-        for kinds in {(), *((kind,) for kind in now)} - {now}:
-            if one.saved == repr(table.digest(kinds)):
-                return Difference(one.setting.replace(".digest", ".hashes"), in_short(kinds), in_short(now))
-        then = listed and listed.hashes_if_alike(place, self._facts()[name])
-        return Difference(f"streams.{name}.hashes", in_short(then), in_short(now)) if then is not None else None
+            yield one
+            return
+        table, facts = self._indexes[name].shards, self._facts_of(name)
+        # What was saved may be today's data with fewer hashes, or as the list tells with others.
+        fewer = [kinds for kinds in ((), *((kind,) for kind in facts.hashes)) if kinds != facts.hashes]
+        alike = next((kinds for kinds in fewer if one.saved == repr(table.digest(kinds))), None)
+        then = alike
+        if then is None and listed is not None:
+            then, is_alike = listed.hashes_of(saved[name]["place"], facts)
+            alike = then if is_alike else None
+        if alike is None:
+            yield one
+        if then is not None:
+            yield Difference(f"streams.{name}.hashes", in_short(then), in_short(facts.hashes))
 
 
 def in_short(hashes: tuple[str, ...]) -> str:

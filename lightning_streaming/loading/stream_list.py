@@ -62,14 +62,13 @@ class StreamList:
             **({} if self.names is None else {"names": _packed(self.names)}),
         }
 
-    def hashes_if_alike(self, place: int, now: StreamFacts) -> tuple[str, ...] | None:
-        """The hashes that a stream had, if it is otherwise what it was; None if not, or if nobody knows."""
+    def hashes_of(self, place: int, now: StreamFacts) -> tuple[tuple[str, ...] | None, bool]:
+        """The hashes that a stream had, None if nobody knows or they are the same; and whether all else is the same."""
         if self.of_names or self.hashes == _VARIOUS or place >= len(self.digests):
-            return None
-        if self.digests[place] != _short(now.outline, len(self.digests[place])):
-            return None
+            return None, False
         then = tuple(self.hashes.split(",")) if self.hashes else ()
-        return None if then == now.hashes else then
+        is_alike = self.digests[place] == _short(now.outline, len(self.digests[place]))
+        return (None if then == now.hashes else then), is_alike
 
 
 def list_streams(streams: Mapping[str, StreamFacts], room: int, *, with_names: bool) -> StreamList | None:
@@ -143,14 +142,15 @@ def _changes_by_name(names: Sequence[str], then: StreamList, now: Mapping[str, S
         places = dict(zip(now, range(len(now)), strict=True))
         moved = [(name, place) for place, name in enumerate(names) if places[name] != place]
         found += [Difference(f"streams.{name}.place", str(place), str(places[name])) for name, place in moved]
-    return found or _changes_of_hashes(then, now)
+    return [*found, *_changes_of_hashes(then, now)]
 
 
 def _changes_of_hashes(then: StreamList, now: Mapping[str, StreamFacts]) -> list[Difference]:
     kinds = {",".join(one.hashes) for one in now.values()}
     if kinds == {then.hashes} or then.hashes == _VARIOUS:
         return []
-    return [Difference("streams.*.hashes", then.hashes or "none", ", ".join(one or "none" for one in sorted(kinds)))]
+    were, are = (" or ".join(one.replace(",", ", ") or "none" for one in sorted(of)) for of in ({then.hashes}, kinds))
+    return [Difference("streams.*.hashes", were, are)]
 
 
 def _changes_by_place(then: StreamList, now: Mapping[str, StreamFacts]) -> list[Difference]:
@@ -166,7 +166,7 @@ def _changes_by_place(then: StreamList, now: Mapping[str, StreamFacts]) -> list[
             found.append(Difference(f"streams[{place}]", f"a stream{before}", "changed, renamed or 'absent'"))
     come = [name for name, digest in digests.items() if digest not in known]
     found += [Difference(f"streams.{name}", "'absent', or other", f"{now[name].samples} samples") for name in come]
-    return found or _changes_of_hashes(then, now)
+    return [*found, *_changes_of_hashes(then, now)]
 
 
 def _told(name: str, one: StreamFacts, of_names: bool) -> str:
