@@ -166,27 +166,37 @@ def keep_loader_states_from_lightning(checkpoint: dict[str, Any]) -> None:
         _fit_loop_state(checkpoint)["state_dict"]["combined_loader"] = []
 
 
-def reopen_epoch(checkpoint: dict[str, Any], epoch: int, batches: int) -> None:
-    """Let a checkpoint whose epoch was cut short, but counted as done, say that it is under way.
+def check_trained(checkpoint: Mapping[str, Any], epoch: int, batches: int) -> None:
+    """Refuse a checkpoint whose trainer has not come to the place that it holds.
 
     Raises:
-        StateError: Lightning has trained fewer batches of the epoch than we have counted.
+        StateError: Lightning has trained fewer batches of the epoch than we have counted, has not begun it, or is
+            beyond it.
     """
     state = _fit_loop_state(checkpoint)
     trained = state["epoch_loop.batch_progress"]["current"]["processed"]
-    if batches > trained:
+    begun, ended = (state["epoch_progress"]["current"][count] for count in ("ready", "processed"))
+    # An epoch that was cut short counts as ended for Lightning.
+    if batches > trained or not ended - 1 <= epoch <= begun:
         raise StateError(
             f"the checkpoint's place in the data is after batch {batches} of epoch {epoch}, but its trainer had "
-            f"trained {trained}; the two were not saved together, or another checkpoint was restored since, as "
-            "LearningRateFinder and BatchSizeFinder do in a run that resumes: leave those out of it"
+            f"begun {begun} epochs, and trained {trained} batches of the last; the two were not saved together. Either "
+            "it was saved in on_fit_start of a run that resumed, where Lightning has not restored its counters and "
+            "optimizers yet: resume from the checkpoint that this run resumed from, and save in on_train_start or "
+            "later. Or another checkpoint was restored since, as LearningRateFinder and BatchSizeFinder do in a run "
+            "that resumes: leave those out of it"
         )
-    progress = state["epoch_progress"]
+
+
+def reopen_epoch(checkpoint: dict[str, Any], epoch: int) -> None:
+    """Let a checkpoint whose epoch was cut short, but counted as done, say that it is under way."""
+    progress = _fit_loop_state(checkpoint)["epoch_progress"]
     for tracker in (progress["current"], progress["total"]):
         if tracker["processed"] > epoch:
             tracker.update(ready=epoch + 1, started=epoch + 1, processed=epoch, completed=epoch)
 
 
-def _fit_loop_state(checkpoint: dict[str, Any]) -> dict[str, Any]:
+def _fit_loop_state(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     state: dict[str, Any] = checkpoint.get("loops", {}).get("fit_loop", {})
     missing = {"epoch_progress", "epoch_loop.batch_progress"} - state.keys()
     if missing:

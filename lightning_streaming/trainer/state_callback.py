@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -15,12 +16,11 @@ from lightning_streaming.loading.cursor import Cursor
 from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.epochs import OnChange
+from lightning_streaming.loading.saved_run import CALLBACK_KEY, RUN_VERSION, read_run
 from lightning_streaming.trainer import fit_loop, progress_bar
 from lightning_streaming.trainer.loader_checks import check_loaders
 from lightning_streaming.trainer.place import Place, batches_done, counted
 from lightning_streaming.trainer.resume_report import report_resume
-
-_STATE_VERSION = 1
 
 
 class StreamingStateCallback(Callback):
@@ -56,7 +56,7 @@ class StreamingStateCallback(Callback):
     @property
     def state_key(self) -> str:
         """Fixed, so that a renamed subclass still finds its state."""
-        return "lightning_streaming.StreamingStateCallback"
+        return CALLBACK_KEY
 
     def state_dict(self) -> dict[str, Any]:
         """The place in the data, as plain values that load with ``weights_only=True``."""
@@ -64,10 +64,10 @@ class StreamingStateCallback(Callback):
             return dict(self._restored)
         place = self._place
         if place is None:
-            return {"version": _STATE_VERSION, "trainer": None, "loaders": {}}
+            return {"version": RUN_VERSION, "trainer": None, "loaders": {}}
         loaders = {name: self._datasets[name].state_at(cursor) for name, cursor in place.cursors.items()}
         return {
-            "version": _STATE_VERSION,
+            "version": RUN_VERSION,
             "trainer": {
                 "epoch": place.epoch,
                 "batches": place.batches,
@@ -100,18 +100,15 @@ class StreamingStateCallback(Callback):
                     "Its epoch begins again at the first sample."
                 )
             return
-        if state.get("version") != _STATE_VERSION:
-            raise StateError(
-                f"the checkpoint's streaming state has version {state.get('version')!r} and this release reads "
-                f"{_STATE_VERSION}; resume with the release that wrote it, or a newer one"
-            )
+        run = read_run(state)
         fit_loop.keep_loader_states_from_lightning(checkpoint)
-        if state["trainer"] is None:  # saved before the first batch, as Lightning's tuners do
+        if run.trainer is None:  # saved before the first batch, as Lightning's tuners do
             self._place, self._begins_again = None, True
             return
+        fit_loop.check_trained(checkpoint, run.trainer.epoch, run.trainer.batches)
         self._restored = state
-        if 0 < state["trainer"]["batches"] < state["trainer"]["batches_in_epoch"]:
-            fit_loop.reopen_epoch(checkpoint, state["trainer"]["epoch"], state["trainer"]["batches"])
+        if 0 < run.trainer.batches < run.trainer.batches_in_epoch:
+            fit_loop.reopen_epoch(checkpoint, run.trainer.epoch)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put trainer and loaders at the saved place, or note where they begin."""
@@ -215,20 +212,23 @@ class StreamingStateCallback(Callback):
 
     def _find_loaders(self, trainer: Trainer) -> dict[str, StreamingDataLoader]:
         loaders = fit_loop.streaming_loaders(trainer)
+        for name, loader in loaders.items():
+            loader.dataset.epochs.reader = f"train loader {name!r}" if len(loaders) > 1 else ""
         self._datasets = {name: loader.dataset for name, loader in loaders.items()}
         self._global_batches = {name: loader.samples_per_global_batch for name, loader in loaders.items()}
         return loaders
 
     def _load(self, state: Mapping[str, Any], loaders: Mapping[str, StreamingDataLoader]) -> Place:
-        saved: Mapping[str, Any] = state["loaders"]
-        if saved.keys() != loaders.keys():
+        run = read_run(state)
+        assert run.trainer is not None, "looked at when the checkpoint was loaded"
+        if run.loaders.keys() != loaders.keys():
             raise StateError(
-                f"the checkpoint holds places for the train loaders {sorted(saved)}, but now there are "
+                f"the checkpoint holds places for the train loaders {sorted(run.loaders)}, but now there are "
                 f"{sorted(loaders)}; give them the names they had"
             )
         for name, loader in loaders.items():
-            loader.load_state_dict(saved[name], self._on_change)
-        return Place(**state["trainer"], cursors={name: loader.cursor() for name, loader in loaders.items()})
+            loader.load_state_dict(state["loaders"][name], self._on_change)
+        return Place(**asdict(run.trainer), cursors={name: loader.cursor() for name, loader in loaders.items()})
 
     def _go_to_place(self, trainer: Trainer, loaders: Mapping[str, StreamingDataLoader]) -> None:
         """Set trainer and loaders to where training has come."""
