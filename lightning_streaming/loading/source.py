@@ -286,7 +286,7 @@ class SampleSource:
         try:
             for place, info in catalog.examples():  # noqa: B007  # the handler tells it
                 check_columns(info, self._columns)
-                if not self._allow_unsafe_types:
+                if not self.allow_unsafe_types:
                     check_safe(info, self._columns)
         except ConfigError as error:
             name = catalog.stream_names[int(catalog.stream_of_shard[place])]
