@@ -74,6 +74,7 @@ class Epochs:
         self._initial_nodes: int | None = None
         self._resumed_from_nodes: int | None = None
         self._unchecked: tuple[SavedPosition, OnChange] | None = None
+        self._may_end_early = False
         self._fingerprinted: tuple[OrderSettings, Fingerprint] | None = None
 
     @property
@@ -125,6 +126,7 @@ class Epochs:
         self._initial_nodes = self._resumed_from_nodes = saved.initial_physical_nodes
         self._geometries = {} if saved.geometry is None else {saved.cursor.epoch: saved.geometry}
         self._unchecked = saved, on_change
+        self._may_end_early = on_change == "warn"
 
     def start(self, cursor: Cursor, world: World, batch_size: int, drop_last: bool = False) -> PassStart:
         """All that a process must know to begin a pass at ``cursor``, which makes it the pass under way."""
@@ -186,9 +188,17 @@ class Epochs:
         """The same place, the end of an epoch written as the beginning of the next.
 
         Raises:
-            StateError: The place is beyond the epoch's end.
+            StateError: The place is beyond the epoch's end, and the data was not said to have changed.
         """
         sequence, gaps = self._sequence_at(cursor, world), self._gaps(cursor.epoch, world)
+        if self._may_end_early and cursor.sample_in_epoch > sequence.most_counted(world.num_ranks):
+            _log.warning(
+                "epoch %d has ended: %d of its samples were read, and it has %d now",
+                cursor.epoch,
+                cursor.sample_in_epoch,
+                sequence.num_samples,
+            )
+            return self.normalise(Cursor(cursor.epoch, len(sequence)), world)
         position = resume_position(sequence, cursor.sample_in_epoch, world.num_ranks)
         if gaps.kept_before(position) < gaps.kept_before(len(sequence)) and self._has_batches(cursor.epoch, world):
             return Cursor(cursor.epoch, position)

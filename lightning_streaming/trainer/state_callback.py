@@ -43,6 +43,7 @@ class StreamingStateCallback(Callback):
         self._on_change: OnChange = on_change
         self._place: Place | None = None
         self._restored: Mapping[str, Any] | None = None
+        self._put_back: dict[str, tuple[StreamingDataset, Cursor]] = {}
         self._first: dict[str, Cursor] = {}
         self._is_placed = False
         self._begins_again = False
@@ -78,8 +79,18 @@ class StreamingStateCallback(Callback):
         }
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Come first among the callbacks, so that whoever saves in a hook finds the place counted there already."""
+        """Come first among the callbacks, so that whoever saves in a hook finds the place counted there already.
+
+        And be told of the train loaders when they are made.
+        """
         fit_loop.put_first(trainer, self)
+        if stage == "fit":
+            self._restored, self._put_back = None, {}
+            if fit_loop.is_untouched(trainer):  # a callback may serve one trainer after another
+                self._place = None
+            elif self._place is not None and not self._place.is_finished:
+                fit_loop.count_as_under_way(trainer, self._place.epoch)
+            fit_loop.when_loaders_are_made(trainer, self._put_loaders_back)
         # Lightning doubts the length of every iterable dataset; that of ours is exact, on every rank.
         warnings.filterwarnings("ignore", "Your `IterableDataset` has `__len__` defined", category=UserWarning)
 
@@ -105,20 +116,26 @@ class StreamingStateCallback(Callback):
         if run.trainer is None:  # saved before the first batch, as Lightning's tuners do
             self._place, self._begins_again = None, True
             return
-        fit_loop.check_trained(checkpoint, run.trainer.epoch, run.trainer.batches)
-        self._restored = state
-        if 0 < run.trainer.batches < run.trainer.batches_in_epoch:
-            fit_loop.reopen_epoch(checkpoint, run.trainer.epoch)
+        self._restored, self._put_back = state, {}
+        place = Place(**asdict(run.trainer))
+        fit_loop.check_trained(checkpoint, place.epoch, place.batches)
+        if not place.is_finished:
+            fit_loop.reopen_epoch(checkpoint, place.epoch)
+        if fit_loop.has_loaders(trainer):  # strategies that load checkpoints late: a schedule has asked for lengths
+            self._put_loaders_back(fit_loop.streaming_loaders(trainer))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put trainer and loaders at the saved place, or note where they begin."""
-        if fit_loop.is_untouched(trainer):  # a callback may serve one trainer after another
+        if fit_loop.is_untouched(trainer):  # Lightning's tuners try steps and take them back
             self._place = None
-        places_before = self._places_by_dataset()
-        loaders = self._find_loaders(trainer)
+        loaders = fit_loop.streaming_loaders(trainer)
         check_loaders(trainer, loaders)
+        self._put_loaders_back(loaders)
+        self._know(loaders)
         if self._restored is not None:
-            self._place, restored, self._restored = self._load(self._restored, loaders), self._restored, None
+            restored, self._restored = self._restored, None
+            cursors = {name: self._put_back[name][1] for name in loaders}
+            self._place = Place(**restored["trainer"], cursors=cursors)
             self._go_to_place(trainer, loaders)
             report_resume(trainer, self._place.cursors, loaders, restored.get("samples_per_global_batch", {}))
             return
@@ -133,17 +150,14 @@ class StreamingStateCallback(Callback):
             begins = {name: Cursor(0, 0) for name in loaders} | self._first if self._begins_again else {}
             self._first = {name: begins.get(name, loader.cursor()) for name, loader in loaders.items()}
             self._place = Place(epoch=trainer.current_epoch, cursors=dict(self._first))
-        for name, loader in loaders.items():  # a trainer that fits again may have made its datasets anew
-            dataset, state = places_before.get(name, (loader.dataset, {}))
-            if dataset is not loader.dataset:
-                loader.load_state_dict(state, self._on_change)
         self._begins_again = False
         self._go_to_place(trainer, loaders)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let every loader begin an epoch of the data."""
         progress_bar.begin_epoch_at_zero(trainer)
-        loaders = self._find_loaders(trainer)
+        loaders = fit_loop.streaming_loaders(trainer)
+        self._know(loaders)
         if not loaders or self._place is None:
             return
         if self._is_placed:  # this is the epoch that on_train_start prepared
@@ -202,33 +216,38 @@ class StreamingStateCallback(Callback):
         for loader in fit_loop.streaming_loaders(trainer).values():
             loader.close()
 
-    def _places_by_dataset(self) -> dict[str, tuple[StreamingDataset, Mapping[str, Any]]]:
-        if self._place is None:
-            return {}
-        return {
-            name: (self._datasets[name], self._datasets[name].state_at(cursor))
-            for name, cursor in self._place.cursors.items()
-        }
+    def _put_loaders_back(self, loaders: Mapping[str, StreamingDataLoader]) -> None:
+        """Let datasets that were made anew go on where those before them stood, or where the checkpoint says.
 
-    def _find_loaders(self, trainer: Trainer) -> dict[str, StreamingDataLoader]:
-        loaders = fit_loop.streaming_loaders(trainer)
+        Their canonical nodes decide how many batches an epoch has, so this comes before anybody asks.
+        """
         for name, loader in loaders.items():
             loader.dataset.epochs.reader = f"train loader {name!r}" if len(loaders) > 1 else ""
+        for name, state in self._states_to_load(loaders).items():
+            loader = loaders[name]
+            if name not in self._put_back or self._put_back[name][0] is not loader.dataset:
+                loader.load_state_dict(state, self._on_change)
+                self._put_back[name] = loader.dataset, loader.cursor()
+
+    def _states_to_load(self, loaders: Mapping[str, StreamingDataLoader]) -> Mapping[str, Mapping[str, Any]]:
+        if self._restored is not None:
+            saved: Mapping[str, Any] = self._restored["loaders"]
+            if saved.keys() != loaders.keys():
+                raise StateError(
+                    f"the checkpoint holds places for the train loaders {sorted(saved)}, but now there are "
+                    f"{sorted(loaders)}; give them the names they had"
+                )
+            return saved
+        known = {} if self._place is None else self._place.cursors
+        return {
+            name: self._datasets[name].state_at(known[name])
+            for name, loader in loaders.items()
+            if name in known and self._datasets[name] is not loader.dataset
+        }
+
+    def _know(self, loaders: Mapping[str, StreamingDataLoader]) -> None:
         self._datasets = {name: loader.dataset for name, loader in loaders.items()}
         self._global_batches = {name: loader.samples_per_global_batch for name, loader in loaders.items()}
-        return loaders
-
-    def _load(self, state: Mapping[str, Any], loaders: Mapping[str, StreamingDataLoader]) -> Place:
-        run = read_run(state)
-        assert run.trainer is not None, "looked at when the checkpoint was loaded"
-        if run.loaders.keys() != loaders.keys():
-            raise StateError(
-                f"the checkpoint holds places for the train loaders {sorted(run.loaders)}, but now there are "
-                f"{sorted(loaders)}; give them the names they had"
-            )
-        for name, loader in loaders.items():
-            loader.load_state_dict(state["loaders"][name], self._on_change)
-        return Place(**asdict(run.trainer), cursors={name: loader.cursor() for name, loader in loaders.items()})
 
     def _go_to_place(self, trainer: Trainer, loaders: Mapping[str, StreamingDataLoader]) -> None:
         """Set trainer and loaders to where training has come."""
@@ -238,11 +257,12 @@ class StreamingStateCallback(Callback):
         for name, loader in loaders.items():
             loader.dataset.epochs.skipped.count_from(counted(trainer, place, known[name]))
         place.cursors = {name: loader.normalised(known[name]) for name, loader in loaders.items()}
+        ended = {name for name, cursor in place.cursors.items() if cursor.epoch > known[name].epoch}
         self._seek(trainer, loaders)
         # A loader may be read more than once in one epoch of the trainer; overfitting goes back to the first time.
         passes = {name: place.batches // max(1, len(loader)) for name, loader in loaders.items()}
         self._pass_epochs = {name: max(0, cursor.epoch - passes[name]) for name, cursor in place.cursors.items()}
-        batches = 0 if place.is_finished else batches_done(trainer, place, loaders)
+        batches = 0 if place.is_finished else batches_done(trainer, place, loaders, ended)
         in_epoch = fit_loop.batches_in_epoch(trainer)
         if place.is_finished or 0 < in_epoch <= batches:
             place.cursors = {name: self._next_beginning(trainer, name) for name in loaders}
