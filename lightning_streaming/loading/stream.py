@@ -10,7 +10,7 @@ from typing import Any
 from lightning_streaming.cache import CacheConfig
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.order.weights import StreamWeight
-from lightning_streaming.storage import is_url, join_url, mask_url
+from lightning_streaming.storage import StorageOptions, is_url, join_url, mask_url
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +49,7 @@ class Stream:
     def __post_init__(self) -> None:
         if self.remote is None and self.local is None:
             raise ConfigError("a stream needs remote=, local=, or both")
+        object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
         self.weight()
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.order.batch_ranges import parse_ranges
 from lightning_streaming.order.names import BatchingMethod, PartitionAlgo, SamplingMethod, ShuffleAlgo
+from lightning_streaming.storage import StorageOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +92,8 @@ class StreamingConfig:
     def __post_init__(self) -> None:
         if not self.streams and self.remote is None and self.local is None:
             raise ConfigError("the data of a stage needs streams=, remote= or local=")
+        if self.storage_options is not None:
+            object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
         parse_ranges(self.skip, "skip")
 
     def dataset_arguments(self, *, shuffle_by_default: bool) -> dict[str, Any]:
