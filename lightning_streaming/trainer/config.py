@@ -102,3 +102,17 @@ class StreamingConfig:
         if self.shuffle is None:
             arguments["shuffle"] = shuffle_by_default
         return arguments
+
+
+def config_of(stage: StreamingConfig | Mapping[str, Any] | None) -> StreamingConfig | None:
+    """The data of a stage, also from the plain values that a checkpoint holds of it.
+
+    Raises:
+        ConfigError: The values cannot work.
+    """
+    if not isinstance(stage, Mapping):
+        return stage
+    streams = stage.get("streams")
+    if streams is not None:
+        streams = {name: Stream(**one) if isinstance(one, Mapping) else one for name, one in streams.items()}
+    return StreamingConfig(**{**stage, "streams": streams})
