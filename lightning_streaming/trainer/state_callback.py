@@ -21,6 +21,7 @@ from lightning_streaming.trainer import fit_loop, progress_bar
 from lightning_streaming.trainer.loader_checks import check_loaders
 from lightning_streaming.trainer.place import Place, batches_done, counted
 from lightning_streaming.trainer.resume_report import report_resume
+from lightning_streaming.trainer.shown import shown
 
 
 class StreamingStateCallback(Callback):
@@ -93,6 +94,13 @@ class StreamingStateCallback(Callback):
             fit_loop.when_loaders_are_made(trainer, self._put_loaders_back)
         # Lightning doubts the length of every iterable dataset; that of ours is exact, on every rank.
         warnings.filterwarnings("ignore", "Your `IterableDataset` has `__len__` defined", category=UserWarning)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Keep secrets out of hyperparameters, also those of a model that was given streams."""
+        for module in (pl_module, trainer.datamodule):  # type: ignore[attr-defined]
+            name = getattr(module, "CHECKPOINT_HYPER_PARAMS_KEY", "")
+            if name in checkpoint:
+                checkpoint[name] = shown(checkpoint[name])
 
     def on_load_checkpoint(
         self,
