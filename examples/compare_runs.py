@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 STREAMS = {"code": (range(1_000_000), 0.7), "docs": (range(1_000_000, 2_000_000), 0.3)}
 """Ids that examples/write_dataset.py gives to each stream, and the share that configs/demo.yaml asks for."""
@@ -132,23 +133,43 @@ def print_table(head: list[str], rows: list[list[object]]) -> None:
 
 
 def plot(interrupted: History, whole: History, path: Path) -> None:
-    """Draw the losses of both runs into a PNG."""
+    """Draw the losses of both runs into a PNG: all steps, and larger those around the kill."""
     import matplotlib as mpl
 
     mpl.use("Agg")  # draws without a screen
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(9, 4.5), layout="constrained")
-    axes.plot(*curve(whole.kept), color="tab:blue", linewidth=4, alpha=0.35, label="uninterrupted")
-    axes.plot(*curve(interrupted.kept), color="tab:orange", linewidth=1, label="killed and resumed")
-    if interrupted.lost:
-        axes.plot(*curve(interrupted.lost), color="black", linewidth=1, linestyle=":", label="thrown away by the kill")
-        axes.axvline(interrupted.lost[-1].step, color="tab:red", linestyle="--", label="SIGKILL")
-        axes.axvline(interrupted.lost[0].step - 1, color="tab:green", linestyle="--", label="resumed from here")
-    axes.set(xlabel="step", ylabel="loss (nats per byte)", title="Training loss, with and without an interruption")
-    axes.legend()
+    figure, axes = plt.subplots(2, 1, figsize=(10, 8), height_ratios=(1, 1.4), layout="constrained")
+    killed = interrupted.lost[-1].step if interrupted.lost else len(whole.kept) // 2
+    around = range(killed - 20, killed + 10)
+    draw_losses(axes[0], interrupted, whole)
+    axes[0].axvspan(around[0], around[-1], color="0.92", label="enlarged below")
+    axes[0].set(xlabel="step", ylabel="loss (nats per byte)", title="Training loss, with and without an interruption")
+    draw_losses(axes[1], within(interrupted, around), within(whole, around), with_steps=True)
+    meaning = "ring: uninterrupted, dot: killed and resumed, cross: thrown away by the kill"
+    axes[1].set(xlabel="step", ylabel="loss (nats per byte)", title=f"{len(around)} steps around the kill ({meaning})")
+    axes[0].legend(ncols=2)
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+def draw_losses(axes: Any, interrupted: History, whole: History, *, with_steps: bool = False) -> None:
+    """Draw the steps of both runs, those that the kill threw away, and where it fell."""
+    ring, dot, cross = ("o", "o", "x") if with_steps else ("", "", "")
+    hollow: dict[str, Any] = {"markersize": 11, "markerfacecolor": "none", "markeredgewidth": 2}
+    axes.plot(*curve(whole.kept), marker=ring, color="tab:blue", lw=4, alpha=0.35, label="uninterrupted", **hollow)
+    axes.plot(*curve(interrupted.kept), marker=dot, color="tab:orange", lw=1, ms=5, label="killed and resumed")
+    if interrupted.lost:
+        lost = curve(interrupted.lost)
+        axes.plot(*lost, marker=cross, ls=":", color="black", lw=1, label="thrown away by the kill")
+        axes.axvline(interrupted.lost[-1].step + 0.5, color="tab:red", linestyle="--", label="SIGKILL")
+        axes.axvline(interrupted.lost[0].step - 0.5, color="tab:green", linestyle="--", label="resumed from here")
+
+
+def within(history: History, steps: range) -> History:
+    """Only some steps of a run."""
+    kept, lost = ([one for one in part if one.step in steps] for part in (history.kept, history.lost))
+    return History(kept=kept, lost=lost)
 
 
 def curve(steps: list[Step]) -> tuple[list[int], list[float]]:

@@ -1,15 +1,17 @@
 """Train on two weighted streams, kill the training with SIGKILL in mid-epoch, resume it, and prove it exact.
 
-    python examples/demo.py                  # or `make demo`; one or two minutes, no network
+    python examples/demo.py                  # or `make demo`; about a minute, no network
     python examples/demo.py --steps 60       # quicker
 
-Every command that it runs is printed, and can be run by hand from the repository's root. It ends with 0 if the weights
-of the resumed run have seen the same samples in the same order as those of a run that nobody interrupted, else with 1.
+Every command that it runs is printed, and can be run by hand from the repository's root; what a training itself prints
+is in a log beside its checkpoints. It ends with 0 if the weights of the resumed run have seen the same samples in the
+same order as those of a run that nobody interrupted, else with 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import shutil
@@ -19,11 +21,12 @@ import sys
 import sysconfig
 import time
 from pathlib import Path
+from typing import TextIO
 
 PYTHON = (sys.executable, "-m")
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = "configs/demo.yaml"
-STEPS, STEPS_PER_EPOCH, STEPS_PER_CHECKPOINT = 400, 150, 25
+STEPS, STEPS_PER_EPOCH, STEPS_PER_CHECKPOINT = 240, 90, 20
 """What the configuration says; --steps scales all three."""
 BATCH_SIZE = 16
 OUT = ROOT / "demo_output"
@@ -32,6 +35,8 @@ WRITTEN = ("data", "cache", "interrupted", "uninterrupted", "losses.png")
 """Everything that a demo writes into its directory."""
 MARK = ".lightning_streaming_demo"
 """Marks another directory as a demo's, so that the next one may remove what is in WRITTEN."""
+CLEAR = "\r\x1b[K" if sys.stdout.isatty() else ""
+"""Takes back the line on a terminal; where output goes to a file, no line is shown twice."""
 PATIENCE = 120.0
 """Seconds that the training may take to its first step, or from one to the next."""
 
@@ -72,14 +77,18 @@ def demonstrate(out: Path, steps: int, samples: int) -> int:
 
     kill_after = steps // 2 + scaled(STEPS_PER_CHECKPOINT, steps) // 2
     say(2, f"Train {steps} steps on 70 % code and 30 % documents; SIGKILL after step {kill_after}, in mid-epoch")
-    run_and_kill(fit_command(out, interrupted, steps), interrupted, kill_after)
+    train(fit_command(out, interrupted, steps), interrupted, "killed", steps, kill_after)
+    print(f"Killed with SIGKILL after step {steps_logged(interrupted)}.")
 
     checkpoint = newest_checkpoint(interrupted)
     say(3, "Resume from the newest checkpoint")
-    run([*fit_command(out, interrupted, steps), "--ckpt_path", shown(checkpoint)])
+    log = train(
+        [*fit_command(out, interrupted, steps), "--ckpt_path", shown(checkpoint)], interrupted, "resumed", steps
+    )
+    print("".join(line for line in log.read_text().splitlines(keepends=True) if line.startswith("Resumed ")), end="")
 
     say(4, "Train once more without an interruption, for comparison")
-    run(fit_command(out, whole, steps))
+    train(fit_command(out, whole, steps), whole, "uninterrupted", steps)
 
     say(5, "Compare what the two runs were trained on")
     picture = out / "losses.png"
@@ -96,6 +105,7 @@ def fit_command(out: Path, directory: Path, steps: int) -> list[str]:
     if program is None:
         sys.exit("lightning-streaming is not installed beside this Python; run `pip install --editable .`")
     command = [program, "fit", "--config", CONFIG, "--trainer.default_root_dir", shown(directory)]
+    command += ["--trainer.enable_progress_bar", "false"]
     if steps != STEPS:
         epoch_size = BATCH_SIZE * scaled(STEPS_PER_EPOCH, steps)
         command += ["--trainer.max_steps", str(steps), "--data.train.epoch_size", str(epoch_size)]
@@ -122,37 +132,67 @@ def run(command: list[str], *, check: bool = True) -> int:
     return status
 
 
-def run_and_kill(command: list[str], directory: Path, step: int) -> None:
-    """Run a training command, and kill it as soon as it has logged a step."""
-    process = start(command)
-    logged, deadline = 0, time.monotonic() + PATIENCE
-    while logged < step:
-        if process.poll() is not None:
-            sys.exit(f"the training ended with {process.returncode} before step {step}")
+def train(command: list[str], directory: Path, name: str, steps: int, kill_after: int | None = None) -> Path:
+    """Run a training command with what it prints in a log, and show its steps; gives the log.
+
+    Args:
+        command: What to run.
+        directory: Where the run writes its steps.
+        name: Of the log.
+        steps: The step that is its last.
+        kill_after: The step after which to kill it, if at all.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    log = directory / f"{name}.log"
+    with log.open("w") as output:
+        process = start(command, output)
+    logged, deadline = steps_logged(directory), time.monotonic() + PATIENCE
+    show_step(directory, steps)
+    while process.poll() is None and (kill_after is None or logged < kill_after):
         if time.monotonic() > deadline:
             process.kill()
-            sys.exit(f"the training has stood still at step {logged} for {PATIENCE:g} seconds")
+            sys.exit(f"the training has stood still at step {logged} for {PATIENCE:g} seconds; its output is in {log}")
         time.sleep(0.02)
         if steps_logged(directory) > logged:
             logged, deadline = steps_logged(directory), time.monotonic() + PATIENCE
-    process.kill()
+            show_step(directory, steps)
+    if kill_after is not None:
+        process.kill()
     status = process.wait()
-    if status != -signal.SIGKILL:
-        sys.exit(f"the training ended with {status} before it could be killed; try more --steps")
-    print(f"\n\nKilled with SIGKILL after step {steps_logged(directory)}.")
+    print(f"{CLEAR}step {last_step(directory)} of {steps}; output: {shown(log)}", flush=True)
+    if kill_after is not None and status != -signal.SIGKILL:
+        sys.exit(f"{log.read_text()}\nthe training ended with {status} before it could be killed; try more --steps")
+    if kill_after is None and status != 0:
+        sys.exit(f"{log.read_text()}\nthe training ended with {status}")
+    return log
 
 
-def start(command: list[str]) -> subprocess.Popen[bytes]:
+def show_step(directory: Path, steps: int) -> None:
+    """On a terminal, say on one line how far a training has come."""
+    if CLEAR:
+        step = last_step(directory)
+        print(f"{CLEAR}step {step} of {steps}" if step else f"{CLEAR}starting ...", end="", flush=True)
+
+
+def start(command: list[str], output: TextIO | None = None) -> subprocess.Popen[bytes]:
     """Print a command as one would type it, and start it in the repository's root."""
     print(f"$ {shlex.join([Path(command[0]).name, *command[1:]])}\n", flush=True)
     # What Lightning and torch remark about each other would hide the lines that matter here.
-    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONWARNINGS": "ignore"})
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output and subprocess.STDOUT)
 
 
 def steps_logged(directory: Path) -> int:
-    """How many steps the run in this directory has logged."""
+    """How many steps the run in this directory has logged; those done again after a resume count again."""
     log = directory / "steps.jsonl"
     return log.read_bytes().count(b"\n") if log.exists() else 0
+
+
+def last_step(directory: Path) -> int:
+    """The number of the step that the run in this directory has logged last; 0 if there is none."""
+    log = directory / "steps.jsonl"
+    whole_lines = log.read_text().rpartition("\n")[0].splitlines() if log.exists() else []
+    return int(json.loads(whole_lines[-1])["step"]) if whole_lines else 0
 
 
 def newest_checkpoint(directory: Path) -> Path:

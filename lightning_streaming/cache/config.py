@@ -12,7 +12,7 @@ from typing import Any
 from lightning_streaming.cache.layout import default_cache_directory
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.hashing import hash_names
-from lightning_streaming.storage import local_path, mask_url
+from lightning_streaming.storage import StorageOptions, local_path, mask_url
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -37,6 +37,7 @@ class CacheConfig:
     """Whether the compressed form of a fetched file is kept beside the raw one."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
         if not self.remote and not self.local:
             raise ConfigError(f"stream {self.name!r} needs remote, local or both, but has neither")
         if self.local and local_path(str(self.local)) is None:

@@ -183,7 +183,7 @@ class Fetcher:
         if attempt() or ask.try_with_space(self._place, job.demands(), attempt):
             return True
         if ask.let_go is not None:
-            raise DiskFullError(f"{job.raw.basename}: {full}") from full
+            raise DiskFullError(f"{job.raw.basename}: {full}, or set a cache_limit that fits") from full
         return False
 
     def _make(self, job: _Job, algorithm: str | None) -> None:

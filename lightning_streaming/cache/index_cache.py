@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_streaming.cache.config import CacheConfig
+from lightning_streaming.cache.index_checks import checked, is_fresh, likely_digest, mark_checked_by, version_of
 from lightning_streaming.cache.index_file import LARGE_INDEX_BYTES, FoundIndex, KnownIndex, load_index
 from lightning_streaming.cache.index_forms import IndexForms
 from lightning_streaming.cache.index_lock import IndexLock, being_fetched, held_index, sweep_left_overs
@@ -31,8 +31,6 @@ from lightning_streaming.storage.retry import longest_series
 
 _logger = logging.getLogger(__name__)
 
-_FRESH_NANOSECONDS = 10 * 10**9
-"""For so long no other process asks the remote again: those of one job start at about the same time."""
 _PARSE_SECONDS = 60.0
 """Added to what a download may take without a byte, for parsing a large index."""
 _LOOK_SECONDS = 0.2
@@ -56,6 +54,7 @@ class IndexCache:
         # Kept, so that nobody removes the parsed form as long as processes may be started that need it.
         self._index: DatasetIndex | None = None
         self._mark: int | None = None
+        self._came_along = False  # whether the index was here before we first fetched anything
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_index": None}
@@ -82,7 +81,8 @@ class IndexCache:
             StreamingError: As for :meth:`read`; or the directory is not for raw files of a dataset in place.
         """
         if self._config.source_directory() is None:
-            return OwnTimes(self.mark)
+            mark = self.mark
+            return OwnTimes(mark, came_with_index=self._came_along)
         origin = read_origin(self._directory)
         if origin is None or origin.own is None:
             if not self._may_write():
@@ -91,6 +91,18 @@ class IndexCache:
                 origin = self._settle_origin(lock)
         self._check_origin(origin)
         return OwnTimes(None)
+
+    def mark_in_place(self) -> int | None:
+        """What :func:`mark_checked_by` says of the index and the directory that is read in place.
+
+        Raises:
+            StreamingError: As for :meth:`read`.
+        """
+        self.read()
+        source = self._config.source_directory()
+        assert source is not None, "it is read in place"
+        assert self._known is not None, "it was read"
+        return mark_checked_by(source, self._known.digest)
 
     def read(self) -> DatasetIndex:
         """Read the stream's index.
@@ -138,7 +150,7 @@ class IndexCache:
             identity = Identity.of(path)
             if identity.size < LARGE_INDEX_BYTES:
                 return self._load(path, str(path), None, None)
-            likely = _likely(read_origin(self._directory))
+            likely = likely_digest(read_origin(self._directory))
             form = self._forms.find(identity, likely)
             if form is not None:
                 return FoundIndex(form.index, KnownIndex(form.digest, None))
@@ -146,9 +158,9 @@ class IndexCache:
                 return self._load(path, str(path), None, likely)
             with self._lock() as lock:
                 origin = self._settle_origin(lock)
-                found = self._load(path, str(path), lock.scratch, _likely(origin))
+                found = self._load(path, str(path), lock.scratch, likely_digest(origin))
                 with suppress(OSError):  # another user's
-                    write_origin(self._directory, replace(origin, check=_checked(found, {}, None)), lock.scratch)
+                    write_origin(self._directory, replace(origin, check=checked(found, {}, None)), lock.scratch)
                 return found
         except FileNotFoundError:
             raise ObjectNotFoundError(
@@ -169,9 +181,11 @@ class IndexCache:
         if not os.access(self._directory, os.W_OK):
             return self._read_foreign()
         with self._lock() as lock:
+            found = read_origin(self._directory)
+            self._came_along = found is None or (found.check is not None and found.check.came_along)
             origin = self._settle_origin(lock)
-            cached = self._load_cached(lock.scratch, _likely(origin))
-            if cached is not None and _is_fresh(cached.known, origin.check):
+            cached = self._load_cached(lock.scratch, likely_digest(origin))
+            if cached is not None and is_fresh(cached.known, origin.check):
                 self._mark = origin.mark
                 return cached
             sweep_left_overs(self._directory)
@@ -183,8 +197,8 @@ class IndexCache:
                 raise gone(self._url, self._directory, error) from error
             except (StorageError, FormatError) as error:
                 _logger.warning("the index in %s is used as it is, which may be old: %s", self._directory, error)
-                version = _version_of(cached.known, origin) or {}
-                return self._conclude(cached, cached, _checked(cached, version, None), origin, lock)
+                version = version_of(cached.known, origin) or {}
+                return self._conclude(cached, cached, checked(cached, version, None), origin, lock)
 
     def _read_foreign(self) -> FoundIndex:
         """Read the index of a directory that is not ours to write to, which another user may be about to fetch."""
@@ -202,6 +216,8 @@ class IndexCache:
             raise StorageError(f"{self._directory} cannot be written to; choose another directory with local=")
         is_known = origin is not None and origin.digest == cached.known.digest
         self._mark = origin.mark if origin is not None and is_known else make_mark()
+        check = None if origin is None else origin.check
+        self._came_along = origin is None or (is_known and check is not None and check.came_along)
         return cached
 
     def _load_cached(self, scratch: Path | None, likely: str | None) -> FoundIndex | None:
@@ -214,12 +230,12 @@ class IndexCache:
 
     def _fetch_if_changed(self, cached: FoundIndex, origin: Origin, lock: IndexLock) -> FoundIndex:
         """Ask for the remote's version of a large index; a small one is fetched in no more time than that takes."""
-        known = _version_of(cached.known, origin)
+        known = version_of(cached.known, origin)
         if cached.known.is_large and known is not None:
             with suppress(ObjectNotFoundError):  # said of every failure over HTTP; fetching it tells which
                 version = self._remote_version()
                 if version["size"] == (self._directory / INDEX_BASENAME).stat().st_size and known in ({}, version):
-                    return self._conclude(cached, cached, _checked(cached, version, os.getpid()), origin, lock)
+                    return self._conclude(cached, cached, checked(cached, version, os.getpid()), origin, lock)
         return self._fetch(cached, origin, lock)
 
     def _fetch(self, cached: FoundIndex | None, origin: Origin, lock: IndexLock) -> FoundIndex:
@@ -241,7 +257,7 @@ class IndexCache:
         if cached is None or cached.known.digest != fetched.known.digest:
             self._replace(lock)
         # Of another size it is a later version, which is to be noticed next time.
-        check = _checked(fetched, version if version.get("size") == size else {}, os.getpid())
+        check = checked(fetched, version if version.get("size") == size else {}, os.getpid())
         return self._conclude(cached, fetched, check, origin, lock)
 
     def _replace(self, lock: IndexLock) -> None:
@@ -265,6 +281,9 @@ class IndexCache:
         self, cached: FoundIndex | None, found: FoundIndex, check: IndexCheck, origin: Origin, lock: IndexLock
     ) -> FoundIndex:
         """Note which index is here now, and find the mark that goes with it."""
+        is_same = cached is not None and cached.known.digest == found.known.digest
+        self._came_along = self._came_along and is_same and origin.digest in (None, found.known.digest)
+        check = replace(check, came_along=self._came_along)
         marks = IndexMarks(self._directory, lock.scratch)
         settled = marks.settle(origin, cached, found)
         self._mark = marks.note(settled, origin, check).mark
@@ -324,27 +343,3 @@ class IndexCache:
                 f"{self._directory} is for {kinds[not in_place]} {shown}, so it cannot be for {kinds[in_place]} there "
                 "too; give this stream another directory with local=, or remove that one"
             )
-
-
-def _is_fresh(known: KnownIndex, check: IndexCheck | None) -> bool:
-    """Whether another process of this node asked the remote just now, and this index is what it had.
-
-    One that opens a dataset twice has perhaps written it in between.
-    """
-    if check is None or check.digest != known.digest or check.asker == os.getpid():
-        return False
-    return 0 <= time.time_ns() - check.checked < _FRESH_NANOSECONDS
-
-
-def _checked(found: FoundIndex, version: Mapping[str, Any], asker: int | None) -> IndexCheck:
-    return IndexCheck(digest=found.known.digest, checked=time.time_ns(), version=version, asker=asker)
-
-
-def _likely(origin: Origin | None) -> str | None:
-    """The digest of the index that was here last."""
-    return None if origin is None else origin.digest
-
-
-def _version_of(known: KnownIndex, origin: Origin) -> Mapping[str, Any] | None:
-    """What the remote said of this index when it was fetched, if anything; None if it was not fetched from there."""
-    return origin.check.version if origin.check is not None and origin.check.digest == known.digest else None

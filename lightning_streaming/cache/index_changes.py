@@ -16,21 +16,25 @@ def compare_files(old: DatasetIndex, new: DatasetIndex) -> Iterator[tuple[str, b
     """Names of files of raw files that both indexes have, and whether they are the same: size and hashes.
 
     Where one file of a pair, raw and compressed, has changed, the other counts as changed too: it may have no hash that
-    would tell.
+    would tell. Without hashes nothing is the same for sure: sizes of numbers, for example, are always alike.
     """
     known = {name: content for name, content, _ in _pairs(old)}
     for name, content, names in _pairs(new):
         if name in known:
             for one in names:
-                yield one, known[name] == content
+                yield one, content is not None and known[name] == content
 
 
-def _pairs(index: DatasetIndex) -> Iterator[tuple[str, int, list[str]]]:
-    """Each raw file's name, a number that tells its content and its compressed form's, and the names of both."""
+def _pairs(index: DatasetIndex) -> Iterator[tuple[str, int | None, list[str]]]:
+    """Each raw file's name, a number that tells its content and its compressed form's, and the names of both.
+
+    There is no number where not all hashes are recorded.
+    """
     for shard in index.shards:
         for pair in shard.files:
             files = [file for file in pair if file is not None]
-            yield pair[0].basename, hash(tuple(map(_content, files))), [file.basename for file in files]
+            content = hash(tuple(map(_content, files))) if all(file.hashes for file in files) else None
+            yield pair[0].basename, content, [file.basename for file in files]
 
 
 def _content(file: FileInfo) -> tuple[int, tuple[tuple[str, str], ...]]:

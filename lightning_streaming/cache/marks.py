@@ -58,6 +58,8 @@ class OwnTimes:
 
     mark: int | None
     """The directory's mark; None where files have marks of their originals, and nobody but us has files."""
+    came_with_index: bool = False
+    """Whether the index was there before we first fetched anything: then it speaks of what others put there with it."""
 
     def include(self, modified: int) -> bool:
         """Whether a file with this modification time, in nanoseconds, is ours, by whichever index it was checked."""

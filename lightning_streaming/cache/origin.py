@@ -37,6 +37,8 @@ class IndexCheck:
     """What the store said of that version: size, ETag, time; may be empty."""
     asker: int | None = None
     """The process that asked; None where there was no answer."""
+    came_along: bool = False
+    """Whether that index was in the directory before we first fetched anything into it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,6 +176,7 @@ def _read_check(line: bytes, mark: int | None) -> IndexCheck | None:
             checked=int(found["checked"]),
             version=dict(found["version"] or {}),
             asker=found.get("asker"),
+            came_along=found.get("came_along") is True,
         )
         return check if found.get("mark", mark) == mark else None
     return None

@@ -89,8 +89,9 @@ class Presence:
     def settle(self, file: FileInfo, compressed: FileInfo | None) -> bool:
         """Whether a file is here and right; one that is wrong is removed.
 
-        A file that somebody else put there, or changed, is checked by its hash and then remembered. Must be called
-        while holding the part of its shard.
+        A file that somebody else put there, or changed, is checked by its hash and then remembered. Without a recorded
+        hash it is wrong, as it may be another dataset's of the same size; but for a file that came here with this very
+        index, and that is stored like this. Must be called while holding the part of its shard.
 
         Args:
             file: A raw file, or a compressed one that was kept.
@@ -108,7 +109,7 @@ class Presence:
         if os.access(path, os.R_OK):
             if self._is_right(file, compressed, found):
                 return True
-            if found.st_size == file.bytes and self._is_verified(path, file):
+            if found.st_size == file.bytes and self._is_verified(path, file, is_stored=compressed is None):
                 return True
         self._place.remove(path)
         if _is_still(path, found):
@@ -125,11 +126,13 @@ class Presence:
             return True
         return self._accepted.get(file.basename) == _identity(found)
 
-    def _is_verified(self, path: Path, file: FileInfo) -> bool:
+    def _is_verified(self, path: Path, file: FileInfo, *, is_stored: bool) -> bool:
         if isinstance(self._source, InPlaceSource):
             return False  # made from an original that has changed since
         try:
-            self._source.check(file, path)
+            if not self._source.check(file, path) and not (is_stored and self._place.own.came_with_index):
+                _logger.info("%s is fetched again: somebody else put it there, and no hash tells what it is", path)
+                return False
         except FileNotFoundError:  # removed just now
             return False
         except IntegrityError as error:

@@ -49,15 +49,15 @@ class ShardCache:
         self._fetcher = Fetcher(self.place, self._source, self._presence, config)
         self.misses = self._fetcher.misses
         """What was not on this node when it was asked for, until somebody takes note."""
-        # Raw data files that were found whole in a directory that is read in place.
-        self._in_place: set[str] = set()
+        # Of a directory that is read in place: whether a shard's raw files are used there, by their data file.
+        self._in_place: dict[str, bool] = {}
 
     def __repr__(self) -> str:
         return f"ShardCache({self._config!r})"
 
     def __getstate__(self) -> dict[str, Any]:
         # What was found whole here may be missing where this is unpickled.
-        return {**self.__dict__, "_in_place": set()}
+        return {**self.__dict__, "_in_place": {}}
 
     @property
     def reads_in_place(self) -> bool:
@@ -172,7 +172,7 @@ class ShardCache:
 
     def stamp(self, shard: ShardInfo, *, finished: bool) -> None:
         """Say that a shard was used until now, or that this epoch needs it no more."""
-        if shard.raw_data.basename not in self._in_place:
+        if not self._in_place.get(shard.raw_data.basename):
             for path in self.files_of(shard):
                 (stamp_finished if finished else stamp_used)(path)
 
@@ -205,7 +205,7 @@ class ShardCache:
         """
         with self._named():
             if self._is_in_place(shard):
-                self._in_place.discard(shard.raw_data.basename)
+                self._in_place.pop(shard.raw_data.basename, None)
                 return False
         seen = self._identities(shard)
         with self._named():
@@ -248,12 +248,12 @@ class ShardCache:
     def _is_in_place(self, shard: ShardInfo) -> bool:
         if not isinstance(self._source, InPlaceSource):
             return False
-        if shard.raw_data.basename not in self._in_place:
-            if not self._source.holds_raw(shard):
-                return False
-            self._source.check_raw(shard)
-            self._in_place.add(shard.raw_data.basename)
-        return True
+        name = shard.raw_data.basename
+        if name not in self._in_place:
+            # Only of a compressed shard could raw files be another's.
+            mark = self._index.mark_in_place() if shard.compression else None
+            self._in_place[name] = self._source.holds_raw(shard, mark)
+        return self._in_place[name]
 
     def _identities(self, shard: ShardInfo) -> list[tuple[int, int] | None]:
         """What tells the raw files from others that take their place."""

@@ -12,6 +12,7 @@ from lightning_streaming.cache.verify import check_hash, choose_hash, find_size,
 from lightning_streaming.errors import IntegrityError, ObjectNotFoundError, ShardCorruptError
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.index import FileInfo, ShardInfo
+from lightning_streaming.formats.raw_forms import was_written_for
 from lightning_streaming.storage import download, join_url, mask_url, read_range
 
 
@@ -24,34 +25,65 @@ class InPlaceSource:
     config: CacheConfig
     """The stream it belongs to."""
 
-    def holds_raw(self, shard: ShardInfo) -> bool:
+    def holds_raw(self, shard: ShardInfo, mark: int | None) -> bool:
         """Whether a shard's raw files can be used where they are; False if they must be decompressed first.
+
+        A raw file beside a compressed one may be another dataset's that lay there before. So it is used only with proof
+        that it is this shard's: its recorded hash, or a mark. Where nothing else is there, it must at least say so.
+
+        Args:
+            shard: An entry of the index there.
+            mark: What files have that were fetched there and checked by this very index; None if nothing was.
 
         Raises:
             ObjectNotFoundError: A raw file does not exist, and no compressed one is recorded.
-            ShardCorruptError: A raw file has the wrong size.
+            ShardCorruptError: A raw file that nothing can take the place of is not what the index promises.
+            ConfigError: The hash that the user asks for is not recorded.
         """
-        sizes = [self._size_if_sound(raw) for raw, _ in shard.files]
-        if None in sizes and shard.compression is None:
-            raw = shard.files[sizes.index(None)][0]
-            raise self._missing(join_under(self.directory, raw.basename))
-        return None not in sizes
-
-    def check_raw(self, shard: ShardInfo) -> None:
-        """Check raw files by hash if the user asked for one; there is no download at which it would be checked.
-
-        Raises:
-            ConfigError: The hash is not recorded.
-            ShardCorruptError: A file has another.
-        """
-        if not self.config.validate_hash:
-            return
+        if shard.compression is None:
+            for raw, _ in shard.files:
+                self._check_raw(raw)
+            return True
+        if all(self._is_proven(raw, mark) for raw, _ in shard.files):
+            return True
+        packed = [compressed for _, compressed in shard.files if compressed is not None]
+        if any(map(self._has, packed)) or not all(self._has(raw) for raw, _ in shard.files):
+            return False
         for raw, _ in shard.files:
-            path = join_under(self.directory, raw.basename)
+            self._check_raw(raw)
+        if not was_written_for(shard, self.directory):
+            raise ShardCorruptError(
+                f"{join_under(self.directory, packed[-1].basename)} does not exist, and the "
+                f"{shard.raw_data.basename} beside it says that it was not made of that; it is a file of another "
+                "dataset, so put the compressed one there"
+            )
+        return True
+
+    def _check_raw(self, raw: FileInfo) -> None:
+        """Refuse a raw file that is missing, or of another size; or hash, if the user asked for one."""
+        path = join_under(self.directory, raw.basename)
+        if self._size_if_sound(raw) is None:
+            raise self._missing(path)
+        if self.config.validate_hash:
             try:
                 check_hash(path, str(path), raw, choose_hash(raw, self.config.validate_hash))
             except IntegrityError as error:
                 raise ShardCorruptError(f"{error}; it is read in place, so put it right there") from error
+
+    def _is_proven(self, raw: FileInfo, mark: int | None) -> bool:
+        """Whether a raw file was surely made of the compressed one that the index names."""
+        path = join_under(self.directory, raw.basename)
+        name = choose_hash(raw, self.config.validate_hash)
+        try:
+            found = path.stat()
+            if found.st_size != raw.bytes:
+                return False
+            if mark is not None and not self.config.validate_hash and found.st_mtime_ns in (mark, verified_mark(mark)):
+                return True
+            check_hash(path, str(path), raw, name)
+        except (FileNotFoundError, IntegrityError):
+            return False
+        return name is not None
 
     def unpack_raw(self, raw: FileInfo, compressed: FileInfo, algorithm: str, destination: Path) -> int:
         """Decompress a file into another directory.
@@ -86,8 +118,11 @@ class InPlaceSource:
         try:
             found = join_under(self.directory, compressed.basename).stat()
         except FileNotFoundError:
-            return own.include(modified)
+            return False
         return modified == mark_of_original(found.st_mtime_ns, found.st_size)
+
+    def _has(self, file: FileInfo) -> bool:
+        return find_size(join_under(self.directory, file.basename)) is not None
 
     def _size_if_sound(self, file: FileInfo) -> int | None:
         path = join_under(self.directory, file.basename)
@@ -151,14 +186,16 @@ class RemoteSource:
         retry, timeout = config.attempts, config.download_timeout
         return read_range(url, config.storage_options, start, stop, retry=retry, timeout=timeout)
 
-    def check(self, file: FileInfo, path: Path) -> None:
-        """Compare a file that is here with its recorded hash, if there is one.
+    def check(self, file: FileInfo, path: Path) -> bool:
+        """Compare a file that is here with its recorded hash; False if there is none.
 
         Raises:
             IntegrityError: They differ.
             ConfigError: The hash to check by is not recorded.
         """
-        check_hash(path, str(path), file, self._hash_name(file))
+        name = self._hash_name(file)
+        check_hash(path, str(path), file, name)
+        return name is not None
 
     def marks_right(self, modified: int, own: OwnTimes, compressed: FileInfo | None) -> bool:  # noqa: ARG002
         """Whether a file of this time was checked before, by the index that we read, and is unchanged."""

@@ -14,6 +14,7 @@ from lightning_streaming.errors import (
     ShardCorruptError,
     StorageError,
 )
+from lightning_streaming.formats.checks import shortened
 from lightning_streaming.formats.compression import decompressed_pieces
 from lightning_streaming.formats.hashing import hash_bytes, hash_file
 from lightning_streaming.formats.index import FileInfo
@@ -63,7 +64,7 @@ def choose_hash(file: FileInfo, wanted: str | None) -> str | None:
     """
     if wanted:
         if wanted not in file.hashes:
-            recorded = ", ".join(sorted(file.hashes)) or "none"
+            recorded = shortened(", ".join(sorted(file.hashes)) or "none")
             raise ConfigError(
                 f"validate_hash is {wanted!r}, but the hashes recorded of {file.basename} are: {recorded}; "
                 "name one of these, or leave validate_hash out"
@@ -88,7 +89,7 @@ def check_hash(path: Path, shown: str, file: FileInfo, name: str | None) -> None
         return
     found = hash_file(name, path)
     if found != file.hashes[name]:
-        raise IntegrityError(f"{name} of {shown} must be {file.hashes[name]}, but is {found}")
+        raise IntegrityError(f"{name} of {shown} must be {shortened(file.hashes[name], 150)}, but is {found}")
 
 
 def unpack(path: Path, shown: str, raw: FileInfo, algorithm: str, destination: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.formats.checks import shortened
 from lightning_streaming.formats.index import ShardInfo
 
 
@@ -38,6 +39,5 @@ def check_columns(info: ShardInfo, columns: Sequence[str] | None) -> None:
     there = column_names(info)
     missing = [name for name in columns or () if name not in there]
     if missing:
-        raise ConfigError(
-            f"{info.raw_data.basename} has no column {missing[0]!r}; it has {', '.join(map(repr, there)) or 'none'}"
-        )
+        has = shortened(", ".join(map(repr, there)) or "none")
+        raise ConfigError(f"{info.raw_data.basename} has no column {missing[0]!r}; it has {has}")

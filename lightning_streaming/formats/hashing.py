@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from lightning_streaming.errors import ConfigError, MissingDependencyError
+from lightning_streaming.formats.checks import brief
 
 _HASHLIB_NAMES = (
     "blake2b",
@@ -71,7 +72,7 @@ def _new_hasher(name: str) -> _Hasher:
         return hashlib.new(name, usedforsecurity=False)
     if name in _XXHASH_NAMES:
         return _new_xxhash(name)
-    raise ConfigError(f"a hash must be one of {', '.join(hash_names())}, but got {name!r}")
+    raise ConfigError(f"a hash must be one of {', '.join(hash_names())}, but got {brief(name)}")
 
 
 def _new_xxhash(name: str) -> _Hasher:

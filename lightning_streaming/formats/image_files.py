@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import zlib
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -94,13 +95,29 @@ def _not_decoded(plain: type[ImageFile]) -> type[ImageFile]:
 
 
 def check_whole(data: bytes) -> None:
-    """Refuse a JPEG or PNG file that was cut off. Pixels are decoded only of one that has no mark of its end.
+    """Refuse a JPEG or PNG file that was cut off, and a PNG file whose checksums tell that it is damaged.
+
+    Pixels are decoded only of a JPEG file that has no mark of its end, which not every whole one has.
 
     Raises:
-        EncodingError: The file is cut off, or none.
+        EncodingError: The file is cut off, damaged, or none.
     """
-    if not _has_end(data):
+    if data.startswith(BEGINNINGS["PNG"]):
+        _check_png(data)
+    elif not _jpeg_has_end(data):
         open_image_file(data).load()
+
+
+def load_whole(image: Image) -> None:
+    """Decode the pixels of an image; of one that is still open to its file, look at the end of that too.
+
+    Raises:
+        EncodingError: The file is cut off or damaged.
+    """
+    file = getattr(image, "fp", None)
+    if isinstance(file, io.BytesIO) and getattr(image, "format", None) == "PNG":
+        check_whole(file.getvalue())
+    image.load()
 
 
 def file_behind(image: Image) -> bytes | None:
@@ -118,7 +135,7 @@ def file_behind(image: Image) -> bytes | None:
     if not isinstance(image, JpegImageFile) or not name:
         return None
     data = _bytes_of(image, os.fsdecode(name))
-    if data is None or not _has_end(data):
+    if data is None or not _jpeg_has_end(data):
         return None
     try:
         found = _opened_again(data, image)
@@ -190,26 +207,31 @@ def _no_image(data: bytes) -> str:
     return f"expected a JPEG or PNG file, but found {brief(data)}"
 
 
-def _has_end(data: bytes) -> bool:
-    """Whether the end of the pixels is marked. Not every file that lacks it is cut off."""
-    if data.startswith(BEGINNINGS["PNG"]):
-        return _png_has_end(data)
-    return data.startswith(BEGINNINGS["JPEG"]) and _jpeg_has_end(data)
-
-
-def _png_has_end(data: bytes) -> bool:
-    """Go from chunk to chunk: length, name, content, checksum."""
-    position = len(BEGINNINGS["PNG"])
-    while position + 12 <= len(data):
-        if data[position + 4 : position + 8] == b"IEND":
-            return True
-        position += 12 + int.from_bytes(data[position : position + 4], "big")
-    return False
+def _check_png(data: bytes) -> None:
+    """Go from chunk to chunk: length, name, content, checksum of name and content. Pixels end before the end does."""
+    position, name = len(BEGINNINGS["PNG"]), b""
+    view = memoryview(data)
+    while name != b"IEND":
+        content = position + 8
+        stop = content + int.from_bytes(data[position : position + 4], "big")
+        if stop + 4 > len(data):
+            raise EncodingError(
+                f"expected a whole PNG file, but this one was cut off: of its {len(data)} bytes none mark the end"
+            )
+        name = data[position + 4 : content]
+        if zlib.crc32(view[position + 4 : stop]) != int.from_bytes(data[stop : stop + 4], "big"):
+            raise EncodingError(
+                f"expected a whole PNG file, but this one is damaged: the checksum of its chunk {name!r} is another one"
+            )
+        position = stop + 4
 
 
 def _jpeg_has_end(data: bytes) -> bool:
-    """Go from segment to segment up to the pixels, so as not to meet the end of a small image within the head."""
-    position = 2
+    """Whether the end of the pixels is marked; not every file that lacks it is cut off.
+
+    Goes from segment to segment up to the pixels, so as not to meet the end of a small image within the head.
+    """
+    position = 2 if data.startswith(BEGINNINGS["JPEG"]) else len(data)
     while position + 4 <= len(data):
         if data[position] != 0xFF:
             return False

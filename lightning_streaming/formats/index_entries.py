@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from lightning_streaming.errors import IndexFormatError
@@ -46,6 +46,7 @@ class FileInfo:
     def __post_init__(self) -> None:
         join_under(_ANYWHERE, self.basename)
         _check_length(self.basename)
+        _check_not_taken(self.basename)
         if self.bytes < 0:
             raise IndexFormatError(f"bytes of {self.basename} must not be negative, but is {self.bytes}")
         if self.bytes > _MOST_BYTES:
@@ -96,6 +97,15 @@ class ShardInfo:
         """(raw, compressed) of each file, the meta file before the data file."""
         data = (self.raw_data, self.zip_data)
         return (data,) if self.raw_meta is None else ((self.raw_meta, self.zip_meta), data)
+
+
+def _check_not_taken(basename: str) -> None:
+    parts = PurePosixPath(basename).parts
+    if parts[-1] == INDEX_BASENAME or any(part.startswith(".") for part in parts):
+        raise IndexFormatError(
+            f"a file of a shard must not be called {INDEX_BASENAME}, nor begin with a dot, also its directories: such "
+            f"names are those of a cache's own files; but got {brief(basename)}"
+        )
 
 
 def unchecked(cls: type[_Info], **fields: Any) -> _Info:

@@ -86,6 +86,8 @@ _SCHEMA_KEYS = {
     "tsv": ("column_names", "column_encodings", "newline"),
     "xsv": ("column_names", "column_encodings", "newline", "separator"),
 }
+_PARALLEL = ("column_names", "column_encodings", "column_sizes")
+"""Lists that say something of each column, where a format has them."""
 _SCHEMA_FIELDS: Mapping[str, Callable[[dict[str, Any], str], Any]] = {
     "column_names": take_texts,
     "column_encodings": take_texts,
@@ -100,8 +102,14 @@ def take_schema(entry: dict[str, Any], shard_format: str) -> dict[str, Any]:
     """What the format says of its columns, under the format's own keys; lists become tuples.
 
     Raises:
-        IndexFormatError: No format has this name, or one of its keys is missing or of another type.
+        IndexFormatError: No format has this name, one of its keys is missing or of another type, or the lists that say
+            something of each column are not of one length.
     """
     if shard_format not in _SCHEMA_KEYS:
         raise IndexFormatError(f"format must be one of {', '.join(_SCHEMA_KEYS)}, but is {shard_format!r}")
-    return {key: _SCHEMA_FIELDS[key](entry, key) for key in _SCHEMA_KEYS[shard_format]}
+    schema = {key: _SCHEMA_FIELDS[key](entry, key) for key in _SCHEMA_KEYS[shard_format]}
+    lengths = {key: len(schema[key]) for key in _PARALLEL if key in schema}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{key} has {length}" for key, length in lengths.items())
+        raise IndexFormatError(f"each column must have a name and what belongs to it, but {told}")
+    return schema

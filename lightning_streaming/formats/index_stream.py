@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from lightning_streaming.errors import IndexFormatError
-from lightning_streaming.formats.checks import brief
+from lightning_streaming.formats.checks import brief, shortened
 from lightning_streaming.formats.index_builder import TableBuilder
 from lightning_streaming.formats.index_fields import take
 from lightning_streaming.formats.index_json import check_version, parse_shard
@@ -182,9 +182,9 @@ def read_table(read: Read, source: str) -> ShardTable:
     try:
         shards = _read_root(_Text(read))
     except IndexFormatError as error:
-        raise IndexFormatError(f"{source}: {error}") from None
+        raise IndexFormatError(f"{source}: {shortened(str(error))}") from None
     if shards.refusal is not None:
-        raise IndexFormatError(f"{source}, shard {len(shards.builder)}: {shards.refusal}")
+        raise IndexFormatError(f"{source}, shard {len(shards.builder)}: {shortened(str(shards.refusal))}")
     return shards.builder.table()
 
 

@@ -12,7 +12,7 @@ file, one hash) and k1 (raw and compressed, no hash), three shards are::
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice, pairwise
@@ -171,31 +171,53 @@ class ShardTable(Sequence[ShardInfo]):
             return [whole[one:end] for one, end in zip(starts, stops, strict=False)]
         return [data[one:end].decode("utf-8", "surrogatepass") for one, end in zip(starts, stops, strict=False)]
 
-    def digest(self) -> str:
+    def digest(self, kinds: Collection[str] | None = None) -> str:
         """What identifies the data, wherever and however it is stored: 16 hexadecimal digits.
 
         Of the JSON text of a list that has, for each shard, its raw data file's name, its samples, and the bytes and
         sorted hashes of that file.
+
+        Args:
+            kinds: Names of the hashes to take in; None for all.
         """
         hasher = hashlib.blake2b(b"[", digest_size=8)
         separator = ""
         for start, stop in self._runs():
-            hasher.update(f"{separator}{self._described(start, stop)}".encode())
+            hasher.update(f"{separator}{self._described(start, stop, kinds)}".encode())
             separator = ", "
         hasher.update(b"]")
         return hasher.hexdigest()
 
-    def _described(self, start: int, stop: int) -> str:
+    def outline(self) -> str:
+        """The same of samples, sizes and the first few thousand names alone: as good as at once, and without hashes."""
+        hasher = hashlib.blake2b(digest_size=8)
+        hasher.update(self.samples.astype("<i8").tobytes())
+        hasher.update(self.data_bytes().astype("<i8").tobytes())
+        few = min(_AT_ONCE, len(self))
+        if few:
+            places = self.first_text[:few] - self.first_text[0]
+            texts = self.texts(0, few)
+            hasher.update("\n".join(texts[place] for place in places.tolist()).encode("utf-8", "surrogatepass"))
+        return hasher.hexdigest()
+
+    def hash_names(self) -> tuple[str, ...]:
+        """Names of the hashes that are recorded of raw data files, sorted."""
+        return tuple(
+            sorted({name for place in np.unique(self.kind_of_shard) for name in self.kinds[place].hash_names[0]})
+        )
+
+    def _described(self, start: int, stop: int, kinds: Collection[str] | None) -> str:
         """JSON of some shards of one kind; quoting and joining columns is many times faster than lists of lists."""
         kind = self.kinds[int(self.kind_of_shard[start])]
         texts, step = self.texts(start, stop), kind.num_texts
         names = kind.hash_names[0]
-        hashes = ", ".join("[" + quote(name).replace("%", "%%") + ", %s]" for name in sorted(names))
+        wanted = sorted(name for name in names if kinds is None or name in kinds)
+        hashes = ", ".join("[" + quote(name).replace("%", "%%") + ", %s]" for name in wanted)
         columns = [
             map(quote, texts[0::step]),
             self.samples[start:stop].tolist(),
             self.sizes[int(self.first_file[start]) : int(self.first_file[stop]) : len(kind.files)].tolist(),
-            *(map(quote, texts[1 + names.index(name) :: step]) for name in sorted(names)),
+            *(map(quote, texts[1 + names.index(name) :: step]) for name in wanted),
         ]
         return ", ".join(map(f"[%s, %d, %d, [{hashes}]]".__mod__, zip(*columns, strict=True)))
 

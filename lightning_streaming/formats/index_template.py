@@ -18,7 +18,9 @@ from lightning_streaming.formats.index_table import Kind
 _TOKEN = re.compile(r'[ \t\n\r]*("(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^ \t\n\r{}\[\]:,"]+)', re.DOTALL)
 _NUMBER = re.compile(r"(0|[1-9][0-9]{0,17})")
 # Names that surely stay inside their directory and have a sound length; others are read one by one.
-_NAME = re.compile(r'"(?=[^"]{1,255}")((?:[A-Za-z0-9_-][A-Za-z0-9._-]*/)*[A-Za-z0-9_-][A-Za-z0-9._-]*)"')
+_NAME = re.compile(
+    r'"(?=[^"]{1,255}")((?:[A-Za-z0-9_-][A-Za-z0-9._-]*/)*(?!index\.json")[A-Za-z0-9_-][A-Za-z0-9._-]*)"'
+)
 _TEXT = re.compile(r'"([ !#-\[\]-~]*)"')
 _NEXT = r"[ \t\n\r]*,[ \t\n\r]*"
 

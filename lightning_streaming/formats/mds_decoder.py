@@ -16,6 +16,7 @@ from lightning_streaming.errors import (
     MissingDependencyError,
     ShardCorruptError,
 )
+from lightning_streaming.formats.checks import shortened
 from lightning_streaming.formats.encodings import Encoding, encoding, is_unsafe
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.formats.mds_sample import check_names
@@ -95,21 +96,34 @@ def read_decoder(info: ShardInfo, *, allow_unsafe_types: bool, columns: Sequence
         MissingDependencyError: A wanted column needs a package that is not installed.
     """
     names, encoding_names = info.schema["column_names"], info.schema["column_encodings"]
-    unsafe = [
-        one for name, one in zip(names, encoding_names, strict=False) if is_unsafe(one) and _wanted(name, columns)
-    ]
-    if unsafe and not allow_unsafe_types:
-        raise ConfigError(
-            f"{info.raw_data.basename} has a column of encoding {unsafe[0]}, which can run any code when it is read; "
-            "pass allow_unsafe_types=True if you trust whoever wrote it, or columns= to read others only"
-        )
+    if not allow_unsafe_types:
+        check_safe(info, columns)
     wanted = None if columns is None else frozenset(columns)
     try:
         return _compile_decoder(names, encoding_names, info.schema["column_sizes"], wanted)
     except MissingDependencyError as error:
-        raise MissingDependencyError(f"{info.raw_data.basename} cannot be read: {error}") from None
+        raise MissingDependencyError(f"{info.raw_data.basename} cannot be read: {shortened(str(error))}") from None
     except ConfigError as error:
-        raise IndexFormatError(f"the index entry of {info.raw_data.basename} cannot be read: {error}") from None
+        raise IndexFormatError(
+            f"the index entry of {info.raw_data.basename} cannot be read: {shortened(str(error))}"
+        ) from None
+
+
+def check_safe(info: ShardInfo, columns: Sequence[str] | None) -> None:
+    """Refuse a shard with a wanted column that can run code of whoever wrote it.
+
+    Raises:
+        ConfigError: Names the shard and the encoding.
+    """
+    if info.format != "mds":  # others hold texts and numbers only
+        return
+    pairs = zip(info.schema["column_names"], info.schema["column_encodings"], strict=False)
+    unsafe = [one for name, one in pairs if is_unsafe(one) and _wanted(name, columns)]
+    if unsafe:
+        raise ConfigError(
+            f"{info.raw_data.basename} has a column of encoding {unsafe[0]}, which can run any code when it is read; "
+            "pass allow_unsafe_types=True if you trust whoever wrote it, or columns= to read others only"
+        )
 
 
 @lru_cache(maxsize=1024)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, EncodingError, IndexFormatError
-from lightning_streaming.formats.checks import brief
+from lightning_streaming.formats.checks import brief, shortened
 from lightning_streaming.formats.index import INDEX_VERSION, ShardInfo
 from lightning_streaming.formats.mds import check_shard_bytes
 from lightning_streaming.formats.split_rows import KINDS, Rows, json_rows, separated_rows
@@ -124,7 +124,9 @@ def read_split_layout(info: ShardInfo) -> SplitLayout:
     try:
         return _compile(info.format, names, encoding_names, schema["newline"], schema.get("separator"))
     except ConfigError as error:
-        raise IndexFormatError(f"the index entry of {info.raw_data.basename} cannot be read: {error}") from None
+        raise IndexFormatError(
+            f"the index entry of {info.raw_data.basename} cannot be read: {shortened(str(error))}"
+        ) from None
 
 
 @lru_cache(maxsize=1024)

@@ -174,8 +174,8 @@ class StreamingDataLoader(DataLoader[Any], TellsReplacements):
 
     def load_state_dict(self, state: Mapping[str, Any], on_change: OnChange = "error") -> None:
         """Go on where ``state`` was taken, from the next pass on; see :meth:`StreamingDataset.load_state_dict`."""
-        self._forget_pass()
         self.dataset.load_state_dict(state, on_change)
+        self._forget_pass()
 
     def restore_sample(self, key: SampleKey | Mapping[str, Any]) -> Any:
         """The sample with this key, as it was before it was collated; see :meth:`StreamingDataset.restore_sample`."""

@@ -177,8 +177,8 @@ class StreamingDataset(ReferenceNames):
         weights = [stream.weight() for stream in named.values()]
         samples = parse_epoch_size(epoch_size)
         epochs = Epochs(settings, weights, samples, source, batch_size, skip)
-        self.streams = DatasetStreams(named, defaults, epochs, source)
         self._passes = Passes(epochs, source, misses, predownload, watched)
+        self.streams = DatasetStreams(named, defaults, epochs, source)
         log = None if sample_log is None else os.fspath(sample_log)
         parsed = {"streams": named, "epoch_size": samples, "cache_limit": limit, "sample_log": log}
         self._asked = describe_dataset({**asked, **parsed})

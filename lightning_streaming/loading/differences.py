@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from textwrap import indent
 from typing import Any, NamedTuple
 
 
@@ -15,6 +16,10 @@ class Difference(NamedTuple):
     """What it was, in few words."""
     now: str
     """What it is."""
+
+
+_MOST_ROWS = 24
+"""Differences that are told one by one."""
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
@@ -38,10 +43,28 @@ def in_words(found: Sequence[Difference]) -> str:
     """
     if len(found) == 1:
         return f"{found[0].setting}: saved {found[0].saved}, now {found[0].now}"
-    rows = [("setting", "saved", "now"), *found]
+    rows = [("setting", "saved", "now"), *found[:_MOST_ROWS]]
     wide = [max(len(row[column]) for row in rows) for column in range(3)]
-    lines = ("  ".join(text.ljust(width) for text, width in zip(row, wide, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, wide, strict=True)).rstrip() for row in rows]
+    more = len(found) - _MOST_ROWS
+    return "\n".join([*lines, f"and {more} more"] if more > 0 else lines)
+
+
+def refusal(found: Sequence[Difference]) -> str:
+    """What to say of a saved position that is refused for these differences, with the way out."""
+    table = f"the saved position belongs to other data or another order:\n{indent(in_words(found), '  ')}"
+    way_out = 'resume with on_change="warn" to go on from the same position all the same.'
+    hashes = [one for one in found if one.setting.endswith(".hashes")]
+    if not hashes:
+        return f"{table}\nPut these back, or {way_out}"
+    changes = "; ".join(dict.fromkeys(f"{one.saved} → {one.now}" for one in hashes))
+    if len(hashes) == len(found):
+        return (
+            f"{table}\nOnly what the indexes tell of the shards differs (hashes: {changes}); their names, samples and "
+            f"sizes are the same. If the shards were not written anew, {way_out}"
+        )
+    anew = f"Data that is written anew with other hashes (hashes: {changes}) has other shards."
+    return f"{table}\n{anew} Put it back, or {way_out}"
 
 
 def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], where: str) -> Iterator[Difference]:

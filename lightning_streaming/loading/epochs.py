@@ -6,16 +6,18 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from textwrap import indent
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from lightning_streaming.errors import ConfigError, StateMismatchError
+from lightning_streaming.loading.canonical_nodes import ALWAYS_FINE, check_canonical_nodes
 from lightning_streaming.loading.cursor import Cursor, PassStart
-from lightning_streaming.loading.differences import differences, in_words
+from lightning_streaming.loading.differences import in_words, refusal
+from lightning_streaming.loading.fingerprint import Fingerprint
 from lightning_streaming.loading.order_ahead import OrderAhead
 from lightning_streaming.loading.order_store import shared_order
 from lightning_streaming.loading.skipped import SkippedBatches
 from lightning_streaming.loading.source import SampleSource
-from lightning_streaming.loading.state import SavedPosition, fingerprint
+from lightning_streaming.loading.state import SavedPosition
 from lightning_streaming.order.batch_ranges import BatchRange, Dealing
 from lightning_streaming.order.batching import EpochSequence
 from lightning_streaming.order.deal import Deal
@@ -56,6 +58,8 @@ class Epochs:
         skip: Sequence[int | str] = (),
     ) -> None:
         self.skipped = SkippedBatches(skip)
+        self.reader = ""
+        """What messages call whoever reads these epochs, where there are several: like "train loader 'text'"."""
         self._asked = settings
         self._settings = settings
         self._stream_weights = list(stream_weights)
@@ -69,8 +73,9 @@ class Epochs:
         self._weights: ResolvedWeights | None = None
         self._initial_nodes: int | None = None
         self._resumed_from_nodes: int | None = None
-        self._unchecked: tuple[Mapping[str, Any], OnChange] | None = None
-        self._fingerprinted: tuple[OrderSettings, dict[str, Any]] | None = None
+        self._unchecked: tuple[SavedPosition, OnChange] | None = None
+        self._may_end_early = False
+        self._fingerprinted: tuple[OrderSettings, Fingerprint] | None = None
 
     @property
     def settings(self) -> OrderSettings:
@@ -100,6 +105,10 @@ class Epochs:
         if self._initial_nodes is None:
             self._initial_nodes = world.num_nodes
         self._settings = self._settings.settled(self._initial_nodes)
+        nodes = self._settings.num_canonical_nodes or 0
+        if nodes > ALWAYS_FINE:
+            is_asked = nodes == self._asked.num_canonical_nodes
+            check_canonical_nodes(nodes, self.weights.epoch_size, is_asked=is_asked, told=self._told())
         self._check_loaded()
         return self._settings
 
@@ -109,18 +118,20 @@ class Epochs:
             raise ConfigError(f"on_change must be one of {', '.join(get_args(OnChange))}, but got {on_change!r}")
         asked = self._asked.num_canonical_nodes
         if asked not in (None, 0, saved.num_canonical_nodes):
-            _log.warning("num_canonical_nodes=%s gives way to the saved %d", asked, saved.num_canonical_nodes)
+            words = "%snum_canonical_nodes=%s gives way to the saved %d"
+            _log.warning(words, self._told(), asked, saved.num_canonical_nodes)
         # From what was asked, not from what has been settled since: the block size follows the canonical nodes.
         self._use(replace(self._asked, shuffle_seed=saved.shuffle_seed, num_canonical_nodes=saved.num_canonical_nodes))
         self.skipped.load(saved.skipped)
         self._initial_nodes = self._resumed_from_nodes = saved.initial_physical_nodes
         self._geometries = {} if saved.geometry is None else {saved.cursor.epoch: saved.geometry}
-        self._unchecked = None if saved.fingerprint is None else (saved.fingerprint, on_change)
+        self._unchecked = saved, on_change
+        self._may_end_early = on_change == "warn"
 
     def start(self, cursor: Cursor, world: World, batch_size: int, drop_last: bool = False) -> PassStart:
         """All that a process must know to begin a pass at ``cursor``, which makes it the pass under way."""
         self._batch_size, self._drop_last = batch_size, drop_last
-        self.skipped.tell(cursor, self._stretches(world))
+        self.skipped.tell(cursor, self._stretches(world), self._told())
         cursor = self.normalise(cursor, world)
         start = self._start_at(cursor, world, batch_size)
         # Whoever consumes batches later than they are handed out may still stand in the epoch before.
@@ -129,8 +140,9 @@ class Epochs:
         composed = self._settings.batching_method != "random"
         if composed and start.geometry.global_batch_size != world.num_ranks * batch_size:
             _log.warning(
-                "epoch %d goes on with global batches of %d samples, made for %d nodes of %d ranks; read in steps of "
+                "%sepoch %d goes on with global batches of %d samples, made for %d nodes of %d ranks; read in steps of "
                 "%d, these are not whole until the next epoch",
+                self._told(),
                 cursor.epoch,
                 start.geometry.global_batch_size,
                 start.geometry.num_nodes,
@@ -176,9 +188,17 @@ class Epochs:
         """The same place, the end of an epoch written as the beginning of the next.
 
         Raises:
-            StateError: The place is beyond the epoch's end.
+            StateError: The place is beyond the epoch's end, and the data was not said to have changed.
         """
         sequence, gaps = self._sequence_at(cursor, world), self._gaps(cursor.epoch, world)
+        if self._may_end_early and cursor.sample_in_epoch > sequence.most_counted(world.num_ranks):
+            _log.warning(
+                "epoch %d has ended: %d of its samples were read, and it has %d now",
+                cursor.epoch,
+                cursor.sample_in_epoch,
+                sequence.num_samples,
+            )
+            return self.normalise(Cursor(cursor.epoch, len(sequence)), world)
         position = resume_position(sequence, cursor.sample_in_epoch, world.num_ranks)
         if gaps.kept_before(position) < gaps.kept_before(len(sequence)) and self._has_batches(cursor.epoch, world):
             return Cursor(cursor.epoch, position)
@@ -211,8 +231,9 @@ class Epochs:
             num_canonical_nodes=settings.num_canonical_nodes,
             initial_physical_nodes=self._initial_nodes,
             geometry=self._geometry_to_save(cursor, world),
-            fingerprint=self._fingerprint(),
+            fingerprint=self._fingerprint().saved,
             skipped={str(one): stretch for one, stretch in self._stretches(world).items()},
+            streams=self._fingerprint().stream_list,
         )
 
     def _stretches(self, world: World) -> Mapping[BatchRange, Stretch]:
@@ -316,25 +337,24 @@ class Epochs:
             self._latest_sequence = None
         self._settings = settings
 
-    def _fingerprint(self) -> dict[str, Any]:
+    def _fingerprint(self) -> Fingerprint:
         if self._fingerprinted is None or self._fingerprinted[0] != self._settings:
-            taken = fingerprint(self._source.catalog, self._settings, self.weights)
-            self._fingerprinted = self._settings, taken
+            self._fingerprinted = self._settings, Fingerprint(self._source.catalog, self._settings, self.weights)
         return self._fingerprinted[1]
+
+    def _told(self) -> str:
+        return f"{self.reader}: " if self.reader else ""
 
     def _check_loaded(self) -> None:
         if self._unchecked is None:
             return
         saved, on_change = self._unchecked
-        found = differences(saved, self._fingerprint())
+        found = self._fingerprint().differences(saved.fingerprint, saved.streams) if saved.fingerprint else []
         if found and on_change == "error":
-            raise StateMismatchError(
-                "the saved position belongs to other data or another order:\n"
-                + indent(in_words(found), "  ")
-                + '\nPut these back, or resume with on_change="warn" to go on from the same position all the same.'
-            )
+            raise StateMismatchError(self._told() + refusal(found))
         if found:
-            _log.warning("resuming although data or order have changed:\n%s", indent(in_words(found), "  "))
+            changed = indent(in_words(found), "  ")
+            _log.warning("%sresuming although data or order have changed:\n%s", self._told(), changed)
         self._unchecked = None
 
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from lightning_streaming.cache.limits import largest_shard_bytes
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.loading.dataset_streams import DatasetStreams
+from lightning_streaming.loading.epochs import Epochs
 from lightning_streaming.loading.keyed_access import KeyedAccess
-from lightning_streaming.loading.passes import Passes
 from lightning_streaming.order.names import BatchingMethod, PartitionAlgo, SamplingMethod, ShuffleAlgo
 from lightning_streaming.order.settings import OrderSettings
 from lightning_streaming.replaced_names import TellsReplacements
@@ -55,16 +55,18 @@ class ReferenceNames(KeyedAccess, TellsReplacements):
     What follows from the data reads the indexes at the first look. Arrays are not to be changed.
     """
 
-    _passes: Passes
     streams: DatasetStreams
 
     if TYPE_CHECKING:
+
+        @property
+        def epochs(self) -> Epochs: ...
 
         def __len__(self) -> int: ...
 
     @property
     def _order_settings(self) -> OrderSettings:
-        return self._passes.epochs.settings
+        return self.epochs.settings
 
     @told
     def shuffle(self) -> bool:
@@ -94,7 +96,7 @@ class ReferenceNames(KeyedAccess, TellsReplacements):
     @told
     def initial_physical_nodes(self) -> int | None:
         """Nodes of the run's first start; None before a pass or a saved position said so."""
-        return self._passes.epochs.initial_nodes
+        return self.epochs.initial_nodes
 
     @told
     def sampling_method(self) -> SamplingMethod:

@@ -65,9 +65,16 @@ class SkippedBatches:
             self._latest = key, {one: self._known.get(one) or found[one] for one in self._ranges}
         return self._latest[1]
 
-    def tell(self, place: Place, stretches: Mapping[BatchRange, Stretch]) -> None:
-        """Say once which ranges were asked for too late: a run that goes on at ``place`` has read them."""
+    def tell(self, place: Place, stretches: Mapping[BatchRange, Stretch], told: str = "") -> None:
+        """Say once which ranges were asked for too late: a run that goes on at ``place`` has read them.
+
+        Args:
+            place: Where the run goes on.
+            stretches: Where the ranges are.
+            told: What the message begins with.
+        """
         late = [str(one) for one, (_, stop) in stretches.items() if one not in self._known and stop <= place]
         if late and not self._told:
-            _log.warning("skip: batches %s have been read already, so nothing is left out for them", ", ".join(late))
+            words = "%sskip: batches %s have been read already, so nothing is left out for them"
+            _log.warning(words, told, ", ".join(late))
         self._told = True

@@ -17,6 +17,7 @@ from lightning_streaming.formats.columns import check_columns, check_selection
 from lightning_streaming.formats.encodings import register_encoding, registered_encodings
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.formats.lone_sample import LoneSamples
+from lightning_streaming.formats.mds_decoder import check_safe
 from lightning_streaming.formats.shard import ShardReader, check_shard, open_shard
 from lightning_streaming.loading.ahead import ShardsAhead
 from lightning_streaming.loading.catalog import Catalog
@@ -69,8 +70,8 @@ class SampleSource:
         """Every shard and sample; the indexes are read, and if need be downloaded, at the first look.
 
         Raises:
-            ConfigError: A stream holds no sample, a shard lacks a column that is to be read, or the cache limit is too
-                small; the message says which would do.
+            ConfigError: A stream holds no sample, a shard lacks a column that is to be read, or has one that is unsafe
+                where that is not allowed, or the cache limit is too small; the message says which would do.
         """
         if self._catalog is None:
             catalog = Catalog({name: cache.read_index() for name, cache in self._caches.items()})
@@ -280,11 +281,13 @@ class SampleSource:
         self.__dict__.update(state)
 
     def _check_columns(self, catalog: Catalog) -> None:
-        """Look at every shard now, rather than in the step that first needs one that lacks a column."""
+        """Look at every shard now, rather than in the step that first needs one that lacks a column, or is unsafe."""
         place = 0
         try:
-            for place, info in catalog.examples() if self._columns else ():  # noqa: B007  # the handler tells it
+            for place, info in catalog.examples():  # noqa: B007  # the handler tells it
                 check_columns(info, self._columns)
+                if not self.allow_unsafe_types:
+                    check_safe(info, self._columns)
         except ConfigError as error:
             name = catalog.stream_names[int(catalog.stream_of_shard[place])]
             raise ConfigError(f"stream {name!r}: {error}") from None

@@ -5,33 +5,28 @@
 
 Within an epoch whose batches are composed, "batch_geometry" also says for which nodes, ranks and batch size. Where
 batches are skipped, "skipped" says which samples these are, as {"12000-12100": [epoch, sample, epoch, sample]}: from
-the first place up to the second. All loads with
-``torch.load(..., weights_only=True)``. The four or five keys that MosaicML Streaming writes are accepted too; such a
-state carries no fingerprint, so it cannot be checked against the data.
+the first place up to the second. "streams" helps to say what has changed of many streams; nothing depends on it. All
+loads with ``torch.load(..., weights_only=True)``. The four or five keys that MosaicML Streaming writes are accepted
+too; such a state carries no fingerprint, so it cannot be checked against the data.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from lightning_streaming.errors import StateError
-from lightning_streaming.loading.catalog import Catalog
+from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.loading.cursor import Cursor
+from lightning_streaming.loading.fingerprint import read_fingerprint
+from lightning_streaming.loading.state_fields import MOST_EPOCHS, MOST_NODES, Fields, shown
+from lightning_streaming.loading.stream_list import StreamList, read_stream_list
+from lightning_streaming.order.batch_ranges import parse_ranges
 from lightning_streaming.order.gaps import Stretch
 from lightning_streaming.order.layout import BatchGeometry
-from lightning_streaming.order.settings import OrderSettings
-from lightning_streaming.order.weights import ResolvedWeights
+from lightning_streaming.order.settings import LARGEST_SEED, MOST_CANONICAL_NODES
 
 STATE_VERSION = 1
-_LONGEST_LIST = 3072
-"""Characters up to which a fingerprint describes each stream; beyond, one digest covers them all, so that the state
-stays small."""
-_MOST = 2**63 - 1
-"""The largest number that training processes and their workers can tell each other."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +42,8 @@ class SavedPosition:
     fingerprint: Mapping[str, Any] | None
     skipped: Mapping[str, Stretch] = field(default_factory=dict)
     """Where the samples of skipped ranges of batches are, by how the range is written."""
+    streams: StreamList | None = None
+    """What helps to say which stream has changed, where the fingerprint alone would not."""
 
     def as_state(self) -> dict[str, Any]:
         """The dict that :func:`read_state` turns back into this value."""
@@ -64,106 +61,99 @@ class SavedPosition:
                 else {}
             ),
             "fingerprint": self.fingerprint,
+            **({} if self.streams is None else {"streams": self.streams.as_state()}),
         }
 
 
-def read_state(state: Mapping[str, Any]) -> SavedPosition:
-    """Read a saved state, ours or one of MosaicML Streaming.
+def read_state(state: object, of: str = "a saved position") -> SavedPosition:
+    """Read a saved state, ours or one of MosaicML Streaming; all of it, so that whoever loads it can do so whole.
+
+    Args:
+        state: What was saved.
+        of: What messages call it.
 
     Raises:
-        StateError: It is not a state, lacks a key, or was written by a version that is not known here.
+        StateError: It is not a state, lacks a key, was written by a version that is not known here, or one of its
+            values cannot be; the message names the field.
     """
-    if not isinstance(state, Mapping):
-        raise StateError(f"a saved position is a dict, but got {type(state).__name__}")
-    version = state.get("version", STATE_VERSION)
-    if version != STATE_VERSION:
+    fields = Fields(state, of)
+    is_ours = "version" in fields
+    if is_ours:
+        _check_version(fields)
+    # MosaicML Streaming calls the time before the first epoch "epoch -1".
+    epoch = fields.whole_number("epoch", least=0 if is_ours else -1, most=MOST_EPOCHS)
+    sample_in_epoch = fields.whole_number("sample_in_epoch")
+    has_fingerprint = (is_ours or "fingerprint" in fields) and not fields.is_none("fingerprint")
+    position = SavedPosition(
+        cursor=Cursor(epoch, sample_in_epoch) if epoch >= 0 else Cursor(0, 0),
+        shuffle_seed=fields.whole_number("shuffle_seed", most=LARGEST_SEED),
+        num_canonical_nodes=fields.whole_number("num_canonical_nodes", least=1, most=MOST_CANONICAL_NODES),
+        initial_physical_nodes=_initial_nodes(fields, is_ours),
+        geometry=_geometry(fields.fields("batch_geometry")) if _has(fields, "batch_geometry") else None,
+        fingerprint=read_fingerprint(fields.fields("fingerprint")) if has_fingerprint else None,
+        skipped=_skipped(fields.fields("skipped")) if "skipped" in fields else {},
+        streams=read_stream_list(fields.fields("streams")) if _has(fields, "streams") else None,
+    )
+    _check_sizes(fields, position)
+    return position
+
+
+def _check_version(fields: Fields) -> None:
+    version = fields.get("version")
+    if type(version) is not int or version != STATE_VERSION:
         raise StateError(
-            f"this saved position has version {version!r} and this release reads version {STATE_VERSION}; "
+            f"{fields.of} has version {shown(version)} and this release reads version {STATE_VERSION}; "
             "resume with the release that wrote it, or a newer one"
         )
-    epoch = _whole_number(state, "epoch", least=-1)
-    sample_in_epoch = _whole_number(state, "sample_in_epoch", least=0)
-    initial_nodes = state.get("initial_physical_nodes")
-    saved_fingerprint = state.get("fingerprint")
-    if not isinstance(saved_fingerprint, Mapping | None):
-        raise StateError(f"'fingerprint' of a saved position is a dict, but got {type(saved_fingerprint).__name__}")
-    return SavedPosition(
-        # MosaicML Streaming calls the time before the first epoch "epoch -1".
-        cursor=Cursor(epoch, sample_in_epoch) if epoch >= 0 else Cursor(0, 0),
-        shuffle_seed=_whole_number(state, "shuffle_seed", least=0),
-        num_canonical_nodes=_whole_number(state, "num_canonical_nodes", least=1),
-        initial_physical_nodes=None
-        if initial_nodes is None
-        else _whole_number(state, "initial_physical_nodes", least=1),
-        geometry=_geometry(state.get("batch_geometry")),
-        fingerprint=saved_fingerprint,
-        skipped=_skipped(state.get("skipped", {})),
+
+
+def _has(fields: Fields, key: str) -> bool:
+    return key in fields and not fields.is_none(key)
+
+
+def _initial_nodes(fields: Fields, is_ours: bool) -> int | None:
+    """Those that the run began with; states of MosaicML Streaming 0.2, as they were or imported, do not tell."""
+    if (not is_ours and "initial_physical_nodes" not in fields) or fields.is_none("initial_physical_nodes"):
+        return None
+    return fields.whole_number("initial_physical_nodes", least=1, most=MOST_NODES)
+
+
+def _geometry(fields: Fields) -> BatchGeometry:
+    return BatchGeometry(
+        num_nodes=fields.whole_number("num_nodes", least=1, most=MOST_NODES),
+        ranks_per_node=fields.whole_number("ranks_per_node", least=1, most=MOST_NODES),
+        batch_size=fields.whole_number("batch_size", least=1),
     )
 
 
-def _geometry(saved: object) -> BatchGeometry | None:
-    if saved is None:
-        return None
-    if not isinstance(saved, Mapping):
-        raise StateError(f"'batch_geometry' of a saved position is a dict, but got {type(saved).__name__}")
-    return BatchGeometry(**{field.name: _whole_number(saved, field.name, least=1) for field in fields(BatchGeometry)})
-
-
-def _skipped(saved: object) -> dict[str, Stretch]:
-    if not isinstance(saved, Mapping):
-        raise StateError(f"'skipped' of a saved position is a dict, but got {type(saved).__name__}")
-    read = {}
-    for name, numbers in saved.items():
-        if not isinstance(numbers, list | tuple) or len(numbers) != 4 or any(type(one) is not int for one in numbers):
-            raise StateError(f"'skipped' of a saved position has four whole numbers for {name!r}, but got {numbers!r}")
-        read[str(name)] = (numbers[0], numbers[1]), (numbers[2], numbers[3])
+def _skipped(fields: Fields) -> dict[str, Stretch]:
+    read: dict[str, Stretch] = {}
+    batches = 0
+    for name in fields:
+        try:
+            (asked,) = parse_ranges([name], "skipped")
+        except ConfigError as error:
+            raise fields.contradicts(f"a range of batches is written like '12-20', but one is {shown(name)}") from error
+        batches += len(asked)
+        first, start, last, stop = fields.whole_numbers(name, 4)
+        read[name] = (first, start), (last, stop)
+    for name, (begin, end) in read.items():
+        # Each epoch that a stretch goes through has at least one batch, of this range or of another.
+        if end < begin or end[0] - begin[0] > batches:
+            raise fields.wrong(name, f"a stretch of {batches} batches at most, from a place to a later one")
     return read
 
 
-def _whole_number(state: Mapping[str, Any], key: str, least: int) -> int:
-    if key not in state:
-        raise StateError(f"a saved position needs {key!r}, but this one only has {', '.join(map(repr, state))}")
-    value = state[key]
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _MOST:
-        raise StateError(f"{key!r} of a saved position must be a whole number in [{least}, {_MOST}], but is {value!r}")
-    return value
-
-
-def fingerprint(catalog: Catalog, settings: OrderSettings, weights: ResolvedWeights) -> dict[str, Any]:
-    """What a position depends on, apart from the seed and the canonical nodes, which the state carries itself.
-
-    Args:
-        catalog: The data.
-        settings: The order settings, settled.
-        weights: The streams' shares of an epoch.
-    """
-    order = {
-        "epoch_size": weights.epoch_size,
-        "shuffle": settings.shuffle,
-        "shuffle_algo": settings.shuffle_algo if settings.shuffle else None,
-        "shuffle_block_size": settings.shuffle_block_size if settings.shuffle else None,
-        "sampling_method": settings.sampling_method,
-        "sampling_granularity": settings.sampling_granularity,
-        "batching_method": settings.batching_method,
-    }
-    return {"order": order, "streams": _describe_streams(catalog, weights.choose)}
-
-
-def _describe_streams(catalog: Catalog, choose: Sequence[int]) -> dict[str, Any]:
-    described: dict[str, Any] = {
-        name: {
-            "place": stream,
-            "samples": catalog.samples_per_stream[stream],
-            "shards": catalog.shards_per_stream[stream],
-            "samples drawn": choose[stream],
-            "digest": catalog.indexes[stream].data_digest,
-        }
-        for stream, name in enumerate(catalog.stream_names)
-    }
-    if len(json.dumps(described)) <= _LONGEST_LIST:
-        return described
-    return {f"all {len(described)} streams": {"samples": catalog.num_samples, "digest": _digest(described)}}
-
-
-def _digest(value: object) -> str:
-    return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
+def _check_sizes(fields: Fields, position: SavedPosition) -> None:
+    """Hold what counts samples of an epoch against the size that the fingerprint tells."""
+    if position.fingerprint is None:
+        return
+    size = position.fingerprint["order"]["epoch_size"]
+    geometry, most = position.geometry, size + MOST_CANONICAL_NODES + MOST_NODES
+    if geometry is not None and geometry.global_batch_size > size:
+        raise fields.contradicts(
+            f"'batch_geometry' has batches of {geometry.global_batch_size} samples, of an epoch of {size}"
+        )
+    for name, (begin, end) in position.skipped.items():
+        if max(begin[1], end[1]) > most:
+            raise fields.contradicts(f"'skipped' has {name!r} at sample {max(begin[1], end[1])} of an epoch of {size}")

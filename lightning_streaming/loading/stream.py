@@ -11,7 +11,7 @@ from lightning_streaming.cache import CacheConfig
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.order.weights import StreamWeight
 from lightning_streaming.replaced_names import TellsReplacements, tells_unknown_arguments
-from lightning_streaming.storage import is_url, join_url, mask_url
+from lightning_streaming.storage import StorageOptions, is_url, join_url, mask_url
 
 _FETCHING = ("get_shards", "prepare_shard", "set_up_local", "apply_default", "get_index_size", "_download_file")
 """What a subclass of MosaicML Streaming's ``Stream`` overrides to fetch in its own way."""
@@ -54,6 +54,7 @@ class Stream(TellsReplacements):
     def __post_init__(self) -> None:
         if self.remote is None and self.local is None:
             raise ConfigError("a stream needs remote=, local=, or both")
+        object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
         self.weight()
 
     def __repr__(self) -> str:

@@ -25,8 +25,10 @@ _CANONICAL_NODES_PER_NODE = {"blockwise": 16, "py1s": 64, "py2s": 64}
 """Where a shuffle mixes by having many canonical nodes, or meets fewer block borders at a time with them; others: 1."""
 _BLOCK_BUDGET = 4_000_000
 _SMALLEST_BLOCK = 262_144
-_TOO_MANY = 2**63
-"""What no longer fits the integers that numpy and torch pass around."""
+LARGEST_SEED = 2**63 - 1
+"""The largest number that fits the integers that numpy and torch pass around."""
+MOST_CANONICAL_NODES = 2**20
+"""64 for each of 16,384 nodes. Every epoch has an entry for each canonical node at least, however few its samples."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +68,7 @@ class OrderSettings:
         if self.shuffle_block_size is not None:
             _check_whole("shuffle_block_size", self.shuffle_block_size, least=1)
         if self.num_canonical_nodes is not None:
-            _check_whole("num_canonical_nodes", self.num_canonical_nodes, least=0)
+            _check_whole("num_canonical_nodes", self.num_canonical_nodes, least=0, most=MOST_CANONICAL_NODES)
 
     @property
     def redraws_shards(self) -> bool:
@@ -90,6 +92,6 @@ class OrderSettings:
         return replace(self, num_canonical_nodes=canonical, shuffle_block_size=block)
 
 
-def _check_whole(name: str, value: int, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < _TOO_MANY:
-        raise ConfigError(f"{name} must be a whole number of at least {least} and below 2**63, but got {value!r}")
+def _check_whole(name: str, value: int, least: int, most: int = LARGEST_SEED) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ConfigError(f"{name} must be a whole number in [{least}, {most}], but got {value!r}")

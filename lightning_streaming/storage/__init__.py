@@ -2,10 +2,12 @@
 
 from lightning_streaming.storage.downloads import download, read_bytes, read_range
 from lightning_streaming.storage.filesystems import prepare
+from lightning_streaming.storage.options import StorageOptions
 from lightning_streaming.storage.transfer import upload
 from lightning_streaming.storage.urls import is_url, join_url, local_path, location_key, mask_url
 
 __all__ = [
+    "StorageOptions",
     "download",
     "is_url",
     "join_url",

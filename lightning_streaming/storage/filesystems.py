@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from lightning_streaming.errors import ConfigError, MissingDependencyError
 from lightning_streaming.storage.progress import Progress, run_watched, watched
-from lightning_streaming.storage.urls import endpoint_of, mask_url, scheme_of
+from lightning_streaming.storage.urls import endpoint_of, mask_url, scheme_of, user_of
 from lightning_streaming.storage.variables import expand
 
 _Result = TypeVar("_Result")
@@ -61,10 +61,16 @@ def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         An fsspec filesystem for this process, and the object's path in it.
 
     Raises:
-        ConfigError: No filesystem serves this scheme, or an environment variable that the options take is not set.
+        ConfigError: No filesystem serves this scheme, an environment variable that the options take is not set, or the
+            URL of a bucket holds credentials.
         MissingDependencyError: The package that does is not installed.
     """
     cls = _filesystem_class(url)
+    if scheme_of(url) in (*_S3_SCHEMES, *_GCS_SCHEMES) and user_of(url):
+        raise ConfigError(
+            f"{mask_url(url)} was given with a user or password before its bucket, which this store does not take; "
+            "put them into storage_options, for example as key and secret"
+        )
     arguments = {**cls._get_kwargs_from_urls(url), **_with_our_settings(url, expand(options))}
     key = (os.getpid(), 0 if cls.async_impl else threading.get_ident(), _token(cls, arguments))
     filesystem = _opened.get(key)

@@ -29,10 +29,17 @@ def words_of(text: str, reason: str) -> str:
         reason: What to say if there is nothing of use in it.
     """
     if xml := _XML.search(text):
-        return f"{xml[1]}: {xml[2]}"[:_LONGEST]
+        return _cut(f"{xml[1]}: {xml[2]}", reason)
     try:
         error = json.loads(text)["error"]
-        return str(error["message"])[:_LONGEST]
+        return _cut(str(error["message"]), reason)
     except (ValueError, LookupError, TypeError):
         plain = " ".join(text.split())
-    return reason if not plain or plain.startswith(("<", "{", "[")) else plain[:_LONGEST]
+    return reason if not plain or plain.startswith(("<", "{", "[")) else _cut(plain, reason)
+
+
+def _cut(words: str, reason: str) -> str:
+    """The first words. None is cut in two: half of a secret would not be known for one."""
+    if len(words) <= _LONGEST:
+        return words
+    return words[: _LONGEST + 1].rpartition(" ")[0] or reason

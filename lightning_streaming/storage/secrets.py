@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import html
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, quote_plus, unquote, unquote_plus, urlsplit
 
 from lightning_streaming.errors import StorageError
-from lightning_streaming.storage.urls import is_url, mask_url
-from lightning_streaming.storage.variables import expand_known
+from lightning_streaming.storage.options import is_public, is_secret_name
+from lightning_streaming.storage.urls import is_url, mask_url, user_of
+from lightning_streaming.storage.variables import HIDDEN, expand_known
 
 _URL_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
-_OPTIONS_TO_SHOW = ("endpoint_url", "region_name")
+_BETWEEN_PIECES = re.compile(r"[\s;,=:&\"'|]+")
+_NO_SECRETS = {"true", "false", "null", "none", "anon"}
 _SHORTEST_SECRET = 4
-# Values in a query that are shorter are rather names, like "train", which occur elsewhere too.
+# What is shorter, as a piece of a text or as a user, is rather a name, which occurs elsewhere too.
+_SHORTEST_PIECE = 6
 _SHORTEST_QUERY_SECRET = 12
 
 
-def redact(text: str, options: Mapping[str, Any], hidden: tuple[str, ...] = ()) -> str:
+def redact(text: str, options: Mapping[str, Any], hidden: Iterable[str] = ()) -> str:
     """Mask every URL in a text, every text that storage options hold, and more.
 
     All option values count as secret, whatever their name, except those that say where the store is. What they take
-    from environment variables is masked as well.
+    from environment variables is masked as well, each piece of a value like a header or a list of cookies, and all of
+    it also as it looks quoted or encoded.
 
     Args:
         text: What to show.
@@ -30,21 +38,34 @@ def redact(text: str, options: Mapping[str, Any], hidden: tuple[str, ...] = ()) 
         hidden: More texts to mask.
     """
     text = _URL_IN_TEXT.sub(lambda match: mask_url(match[0]), text)
-    for secret in sorted({*_texts(options), *_texts(expand_known(options)), *hidden}, key=len, reverse=True):
-        text = text.replace(secret, "***")
+    secrets = {*secrets_of_options(options), *secrets_of_options(expand_known(options)), *hidden}
+    for secret in sorted({form for one in secrets for form in _forms(one)}, key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
     return text
 
 
 def secrets_of(url: str) -> tuple[str, ...]:
-    """What is secret in a URL: its password, its query and the long values in that, as written and decoded."""
+    """What is secret in a URL: user, password, query and the long values in that, as written and decoded."""
     if not is_url(url):
         return ()
-    userinfo, mark, _ = url.partition("://")[2].partition("/")[0].rpartition("@")
-    query = urlsplit(url).query
-    found = [userinfo.partition(":")[2], query] if mark else [query]
-    found = [text for text in found if len(text) >= _SHORTEST_SECRET]
-    found += [value for _, value in parse_qsl(query) if len(value) >= _SHORTEST_QUERY_SECRET]
+    userinfo, query = user_of(url), urlsplit(url.partition(user_of(url))[2] if user_of(url) else url).query
+    user, _, password = userinfo.partition(":")
+    found = [text for text in (userinfo, password, query) if len(text) >= _SHORTEST_SECRET]
+    found += [user] if len(user) >= _SHORTEST_PIECE else []
+    for name, value in parse_qsl(query):
+        shortest = _SHORTEST_PIECE if is_secret_name(name) else _SHORTEST_QUERY_SECRET
+        found += [value] if len(value) >= shortest else []
     return tuple({*found, *map(unquote, found)})
+
+
+def secrets_of_options(value: object, name: str = "") -> set[str]:
+    """What may be secret in storage options, or in one of them: texts, and their pieces.
+
+    Args:
+        value: The options, or one.
+        name: Of the option, if it is one.
+    """
+    return {text for text in _texts(value, name) if text.lower() not in _NO_SECRETS}
 
 
 def shown_cause(error: BaseException, options: Mapping[str, Any], hidden: tuple[str, ...] = ()) -> BaseException:
@@ -52,7 +73,7 @@ def shown_cause(error: BaseException, options: Mapping[str, Any], hidden: tuple[
 
     A traceback prints the whole chain, and a DataLoader worker sends it as text: masking our own message is not enough.
     """
-    texts = [text for link in _chain_of(error) for text in (str(link), repr(link))]
+    texts = [text for link in _chain_of(error) for text in (str(link), repr(link), *getattr(link, "__notes__", ()))]
     if all(redact(text, options, hidden) == text for text in texts):
         return error
     return StorageError(describe(error, options, hidden))
@@ -73,12 +94,59 @@ def _chain_of(error: BaseException) -> Iterator[BaseException]:
         link = link.__cause__ or link.__context__
 
 
-def _texts(value: object, name: str = "") -> Iterator[str]:
+def _texts(value: object, name: str) -> Iterator[str]:
     if isinstance(value, Mapping):
+        users = [value.get(one) for one in ("username", "user") if value.get(one)]
+        yield from (f"{user}:{value['password']}" for user in users if value.get("password"))
         for key, item in value.items():
             yield from _texts(item, str(key))
     elif isinstance(value, list | tuple):
+        if len(value) > 1 and all(isinstance(one, str) for one in value[:2]):
+            yield f"{value[0]}:{value[1]}"  # a user and a password, as they are sent
         for item in value:
             yield from _texts(item, name)
-    elif isinstance(value, str) and len(value) >= _SHORTEST_SECRET and name not in _OPTIONS_TO_SHOW:
-        yield value
+    elif isinstance(value, bytes):
+        yield from _texts(value.decode(errors="replace"), name)
+    elif isinstance(value, str):
+        yield from secrets_of(value)
+        yield from () if is_public(name) else _pieces(value)
+    elif isinstance(value, int | float) and not isinstance(value, bool) and is_secret_name(name):
+        yield from _pieces(str(value))
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """A text, what it consists of, and what is encoded in it."""
+    if len(text) >= _SHORTEST_SECRET:
+        yield text
+    for piece in _BETWEEN_PIECES.split(text):
+        if len(piece) >= _SHORTEST_PIECE:
+            yield piece
+            if decoded := _decoded(piece):
+                yield from (decoded, *(one for one in _BETWEEN_PIECES.split(decoded) if len(one) >= _SHORTEST_PIECE))
+
+
+def _decoded(text: str) -> str:
+    """What a text says if it is base64 of another one, as user and password are sent; else ""."""
+    try:
+        decoded = base64.b64decode(text + "=" * (-len(text) % 4), validate=True).decode("ascii")
+    except (binascii.Error, ValueError):
+        return ""
+    return decoded if decoded.isprintable() else ""
+
+
+def _forms(secret: str) -> set[str]:
+    """A secret as it may be written in an answer or in an error."""
+    data = secret.encode(errors="replace")
+    encoded = {base64.b64encode(data).decode(), base64.urlsafe_b64encode(data).decode()}
+    return {
+        secret,
+        quote(secret),
+        quote(secret, safe=""),
+        quote_plus(secret),
+        unquote(secret),
+        unquote_plus(secret),
+        html.escape(secret),
+        json.dumps(secret)[1:-1],
+        repr(secret)[1:-1],
+        *(one.rstrip("=") for one in encoded),
+    } - {""}

@@ -142,8 +142,5 @@ def write_error(path: Path, error: OSError) -> StorageError:
     if isinstance(error, StorageError):
         return error
     if error.errno in _DISK_FULL:
-        return DiskFullError(
-            f"no room left to write {path}: {error}; make room there, choose another directory, "
-            "or set a cache_limit that fits"
-        )
+        return DiskFullError(f"no room left to write {path}: {error}; make room there, or choose another directory")
     return StorageError(f"could not write {path}: {error}; make it writable, or choose another directory")

@@ -16,6 +16,8 @@ _LOCAL_SCHEMES = ("file", "local")
 _HTTP_SCHEMES = ("http", "https")
 # In these the part before "@" names a container, as in abfs://container@account.dfs.core.windows.net/path.
 _CONTAINER_SCHEMES = ("abfs", "abfss", "wasb", "wasbs")
+_HOSTS_WITH_COLONS = ("[", "arn:")
+_PORT = re.compile(r"\d*")
 
 
 def scheme_of(location: str) -> str:
@@ -56,7 +58,23 @@ def mask_url(url: str) -> str:
     """The URL as it may be shown: without user, password, query and fragment. A local path is shown as it is."""
     if not is_url(url):
         return url
-    return re.split("[?#]", _without_user(url), maxsplit=1)[0]
+    scheme, separator, rest = url.partition("://")
+    user = user_of(url)
+    return scheme + separator + re.split("[?#]", rest[len(user) + 1 :] if user else rest, maxsplit=1)[0]
+
+
+def user_of(url: str) -> str:
+    """User and password as a URL has them before its "@"; "" if it has none.
+
+    A password that should have been quoted, because there is "/" in it, is found as well.
+    """
+    scheme, _, rest = url.partition("://")
+    host = re.split("[/?#]", rest, maxsplit=1)[0]
+    if scheme.lower() in _CONTAINER_SCHEMES or not is_url(url):
+        return ""
+    if "@" not in host and not host.startswith(_HOSTS_WITH_COLONS) and not _PORT.fullmatch(host.partition(":")[2]):
+        host = re.split("[?#]", rest, maxsplit=1)[0]
+    return host.rpartition("@")[0]
 
 
 def location_key(location: str, options: Mapping[str, Any]) -> str:

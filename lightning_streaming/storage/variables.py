@@ -9,6 +9,9 @@ from typing import Any
 
 from lightning_streaming.errors import ConfigError
 
+HIDDEN = "***"
+"""What is shown in place of a secret."""
+
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -18,9 +21,9 @@ def expand(options: Mapping[str, Any]) -> dict[str, Any]:
     To be done when a filesystem is opened, and the result kept nowhere else: the value may be a secret.
 
     Raises:
-        ConfigError: A variable is not set.
+        ConfigError: A variable is not set, or a secret was left out when these options were printed.
     """
-    expanded: dict[str, Any] = _map_texts(options, lambda text: _REFERENCE.sub(_value_of, text))
+    expanded: dict[str, Any] = _map_texts(options, _expanded)
     return expanded
 
 
@@ -30,6 +33,15 @@ def expand_known(options: Mapping[str, Any]) -> dict[str, Any]:
         options, lambda text: _REFERENCE.sub(lambda found: os.environ.get(found[1], found[0]), text)
     )
     return expanded
+
+
+def _expanded(text: str) -> str:
+    if text == HIDDEN:
+        raise ConfigError(
+            f"storage_options hold {HIDDEN}, which stands for a secret that was not printed; write the name of an "
+            'environment variable instead, like "${STORE_SECRET}", or leave the option out'
+        )
+    return _REFERENCE.sub(_value_of, text)
 
 
 def _value_of(reference: re.Match[str]) -> str:

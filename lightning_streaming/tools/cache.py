@@ -27,7 +27,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.tools.cache_directories import Failure, default_root, find_caches, for_each
 from lightning_streaming.tools.cache_report import print_outcome, print_surveys, said
 from lightning_streaming.tools.cache_survey import survey
-from lightning_streaming.tools.console import FINE, counted, print_json, print_note, progress, require_rich
+from lightning_streaming.tools.console import FINE, counted, print_json, print_note, progress
 from lightning_streaming.tools.options import add_json
 
 _PROGRAM = "lightning-streaming cache"
@@ -63,8 +63,6 @@ def show(args: Namespace) -> int:
     ours, fetched and unchanged since; not ours, put there by somebody, never removed; arriving now; in use now by some
     process of this machine; and left over from processes that died, which gc removes.
     """
-    if not args.json:
-        require_rich()
     directories = find_caches(args.directory)
     with progress(None, "look", "files") as advance:
         found, failures = for_each(directories, partial(survey, advance=advance))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import INDEX_BASENAME
@@ -14,32 +13,35 @@ from lightning_streaming.tools.commands import PROGRAM
 from lightning_streaming.tools.console import counted, print_note
 from lightning_streaming.tools.sources.source import Part
 from lightning_streaming.tools.stored_dataset import StoredDataset
-from lightning_streaming.writing.part_plan import PLAN_BASENAME, PartPlan, dump_plan, make_plan, parse_plan
-from lightning_streaming.writing.settings import parse_settings
+from lightning_streaming.writing.names import PARTS_PLAN
+from lightning_streaming.writing.part_plan import PartPlan, dump_plan, make_plan, parse_plan
+from lightning_streaming.writing.settings import ShardSettings
 
 
-def begin_changed_again(parts: Sequence[Part], out: StoredDataset, **settings: Any) -> None:
+def begin_changed_again(
+    parts: Sequence[Part], out: StoredDataset, columns: Mapping[str, str], settings: ShardSettings
+) -> None:
     """Make a dataset that was begun one that is gone on with, where only what is in the files was changed.
 
     A changed part loses its index first, so that it is not taken for finished, and then the plan is replaced: stopped
-    in between, the next run does the same again. Where more than the input differs nothing is done, and write_parallel
+    in between, the next run does the same again. Where there are fewer parts now nothing is done, and plan_parts
     refuses in its own words.
 
     Args:
         parts: What is to be converted now.
         out: Where it was begun, if it was.
-        settings: Columns, compression, hashes and size limit, as for write_parallel.
+        columns: Column name to encoding.
+        settings: How shards are cut, compressed and hashed.
 
     Raises:
         ConfigError: The dataset is finished, so that it must not change any more.
         StorageError: The store does not answer.
     """
-    text = find_small(out, PLAN_BASENAME)
+    text = find_small(out, PARTS_PLAN)
     if text is None:
         return
     begun = parse_plan(text, out.shown)
-    shards = parse_settings(settings["compression"], settings["hashes"], settings["size_limit"])
-    wanted = make_plan(parts, settings["columns"], shards)
+    wanted = make_plan(parts, columns, settings)
     if not _may_go_on(begun, wanted):
         return
     changed = [number for number, one in enumerate(wanted.inputs) if one not in begun.inputs[number : number + 1]]
@@ -54,18 +56,11 @@ def begin_changed_again(parts: Sequence[Part], out: StoredDataset, **settings: A
         part = replace(out, location=join_url(out.location, f"part.{number:06}"))
         if find_small(part, INDEX_BASENAME) is not None:
             remove_small(part, INDEX_BASENAME)
-    put_small(out, PLAN_BASENAME, dump_plan(wanted))
+    put_small(out, PARTS_PLAN, dump_plan(wanted))
     again = f"{counted(len(changed), 'part')} of {len(parts):,} begin again, because their input changed"
     print_note(f"{PROGRAM} convert", f"{again}; the first is part {changed[0]}")
 
 
 def _may_go_on(begun: PartPlan, wanted: PartPlan) -> bool:
     """Whether two plans differ in the content of inputs alone; there may be more of them now."""
-    same_settings = all(begun.settings.get(key) == value for key, value in wanted.settings.items())
-    made_into = {_made_into(one) for one in (*begun.inputs, *wanted.inputs)}
-    return same_settings and len(made_into) == 1 and len(begun.inputs) <= len(wanted.inputs)
-
-
-def _made_into(shown: str) -> str:
-    """The second digest of a part as it is written down, which is all parts' own."""
-    return "".join(shown.split(" ")[1:2])
+    return begun.settings == wanted.settings and len(begun.inputs) <= len(wanted.inputs)

@@ -18,6 +18,7 @@ from lightning_streaming.formats.index import INDEX_BASENAME
 from lightning_streaming.storage import location_key, read_bytes, upload
 from lightning_streaming.storage.transfer import remove
 from lightning_streaming.tools.stored_dataset import RETRY, TIMEOUT, StoredDataset
+from lightning_streaming.writing.place import Directory
 
 CLAIM_BASENAME = f"{INDEX_BASENAME}.copying"
 """The file that says so."""
@@ -38,6 +39,8 @@ def find_small(place: StoredDataset, basename: str) -> bytes | None:
         StorageError: The store does not answer.
     """
     try:
+        if place.directory is not None:  # what a disk refuses is no matter of a network
+            return Directory(place.directory).get(basename)
         return read_bytes(place.url(basename), place.options, retry=RETRY, timeout=TIMEOUT)
     except ObjectNotFoundError:
         return None

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import NoReturn, Protocol
 
 from lightning_streaming.errors import ConfigError, FormatError, IntegrityError, StreamingError
-from lightning_streaming.tools.console import BAD, INTERRUPTED, TERMINATED, UNUSABLE, print_error
+from lightning_streaming.tools.console import BAD, INTERRUPTED, TERMINATED, UNREAD, UNUSABLE, print_error
 
 PROGRAM = "lightning-streaming"
 
@@ -125,10 +125,9 @@ def run_command(command: Command, args: Sequence[str]) -> int:
     )
     tool.add_arguments(parser)
     _print_whatever_comes()
-    parsed = parser.parse_args(args)
     try:
-        with _ended_in_order():
-            code: int = tool.run(parsed)
+        with _flushed(), _ended_in_order():
+            code: int = tool.run(parser.parse_args(args))
     except StreamingError as error:
         print_error(parser.prog, error)
         return BAD if isinstance(error, FormatError | IntegrityError) else UNUSABLE
@@ -137,7 +136,7 @@ def run_command(command: Command, args: Sequence[str]) -> int:
     except BrokenPipeError:  # whoever read the output, head for example, has seen enough
         # Python would fail to flush what is left when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return INTERRUPTED
+        return UNREAD
     except OSError as error:  # the system refused a path, or a disk is full
         print_error(parser.prog, error)
         return UNUSABLE
@@ -150,6 +149,15 @@ class _Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         print_error(self.prog, ConfigError(f"{message}; see {self.prog} --help"))
         sys.exit(UNUSABLE)
+
+
+@contextmanager
+def _flushed() -> Iterator[None]:
+    """Find out here, and not when Python exits, that nobody reads the output any more."""
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
 
 
 @contextmanager

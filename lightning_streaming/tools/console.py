@@ -8,10 +8,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
-
-from lightning_streaming.errors import MissingDependencyError
 
 FINE = 0
 """Exit code: done, and nothing is wrong."""
@@ -21,6 +18,8 @@ UNUSABLE = 2
 """Exit code: it could not be done as asked: arguments, settings, a missing package, a store that does not answer."""
 INTERRUPTED = 130
 """Exit code: stopped by the user."""
+UNREAD = 141
+"""Exit code: whoever read the output went away before its end, as head does; what shells make of SIGPIPE."""
 TERMINATED = 143
 """Exit code: told to end by a signal, as schedulers do it."""
 
@@ -51,21 +50,6 @@ def print_note(program: str, words: str) -> None:
 def counted(number: int, thing: str) -> str:
     """A number of things: ``"1 shard"``, ``"1,234 shards"``."""
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
-
-
-def require_rich() -> ModuleType:
-    """The package that draws tables; asked for before the work, not after.
-
-    Raises:
-        MissingDependencyError: It is not installed.
-    """
-    try:
-        import rich
-    except ImportError:
-        raise MissingDependencyError(
-            "tables need the rich package; run: pip install 'lightning-streaming[tools]', or ask for --json"
-        ) from None
-    return rich
 
 
 @contextmanager

@@ -29,16 +29,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from lightning_streaming.errors import ConfigError, FormatError
+from lightning_streaming.errors import ConfigError
 from lightning_streaming.storage import local_path, mask_url
-from lightning_streaming.tools.console import BAD, FINE, print_error, print_json, print_note
+from lightning_streaming.tools.console import FINE, print_json, print_note
 from lightning_streaming.tools.conversion import (
     RowConversion,
+    Target,
     TextConversion,
     cut_source,
     sum_tallies,
     write_parts,
 )
+from lightning_streaming.tools.conversion_plan import describe
 from lightning_streaming.tools.options import (
     add_json,
     add_storage_options,
@@ -48,17 +50,19 @@ from lightning_streaming.tools.options import (
     usable_cpus,
 )
 from lightning_streaming.tools.packing import COLUMN, PackingSettings
-from lightning_streaming.tools.sources.columns import Sample, choose_columns, parse_columns
+from lightning_streaming.tools.sources.columns import Sample, SampleEncoder, choose_columns, parse_columns
 from lightning_streaming.tools.sources.delimited import Delimited
 from lightning_streaming.tools.sources.detect import KINDS, open_source
 from lightning_streaming.tools.sources.location import Location, local_source
 from lightning_streaming.tools.sources.source import Part, Source
-from lightning_streaming.tools.stored_dataset import find_dataset
+from lightning_streaming.tools.stored_dataset import StoredDataset, find_dataset
 from lightning_streaming.tools.summary import summarize
 from lightning_streaming.tools.tokens import BYTES, DTYPES, choose_dtype, find_end, fingerprint, load_tokenizer
 from lightning_streaming.units import format_bytes, parse_bytes
+from lightning_streaming.writing.settings import parse_settings
 
 _PROGRAM = "lightning-streaming convert"
+_SMALLEST_PART = 1024
 _ONLY_TO_TOKENIZE = ("tokenizer", "block_length", "dtype", "eot", "text_column")
 
 
@@ -120,7 +124,7 @@ def run(args: Namespace) -> int:
     with local_source(args.source, storage_options(args.source_options)) as location:
         _check_is_apart(location.path, args.out)
         source = _separated(open_source(location.path, args.kind), args.separator)
-        result = _tokenize(args, source) if args.tokenize else _convert(args, source, location)
+        result = _tokenize(args, source, out) if args.tokenize else _convert(args, source, out, location)
     summary = summarize(out.read_index())
     result = {
         "out": mask_url(args.out),
@@ -134,19 +138,15 @@ def run(args: Namespace) -> int:
         print_json(result)
     else:
         _print(result)
-    if not summary.samples:
-        print_error(_PROGRAM, FormatError(_why_empty(args)))
-        return BAD
     return FINE
 
 
 def _why_empty(args: Namespace) -> str:
-    empty = f"{mask_url(args.out)} is a dataset without samples; remove it"
     if not args.tokenize:
-        return f"SOURCE has no rows, so {empty}"
+        return "SOURCE has no rows, so there is nothing to write"
     return (
-        f"the text of no part fills a block of {args.block_length} tokens, so {empty}, and give more text, a shorter "
-        "--block-length or a larger --part-size"
+        f"the text of no part fills a block of {args.block_length} tokens, so there is nothing to write; give more "
+        "text, a shorter --block-length or a larger --part-size"
     )
 
 
@@ -161,7 +161,7 @@ def _separated(source: Source, separator: str | None) -> Source:
     return source
 
 
-def _convert(args: Namespace, source: Source, location: Location) -> dict[str, Any]:
+def _convert(args: Namespace, source: Source, out: StoredDataset, location: Location) -> dict[str, Any]:
     unused = [name for name in _ONLY_TO_TOKENIZE if getattr(args, name) is not None]
     if unused:
         raise ConfigError(f"--{unused[0].replace('_', '-')} is for --tokenize; add it, or leave this out")
@@ -169,18 +169,19 @@ def _convert(args: Namespace, source: Source, location: Location) -> dict[str, A
     plan = choose_columns(schema, parse_columns(args.columns))
     shown = ", ".join(f"{name} {encoding}" for name, encoding in plan.encodings.items())
     print_note(_PROGRAM, f"columns, told from {location.shown_in(schema.told_by)}: {shown}")
+    SampleEncoder(source, plan)  # raises where the source cannot have these encodings
     conversion = RowConversion(source=source, plan=plan, limit=args.limit)
-    _write(args, source, conversion, plan.encodings, made_into=repr(plan))
+    _write(args, source, conversion, out, plan.encodings, {"--tokenize": False})
     return {"columns": dict(plan.encodings)}
 
 
-def _tokenize(args: Namespace, source: Source) -> dict[str, Any]:
+def _tokenize(args: Namespace, source: Source, out: StoredDataset) -> dict[str, Any]:
     settings = _packing(args, source)
     columns = {COLUMN: settings.encoding}
     print_note(_PROGRAM, f"columns: {COLUMN} {settings.encoding}")
     with TemporaryDirectory(prefix="lightning_streaming_") as tallies:
         conversion = TextConversion(source=source, settings=settings, limit=args.limit, tallies=tallies)
-        _write(args, source, conversion, columns, made_into=f"{settings} {fingerprint(args.tokenizer)}")
+        _write(args, source, conversion, out, columns, _described(settings))
         tally = sum_tallies(tallies)
     return {"columns": columns, "documents": tally.documents, "tokens": tally.tokens, "dropped_tokens": tally.dropped}
 
@@ -207,28 +208,36 @@ def _packing(args: Namespace, source: Source) -> PackingSettings:
     )
 
 
+def _described(settings: PackingSettings) -> dict[str, Any]:
+    """What decides on blocks, by the names of the options."""
+    return {
+        "--tokenize": True,
+        "--tokenizer": fingerprint(settings.tokenizer),
+        "--block-length": settings.block_length,
+        "--dtype": settings.dtype,
+        "--eot": settings.end,
+        "--text-column": settings.text_column,
+    }
+
+
 def _write(
     args: Namespace,
     source: Source,
     convert: Callable[[Part], Iterator[Sample]],
+    out: StoredDataset,
     columns: Mapping[str, str],
-    made_into: str,
+    options: Mapping[str, Any],
 ) -> None:
     part_size = parse_bytes(args.part_size, "--part-size")
-    if not part_size:
-        raise ConfigError("--part-size must be at least 1 byte, but got 0")
-    write_parts(
-        cut_source(source, part_size, args.limit, made_into),
-        convert,
-        args.out,
-        workers=args.workers,
-        resume=args.resume,
-        storage_options=storage_options(args.storage_options),
-        columns=columns,
-        compression=args.compression,
-        hashes=sorted({name for name in args.hashes.split(",") if name}),
-        size_limit=args.size_limit,
-    )
+    if part_size < _SMALLEST_PART:
+        raise ConfigError(f"--part-size must be at least {_SMALLEST_PART} bytes, but got {args.part_size!r}")
+    hashes = sorted({name for name in args.hashes.split(",") if name})
+    settings = parse_settings(args.compression, hashes, args.size_limit)
+    target = Target(out=out, columns=columns, settings=settings, why_empty=_why_empty(args))
+    parts = cut_source(source, part_size, args.limit)
+    given = {"--limit": args.limit, "--part-size": part_size, **options}
+    plan = describe(source, parts, columns, settings, given)
+    write_parts(parts, convert, target, plan, workers=args.workers, resume=args.resume)
 
 
 def _check_is_apart(source: str, out: str) -> None:

@@ -8,27 +8,31 @@ interrupted goes on when the same command is given again: what is already there 
     lightning-streaming copy s3://corpus/train gs://mirror/train --workers 32 --out-storage-options token=key.json
 
 Exit code: 0 if all was copied; 1 if files of the source are missing or damaged, then no index is published; 2 if it
-could not be done. Nothing is deleted at the destination, but with --exist-ok the index of the dataset that was there;
-shards of it that are not written over stay, and are told.
+could not be done. Nothing is deleted at the destination, but with --exist-ok the index of the dataset that was there,
+and files under the names that shards of this one have uncompressed, which might be taken for them; other shards that
+are not written over stay. Both are told. Without recorded hashes a second copy copies all files again.
 """
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from typing import Any
 
 from lightning_streaming.errors import ConfigError, IntegrityError, ObjectNotFoundError, StorageError
 from lightning_streaming.formats.compression import check_algorithm
-from lightning_streaming.formats.index import INDEX_BASENAME, parse_index
+from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index
+from lightning_streaming.formats.raw_forms import raw_forms
 from lightning_streaming.storage import location_key, prepare
 from lightning_streaming.storage.listing import list_files
 from lightning_streaming.tools.carry import Cargo, cargo_of, carry, is_there
 from lightning_streaming.tools.claim import CLAIM_BASENAME, OVER_OTHERS, claim_of, find_small, put_small, remove_small
 from lightning_streaming.tools.commands import PROGRAM
-from lightning_streaming.tools.console import BAD, FINE, counted, print_json, print_note, progress, require_rich
+from lightning_streaming.tools.console import BAD, FINE, counted, print_json, print_note, progress
 from lightning_streaming.tools.options import add_json, add_storage_options, add_workers, storage_options
+from lightning_streaming.tools.repair import check_hash_names
 from lightning_streaming.tools.stored_dataset import RETRY, TIMEOUT, StoredDataset, find_dataset
 from lightning_streaming.tools.tables import print_table
 from lightning_streaming.tools.unnamed import shown, unnamed_files
@@ -49,16 +53,16 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Copy what is not there yet, publish the index, and say what was done."""
-    if not args.json:
-        require_rich()
     source, out = _places(args)
     index_text = source.read_index_text()
     index = parse_index(index_text, source.shown)
+    check_hash_names(index, source.shown)
     cargo = cargo_of(index)
     if not args.quick:
         for algorithm in {one.compression for one in cargo if one.compression is not None}:
             check_algorithm(algorithm)
-    to_copy, found = _take_possession(cargo, source, out, index_text, args)
+    taken = _take_possession(index, source, out, index_text, args)
+    to_copy = taken.to_copy
     failures = _carry_all(to_copy, source, out, args)
     if not failures:
         put_small(out, INDEX_BASENAME, index_text)
@@ -71,8 +75,10 @@ def run(args: Namespace) -> int:
         "copied": len(copied),
         "copied_bytes": sum(one.file.bytes for one in copied),
         "already_there": len(cargo) - len(to_copy),
+        "copied_again_for_want_of_hashes": sum(one.file.basename in taken.untold for one in copied),
         "complete": not failures,
-        "unnamed_files": unnamed_files(found, index),
+        "removed_files": taken.removed,
+        "unnamed_files": unnamed_files(taken.found, index),
         "bad_files": [{"file": file, "problem": words} for file, words in sorted(failures.items())],
     }
     (print_json if args.json else _print_report)(report)
@@ -103,10 +109,24 @@ def _is_within(out: StoredDataset, source: StoredDataset) -> bool:
     return out_store == source_store and out_place.startswith(source_place + "/")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Taken:
+    """A destination that is this copy's."""
+
+    found: set[str]
+    """All files that were there."""
+    to_copy: list[Cargo]
+    """What is not there yet."""
+    untold: set[str]
+    """Those of the same dataset that were there, with no recorded hash that would tell what they hold."""
+    removed: list[str]
+    """Files that lay under names of this dataset, and that nothing is stored under."""
+
+
 def _take_possession(
-    cargo: Sequence[Cargo], source: StoredDataset, out: StoredDataset, index_text: bytes, args: Namespace
-) -> tuple[list[Cargo], set[str]]:
-    """Make the destination this copy's, and tell which files are still to be copied, and all that were there.
+    index: DatasetIndex, source: StoredDataset, out: StoredDataset, index_text: bytes, args: Namespace
+) -> _Taken:
+    """Make the destination this copy's, and tell what is still to be copied.
 
     Raises:
         ConfigError: There is another dataset, or files of one, and it may not be written over.
@@ -114,25 +134,45 @@ def _take_possession(
     found_index = find_small(out, INDEX_BASENAME)
     if found_index not in (None, index_text) and not args.exist_ok:
         raise ConfigError(f"{out.shown} holds another dataset; choose another place, or --exist-ok to write over it")
-    claim = claim_of(source, index_text)
-    found_claim = find_small(out, CLAIM_BASENAME) or b""
+    claim, found_claim = claim_of(source, index_text), find_small(out, CLAIM_BASENAME) or b""
     trusted = found_index in (None, index_text) and found_claim == claim
     found = set(list_files(out.location, out.options, retry=RETRY, timeout=TIMEOUT))
+    cargo = cargo_of(index)
     right = _which_are_there([one for one in cargo if one.file.basename in found], out, trusted, args.workers)
     to_copy = [one for one in cargo if one.file.basename not in right]
-    foreign = [] if trusted else [one.file.basename for one in to_copy if one.file.basename in found]
+    written_over = [] if trusted else [one.file.basename for one in to_copy if one.file.basename in found]
     is_ours = found_index == index_text or found_claim.startswith(claim)
-    if foreign and not is_ours and not args.exist_ok:
-        raise ConfigError(
-            f"{out.shown} holds {counted(len(foreign), 'file')} that are not those of {source.shown}, or cannot be "
-            f"told from others, because no hashes are recorded: {foreign[0]}, ...; choose another place, or --exist-ok "
-            "to write over them"
-        )
+    raw = _doubtful_raw_forms(index, found, out)
+    is_over_others = found_claim == claim + OVER_OTHERS
+    foreign = ([] if is_ours else written_over) + ([] if is_over_others else raw)
+    if foreign and not args.exist_ok:
+        raise ConfigError(_refusal(foreign, source, out))
     if to_copy:
         if found_index is not None:  # while files change, there is no dataset here
             remove_small(out, INDEX_BASENAME)
-        put_small(out, CLAIM_BASENAME, claim + OVER_OTHERS if foreign else claim)
-    return to_copy, found
+        put_small(out, CLAIM_BASENAME, claim + OVER_OTHERS if written_over or raw else claim)
+    for name in raw:
+        remove_small(out, name)
+    again = written_over if found_index == index_text else []
+    untold = {one.file.basename for one in to_copy if not one.file.hashes and one.file.basename in again}
+    return _Taken(found=found - set(raw), to_copy=to_copy, untold=untold, removed=raw)
+
+
+def _doubtful_raw_forms(index: DatasetIndex, found: Set[str], out: StoredDataset) -> list[str]:
+    """Files with the names of raw forms of compressed shards, unless recorded hashes say that they are these.
+
+    Whoever reads the copy in place might take them for its shards.
+    """
+    there = [raw for raw in raw_forms(index.shards) if raw.basename in found]
+    return [raw.basename for raw in there if out.directory is None or not is_there(raw, out, trusted=False)]
+
+
+def _refusal(foreign: Sequence[str], source: StoredDataset, out: StoredDataset) -> str:
+    return (
+        f"{out.shown} holds {counted(len(foreign), 'file')} that are not those of {source.shown}, or cannot be told "
+        f"from others, because no hashes are recorded: {shown(foreign)}; choose another place, or --exist-ok to "
+        "replace or remove them"
+    )
 
 
 def _which_are_there(cargo: Sequence[Cargo], out: StoredDataset, trusted: bool, workers: int) -> set[str]:
@@ -196,6 +236,11 @@ def _print_report(report: dict[str, Any]) -> None:
         f"{report['dataset']} to {report['out']}: {report['copied']:,} of {counted(report['files'], 'file')} copied "
         f"({format_bytes(report['copied_bytes'])}){there}"
     )
+    if report["copied_again_for_want_of_hashes"]:
+        again = counted(report["copied_again_for_want_of_hashes"], "file")
+        print(f"{again} copied again, though there: the index records no hashes that would tell what they hold")
+    if report["removed_files"]:
+        print(f"removed, because they could be taken for shards of this dataset: {shown(report['removed_files'])}")
     if report["unnamed_files"]:
         print(f"of no part of this dataset, and left as they were: {shown(report['unnamed_files'])}")
     if not report["complete"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +12,16 @@ from typing import Any
 from lightning_streaming.cache.verify import check_hash, find_size, unpack
 from lightning_streaming.errors import FormatError, IntegrityError, ObjectNotFoundError
 from lightning_streaming.files import join_under
+from lightning_streaming.formats.image_files import load_whole
 from lightning_streaming.formats.index import FileInfo, ShardInfo
 from lightning_streaming.formats.pillow import PILLOW_ERRORS
+from lightning_streaming.formats.raw_forms import was_written_for
 from lightning_streaming.formats.shard import ShardReader, open_shard
 from lightning_streaming.tools.render import is_image
 from lightning_streaming.tools.stored_dataset import StoredDataset
 
 _MOST_SAMPLES_NAMED = 3
+_LEFT_BEHIND = "it is of another dataset that was here, and some readers would take it for this one's"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,16 @@ def present_files(place: StoredDataset, shard: ShardInfo) -> Iterator[FileInfo]:
         yield from [file for file in forms if find_size(place.path(file.basename)) is not None] or forms[:1]
 
 
+def not_compared(place: StoredDataset, shard: ShardInfo) -> list[str]:
+    """Raw files in a directory beside the compressed ones, of which only the size can be checked without these."""
+    pairs = [(raw, compressed) for raw, compressed in shard.files if compressed is not None and not raw.hashes]
+    return [
+        raw.basename
+        for raw, compressed in pairs
+        if None not in (find_size(place.path(raw.basename)), find_size(place.path(compressed.basename)))
+    ]
+
+
 def fetch_checked(place: StoredDataset, file: FileInfo, destination: Path) -> None:
     """Bring a file to this machine, with the size and all the hashes that its index promises.
 
@@ -170,20 +184,37 @@ def _failure_of(reader: ShardReader, number: int) -> Exception | None:
 
 
 def _unpack(place: StoredDataset, shard: ShardInfo, scratch: Path) -> bool:
-    """Put the raw files of a compressed shard into ``scratch``; False if it is not compressed."""
+    """Put the raw files of a compressed shard into ``scratch``; False if it is not compressed.
+
+    Raises:
+        IntegrityError: One cannot be made, or the file under its name is another.
+    """
     if shard.compression is None:
         return False
     for raw, compressed in shard.files:
         assert compressed is not None
-        destination = join_under(scratch, raw.basename)
+        destination, there = join_under(scratch, raw.basename), place.path(raw.basename)
         destination.parent.mkdir(parents=True, exist_ok=True)
+        is_there = there != destination and find_size(there) is not None
         if find_size(place.path(compressed.basename)) is not None:
             unpack(place.path(compressed.basename), compressed.basename, raw, shard.compression, destination)
             check_hashes(destination, raw)
-        if find_size(place.path(raw.basename)) is not None and place.path(raw.basename) != destination:
-            destination.unlink(missing_ok=True)
-            destination.symlink_to(place.path(raw.basename).absolute())
+            if is_there and not filecmp.cmp(there, destination, shallow=False):
+                raise IntegrityError(f"{raw.basename} is not what {compressed.basename} holds; {_LEFT_BEHIND}")
+        elif is_there:
+            destination.symlink_to(there.absolute())
+    if not _has_proof(place, shard) and not was_written_for(shard, scratch):
+        name = shard.raw_data.basename
+        raise IntegrityError(f"{name} was not written for compression {shard.compression}; {_LEFT_BEHIND}")
     return True
+
+
+def _has_proof(place: StoredDataset, shard: ShardInfo) -> bool:
+    """Whether there is more that speaks for a compressed shard's raw files than their names and sizes."""
+    return all(
+        raw.hashes or (compressed is not None and find_size(place.path(compressed.basename)) is not None)
+        for raw, compressed in shard.files
+    )
 
 
 def _load_images(value: Any) -> None:
@@ -192,7 +223,7 @@ def _load_images(value: Any) -> None:
         for item in value.values() if isinstance(value, dict) else value:
             _load_images(item)
     elif is_image(value):
-        value.load()
+        load_whole(value)
 
 
 def _short(error: Exception, *directories: Path) -> str:

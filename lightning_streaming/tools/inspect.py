@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lightning_streaming.errors import StreamingError
-from lightning_streaming.tools.console import FINE, counted, print_json, require_rich
+from lightning_streaming.tools.console import FINE, counted, print_json
 from lightning_streaming.tools.options import add_json, add_storage_options, not_negative, storage_options
 from lightning_streaming.tools.peek import Peeked, first_samples
 from lightning_streaming.tools.render import name, render
@@ -43,8 +43,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Print the dataset's numbers and its first samples."""
-    if not args.json:
-        require_rich()
     place = find_dataset(args.dataset, storage_options(args.storage_options))
     index = place.read_index()
     summary = summarize(index)

@@ -9,6 +9,8 @@ from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterable
 from typing import Any
 
+from lightning_streaming.storage import StorageOptions
+
 _NOT_TEXT = re.compile(r'true|false|null|-?(0|[1-9]\d*)(\.\d+)?|[\[{"].*', re.DOTALL)
 
 
@@ -37,9 +39,9 @@ def add_storage_options(parser: ArgumentParser, name: str = "--storage-options",
     )
 
 
-def storage_options(pairs: Iterable[tuple[str, Any]] | None) -> dict[str, Any]:
+def storage_options(pairs: Iterable[tuple[str, Any]] | None) -> StorageOptions:
     """What ``--storage-options`` gave, as a mapping; of two with one key the last one."""
-    return dict(pairs or ())
+    return StorageOptions(dict(pairs or ()))
 
 
 def add_workers(parser: ArgumentParser, default: int | None, words: str) -> None:

@@ -60,6 +60,9 @@ def _samples_of(
     unsafe = {} if allow_unsafe_types else {one.name: one.encoding for one in columns if is_unsafe(one.encoding)}
     safe = [column.name for column in columns if column.name not in unsafe]
     check_shard(shard, allow_unsafe_types=True)
+    if not safe:  # nothing is decoded, so nothing is fetched
+        yield from [Peeked(shard.raw_data.basename, {}, unsafe)] * number
+        return
     directory = peek_directory(place, shard, number, scratch)
     # Unsafe columns are not decoded where they are not among those asked for.
     reader = open_shard(shard, directory, allow_unsafe_types=True, columns=safe)

@@ -16,7 +16,8 @@ from lightning_streaming.tools.stored_dataset import RETRY, TIMEOUT, StoredDatas
 def raw_directory(place: StoredDataset, shard: ShardInfo, scratch: Path) -> Path:
     """Make the raw files of a shard present.
 
-    Files of a directory are used where they are, raw or compressed; what is on a store is fetched.
+    Files of a directory are used where they are, raw or compressed; what is on a store is fetched. A raw file is not
+    used where there is a compressed one: it may be of another dataset that was there.
 
     Args:
         place: Where the dataset is.
@@ -30,7 +31,7 @@ def raw_directory(place: StoredDataset, shard: ShardInfo, scratch: Path) -> Path
         IntegrityError: A file is not what the index promises.
         StorageError: A file could not be fetched.
     """
-    if place.directory is not None and all(place.path(raw.basename).exists() for raw, _ in shard.files):
+    if place.directory is not None and _is_raw_there(place, shard):
         return place.directory
     for raw, compressed in shard.files:
         stored = compressed or raw
@@ -44,6 +45,12 @@ def raw_directory(place: StoredDataset, shard: ShardInfo, scratch: Path) -> Path
             destination.parent.mkdir(parents=True, exist_ok=True)
             unpack(path, compressed.basename, raw, shard.compression, destination)
     return scratch
+
+
+def _is_raw_there(place: StoredDataset, shard: ShardInfo) -> bool:
+    if any(compressed is not None and place.path(compressed.basename).exists() for _, compressed in shard.files):
+        return False
+    return all(place.path(raw.basename).exists() for raw, _ in shard.files)
 
 
 def peek_directory(place: StoredDataset, shard: ShardInfo, samples: int, scratch: Path) -> Path:

@@ -12,7 +12,9 @@ from tempfile import TemporaryDirectory
 from lightning_streaming.cache.verify import unpack
 from lightning_streaming.errors import IndexFormatError, IntegrityError, ObjectNotFoundError
 from lightning_streaming.files import appears_whole, join_under
+from lightning_streaming.formats.hashing import hash_names
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index
+from lightning_streaming.storage import mask_url
 from lightning_streaming.tools.examine import Job, examine, fetch_checked, present_files, stored_files
 from lightning_streaming.tools.stored_dataset import StoredDataset
 
@@ -30,6 +32,23 @@ class Repair:
     """The bad files under their new names, relative to the dataset."""
 
 
+def check_hash_names(index: DatasetIndex, source: str) -> None:
+    """Refuse an index whose hashes nobody can compute, once for all shards that are alike.
+
+    Raises:
+        IndexFormatError: Names it, a file and the hash.
+    """
+    for _, shard in index.shards.examples():
+        named = {(name, file.basename) for pair in shard.files for file in pair if file for name in file.hashes}
+        unknown = sorted(one for one in named if one[0] not in hash_names())
+        if unknown:
+            name, basename = unknown[0]
+            raise IndexFormatError(
+                f"{source} records of {basename} the hash {name!r:.60}, which there is not; known are "
+                f"{', '.join(hash_names())}"
+            )
+
+
 def find_index(place: StoredDataset, source: StoredDataset | None) -> tuple[DatasetIndex, Repair | None]:
     """The index of a dataset; if it is missing or cannot be used, that of the source, which takes its place.
 
@@ -42,12 +61,16 @@ def find_index(place: StoredDataset, source: StoredDataset | None) -> tuple[Data
         StorageError: A store does not give it.
     """
     try:
-        return place.read_index(), None
+        index = place.read_index()
+        check_hash_names(index, mask_url(place.url(INDEX_BASENAME)))
     except (IndexFormatError, ObjectNotFoundError):
         if source is None or place.directory is None:
             raise
+    else:
+        return index, None
     text = source.read_index_text()
     index = parse_index(text, source.shown)
+    check_hash_names(index, source.shown)
     place.directory.mkdir(parents=True, exist_ok=True)
     with appears_whole(place.path(INDEX_BASENAME)) as partial:
         partial.write_bytes(text)

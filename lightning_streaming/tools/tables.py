@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from lightning_streaming.tools.console import require_rich
-
 
 def print_table(
     title: str,
@@ -23,11 +21,7 @@ def print_table(
         rows: Texts, one for each column.
         head: Whether to show the names.
         right: Columns that are aligned to the right.
-
-    Raises:
-        MissingDependencyError: rich is not installed.
     """
-    require_rich()
     from rich import box
     from rich.console import Console
     from rich.table import Table

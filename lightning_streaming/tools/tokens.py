@@ -15,6 +15,7 @@ BYTES = "bytes"
 """Name of the tokenizer whose tokens are the bytes of UTF-8."""
 DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 """What tokens may be stored as; the smallest unsigned one that holds them is the default."""
+_LARGEST = np.iinfo(np.uint64).max
 
 Tokens = NDArray[np.integer[Any]]
 
@@ -75,7 +76,7 @@ class FileTokenizer:
             self._tokenizer = tokenizers.Tokenizer.from_buffer(Path(path).read_bytes())
         except OSError as error:
             raise ConfigError(f"the tokenizer must be {BYTES} or a JSON file, but {path}: {error.strerror}") from error
-        except ValueError as error:
+        except Exception as error:  # the package raises plain ones
             raise ConfigError(f"{path} is no file of the tokenizers package: {error}") from error
         # A model's file may say to cut long documents off and to fill short ones up.
         self._tokenizer.no_truncation()
@@ -88,6 +89,8 @@ class FileTokenizer:
             found = self._tokenizer.encode(text, add_special_tokens=False)
         except TypeError as error:  # what tokenizers makes of a text that has no UTF-8
             raise EncodingError(f"the text is not Unicode: {error}") from error
+        except Exception as error:  # the package raises plain ones, for example for words that it does not know
+            raise EncodingError(f"the tokenizer cannot encode {text!r:.60}: {error}") from error
         return np.array(found.ids, np.uint32)
 
     def find(self, token: str) -> int | None:
@@ -136,8 +139,10 @@ def choose_dtype(num_ids: int, asked: str | None) -> str:
         asked: What the user wants; None for the smallest unsigned one.
 
     Raises:
-        ConfigError: It does not hold the largest token.
+        ConfigError: It does not hold the largest token, or none does.
     """
+    if num_ids - 1 > _LARGEST:
+        raise ConfigError(f"tokens must be at most {_LARGEST}, which uint64 holds, but one is {num_ids - 1}")
     if asked is None:
         return next(name for name in DTYPES if num_ids - 1 <= np.iinfo(name).max)
     if num_ids - 1 > np.iinfo(asked).max:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from lightning_streaming.errors import ConfigError, StreamingError
 from lightning_streaming.loading.sample_key import SampleKey
-from lightning_streaming.tools.console import FINE, counted, print_json, print_note, require_rich
+from lightning_streaming.tools.console import FINE, counted, print_json, print_note
 from lightning_streaming.tools.options import add_json, add_ranks, not_negative, positive
 from lightning_streaming.tools.traces.fields import fields_of
 from lightning_streaming.tools.traces.reads import Read, reads_of_key, reads_of_sample, reads_of_step
@@ -79,8 +79,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Print the samples of a step, or the reads of a sample."""
-    if not args.json:
-        require_rich()
     changes = dict(args.set) | ({} if args.batch_size is None else {"batch_size": str(args.batch_size)})
     asked = Asked(
         configs=args.config,

@@ -19,7 +19,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from math import inf, nan
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.tools.console import FINE, print_json, print_note, require_rich
+from lightning_streaming.tools.console import FINE, print_json, print_note
 from lightning_streaming.tools.options import add_json, add_ranks
 from lightning_streaming.tools.tuning.cores import usable_cores
 from lightning_streaming.tools.tuning.report import Effort, tune
@@ -76,8 +76,6 @@ def run(args: Namespace) -> int:
     """Measure, and print what to set."""
     if args.json and args.yaml:
         raise ConfigError("--json and --yaml are two ways to print the result; ask for one of them")
-    if not (args.json or args.yaml):
-        require_rich()
     size = "eval_batch_size" if args.stage != "fit" else "batch_size"
     asked = Asked(
         configs=args.config,

@@ -7,7 +7,8 @@ Each bad shard is named with what is wrong and which samples it holds. Exit code
     lightning-streaming verify s3://corpus/train --quick
     lightning-streaming verify data/train --repair s3://corpus/train
 
-Files of a directory that look like shards, and that the index does not name, are listed; they do no harm.
+Files of a directory that look like shards, and that the index does not name, are listed; they do no harm. The raw form
+of a compressed shard must be what the compressed one holds: it may have been left by another dataset that was there.
 
 --repair fetches bad and missing files again. What arrives is checked the same way before it takes its place; the bad
 file is not deleted but renamed to NAME.damaged. Without --repair, the shards are listed that are to be written again.
@@ -27,8 +28,8 @@ from lightning_streaming.formats.encodings import is_unsafe
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.shard import check_shard
 from lightning_streaming.storage.listing import list_files
-from lightning_streaming.tools.console import BAD, FINE, print_json, progress, require_rich
-from lightning_streaming.tools.examine import Job, Problem, examine, stored_files
+from lightning_streaming.tools.console import BAD, FINE, print_json, progress
+from lightning_streaming.tools.examine import Job, Problem, examine, not_compared, stored_files
 from lightning_streaming.tools.options import (
     add_json,
     add_storage_options,
@@ -66,8 +67,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Check all shards, repair them if that was asked for, and say how they are."""
-    if not args.json:
-        require_rich()
     options = storage_options(args.storage_options)
     place = find_dataset(args.dataset, options)
     source = None if args.repair is None else _repair_source(place, find_dataset(args.repair, options))
@@ -80,6 +79,7 @@ def run(args: Namespace) -> int:
         "sound": all(_is_repaired(repairs.get(number)) for number in found),
         "index_repaired": index_repair is not None,
         "unnamed_files": _unnamed(place, index),
+        "not_compared": _not_compared(place, index) if args.quick else [],
         "bad_shards": [_bad_shard(index, number, problems, repairs.get(number)) for number, problems in found.items()],
     }
     (print_json if args.json else print_report)(report)
@@ -168,6 +168,10 @@ def _unnamed(place: StoredDataset, index: DatasetIndex) -> list[str] | None:
     if place.directory is None:
         return None
     return unnamed_files(list_files(place.location, {}, retry=1, timeout=TIMEOUT), index)
+
+
+def _not_compared(place: StoredDataset, index: DatasetIndex) -> list[str]:
+    return [] if place.directory is None else [name for shard in index.shards for name in not_compared(place, shard)]
 
 
 def _is_repaired(repair: Repair | None) -> bool:

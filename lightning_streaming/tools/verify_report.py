@@ -33,6 +33,8 @@ def print_report(report: Mapping[str, Any]) -> None:
 def _print_unnamed(report: Mapping[str, Any]) -> None:
     if report["unnamed_files"]:
         print(f"not named by the index, to be removed when you like: {shown(report['unnamed_files'])}")
+    if report["not_compared"]:
+        print(f"not compared with the compressed files, as it is without --quick: {shown(report['not_compared'])}")
 
 
 def _rows(bad: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str, str]]:

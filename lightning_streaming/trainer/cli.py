@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import SUPPRESS, Action, ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import jsonargparse
@@ -13,20 +12,20 @@ from jsonargparse import DefaultHelpFormatter, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from lightning_streaming.loading.stream import Stream
-from lightning_streaming.storage import mask_url
+from lightning_streaming.storage.options import shown_options, without_hidden
+from lightning_streaming.storage.secrets import redact
 from lightning_streaming.trainer.comments import with_comments
-from lightning_streaming.trainer.complaints import in_words, written_in
+from lightning_streaming.trainer.complaints import in_words
 from lightning_streaming.trainer.config import StreamingConfig
 from lightning_streaming.trainer.datamodule import StreamingDataModule
 from lightning_streaming.trainer.help import DESCRIPTION
 from lightning_streaming.trainer.parsing import config_error_behind, look_for_modules_here
+from lightning_streaming.trainer.shown import shown
+from lightning_streaming.trainer.written import secrets_in, written_in
 
 _USAGE = "%(prog)s [--config FILE] [--FIELD VALUE ...]"
 _STAGES = ("train", "val", "test", "predict")
 _PRINT = "--print_config"
-
-_OPTIONS_TO_SAVE = ("endpoint_url", "region_name", "profile", "project")
-"""Texts among storage options that are no secrets: they say where a store is, or which credentials to look up."""
 
 
 class StreamingCLI(LightningCLI):
@@ -103,12 +102,14 @@ class _Parser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """End the program, saying what is wrong; a parser within this one raises instead."""
         if self.exit_on_error:
-            message = in_words(message, written_in(_outermost(self)._given), _options(_outermost(self)))
+            given = _outermost(self)._given
+            message = in_words(message, written_in(given), _options(_outermost(self)))
+            message = redact(message, {}, secrets_in(given))
         super().error(message, ex)
 
-    def dump(self, *args: Any, **settings: Any) -> str:
-        """The configuration as YAML; where ``--print_config`` asks, with a comment on every field."""
-        text: str = super().dump(*args, **settings)
+    def dump(self, namespace: jsonargparse.Namespace, *args: Any, **settings: Any) -> str:
+        """The configuration as YAML, without secrets; where ``--print_config`` asks, with a comment on every field."""
+        text: str = super().dump(shown(namespace), *args, **settings)
         return with_comments(text) if hasattr(_outermost(self), "print_config") else text
 
 
@@ -156,34 +157,8 @@ class _SaveConfigWithoutSecrets(SaveConfigCallback):
     """
 
     def __init__(self, parser: LightningArgumentParser, config: jsonargparse.Namespace, **kwargs: Any) -> None:
-        config = deepcopy(config)
-        _remove_secrets(config)
-        super().__init__(parser, config, **kwargs)
-
-
-def _remove_secrets(config: Any) -> None:
-    """Take out what may be secret in storage options and in URLs."""
-    if isinstance(config, list):
-        for item in config:
-            _remove_secrets(item)
-    elif isinstance(config, (jsonargparse.Namespace, dict)):
-        items = config if isinstance(config, dict) else vars(config)
-        for name, item in items.items():
-            if name == "storage_options" and isinstance(item, Mapping):
-                items[name] = _public_options(item)
-            elif name == "remote" and isinstance(item, str):
-                items[name] = mask_url(item)
-            else:
-                _remove_secrets(item)
-
-
-def _public_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers, switches and texts known to be harmless, at any depth; a list may hold anything, so none is kept."""
-    return {
-        name: _public_options(option) if isinstance(option, Mapping) else option
-        for name, option in options.items()
-        if name in _OPTIONS_TO_SAVE or option is None or isinstance(option, (Mapping, bool, int, float))
-    }
+        public = shown(config, hide=lambda options: without_hidden(shown_options(options)))
+        super().__init__(parser, public, **kwargs)
 
 
 if __name__ == "__main__":

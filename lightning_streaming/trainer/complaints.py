@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
-
-from lightning_streaming.trainer.help import SUBCOMMANDS
+from lightning_streaming.trainer.written import Written
 
 _KEY = re.compile(r'Parser key "([^"]+)"')
 _CLASS = re.compile(r"Problem with given class_path '([^']+)'")
@@ -24,15 +20,6 @@ _GIVEN = re.compile(r"Given value: (.*)$", re.MULTILINE)
 _LITERAL = re.compile(r"typing\.Literal\[(.*)\]")
 _NAMES = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "Sequence": "a list"}
 _NAMES |= {"Mapping": "a mapping", "list": "a list", "dict": "a mapping"}
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """One field of a configuration or of the command line."""
-
-    name: str
-    """Dotted, without ``init_args``."""
-    value: Any
 
 
 def in_words(message: str, written: Sequence[Written], options: Iterable[str]) -> str:
@@ -64,7 +51,7 @@ def in_words(message: str, written: Sequence[Written], options: Iterable[str]) -
     return less_noise(message)
 
 
-_WHOLE_PARTS = ("Namespace(", "NestedArg(", "{")
+_WHOLE_PARTS = ("Namespace(", "NestedArg(", "{", "[")
 _NOISE = (
     "Does not validate against any of the Union subtypes",
     "Subtypes: ",
@@ -74,50 +61,13 @@ _NOISE = (
     *(f"Given value: {part}" for part in _WHOLE_PARTS),
 )
 """How jsonargparse's lines begin that repeat whole parts of the configuration, secrets too, or name its own types."""
-_GIVEN_MAPPING = re.compile(r"\. Got value: (Namespace\(|NestedArg\(|\{).*")
+_GIVEN_MAPPING = re.compile(r"\. Got value: (Namespace\(|NestedArg\(|\{|\[).*")
 
 
 def less_noise(message: str) -> str:
     """A message of jsonargparse without what repeats the configuration."""
     lines = [line for line in message.splitlines() if not line.strip().startswith(_NOISE)]
     return _GIVEN_MAPPING.sub("", "\n".join(lines))
-
-
-def written_in(args: Sequence[str]) -> list[Written]:
-    """The fields that arguments, and the files that they name, give a value."""
-    found: list[Written] = []
-    for place, arg in enumerate(args):
-        name, equals, value = arg.removeprefix("--").partition("=")
-        if not arg.startswith("-"):
-            continue
-        value = value if equals else next(iter(args[place + 1 :]), "")
-        if name in ("config", "c", "-c"):
-            found += _flat(_content(value), "")
-        else:
-            found.append(Written(_short(name), value))
-    return found
-
-
-def _content(file: str) -> Any:
-    path = Path(file)
-    try:
-        return yaml.safe_load(path.read_text() if path.is_file() else file)
-    except (OSError, ValueError, yaml.YAMLError):  # whoever parses it says so
-        return None
-
-
-def _flat(value: Any, name: str) -> Iterator[Written]:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _flat(inner, _short(f"{name}.{key}" if name else str(key)))
-    if name:
-        yield Written(name, value)
-
-
-def _short(name: str) -> str:
-    """Without the levels of a configuration that a field's name may leave out."""
-    first, *others = [part for part in name.split(".") if part != "init_args"] or [name]
-    return ".".join(others) if first in SUBCOMMANDS and others else ".".join([first, *others])
 
 
 def _full_name(keys: Sequence[str], written: Sequence[Written], value: str | None = None) -> str:

@@ -11,6 +11,7 @@ from lightning_streaming.loading.stream import Stream
 from lightning_streaming.order.batch_ranges import parse_ranges
 from lightning_streaming.order.names import BatchingMethod, PartitionAlgo, SamplingMethod, ShuffleAlgo
 from lightning_streaming.replaced_names import tells_unknown_arguments
+from lightning_streaming.storage import StorageOptions
 
 
 @tells_unknown_arguments
@@ -93,6 +94,8 @@ class StreamingConfig:
     def __post_init__(self) -> None:
         if not self.streams and self.remote is None and self.local is None:
             raise ConfigError("the data of a stage needs streams=, remote= or local=")
+        if self.storage_options is not None:
+            object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
         parse_ranges(self.skip, "skip")
 
     def dataset_arguments(self, *, shuffle_by_default: bool) -> dict[str, Any]:
@@ -101,3 +104,17 @@ class StreamingConfig:
         if self.shuffle is None:
             arguments["shuffle"] = shuffle_by_default
         return arguments
+
+
+def config_of(stage: StreamingConfig | Mapping[str, Any] | None) -> StreamingConfig | None:
+    """The data of a stage, also from the plain values that a checkpoint holds of it.
+
+    Raises:
+        ConfigError: The values cannot work.
+    """
+    if not isinstance(stage, Mapping):
+        return stage
+    streams = stage.get("streams")
+    if streams is not None:
+        streams = {name: Stream(**one) if isinstance(one, Mapping) else one for name, one in streams.items()}
+    return StreamingConfig(**{**stage, "streams": streams})

@@ -13,7 +13,8 @@ from torch.utils.data import default_collate
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.dataset import StreamingDataset
-from lightning_streaming.trainer.config import StreamingConfig
+from lightning_streaming.trainer.config import StreamingConfig, config_of
+from lightning_streaming.trainer.shown import shown
 from lightning_streaming.trainer.state_callback import StreamingStateCallback
 from lightning_streaming.world import World
 
@@ -74,10 +75,10 @@ class StreamingDataModule(LightningDataModule):
         _check_stages("with_keys", with_keys)
         _check_stages("with_valid", with_valid)
         self.configs: dict[Stage, StreamingConfig | None] = {
-            "train": train,
-            "val": val,
-            "test": test,
-            "predict": predict,
+            "train": config_of(train),
+            "val": config_of(val),
+            "test": config_of(test),
+            "predict": config_of(predict),
         }
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
@@ -174,6 +175,24 @@ class StreamingDataModule(LightningDataModule):
         if stage == "train" or self.eval_batch_size is None:
             return self.batch_size
         return self.eval_batch_size
+
+    @property
+    def hparams(self) -> Any:
+        """What ``save_hyperparameters()`` saves; stages as plain values without secrets, for checkpoints and loggers.
+
+        The stages as they were given are in ``configs``.
+        """
+        found = super().hparams
+        for name, value in list(found.items()):
+            found[name] = shown(value, name)
+        return found
+
+    @property
+    def hparams_initial(self) -> Any:
+        """``hparams`` as they were saved first."""
+        found = super().hparams_initial
+        found.update({name: shown(value, name) for name, value in found.items()})
+        return found
 
     def for_workers(self) -> StreamingDataModule:
         """A copy without trainer and datasets, for workers that need only :meth:`transform` and :meth:`collate`."""

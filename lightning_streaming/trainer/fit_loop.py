@@ -10,13 +10,15 @@ callback knows the place in the data, so it has the counters set to what an unin
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
 from lightning.pytorch.loops.fit_loop import RestartStage
+from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
+from lightning.pytorch.utilities import CombinedLoader
 
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.loading.dataloader import StreamingDataLoader
@@ -28,7 +30,38 @@ def streaming_loaders(trainer: Trainer) -> dict[str, StreamingDataLoader]:
 
     A single loader is "train"; those in a dict or list are named by key or place, nested ones like "text.0".
     """
-    named = named_loaders(trainer.train_dataloader)
+    return _streaming_among(trainer.train_dataloader)
+
+
+def has_loaders(trainer: Trainer) -> bool:
+    """Whether this fit has made its train loaders."""
+    return trainer.fit_loop._combined_loader is not None
+
+
+def when_loaders_are_made(trainer: Trainer, prepare: Callable[[dict[str, StreamingDataLoader]], None]) -> None:
+    """In ``setup``: have ``prepare`` called with the streaming loaders, by name, whenever train loaders are made.
+
+    That is before Lightning asks for their lengths, from which it works out when epochs end and validation is due.
+    """
+    source = trainer.fit_loop._data_source
+    trainer.fit_loop._data_source = _PreparedSource(source.instance, source.name, prepare)
+
+
+class _PreparedSource(_DataLoaderSource):
+    """Where Lightning has train loaders from."""
+
+    def __init__(self, instance: Any, name: str, prepare: Callable[[dict[str, StreamingDataLoader]], None]) -> None:
+        super().__init__(instance, name)
+        self._prepare = prepare
+
+    def dataloader(self) -> Any:
+        made = super().dataloader()
+        self._prepare(_streaming_among(made.iterables if isinstance(made, CombinedLoader) else made))
+        return made
+
+
+def _streaming_among(loaders: Any) -> dict[str, StreamingDataLoader]:
+    named = named_loaders(loaders)
     return {name or "train": loader for name, loader in named if isinstance(loader, StreamingDataLoader)}
 
 
@@ -93,9 +126,10 @@ def batches_trained(trainer: Trainer, epoch: int, batches: int) -> int:
 
 
 def count_batches_of_epoch(trainer: Trainer) -> None:
-    """Have the trainer expect the batches of the epochs in which its loaders stand: skipping makes some shorter.
+    """Have the trainer expect the batches of the epochs in which its loaders stand.
 
-    Lightning asks loaders for their length once, before they have been moved.
+    Lightning asks loaders for their length once, when they are made: before their place is known, under strategies
+    that load checkpoints late; and skipping makes some epochs shorter.
 
     Raises:
         ConfigError: Batches are to be skipped while overfitting.
@@ -105,13 +139,11 @@ def count_batches_of_epoch(trainer: Trainer) -> None:
     assert combined is not None, "made before on_train_start"
     assert combined.limits is not None, "set with the loaders"
     loaders, limits = combined.flattened, combined.limits
-    if not any(_skips(loader) for loader in loaders):
-        return
-    if is_overfitting(trainer):
+    if is_overfitting(trainer) and any(_skips(loader) for loader in loaders):
         raise ConfigError("skip counts batches over a run, and overfit_batches reads the same again; drop one of them")
     counted = Counted(limit=trainer.limit_train_batches)
     combined.limits = [
-        counted.limited(loader.batches_of_epoch()) if _skips(loader) else limit
+        counted.limited(loader.batches_of_epoch()) if isinstance(loader, StreamingDataLoader) else limit
         for loader, limit in zip(loaders, limits, strict=True)
     ]
     assert combined._iterator is not None, "made before on_train_start"
@@ -120,7 +152,8 @@ def count_batches_of_epoch(trainer: Trainer) -> None:
     if fetcher.length is None:
         return
     trainer.fit_loop.max_batches = fetcher.length
-    if isinstance(trainer.val_check_interval, float) and trainer.val_check_batch is not None:
+    # Where validation goes by time there is no batch, nor an interval.
+    if trainer.val_check_batch is not None and isinstance(trainer.val_check_interval, float):
         trainer.val_check_batch = max(1, int(fetcher.length * trainer.val_check_interval))
 
 
@@ -166,27 +199,43 @@ def keep_loader_states_from_lightning(checkpoint: dict[str, Any]) -> None:
         _fit_loop_state(checkpoint)["state_dict"]["combined_loader"] = []
 
 
-def reopen_epoch(checkpoint: dict[str, Any], epoch: int, batches: int) -> None:
-    """Let a checkpoint whose epoch was cut short, but counted as done, say that it is under way.
+def check_trained(checkpoint: Mapping[str, Any], epoch: int, batches: int) -> None:
+    """Refuse a checkpoint whose trainer has not come to the place that it holds.
 
     Raises:
-        StateError: Lightning has trained fewer batches of the epoch than we have counted.
+        StateError: Lightning has trained fewer batches of the epoch than we have counted, has not begun it, or is
+            beyond it.
     """
     state = _fit_loop_state(checkpoint)
     trained = state["epoch_loop.batch_progress"]["current"]["processed"]
-    if batches > trained:
+    begun, ended = (state["epoch_progress"]["current"][count] for count in ("ready", "processed"))
+    # An epoch that was cut short counts as ended for Lightning.
+    if batches > trained or not ended - 1 <= epoch <= begun:
         raise StateError(
             f"the checkpoint's place in the data is after batch {batches} of epoch {epoch}, but its trainer had "
-            f"trained {trained}; the two were not saved together, or another checkpoint was restored since, as "
-            "LearningRateFinder and BatchSizeFinder do in a run that resumes: leave those out of it"
+            f"begun {begun} epochs, and trained {trained} batches of the last; the two were not saved together. Either "
+            "it was saved in on_fit_start of a run that resumed, where Lightning has not restored its counters and "
+            "optimizers yet: resume from the checkpoint that this run resumed from, and save in on_train_start or "
+            "later. Or another checkpoint was restored since, as LearningRateFinder and BatchSizeFinder do in a run "
+            "that resumes: leave those out of it"
         )
-    progress = state["epoch_progress"]
+
+
+def reopen_epoch(checkpoint: dict[str, Any], epoch: int) -> None:
+    """Let a checkpoint whose epoch was cut short, but counted as done, say that it is under way."""
+    progress = _fit_loop_state(checkpoint)["epoch_progress"]
     for tracker in (progress["current"], progress["total"]):
         if tracker["processed"] > epoch:
             tracker.update(ready=epoch + 1, started=epoch + 1, processed=epoch, completed=epoch)
 
 
-def _fit_loop_state(checkpoint: dict[str, Any]) -> dict[str, Any]:
+def count_as_under_way(trainer: Trainer, epoch: int) -> None:
+    """The same before a trainer fits again that has cut its epoch short; else it may end at once."""
+    if _current_epochs(trainer).processed > epoch:
+        _set_epochs(trainer, begun=epoch + 1, done=epoch)
+
+
+def _fit_loop_state(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     state: dict[str, Any] = checkpoint.get("loops", {}).get("fit_loop", {})
     missing = {"epoch_progress", "epoch_loop.batch_progress"} - state.keys()
     if missing:
@@ -247,6 +296,7 @@ def resume_epoch(trainer: Trainer, epoch: int, batches_then: int, batches: int) 
         epoch_loop.batch_progress.current.completed -= 1  # Lightning completes it itself
     elif as_saved and epoch_loop.restarted_on_last:
         _set_counters(epoch_loop.batch_progress.current, batches)
+        _settle_steps_of_loggers(trainer)
     else:
         # Some batches since are to be read again, or a batch was under way. There is nothing to finish for Lightning;
         # and the step it adds to the loggers' count, for a batch that it takes to be finished, is taken off beforehand.
@@ -258,6 +308,17 @@ def resume_epoch(trainer: Trainer, epoch: int, batches_then: int, batches: int) 
     epoch_loop.batch_progress.is_last_batch = False
     fit_loop._restarting = epoch_loop._restarting = True
     _keep_loaders(trainer)
+
+
+def _settle_steps_of_loggers(trainer: Trainer) -> None:
+    """Count the last batch's step for loggers once: a checkpoint does not tell whether that was done.
+
+    Lightning does so where the validation that followed was one of its rhythm, and not the one before an early stop.
+    """
+    loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
+    assert fetcher is not None, "made before on_train_start"
+    if trainer.lightning_module.automatic_optimization and not loop._should_accumulate():
+        loop._batches_that_stepped = trainer.global_step - int(loop._should_check_val_fx(fetcher))
 
 
 def _batches_done(trainer: Trainer) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from math import ceil
 
@@ -43,21 +43,32 @@ def counted(trainer: Trainer, place: Place, cursor: Cursor) -> Counted:
     )
 
 
-def batches_done(trainer: Trainer, place: Place, loaders: Mapping[str, StreamingDataLoader]) -> int:
+def batches_done(
+    trainer: Trainer, place: Place, loaders: Mapping[str, StreamingDataLoader], ended: Collection[str] = ()
+) -> int:
     """Batches of the trainer's epoch that lie before the place, in batches of this run.
 
     They are worked out from what is left of the loader that decides when the epoch ends, because its ranks and batch
     size may have changed since the place was saved.
+
+    Args:
+        trainer: The trainer.
+        place: Where training stands.
+        loaders: The streaming ones, by name.
+        ended: Those that have come to the end of the epoch they were in, as today's data or list of batches to skip
+            has nothing left of it.
     """
     decides = min if fit_loop.combination_mode(trainer) == "min_size" else max
     name = decides(loaders, key=lambda name: loaders[name].batches_of_epoch())
     loader, cursor = loaders[name], place.cursors[name]
     left, whole = loader.batches_left(cursor), loader.batches_of_epoch()
     limit = fit_loop.batches_in_epoch(trainer)
-    if limit == whole:
-        return limit - left
     if limit > whole or limit == 0:  # another kind of loader decides
         return place.batches
+    if name in ended and place.batches:
+        return limit
+    if limit == whole:
+        return limit - left
     if isinstance(trainer.limit_train_batches, int):
         return max(place.batches, limit - left)
     global_batch = loader.samples_per_global_batch

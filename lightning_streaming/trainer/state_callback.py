@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -15,12 +16,12 @@ from lightning_streaming.loading.cursor import Cursor
 from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.epochs import OnChange
+from lightning_streaming.loading.saved_run import CALLBACK_KEY, RUN_VERSION, read_run
 from lightning_streaming.trainer import fit_loop, progress_bar
 from lightning_streaming.trainer.loader_checks import check_loaders
 from lightning_streaming.trainer.place import Place, batches_done, counted
 from lightning_streaming.trainer.resume_report import report_resume
-
-_STATE_VERSION = 1
+from lightning_streaming.trainer.shown import shown
 
 
 class StreamingStateCallback(Callback):
@@ -43,6 +44,7 @@ class StreamingStateCallback(Callback):
         self._on_change: OnChange = on_change
         self._place: Place | None = None
         self._restored: Mapping[str, Any] | None = None
+        self._put_back: dict[str, tuple[StreamingDataset, Cursor]] = {}
         self._first: dict[str, Cursor] = {}
         self._is_placed = False
         self._begins_again = False
@@ -56,7 +58,7 @@ class StreamingStateCallback(Callback):
     @property
     def state_key(self) -> str:
         """Fixed, so that a renamed subclass still finds its state."""
-        return "lightning_streaming.StreamingStateCallback"
+        return CALLBACK_KEY
 
     def state_dict(self) -> dict[str, Any]:
         """The place in the data, as plain values that load with ``weights_only=True``."""
@@ -64,10 +66,10 @@ class StreamingStateCallback(Callback):
             return dict(self._restored)
         place = self._place
         if place is None:
-            return {"version": _STATE_VERSION, "trainer": None, "loaders": {}}
+            return {"version": RUN_VERSION, "trainer": None, "loaders": {}}
         loaders = {name: self._datasets[name].state_at(cursor) for name, cursor in place.cursors.items()}
         return {
-            "version": _STATE_VERSION,
+            "version": RUN_VERSION,
             "trainer": {
                 "epoch": place.epoch,
                 "batches": place.batches,
@@ -78,10 +80,27 @@ class StreamingStateCallback(Callback):
         }
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Come first among the callbacks, so that whoever saves in a hook finds the place counted there already."""
+        """Come first among the callbacks, so that whoever saves in a hook finds the place counted there already.
+
+        And be told of the train loaders when they are made.
+        """
         fit_loop.put_first(trainer, self)
+        if stage == "fit":
+            self._restored, self._put_back = None, {}
+            if fit_loop.is_untouched(trainer):  # a callback may serve one trainer after another
+                self._place = None
+            elif self._place is not None and not self._place.is_finished:
+                fit_loop.count_as_under_way(trainer, self._place.epoch)
+            fit_loop.when_loaders_are_made(trainer, self._put_loaders_back)
         # Lightning doubts the length of every iterable dataset; that of ours is exact, on every rank.
         warnings.filterwarnings("ignore", "Your `IterableDataset` has `__len__` defined", category=UserWarning)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Keep secrets out of hyperparameters, also those of a model that was given streams."""
+        for module in (pl_module, trainer.datamodule):  # type: ignore[attr-defined]
+            name = getattr(module, "CHECKPOINT_HYPER_PARAMS_KEY", "")
+            if name in checkpoint:
+                checkpoint[name] = shown(checkpoint[name])
 
     def on_load_checkpoint(
         self,
@@ -100,28 +119,31 @@ class StreamingStateCallback(Callback):
                     "Its epoch begins again at the first sample."
                 )
             return
-        if state.get("version") != _STATE_VERSION:
-            raise StateError(
-                f"the checkpoint's streaming state has version {state.get('version')!r} and this release reads "
-                f"{_STATE_VERSION}; resume with the release that wrote it, or a newer one"
-            )
+        run = read_run(state)
         fit_loop.keep_loader_states_from_lightning(checkpoint)
-        if state["trainer"] is None:  # saved before the first batch, as Lightning's tuners do
+        if run.trainer is None:  # saved before the first batch, as Lightning's tuners do
             self._place, self._begins_again = None, True
             return
-        self._restored = state
-        if 0 < state["trainer"]["batches"] < state["trainer"]["batches_in_epoch"]:
-            fit_loop.reopen_epoch(checkpoint, state["trainer"]["epoch"], state["trainer"]["batches"])
+        self._restored, self._put_back = state, {}
+        place = Place(**asdict(run.trainer))
+        fit_loop.check_trained(checkpoint, place.epoch, place.batches)
+        if not place.is_finished:
+            fit_loop.reopen_epoch(checkpoint, place.epoch)
+        if fit_loop.has_loaders(trainer):  # strategies that load checkpoints late: a schedule has asked for lengths
+            self._put_loaders_back(fit_loop.streaming_loaders(trainer))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put trainer and loaders at the saved place, or note where they begin."""
-        if fit_loop.is_untouched(trainer):  # a callback may serve one trainer after another
+        if fit_loop.is_untouched(trainer):  # Lightning's tuners try steps and take them back
             self._place = None
-        places_before = self._places_by_dataset()
-        loaders = self._find_loaders(trainer)
+        loaders = fit_loop.streaming_loaders(trainer)
         check_loaders(trainer, loaders)
+        self._put_loaders_back(loaders)
+        self._know(loaders)
         if self._restored is not None:
-            self._place, restored, self._restored = self._load(self._restored, loaders), self._restored, None
+            restored, self._restored = self._restored, None
+            cursors = {name: self._put_back[name][1] for name in loaders}
+            self._place = Place(**restored["trainer"], cursors=cursors)
             self._go_to_place(trainer, loaders)
             report_resume(trainer, self._place.cursors, loaders, restored.get("samples_per_global_batch", {}))
             return
@@ -136,17 +158,14 @@ class StreamingStateCallback(Callback):
             begins = {name: Cursor(0, 0) for name in loaders} | self._first if self._begins_again else {}
             self._first = {name: begins.get(name, loader.cursor()) for name, loader in loaders.items()}
             self._place = Place(epoch=trainer.current_epoch, cursors=dict(self._first))
-        for name, loader in loaders.items():  # a trainer that fits again may have made its datasets anew
-            dataset, state = places_before.get(name, (loader.dataset, {}))
-            if dataset is not loader.dataset:
-                loader.load_state_dict(state, self._on_change)
         self._begins_again = False
         self._go_to_place(trainer, loaders)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let every loader begin an epoch of the data."""
         progress_bar.begin_epoch_at_zero(trainer)
-        loaders = self._find_loaders(trainer)
+        loaders = fit_loop.streaming_loaders(trainer)
+        self._know(loaders)
         if not loaders or self._place is None:
             return
         if self._is_placed:  # this is the epoch that on_train_start prepared
@@ -205,30 +224,38 @@ class StreamingStateCallback(Callback):
         for loader in fit_loop.streaming_loaders(trainer).values():
             loader.close()
 
-    def _places_by_dataset(self) -> dict[str, tuple[StreamingDataset, Mapping[str, Any]]]:
-        if self._place is None:
-            return {}
+    def _put_loaders_back(self, loaders: Mapping[str, StreamingDataLoader]) -> None:
+        """Let datasets that were made anew go on where those before them stood, or where the checkpoint says.
+
+        Their canonical nodes decide how many batches an epoch has, so this comes before anybody asks.
+        """
+        for name, loader in loaders.items():
+            loader.dataset.epochs.reader = f"train loader {name!r}" if len(loaders) > 1 else ""
+        for name, state in self._states_to_load(loaders).items():
+            loader = loaders[name]
+            if name not in self._put_back or self._put_back[name][0] is not loader.dataset:
+                loader.load_state_dict(state, self._on_change)
+                self._put_back[name] = loader.dataset, loader.cursor()
+
+    def _states_to_load(self, loaders: Mapping[str, StreamingDataLoader]) -> Mapping[str, Mapping[str, Any]]:
+        if self._restored is not None:
+            saved: Mapping[str, Any] = self._restored["loaders"]
+            if saved.keys() != loaders.keys():
+                raise StateError(
+                    f"the checkpoint holds places for the train loaders {sorted(saved)}, but now there are "
+                    f"{sorted(loaders)}; give them the names they had"
+                )
+            return saved
+        known = {} if self._place is None else self._place.cursors
         return {
-            name: (self._datasets[name], self._datasets[name].state_at(cursor))
-            for name, cursor in self._place.cursors.items()
+            name: self._datasets[name].state_at(known[name])
+            for name, loader in loaders.items()
+            if name in known and self._datasets[name] is not loader.dataset
         }
 
-    def _find_loaders(self, trainer: Trainer) -> dict[str, StreamingDataLoader]:
-        loaders = fit_loop.streaming_loaders(trainer)
+    def _know(self, loaders: Mapping[str, StreamingDataLoader]) -> None:
         self._datasets = {name: loader.dataset for name, loader in loaders.items()}
         self._global_batches = {name: loader.samples_per_global_batch for name, loader in loaders.items()}
-        return loaders
-
-    def _load(self, state: Mapping[str, Any], loaders: Mapping[str, StreamingDataLoader]) -> Place:
-        saved: Mapping[str, Any] = state["loaders"]
-        if saved.keys() != loaders.keys():
-            raise StateError(
-                f"the checkpoint holds places for the train loaders {sorted(saved)}, but now there are "
-                f"{sorted(loaders)}; give them the names they had"
-            )
-        for name, loader in loaders.items():
-            loader.load_state_dict(saved[name], self._on_change)
-        return Place(**state["trainer"], cursors={name: loader.cursor() for name, loader in loaders.items()})
 
     def _go_to_place(self, trainer: Trainer, loaders: Mapping[str, StreamingDataLoader]) -> None:
         """Set trainer and loaders to where training has come."""
@@ -238,11 +265,12 @@ class StreamingStateCallback(Callback):
         for name, loader in loaders.items():
             loader.dataset.epochs.skipped.count_from(counted(trainer, place, known[name]))
         place.cursors = {name: loader.normalised(known[name]) for name, loader in loaders.items()}
+        ended = {name for name, cursor in place.cursors.items() if cursor.epoch > known[name].epoch}
         self._seek(trainer, loaders)
         # A loader may be read more than once in one epoch of the trainer; overfitting goes back to the first time.
         passes = {name: place.batches // max(1, len(loader)) for name, loader in loaders.items()}
         self._pass_epochs = {name: max(0, cursor.epoch - passes[name]) for name, cursor in place.cursors.items()}
-        batches = 0 if place.is_finished else batches_done(trainer, place, loaders)
+        batches = 0 if place.is_finished else batches_done(trainer, place, loaders, ended)
         in_epoch = fit_loop.batches_in_epoch(trainer)
         if place.is_finished or 0 < in_epoch <= batches:
             place.cursors = {name: self._next_beginning(trainer, name) for name in loaders}

@@ -14,9 +14,11 @@ from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.trainer.complaints import in_words, written_in
+from lightning_streaming.storage.secrets import redact
+from lightning_streaming.trainer.complaints import in_words
 from lightning_streaming.trainer.datamodule import StreamingDataModule
 from lightning_streaming.trainer.parsing import config_error_behind, look_for_modules_here
+from lightning_streaming.trainer.written import secrets_in, without_lines, written_in
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,9 +55,9 @@ def read_run(files: Sequence[str], changes: Mapping[str, Any]) -> WrittenRun:
         datamodule = parser.instantiate_classes(parser.parse_args(args))["data"]
     except (ArgumentError, ValueError) as error:
         cause = config_error_behind(error)
-        raise ConfigError(
-            str(cause) if cause else f"{', '.join(files)}: {in_words(str(error), written_in(args), ())}"
-        ) from error
+        words = str(cause) if cause else f"{', '.join(files)}: {in_words(str(error), written_in(args), ())}"
+        # Not from the error, which repeats parts of the configuration.
+        raise ConfigError(redact(words, {}, secrets_in(args))) from None
     return WrittenRun(datamodule=datamodule, trainer=trainer)
 
 
@@ -64,7 +66,9 @@ def _read(file: str) -> Mapping[str, Any]:
         content = yaml.safe_load(Path(file).read_text())
     except FileNotFoundError:
         raise ConfigError(f"there is no {file}") from None
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file} is not a configuration: {without_lines(error)}") from None
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not a configuration: {error}") from error
     if not isinstance(content, Mapping):
         raise ConfigError(f"{file} is not a configuration, which has model:, data: and trainer:")

@@ -16,14 +16,19 @@ def check_counts(max_workers: int | None, retry: int) -> int:
     Raises:
         ConfigError: One is not a whole number from 1.
     """
-    _check_count(retry, "retry")
+    check_count(retry, "retry")
     if max_workers is None:
         return max(2, min(8, os.cpu_count() or 1))
-    return _check_count(max_workers, "max_workers")
+    return check_count(max_workers, "max_workers")
 
 
-def _check_count(count: object, what: str) -> int:
-    if not isinstance(count, Integral) or count < 1:
+def check_count(count: object, what: str) -> int:
+    """Refuse what is no whole number from 1.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
         raise ConfigError(f"{what} must be a whole number from 1, but got {count!r}")
     return int(count)
 

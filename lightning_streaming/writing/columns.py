@@ -23,6 +23,8 @@ _ENCODING_OF_TYPE = (
     (list, "json"),
 )
 
+_TEXT_TYPES = (str, int, float)
+
 
 def infer_columns(sample: Mapping[str, Any]) -> dict[str, str]:
     """Choose an encoding for each column of a sample, by the type of its value.
@@ -36,7 +38,13 @@ def infer_columns(sample: Mapping[str, Any]) -> dict[str, str]:
     Raises:
         ConfigError: A value has another type.
     """
-    return {name: _infer(name, value) for name, value in sample.items()}
+    found = {name: _infer(value) for name, value in sample.items()}
+    missing = [name for name, encoding in found.items() if encoding is None]
+    if missing:
+        held = ", ".join(f"{name!r}, a {type(sample[name]).__name__}" for name in missing)
+        columns = {name: encoding or "..." for name, encoding in found.items()}
+        raise ConfigError(f"no encoding follows from column {held}; pass columns={columns}")
+    return {name: encoding for name, encoding in found.items() if encoding is not None}
 
 
 def infer_text_columns(sample: Mapping[str, Any]) -> dict[str, str]:
@@ -48,12 +56,14 @@ def infer_text_columns(sample: Mapping[str, Any]) -> dict[str, str]:
     Raises:
         ConfigError: A value has another type; bool too, which would come back as a number or a text.
     """
-    for name, value in sample.items():
-        if type(value) not in (str, int, float):
-            raise ConfigError(
-                f"column {name!r} is a {type(value).__name__}, but this format knows str, int and float only; "
-                "turn it into one of them, or use MDSWriter"
-            )
+    wrong = [
+        f"{name!r} is a {type(value).__name__}" for name, value in sample.items() if type(value) not in _TEXT_TYPES
+    ]
+    if wrong:
+        raise ConfigError(
+            f"column {', '.join(wrong)}, but this format knows str, int and float only; turn it into one of them, or "
+            "use MDSWriter"
+        )
     return {name: type(value).__name__ for name, value in sample.items()}
 
 
@@ -75,12 +85,10 @@ def columns_of(schema: Mapping[str, Any]) -> dict[str, str]:
     return dict(zip(schema["column_names"], schema["column_encodings"], strict=True))
 
 
-def _infer(name: str, value: object) -> str:
+def _infer(value: object) -> str | None:
     for kind, encoding_name in _ENCODING_OF_TYPE:
         if isinstance(value, kind):
             return encoding_name
     if isinstance(value, np.number) and value.dtype.kind in "iuf" and value.dtype.itemsize <= 8:
         return str(value.dtype.name)
-    raise ConfigError(
-        f"no encoding follows from column {name!r}, a {type(value).__name__}; pass columns={{{name!r}: ..., ...}}"
-    )
+    return None

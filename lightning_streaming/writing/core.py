@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from weakref import WeakSet
 
 from lightning_streaming.errors import ConfigError, EncodingError, StreamingError
 from lightning_streaming.formats.index import INDEX_BASENAME, ShardInfo, dump_index
@@ -25,6 +26,7 @@ from lightning_streaming.writing.recipe import ShardRecipe
 from lightning_streaming.writing.settings import ShardSettings, config_of_shards, parse_settings
 from lightning_streaming.writing.shard_buffer import ShardBuffer
 from lightning_streaming.writing.start import Mode, check_format, check_settings, find_start, go_on
+from lightning_streaming.writing.strict import make_strict
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer, Self
@@ -67,6 +69,7 @@ class ShardWriter(ABC, TellsReplacements):
         exist_ok: bool = False,
         mode: Mode = "create",
         storage_options: Mapping[str, Any] | None = None,
+        strict: bool = False,
     ) -> None:
         """Check the settings, look at what is there, and make room.
 
@@ -79,17 +82,21 @@ class ShardWriter(ABC, TellsReplacements):
             compression: Algorithm, for example ``"zstd"`` or ``"zstd:19"``; None for raw shards.
             hashes: Names of the hashes to record of each file, sorted.
             size_limit: Most raw bytes of a shard, as a number or like ``"64mb"``; a sample that is larger gets a shard
-                of its own. None or 0 for one shard of any size below 4 GiB.
+                of its own. None, 0 or ``"0"`` for one shard of any size below 4 GiB.
             progress_bar: Whether to show how many bytes are stored.
             max_workers: Shards that are compressed, hashed and stored at a time. One more may wait: so many and one
                 are in memory, beside the one that is gathered. None for one a CPU, from 2 to 8.
             retry: Attempts in total for each upload.
             exist_ok: Whether a dataset that lies in the local directory is removed first, and one under the URL written
-                over. Only what its index names is removed; a directory that holds anything else is refused.
+                over, uncompressed shards of the same names included. Only what its index names is removed; a directory
+                that holds anything else is refused.
             mode: ``"create"`` begins anew. ``"resume"`` begins too, but records each shard that is stored, and goes on
                 after the last of them if the writer before was stopped; a finished dataset is left as it is.
                 ``"append"`` goes on after a finished dataset. See :attr:`num_samples`.
             storage_options: Arguments for the filesystem of the URL.
+            strict: Whether to refuse a value that would come back as another one: 1.5 or ``"3"`` in a column of
+                integers, a bool as a number, 1e300 in ``float32``, NaN in JSON. Without it they are taken as the
+                reference takes them; what is written is the same, byte for byte.
 
         Raises:
             ConfigError: A setting cannot work or is not that of the dataset to go on with, there is a dataset where
@@ -99,9 +106,10 @@ class ShardWriter(ABC, TellsReplacements):
             StorageError: The store does not say what is there.
         """
         self._settings = parse_settings(compression, hashes, size_limit)
+        self._strict = strict
         workers = check_counts(max_workers, retry)
         check_mode(mode, exist_ok)
-        recipe = None if columns is None else self._make_recipe(columns, self._settings)
+        recipe = None if columns is None else self._recipe_of(columns)
         self._destination = Destination(
             out, keep_local=keep_local, retry=retry, progress_bar=progress_bar, storage_options=storage_options
         )
@@ -110,6 +118,8 @@ class ShardWriter(ABC, TellsReplacements):
             if mode != "append":
                 self._destination.make_folder("")
             held.enter_context(self._alone())
+            if self._settings.compression is not None and not exist_ok:
+                self._destination.check_raw_forms(self.format)
             self._start = find_start(mode, self._destination, exist_ok=exist_ok)
             recipe = self._check_start(recipe)
             journal = self._journal
@@ -121,10 +131,12 @@ class ShardWriter(ABC, TellsReplacements):
             self._held = held.pop_all()
         self._exact_names = None if recipe is None or columns is not None else columns_of(recipe.schema).keys()
         self._background = Background(workers)
+        self._replaces = exist_ok
         self._owner = os.getpid()
         self._refusal = _WAS_WHOLE if self._start.is_finished else None
         self._is_closed = False
         self._is_published = False
+        _ALIVE.add(self)
 
     @property
     def num_samples(self) -> int:
@@ -148,7 +160,8 @@ class ShardWriter(ABC, TellsReplacements):
         Raises:
             EncodingError: A column is missing, or its value does not fit. Other samples can still be added.
             ConfigError: The shard would have 4 GiB or more, the system has no memory for it, the writer or the dataset
-                is finished, no encoding can be told, or the writer was interrupted just as it gave a shard away.
+                is finished or another process's, no encoding can be told, or the writer was interrupted just as it
+                gave a shard away.
             StorageError: A shard before could not be stored; then none will be.
         """
         if self._refusal is not None or self._background.failure is not None:
@@ -229,12 +242,19 @@ class ShardWriter(ABC, TellsReplacements):
         """Be the only writer in the directories."""
         return self._destination.alone()
 
+    def _recipe_of(self, columns: Mapping[str, str]) -> ShardRecipe:
+        recipe = self._make_recipe(columns, self._settings)
+        return make_strict(recipe) if self._strict else recipe
+
     def _check_process(self) -> None:
         if os.getpid() != self._owner:
-            raise ConfigError(
-                f"this writer is of process {self._owner}, from which this one was forked; make another one here, or "
-                "leave the process with os._exit()"
-            )
+            raise ConfigError(self._of_another_process())
+
+    def _of_another_process(self) -> str:
+        return (
+            f"this writer is of process {self._owner}, from which this one was forked; make another one here, or leave "
+            "the process with os._exit()"
+        )
 
     def _check_start(self, recipe: ShardRecipe | None) -> ShardRecipe | None:
         """Compare the settings with those of what is there, whose columns are taken where none are given."""
@@ -242,12 +262,12 @@ class ShardWriter(ABC, TellsReplacements):
         if not known:
             return recipe
         check_format(known, self.format)
-        recipe = recipe or self._make_recipe(columns_of(known[0].schema), self._settings)
+        recipe = recipe or self._recipe_of(columns_of(known[0].schema))
         check_settings(known, recipe)
         return recipe
 
     def _tell_columns(self, sample: Mapping[str, Any]) -> None:
-        recipe = self._make_recipe(self._infer(sample), self._settings)
+        recipe = self._recipe_of(self._infer(sample))
         recipe.parts(sample)  # a sample that does not fit decides nothing
         names, cutter = columns_of(recipe.schema).keys(), Cutter(recipe)
         self._exact_names, self._schema = names, recipe.schema
@@ -310,6 +330,8 @@ class ShardWriter(ABC, TellsReplacements):
         # What replaces a published shard is kept aside until it is decided, and checked then.
         replaced = dict(enumerate(published or ()))
         self._destination.check_stored(shard for n, shard in enumerate(shards) if replaced.get(n, shard) == shard)
+        if self._replaces and self._settings.compression is not None:
+            self._destination.remove_raw_forms(shards)
         if self._journal is not None and any(map(operator.ne, published or (), shards)):
             self._journal.decide(index)
             self._journal.carry_out()
@@ -333,6 +355,19 @@ class ShardWriter(ABC, TellsReplacements):
         self._held.close()
         self._cutter = None  # its memory is large
         self._is_closed = True
+
+
+# Every writer of this process, so that a forked one knows its copies for what they are with the first sample, without a
+# question asked for each.
+_ALIVE: WeakSet[ShardWriter] = WeakSet()
+
+
+def _take_no_more() -> None:
+    for writer in list(_ALIVE):
+        writer._refusal = writer._of_another_process()
+
+
+os.register_at_fork(after_in_child=_take_no_more)
 
 
 def _store(cutter: Cutter, number: int, gathered: ShardBuffer, put: Callable[..., None]) -> ShardInfo:

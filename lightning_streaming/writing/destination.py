@@ -9,6 +9,7 @@ from typing import Any
 
 from lightning_streaming.errors import ConfigError, ObjectNotFoundError, ShardCorruptError, StorageError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo, parse_index
+from lightning_streaming.formats.raw_forms import raw_forms
 from lightning_streaming.storage import local_path, mask_url
 from lightning_streaming.storage.filesystems import prepare
 from lightning_streaming.writing.directories import (
@@ -18,7 +19,14 @@ from lightning_streaming.writing.directories import (
     stored_names,
     tidy_directory,
 )
-from lightning_streaming.writing.names import WRITING, is_shard_file, record_name, record_number
+from lightning_streaming.writing.names import (
+    CONVERSION_PLAN,
+    WRITING,
+    is_raw_form,
+    is_shard_file,
+    record_name,
+    record_number,
+)
 from lightning_streaming.writing.place import Bucket, Directory, Place
 from lightning_streaming.writing.progress import Progress
 from lightning_streaming.writing.sole_writer import instead_of_others
@@ -86,6 +94,31 @@ class Destination:
             prepare_directory(directory.path, exist_ok=exist_ok)
         if self._remote is not None and exist_ok:
             _retract(self.truth)
+
+    def check_raw_forms(self, shard_format: str) -> None:
+        """Refuse a URL under which files lie that could be taken for raw forms of compressed shards to be.
+
+        Directories are empty by now, or hold what their writer left.
+
+        Raises:
+            ConfigError: There are.
+        """
+        if isinstance(self.truth, Directory) or self._remote is None:
+            return
+        found = sorted(name for name in self.truth.sizes() if is_raw_form(name, shard_format))
+        if found:
+            raise ConfigError(
+                f"{mask_url(self._remote)} holds {len(found)} uncompressed shards, like {found[0]}, which some readers "
+                "would take for what the compressed ones hold; choose another place, or write with mode='create' and "
+                "exist_ok=True, which removes those that share a name"
+            )
+
+    def remove_raw_forms(self, shards: Iterable[ShardInfo]) -> None:
+        """Remove uncompressed shards under a URL that compressed ones were written over; directories have none."""
+        there = {} if isinstance(self.truth, Directory) else self.truth.sizes()
+        for raw in raw_forms(shards):
+            if raw.basename in there:
+                self.truth.remove(raw.basename)
 
     def tidy(self, shards: Iterable[ShardInfo]) -> None:
         """Remove what a killed writer left in directories, but for the files of these shards.
@@ -254,6 +287,7 @@ def _refuse_published(place: Place, shown: str) -> None:
 def _retract(place: Place) -> None:
     """Remove all that says there is a dataset. Its shards are written over."""
     place.remove(INDEX_BASENAME)
+    place.remove(CONVERSION_PLAN)
     for name in place.sizes(WRITING):
         if name == INDEX_BASENAME or is_shard_file(name) or record_number(name) is not None:
             place.remove(f"{WRITING}/{name}")

@@ -9,7 +9,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.files import remove_partials
 from lightning_streaming.formats.hashing import hash_file
 from lightning_streaming.formats.index import INDEX_BASENAME, FileInfo, ShardInfo, parse_index
-from lightning_streaming.writing.names import WRITING, is_shard_file, record_number, whole_name
+from lightning_streaming.writing.names import CONVERSION_PLAN, WRITING, is_shard_file, record_number, whole_name
 from lightning_streaming.writing.system_errors import system_errors
 
 
@@ -35,7 +35,7 @@ def prepare_directory(directory: Path, *, exist_ok: bool) -> None:
     if found and not exist_ok:
         raise ConfigError(f"{directory} must be empty, but holds {found[0].name}; {_way_out(directory)}")
     unfinished = _names_of_unfinished(directory)
-    named = dict.fromkeys([*_names_of_dataset(directory), *(unfinished or ())])
+    named = dict.fromkeys([*_names_of_dataset(directory), *(unfinished or ()), CONVERSION_PLAN])
     folders = [] if unfinished is None else [WRITING]
     foreign = [path.name for path in found if path.name not in folders and (path.name not in named or path.is_dir())]
     if foreign:

@@ -18,6 +18,7 @@ from lightning_streaming.formats.index import (
     dump_merged_index,
     parse_index,
 )
+from lightning_streaming.formats.raw_forms import raw_forms, was_written_for
 from lightning_streaming.storage import join_url, local_path, mask_url, prepare
 from lightning_streaming.storage.listing import list_files
 from lightning_streaming.writing.destination import parse_out
@@ -27,6 +28,7 @@ from lightning_streaming.writing.names import WRITING
 _RETRY = 3
 _TIMEOUT = 60.0
 _READERS = 16
+_MOST_NAMED = 5
 
 Part = str | Path | tuple[str, str]
 
@@ -59,7 +61,8 @@ def merge(
         The index that was published.
 
     Raises:
-        ConfigError: There are no parts, or one does not lie below ``out``.
+        ConfigError: There are no parts, one does not lie below ``out``, or files of another dataset lie under the names
+            that compressed shards have uncompressed.
         ObjectNotFoundError: A part has no index.
         IndexFormatError: An index cannot be read.
         StorageError: A store did not answer.
@@ -89,12 +92,16 @@ def publish(
     """Put a merged index where readers find it; whole, in place of an older one.
 
     Raises:
-        ConfigError: ``out`` is no place to write to, or holds shards itself that ``index`` does not name.
+        ConfigError: ``out`` is no place to write to, or holds shards itself that ``index`` does not name, or files of
+            another dataset under the names that compressed shards have uncompressed.
         StorageError: The upload failed.
     """
     options = storage_options or {}
     for root in _roots(out):
         _check_nothing_is_lost(index, root, options)
+        directory = local_path(root)
+        if directory is not None:
+            _check_raw_forms(index, directory)
     for root in _roots(out):
         directory = local_path(root)
         if directory is not None:
@@ -116,6 +123,25 @@ def _check_nothing_is_lost(index: DatasetIndex, root: str, options: Mapping[str,
         raise ConfigError(
             f"{mask_url(root)} is itself a dataset, with {lost[0]}, which the merged one would not name; move it into "
             "a directory of its own below, and merge that too"
+        )
+
+
+def _check_raw_forms(index: DatasetIndex, directory: Path) -> None:
+    """Refuse files with the names of raw forms of compressed shards that say they were not made of these.
+
+    They would be taken for these by readers that look for the raw form first. Stores have no such readers.
+    """
+    foreign = []
+    for shard in index.shards if any(shard.compression for _, shard in index.shards.examples()) else ():
+        paths = [(directory / raw.basename, raw.bytes) for raw in raw_forms([shard])]
+        there = [(path, size) for path, size in paths if path.is_file()]
+        wrong = [path for path, size in there if path.stat().st_size != size]
+        if there and (wrong or (len(there) == len(paths) and not was_written_for(shard, directory))):
+            foreign += [str(path.relative_to(directory)) for path in wrong or [path for path, _ in there]]
+    if foreign:
+        raise ConfigError(
+            f"{directory} holds files that were not made of the compressed shards beside them, but have the names of "
+            f"their raw forms: {', '.join(foreign[:_MOST_NAMED])}{', ...' * (len(foreign) > _MOST_NAMED)}; remove them"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 from tqdm import tqdm
 
 from lightning_streaming.errors import ConfigError, PartError
+from lightning_streaming.writing.arguments import check_count
 from lightning_streaming.writing.engines.events import PartDone, PartFailed, PartProgress, Workers
 from lightning_streaming.writing.engines.processes import ProcessWorkers
 from lightning_streaming.writing.engines.ray import RayWorkers
@@ -23,7 +24,7 @@ _LONGEST_INPUT = 200
 
 
 def write_parallel(
-    inputs: Sequence[Input],
+    inputs: Iterable[Input],
     fn: Callable[[Input], Iterable[Mapping[str, Any]]],
     out: str | Path,
     *,
@@ -37,6 +38,7 @@ def write_parallel(
     mode: Literal["create", "resume"] = "create",
     progress_bar: bool = True,
     storage_options: Mapping[str, Any] | None = None,
+    strict: bool = False,
 ) -> None:
     """Write the samples of each input into a part of its own, ``out/part.000000`` and so on, and join the parts.
 
@@ -48,8 +50,9 @@ def write_parallel(
     this program is interrupted its workers end at once.
 
     Args:
-        inputs: What each part is made of: file names, ranges, lists of records. The repr of each must be the same in
-            every run; it is written down, and tells a resume whether it goes on with the same dataset.
+        inputs: What each part is made of: file names, ranges, lists of records. All are held in memory, a generator's
+            too. The repr of each must be the same in every run; it is written down, and tells a resume whether it goes
+            on with the same dataset.
         fn: Gives the samples of an input, the same ones each time. With processes a function of a module.
         out: A directory that is missing or empty, or a URL with no dataset.
         columns: As for :class:`~lightning_streaming.MDSWriter`. None tells them from each part's first sample; all
@@ -63,6 +66,7 @@ def write_parallel(
         mode: ``create``; or ``resume`` to go on with what the same call began, or begin if it began nothing.
         progress_bar: Whether to show finished parts and written samples, on stderr.
         storage_options: Arguments for the filesystem of a URL.
+        strict: As for MDSWriter.
 
     Raises:
         ConfigError: An argument cannot work, ``out`` is not empty, or what was begun there has other inputs or
@@ -73,10 +77,11 @@ def write_parallel(
     """
     if engine not in _ENGINES:
         raise ConfigError(f"engine must be one of {', '.join(_ENGINES)}, but got {engine!r}")
-    if num_workers is not None and num_workers < 1:
-        raise ConfigError(f"num_workers must be at least 1, but got {num_workers}")
+    if num_workers is not None:
+        num_workers = check_count(num_workers, "num_workers")
+    known = _as_list(inputs)
     job = plan_parts(
-        inputs,
+        known,
         fn,
         out,
         columns=columns,
@@ -85,13 +90,44 @@ def write_parallel(
         size_limit=size_limit,
         mode=mode,
         storage_options=storage_options,
+        strict=strict,
     )
+    run_job(job, known, num_workers=num_workers, engine=engine, start_method=start_method, progress_bar=progress_bar)
+    job.publish()
+
+
+def run_job(
+    job: PartJob[Input],
+    inputs: Sequence[Input],
+    *,
+    num_workers: int | None = None,
+    engine: str = "processes",
+    start_method: str = "spawn",
+    progress_bar: bool = True,
+) -> int:
+    """Write every part of a job, which is all of :func:`write_parallel` but the plan before and the index after.
+
+    Returns:
+        The samples of all parts.
+
+    Raises:
+        PartError: A part could not be written.
+    """
     with _workers(job, engine, num_workers, start_method) as workers:
         with _Progress(len(inputs), shown=progress_bar) as progress:
             failures = _run(workers, inputs, progress)
         if failures:
             raise _error(failures, inputs) from failures[0].cause()
-    job.publish()
+    return progress.samples
+
+
+def _as_list(inputs: Iterable[Input]) -> Sequence[Input]:
+    """Inputs that can be counted and named; what has no order of its own has no parts that a resume would know."""
+    if isinstance(inputs, Mapping | Set | str | bytes) or not isinstance(inputs, Iterable):
+        raise ConfigError(
+            f"inputs must be a list of at least one, one for each part, but got {type(inputs).__name__} {inputs!r:.100}"
+        )
+    return inputs if isinstance(inputs, Sequence) else list(inputs)
 
 
 def _workers(
@@ -154,7 +190,8 @@ class _Progress:
     def __init__(self, num_parts: int, *, shown: bool) -> None:
         self._bar = _Bar(total=num_parts, unit="part", desc="writing", disable=not shown)
         self._of_part: dict[int, int] = {}
-        self._samples = 0
+        self.samples = 0
+        """Written so far."""
 
     def __enter__(self) -> _Progress:
         return self
@@ -166,8 +203,8 @@ class _Progress:
         """Take in what a worker said."""
         if isinstance(event, PartFailed):
             return
-        self._samples += event.samples - self._of_part.get(event.number, 0)
+        self.samples += event.samples - self._of_part.get(event.number, 0)
         self._of_part[event.number] = event.samples
-        self._bar.set_postfix(samples=self._samples, refresh=isinstance(event, PartProgress))
+        self._bar.set_postfix(samples=self.samples, refresh=isinstance(event, PartProgress))
         if isinstance(event, PartDone):
             self._bar.update()

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,6 @@ import numpy as np
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.writing.settings import ShardSettings
-
-PLAN_BASENAME = "parts.plan"
-"""Beside the parts. It does not end in ``.json``, because the original takes every such file for an index."""
 
 _VERSION = 1
 _LONGEST_SHOWN = 120
@@ -28,24 +25,27 @@ class PartPlan:
     """The inputs of all parts, and how each is written."""
 
     settings: Mapping[str, Any]
-    """Columns, compression, hashes and size_limit, as JSON has them."""
+    """Columns, compression, hashes, size_limit and strict, as JSON has them."""
     inputs: tuple[str, ...]
     """What tells each input apart, see :func:`tell_apart`."""
 
 
-def make_plan(inputs: Sequence[Any], columns: Mapping[str, str] | None, settings: ShardSettings) -> PartPlan:
+def make_plan(
+    inputs: Sequence[Any], columns: Mapping[str, str] | None, settings: ShardSettings, *, strict: bool = False
+) -> PartPlan:
     """Describe a dataset in parts.
 
     Raises:
         ConfigError: There are no inputs, or one could not be told apart in another run.
     """
-    if isinstance(inputs, str | bytes) or not len(inputs):
-        raise ConfigError(f"inputs must be a list of at least one, but got {inputs!r}")
+    if isinstance(inputs, str | bytes) or not isinstance(inputs, Sized) or not len(inputs):
+        raise ConfigError(f"inputs must be a list of at least one, but got {type(inputs).__name__} {inputs!r:.100}")
     described = {
         "columns": None if columns is None else dict(sorted(columns.items())),
         "compression": settings.compression,
         "hashes": list(settings.hashes),
         "size_limit": settings.size_limit,
+        "strict": strict,
     }
     return PartPlan(settings=described, inputs=tuple(map(tell_apart, inputs)))
 
@@ -95,16 +95,23 @@ def check_same(begun: PartPlan, wanted: PartPlan, source: str) -> None:
     """Refuse to go on with another dataset than was begun.
 
     Raises:
-        ConfigError: They differ; the message names the first difference.
+        ConfigError: They differ; the message names every setting that does, and the first of the inputs.
     """
-    way_out = f"as {source} tells; resume with the same, or write to another place"
+    found = "; ".join(_differences(begun, wanted))
+    if found:
+        raise ConfigError(f"{found}, as {source} tells; resume with the same, or write to another place")
+
+
+def _differences(begun: PartPlan, wanted: PartPlan) -> Iterator[str]:
     for key, value in wanted.settings.items():
         if begun.settings.get(key) != value:
-            raise ConfigError(f"{key} is {value!r}, but was {begun.settings.get(key)!r} when writing began, {way_out}")
-    if len(begun.inputs) != len(wanted.inputs):
-        raise ConfigError(
-            f"there are {len(wanted.inputs)} inputs, but there were {len(begun.inputs)} when writing began, {way_out}"
-        )
-    for number, (before, now) in enumerate(zip(begun.inputs, wanted.inputs, strict=True)):
-        if before != now:
-            raise ConfigError(f"input {number} is {now}, but was {before} when writing began, {way_out}")
+            yield f"{key} is {value!r}, but was {begun.settings.get(key)!r} when writing began"
+    before, now = len(begun.inputs), len(wanted.inputs)
+    if before != now:
+        yield f"there are {now} inputs, but there were {before} when writing began"
+    pairs = enumerate(zip(begun.inputs, wanted.inputs, strict=False))
+    changed = [(number, *pair) for number, pair in pairs if pair[0] != pair[1]]
+    if changed and before == now:
+        number, was, becomes = changed[0]
+        others = f", and {len(changed) - 1} more differ" * (len(changed) > 1)
+        yield f"input {number} is {becomes}, but was {was} when writing began{others}"

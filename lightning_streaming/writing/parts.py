@@ -20,9 +20,9 @@ from lightning_streaming.writing.directories import check_is_directory
 from lightning_streaming.writing.locations import place_at
 from lightning_streaming.writing.mds_recipe import make_mds_recipe
 from lightning_streaming.writing.merge import join, publish
+from lightning_streaming.writing.names import CONVERSION_PLAN, PARTS_PLAN
 from lightning_streaming.writing.part_directory import has_all_files, remove_half_part
 from lightning_streaming.writing.part_plan import (
-    PLAN_BASENAME,
     PartPlan,
     check_same,
     dump_plan,
@@ -58,6 +58,8 @@ class PartJob(Generic[Input]):
     """How shards are cut, compressed and hashed."""
     storage_options: Mapping[str, Any] = field(repr=False)
     """Arguments for the filesystem of the URL."""
+    strict: bool = False
+    """Whether values that would come back as others are refused."""
     encodings: Mapping[str, type[Any]] = field(default_factory=registered_encodings, repr=False)
     """What the program registered, for the processes that write."""
 
@@ -120,6 +122,7 @@ class PartJob(Generic[Input]):
             size_limit=self.settings.size_limit,
             max_workers=_SHARDS_AT_A_TIME,
             storage_options=self.storage_options,
+            strict=self.strict,
         ) as writer:
             for sample in self.fn(part_input):
                 writer.write(sample)
@@ -178,6 +181,7 @@ def plan_parts(
     size_limit: int | float | str | None = "64mb",
     mode: Literal["create", "resume"] = "create",
     storage_options: Mapping[str, Any] | None = None,
+    strict: bool = False,
 ) -> PartJob[Input]:
     """Write down what a dataset in parts is made of, and give the job that writes it.
 
@@ -185,6 +189,8 @@ def plan_parts(
     then ``job.publish()`` once. :func:`~lightning_streaming.writing.parallel.write_parallel` does just that. Its
     arguments and errors are the same.
     """
+    if not callable(fn):
+        raise ConfigError(f"fn must be a function that gives the samples of an input, but got {fn!r:.100}")
     settings = parse_settings(compression, hashes, size_limit)
     if columns is not None:
         make_mds_recipe(columns, settings)  # raises where they cannot work
@@ -196,9 +202,15 @@ def plan_parts(
         raise ConfigError(f"mode must be 'create' or 'resume', but got {mode!r}")
     options = dict(storage_options or {})
     prepare(location)
-    _record(make_plan(inputs, columns, settings), location, mode, options)
+    _record(make_plan(inputs, columns, settings, strict=strict), location, mode, options)
     return PartJob(
-        fn=fn, out=location, num_parts=len(inputs), columns=columns, settings=settings, storage_options=options
+        fn=fn,
+        out=location,
+        num_parts=len(inputs),
+        columns=columns,
+        settings=settings,
+        storage_options=options,
+        strict=strict,
     )
 
 
@@ -208,25 +220,23 @@ def _record(plan: PartPlan, out: str, mode: str, options: Mapping[str, Any]) -> 
     shown, directory, place = mask_url(out), local_path(out), place_at(out, options)
     if directory is not None:
         check_is_directory(directory)
-        remove_partials(directory / PLAN_BASENAME)
-    begun = _get(place, PLAN_BASENAME)
+        remove_partials(directory / PARTS_PLAN)
+    begun = _get(place, PARTS_PLAN)
     if begun is not None and mode == "resume":
-        source = mask_url(join_url(out, PLAN_BASENAME))
+        source = mask_url(join_url(out, PARTS_PLAN))
         check_same(parse_plan(begun, source), plan, source)
         return
     if begun is not None:
         raise ConfigError(f"{shown} was begun before; mode='resume' goes on with it, or choose another place")
-    found = sorted(path.name for path in directory.iterdir()) if directory is not None and directory.exists() else []
-    if found:
-        raise ConfigError(f"{shown} must be empty, but holds {found[0]}, and no {PLAN_BASENAME}; choose another place")
+    there = {path.name for path in directory.iterdir()} if directory is not None and directory.exists() else set()
+    if found := sorted(there - {CONVERSION_PLAN}):
+        raise ConfigError(f"{shown} must be empty, but holds {found[0]}, and no {PARTS_PLAN}; choose another place")
     if _get(place, INDEX_BASENAME) is not None:
         raise ConfigError(f"{shown} holds a dataset that was not written in parts; choose another place")
     first_part = join_url(out, _part_name(0))
     if directory is None and list_files(first_part, dict(options), retry=3, timeout=60.0):
-        raise ConfigError(
-            f"{shown} holds {_part_name(0)}, and no {PLAN_BASENAME} that says of what; choose another place"
-        )
-    place.put(PLAN_BASENAME, dump_plan(plan))
+        raise ConfigError(f"{shown} holds {_part_name(0)}, and no {PARTS_PLAN} that says of what; choose another place")
+    place.put(PARTS_PLAN, dump_plan(plan))
 
 
 def _part_name(number: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from lightning_streaming.errors import ConfigError
@@ -57,7 +58,7 @@ def config_of_shards(format_name: str, settings: ShardSettings, schema: Mapping[
 def parse_settings(
     compression: str | None, hashes: Sequence[str] | None, size_limit: int | float | str | None
 ) -> ShardSettings:
-    """Settings as a user writes them: empty for none, sizes like ``"64mb"``.
+    """Settings as a user writes them: empty for none, sizes like ``"64mb"``; of sizes None and 0 mean none.
 
     Raises:
         ConfigError: One of them cannot work.
@@ -73,5 +74,17 @@ def parse_settings(
     return ShardSettings(
         compression=compression or None,
         hashes=tuple(hashes or ()),
-        size_limit=(parse_bytes(size_limit, "size_limit") or None) if size_limit else None,
+        size_limit=_parse_size_limit(size_limit),
     )
+
+
+def _parse_size_limit(size_limit: int | float | str | None) -> int | None:
+    """Bytes; None for no limit, which is written None or 0, and not as what only comes to 0."""
+    if size_limit is None:
+        return None
+    if isinstance(size_limit, bool) or not isinstance(size_limit, Real | str):
+        raise ConfigError(f"size_limit must be a size like '64mb', or None for no limit, but got {size_limit!r}")
+    found = parse_bytes(size_limit, "size_limit")
+    if not found and any(digit in str(size_limit) for digit in "123456789"):
+        raise ConfigError(f"size_limit must be at least 1 byte, or None for no limit, but got {size_limit!r}")
+    return found or None

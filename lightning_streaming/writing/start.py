@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal
 
-from lightning_streaming.errors import ConfigError, ShardCorruptError
+from lightning_streaming.errors import ConfigError, ObjectNotFoundError, ShardCorruptError
 from lightning_streaming.formats.compression import decompress
 from lightning_streaming.formats.hashing import hash_bytes
 from lightning_streaming.formats.index import FileInfo, ShardInfo
 from lightning_streaming.writing.destination import Destination
 from lightning_streaming.writing.journal import Journal
-from lightning_streaming.writing.names import shard_name
+from lightning_streaming.writing.names import PARTS_PLAN, shard_name
 from lightning_streaming.writing.place import Place
 from lightning_streaming.writing.recipe import ShardRecipe
 
@@ -65,10 +65,11 @@ def find_unfinished(destination: Destination, journal: Journal) -> Start:
     """Where to go on with a dataset that was not finished.
 
     Raises:
-        ConfigError: It was, and then an append was not.
+        ConfigError: It was, and then an append was not; or it was begun in parts.
     """
     found, records = destination.published(), journal.records()
     if found is None:
+        _check_no_parts(destination)
         return Start(safe=tuple(journal.stored(records)) if 0 in records else ())
     index, text = found
     shards = tuple(index.shards)
@@ -152,6 +153,17 @@ def check_settings(shards: Sequence[ShardInfo], recipe: ShardRecipe) -> None:
             keys = [key for key in sorted({*asked, *found}) if asked.get(key) != found.get(key)]
             told = "; ".join(f"{key} is {found.get(key)!r} there, but {asked.get(key)!r} here" for key in keys)
             raise ConfigError(f"{shard.raw_data.basename} was written with other settings: {told}")
+
+
+def _check_no_parts(destination: Destination) -> None:
+    try:
+        destination.truth.get(PARTS_PLAN)
+    except ObjectNotFoundError:
+        return
+    raise ConfigError(
+        f"a dataset in parts was begun here, as {PARTS_PLAN} tells; go on with it by the same call of write_parallel "
+        "with mode='resume', or choose another place"
+    )
 
 
 def _are_published(records: Mapping[int, ShardInfo], shards: Sequence[ShardInfo]) -> bool:

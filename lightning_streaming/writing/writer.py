@@ -34,6 +34,7 @@ class WriterArguments(TypedDict, total=False):
     exist_ok: bool
     mode: Mode
     storage_options: Mapping[str, Any] | None
+    strict: bool
 
 
 class MDSWriter(ShardWriter):

@@ -24,9 +24,9 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     check = RemoteSource.check
 
-    def noting(self: RemoteSource, file: FileInfo, path: Path) -> None:
+    def noting(self: RemoteSource, file: FileInfo, path: Path) -> bool:
         names.append(file.basename)
-        check(self, file, path)
+        return check(self, file, path)
 
     monkeypatch.setattr(RemoteSource, "check", noting)
     return names
@@ -38,7 +38,7 @@ def cache_of(store: HttpStore, tmp_path: Path, **settings: Any) -> ShardCache:
 
 def ensure(store: HttpStore, tmp_path: Path) -> Path:
     cache = cache_of(store, tmp_path)
-    (shard,) = cache.read_index().shards
+    shard = cache.read_index().shards[0]
     directory = fetch_shard(cache, shard)
     assert directory is not None
     return directory / shard.raw_data.basename
@@ -90,13 +90,54 @@ def test_what_was_changed_after_it_was_checked_is_replaced(http_store: HttpStore
     assert downloads(http_store) == 2
 
 
-def test_without_a_hash_the_size_has_to_do(http_store: HttpStore, tmp_path: Path) -> None:
-    write_dataset(http_store.root, shards=1, hashes=())
-    path = tmp_path / "cache" / "shard.00000.mds"
-    path.parent.mkdir()
-    path.write_bytes(raw_data(0, seed=1))
-    assert ensure(http_store, tmp_path).read_bytes() == raw_data(0, seed=1)
-    assert downloads(http_store) == 0
+@pytest.mark.parametrize("compression", [None, "gz"])
+@pytest.mark.parametrize("has_old_index", [False, True])
+def test_without_a_hash_files_of_an_earlier_dataset_are_not_taken_for_ours(
+    has_old_index: bool, compression: str | None, http_store: HttpStore, tmp_path: Path
+) -> None:
+    """All sizes are alike; only the bytes differ."""
+    write_dataset(http_store.root, shards=2, hashes=(), compression=compression)
+    write_dataset(tmp_path / "cache", shards=3, hashes=(), seed=1)
+    if not has_old_index:
+        (tmp_path / "cache" / "index.json").unlink()
+    for _ in range(2):
+        assert ensure(http_store, tmp_path).read_bytes() == raw_data(0)
+    stored = "shard.00000.mds" + (".gz" if compression else "")
+    assert http_store.requests().count(stored) == 1, "what was fetched is known again"
+
+
+@pytest.mark.parametrize("hashes", [(), ("sha1",)])
+@pytest.mark.parametrize("seeds", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("compressions", [(None, None), (None, "gz"), ("gz", None), ("gz", "gz")])
+def test_a_remote_that_gets_new_data_of_the_same_sizes_is_read_anew(
+    compressions: tuple[str | None, str | None],
+    seeds: tuple[int, int],
+    hashes: tuple[str, ...],
+    http_store: HttpStore,
+    tmp_path: Path,
+) -> None:
+    """But where neither index nor sizes say that anything has changed."""
+    for number, (compression, seed) in enumerate(zip(compressions, seeds, strict=True)):
+        for path in http_store.root.iterdir():
+            path.unlink()
+        write_dataset(http_store.root, shards=2 - number, hashes=hashes, compression=compression, seed=seed)
+        cache = cache_of(http_store, tmp_path)
+        with cache.hold(cache.read_index().shards[0]) as directory:
+            assert (directory / "shard.00000.mds").read_bytes() == raw_data(0, seed=seed)
+
+
+@pytest.mark.parametrize("compression", [None, "gz"])
+def test_without_a_hash_what_came_with_the_same_index_is_used(
+    compression: str | None, http_store: HttpStore, tmp_path: Path
+) -> None:
+    """As where the dataset was copied to the directory before; but a raw form may be anybody's."""
+    write_dataset(http_store.root, shards=2, hashes=(), compression=compression)
+    write_dataset(tmp_path / "cache", shards=2, hashes=(), compression=compression)
+    if compression:
+        (tmp_path / "cache" / "shard.00000.mds").write_bytes(raw_data(0, seed=1))
+    for _ in range(2):
+        assert ensure(http_store, tmp_path).read_bytes() == raw_data(0)
+    assert [name for name in http_store.requests() if name.startswith("shard.")] == []
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")

@@ -19,7 +19,7 @@ from tests.servers import GcsStore, S3Store
 CONFIGS = Path(__file__).parents[2] / "configs"
 STEPS_PER_EPOCH = {
     "custom_datamodule": 24,
-    "demo": 150,
+    "demo": 90,
     "linked_batch_size": 125,
     "one_dataset": 125,
     "resume": 250,
@@ -50,9 +50,7 @@ pytestmark = [
 
 def fit(name: str, *args: str, cli: type[StreamingCLI] = StreamingCLI, max_steps: int = 2) -> StreamingCLI:
     """Run a configuration for a few steps."""
-    few = [f"--trainer.max_steps={max_steps}"]
-    if name != "demo":  # which asks for a progress bar of its own
-        few.append("--trainer.enable_progress_bar=false")
+    few = [f"--trainer.max_steps={max_steps}", "--trainer.enable_progress_bar=false"]
     return cli(["fit", "--config", str(CONFIGS / f"{name}.yaml"), *few, *args])
 
 

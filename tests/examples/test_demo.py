@@ -22,7 +22,12 @@ def test_demo_proves_the_resume_exact_and_leaves_logs_and_a_picture(tmp_path: Pa
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "Killed with SIGKILL" in ended.stdout
-    assert "Resumed 'train' at epoch 1" in ended.stderr
+    assert "Resumed 'train' at epoch 1" in ended.stdout
+    assert ended.stderr == ""
+    assert "\r" not in ended.stdout, "a bar is for terminals"
+    assert len(ended.stdout.splitlines()) < 80
+    for log in ("killed.log", "resumed.log"):
+        assert (out / "interrupted" / log).exists()
     assert "Exact: 0 samples repeated, 0 skipped, in the same order." in ended.stdout
     interrupted, whole = read_history(out / "interrupted"), read_history(out / "uninterrupted")
     assert [step.step for step in interrupted.kept] == [step.step for step in whole.kept] == list(range(1, 33))

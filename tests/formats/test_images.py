@@ -275,9 +275,24 @@ def test_a_file_is_told_whole_from_cut_off_at_any_byte(kind: str) -> None:
     )
     check_whole(whole)
     check_whole(whole + b"trailer")
-    for length in range(0, len(whole) - 40, 7):
+    # A JPEG file without its last bytes has all its pixels, and is whole to many programs.
+    for length in [*range(0, len(whole) - 40, 7), *(range(len(whole) - 40, len(whole)) if kind == "PNG" else ())]:
         with pytest.raises(EncodingError):
             check_whole(whole[:length])
+
+
+@pytest.mark.parametrize("place", [20, 30, 60, -14, -6, -2])
+def test_a_png_file_whose_checksum_differs_is_damaged(place: int) -> None:
+    whole = bytearray(file_of(Image.effect_noise((32, 32), 50), "PNG"))
+    whole[place] ^= 1
+    with pytest.raises(EncodingError, match="expected a whole PNG file, but this one "):
+        check_whole(bytes(whole))
+
+
+@pytest.mark.parametrize("data", [b"\x89PNG\r\n\x1a\n", b"\x89PNG\r\n\x1a\n" + b"\xff" * 40])
+def test_what_only_begins_like_a_png_file_is_none(data: bytes) -> None:
+    with pytest.raises(EncodingError, match="expected a whole PNG file, but this one was cut off"):
+        check_whole(data)
 
 
 def test_a_whole_file_without_the_mark_of_its_end_is_whole() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_streaming.errors import IndexFormatError
+from lightning_streaming.cache.verify import check_hash
+from lightning_streaming.errors import IndexFormatError, StreamingError
 from lightning_streaming.formats.index import FileInfo, ShardInfo, dump_index, dump_merged_index, parse_index
+from lightning_streaming.formats.shard import check_shard
 
 NOWHERE = object()
 
@@ -219,3 +222,76 @@ def test_a_file_larger_than_any_is_refused() -> None:
     shard = entry(compression="gz", zip_data=file(bytes=2**63))
     with pytest.raises(IndexFormatError, match=r"shard 1: zip_data: bytes of .* must be at most 9223372036854775807"):
         parse_index(index_text(entry(), shard), "index.json")
+
+
+TAKEN = [".usage", ".origin", ".queue", ".arriving/x.part", ".index-0a", ".new-x", ".writing/00000.json", ".mds"]
+TAKEN += ["part/.usage", "part/.origin/shard.00000.mds", "./.usage", "index.json", "part/index.json"]
+
+
+@pytest.mark.parametrize("basename", TAKEN)
+@pytest.mark.parametrize("key", ["raw_data", "zip_data", "raw_meta", "zip_meta"])
+@pytest.mark.parametrize("place", [0, 3])
+def test_names_of_the_cache_s_own_files_are_refused(place: int, key: str, basename: str) -> None:
+    """In the first shard, and in one that is read like those before it."""
+    whole = {"format": "csv", "newline": "\n", "compression": "gz", "zip_data": file(), "zip_meta": file()}
+    shards = json.loads(json.dumps([entry(**whole, raw_meta=file(bytes=99)) for _ in range(5)]))
+    shards[place][key]["basename"] = basename
+    with pytest.raises(IndexFormatError, match=rf"index.json, shard {place}: {key}: .*must not be called index.json"):
+        parse_index(index_text(*shards), "index.json")
+
+
+LISTS = {
+    "mds": ("column_names", "column_encodings", "column_sizes"),
+    "csv": ("column_names", "column_encodings"),
+    "tsv": ("column_names", "column_encodings"),
+    "xsv": ("column_names", "column_encodings"),
+}
+
+
+@pytest.mark.parametrize("length", [0, 1, 3, 5000])
+@pytest.mark.parametrize(("shard_format", "key"), [(one, key) for one, keys in LISTS.items() for key in keys])
+@pytest.mark.parametrize("place", [0, 3])
+def test_lists_of_columns_are_of_one_length(place: int, shard_format: str, key: str, length: int) -> None:
+    split = {} if shard_format == "mds" else {"raw_meta": file(bytes=99), "newline": "\n", "separator": ";"}
+    shards = [entry(format=shard_format, **split) for _ in range(5)]
+    shards[place][key] = [8 if key == "column_sizes" else f"int{number}" for number in range(length)]
+    with pytest.raises(IndexFormatError, match=rf"shard {place}: each column must have .*{key} has {length}"):
+        parse_index(index_text(*shards), "index.json")
+
+
+LONG = ["x" * 5000, "../" + "x" * 5000, ["y" * 5000], ["z"] * 5000, {"a" * 5000: 1}, 10**4000, -(10**4000), "9" * 5000]
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where every value of a JSON text is."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(one for key, item in inner for one in _paths(item, (*path, key)))]
+
+
+WHOLE = {
+    "mds": entry(compression="zstd", zip_data=file()),
+    "csv": entry(format="csv", newline="\n", raw_meta=file(bytes=99)),
+    "json": entry(format="json", newline="\n", columns={"id": "int", "text": "str"}, raw_meta=file(bytes=99)),
+}
+
+
+@pytest.mark.parametrize("shard_format", WHOLE)
+def test_no_error_quotes_a_long_field_whole(shard_format: str, tmp_path: Path) -> None:
+    lengths: dict[Any, int] = {}
+    for path in _paths({"version": 2, "shards": [WHOLE[shard_format]]}):
+        for long in LONG:
+            root = json.loads(json.dumps({"root": {"version": 2, "shards": [WHOLE[shard_format]]}}))
+            inner: Any = root
+            for key in ("root", *path)[:-1]:
+                inner = inner[key]
+            inner[("root", *path)[-1]] = long
+            try:
+                (shard,) = parse_index(json.dumps(root["root"]).encode(), "index.json").shards
+                check_shard(shard)
+                (tmp_path / "file").touch()
+                for name in shard.raw_data.hashes:
+                    check_hash(tmp_path / "file", "file", shard.raw_data, name)
+            except StreamingError as error:
+                lengths[path, str(long)[:10]] = len(str(error))
+    assert len(lengths) > 100
+    assert {where: length for where, length in lengths.items() if length > 700} == {}

@@ -10,6 +10,7 @@ import pytest
 
 from lightning_streaming import MDSWriter, Stream, StreamingConfig, StreamingDataLoader, StreamingDataset
 from lightning_streaming.errors import ConfigError, EncodingError
+from lightning_streaming.writing.merge import merge
 from tests.helpers import make_dataset, make_loader, raises
 
 COLUMNS = {"id": "int", "image": "ndarray:uint8:4", "note": "json", "text": "str"}
@@ -91,3 +92,17 @@ def test_the_config_of_a_stage_takes_columns(tmp_path: Path) -> None:
     )
     loader = StreamingDataLoader(StreamingDataset(**arguments), batch_size=12)
     assert [{name: values.tolist() for name, values in batch.items()} for batch in loader] == [{"id": list(range(12))}]
+
+
+@pytest.mark.parametrize("stream", ["alone", "second"])
+def test_an_unsafe_column_of_the_last_shard_is_refused_when_the_index_is_read(stream: str, tmp_path: Path) -> None:
+    write(tmp_path / "all" / "a", {"id": "int"})
+    write(tmp_path / "all" / "b", {"id": "int", "extra": "pkl"})
+    merge([str(tmp_path / "all" / "a"), str(tmp_path / "all" / "b")], str(tmp_path / "all"))
+    streams = {"x": Stream(remote=str(tmp_path / "all"))}
+    if stream == "second":
+        streams = {"first": Stream(remote=str(tmp_path / "all" / "a")), **streams}
+    with pytest.raises(ConfigError, match=r"stream 'x': .* encoding pkl.*allow_unsafe_types=True"):
+        make_dataset(streams=streams).size  # noqa: B018  # it reads the index
+    assert make_dataset(streams=streams, columns=["id"]).size
+    assert make_dataset(streams=streams, allow_unsafe_types=True).size

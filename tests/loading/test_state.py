@@ -33,7 +33,7 @@ def state(root: Path) -> State:
 
 
 def test_a_state_is_the_documented_keys(state: State) -> None:
-    fingerprint = state.pop("fingerprint")
+    fingerprint, streams = state.pop("fingerprint"), state.pop("streams")
     assert state == {
         "version": 1,
         "epoch": 0,
@@ -43,6 +43,7 @@ def test_a_state_is_the_documented_keys(state: State) -> None:
         "initial_physical_nodes": 1,
     }
     assert fingerprint.keys() == {"order", "streams"}
+    assert streams.keys() == {"hashes", "digests", "width"}
 
 
 def test_a_state_before_the_first_batch_is_the_beginning_of_epoch_0(root: Path) -> None:

@@ -21,7 +21,9 @@ S3 = """<?xml version="1.0"?><Error><Code>SignatureDoesNotMatch</Code><Message>I
         ('{"error": "odd"}', "the reason"),
         ('["odd"]', "the reason"),
         ("", "the reason"),
-        ("long " * 1000, ("long " * 1000)[:200]),
+        ("long " * 1000, ("long " * 40).strip()),
+        ("word " + "0123456789" * 100, "word"),  # half of a secret would be shown, not knowing that it is one
+        ("0123456789" * 100, "the reason"),
     ],
 )
 def test_only_words_for_people_are_taken_from_an_answer(text: str, words: str) -> None:

@@ -51,8 +51,10 @@ def test_what_options_take_from_the_environment_is_masked(monkeypatch: pytest.Mo
     [
         ("s3://bucket/x", set()),
         ("/data/a@b?c=d", set()),
-        ("https://me:pass@host/x", {"pass"}),
-        ("https://me:p%40ss@host/a@b", {"p%40ss", "p@ss"}),
+        ("https://me:pass@host/x", {"me:pass", "pass"}),
+        ("https://0123456789@host/x", {"0123456789"}),  # a token alone
+        ("s3://0123456789:a/b+c@bucket/x", {"0123456789:a/b+c", "0123456789", "a/b+c"}),
+        ("https://me:p%40ss@host/a@b", {"me:p%40ss", "me:p@ss", "p%40ss", "p@ss"}),
         ("https://host/x?set=train", {"set=train"}),  # "train" may be elsewhere in an error, and is no secret
         ("https://host/x?sig=0123456789a%2F", {"sig=0123456789a%2F", "sig=0123456789a/", "0123456789a/"}),
     ],

@@ -136,7 +136,18 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback(tmp_path: Path) -> None
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait() == 130
+        assert process.wait() == 141
+
+
+@pytest.mark.parametrize("words", [["inspect", "data"], ["verify", "data", "--json"]])
+def test_a_reader_that_is_gone_before_the_first_word_is_no_trouble(tmp_path: Path, words: list[str]) -> None:
+    write_texts(tmp_path / "data")
+    theirs, ours = os.pipe()
+    os.close(theirs)
+    command = [sys.executable, "-m", "lightning_streaming", *words]
+    done = subprocess.run(command, stdout=ours, stderr=subprocess.PIPE, cwd=tmp_path, check=False)
+    os.close(ours)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_output_that_cannot_show_a_character_shows_another(tmp_path: Path) -> None:

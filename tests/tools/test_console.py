@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from lightning_streaming.errors import ConfigError, MissingDependencyError
-from lightning_streaming.tools.console import print_error, print_json, print_note, progress, require_rich
-from tests.tools.running import run, write_texts
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.tools.console import print_error, print_json, print_note, progress
+from tests.tools.running import run_process, write_texts
 
 
 class Terminal(StringIO):
@@ -59,26 +59,38 @@ def test_progress_is_shown_on_a_terminal_only(unit: str, monkeypatch: pytest.Mon
         assert ("copy" in stream.getvalue()) == is_shown
 
 
-def test_without_rich_there_is_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_texts(tmp_path / "data")
-    monkeypatch.setitem(sys.modules, "rich", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'lightning-streaming\[tools\]'"):
-        require_rich()
-    for command in (["inspect"], ["verify"], ["copy", tmp_path / "data"]):
-        refused = run(*command, tmp_path / "data")
-        assert refused.code == 2
-        assert "--json" in refused.err
-    assert run("inspect", tmp_path / "data", "--json").code == 0
-
-
-def test_a_real_terminal_sees_progress(tmp_path: Path) -> None:
-    write_texts(tmp_path / "data")
+def on_terminal(*words: object) -> str:
+    """What a command that ends well shows on standard error, which is a terminal."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    command = [sys.executable, "-m", "lightning_streaming", "verify", str(tmp_path / "data")]
+    command = [sys.executable, "-m", "lightning_streaming", *map(str, words)]
     subprocess.run(command, stdout=subprocess.DEVNULL, stderr=theirs, check=True)
-    assert select.select([ours], [], [], 10)[0]
-    shown = os.read(ours, 4096)
+    shown = b""
+    while select.select([ours], [], [], 0.2)[0]:
+        shown += os.read(ours, 4096)
     os.close(theirs)
     os.close(ours)
-    assert shown.startswith(b"\rverify:   0%")
+    return shown.decode()
+
+
+@pytest.mark.parametrize(
+    ("words", "bar"),
+    [
+        (("verify", "data"), "verify:   0%"),
+        (("verify", "data", "--workers", 2), "verify:   0%"),
+        (("copy", "data", "copied"), "copy:   0%"),
+        (("convert", "rows.jsonl", "one"), "convert: 0 sample"),
+        (("convert", "rows.jsonl", "several", "--part-size", "1kb", "--workers", 1), "writing: 100%"),
+    ],
+)
+def test_a_real_terminal_sees_progress_and_a_pipe_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[object, ...], bar: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_texts(tmp_path / "data")
+    (tmp_path / "rows.jsonl").write_text('{"id": 1, "text": "some words"}\n' * 100)
+    assert f"\r{bar}" in on_terminal(*words)
+    tool, what, *more = words
+    if tool != "verify":
+        more[0] = "again"
+    assert "\r" not in run_process(tool, what, *more, cwd=tmp_path).err

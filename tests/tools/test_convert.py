@@ -26,6 +26,9 @@ from tests.tools.running import Outcome, options, run
 from tests.tools.test_sources_files import image, write_tar
 from tests.tools.test_token_packing import word_tokenizer
 
+PARTS = ("--part-size", "1kb", "--workers", 1)
+"""Each file a part."""
+
 
 def convert(*args: object) -> Outcome:
     """Run the command in this process; it must end well."""
@@ -113,7 +116,7 @@ def test_a_tar_set_with_jpegs_and_arrays(tmp_path: Path) -> None:
     for number in range(2):
         members = {f"{number}{i}.{end}": data for i in range(3) for end, data in _members(number, i).items()}
         write_tar(tmp_path / "tars" / f"{number}.tar", members)
-    convert(tmp_path / "tars", tmp_path / "out", "--part-size", "1", "--workers", "2")
+    convert(tmp_path / "tars", tmp_path / "out", "--part-size", "1kb", "--workers", "2")
     found = samples(tmp_path / "out")
     assert [sample["cls"] for sample in found] == [0, 1, 2, 10, 11, 12]
     assert [sample["__key__"] for sample in found][4] == "11"
@@ -135,7 +138,7 @@ def test_parts_are_the_same_for_any_number_of_workers(tmp_path: Path) -> None:
 
 def test_a_limit_takes_the_first_rows(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "a.jsonl", 100)
-    convert(source, tmp_path / "out", "--limit", 7, "--part-size", "100")
+    convert(source, tmp_path / "out", "--limit", 7, "--part-size", "1kb")
     assert [sample["id"] for sample in samples(tmp_path / "out")] == list(range(7))
 
 
@@ -149,60 +152,6 @@ def test_a_row_that_cannot_be_written_is_an_error_that_names_its_line(tmp_path: 
     assert outcome.code == 1
     assert f"error: {source}, line 121: the column 'id' is int: expected an integer, but got 'x'" in outcome.err
     assert not (tmp_path / "out" / "index.json").exists()
-
-
-def test_a_conversion_that_failed_goes_on_once_its_source_is_mended(tmp_path: Path) -> None:
-    source = write_rows(tmp_path / "a.jsonl", 200)
-    whole = source.read_bytes()
-    source.write_bytes(whole.replace(b'"text 150"', b"5"))
-    args = (source, tmp_path / "out", "--size-limit", "1kb")
-    assert run("convert", *args).code == 1
-    stored = sorted((tmp_path / "out").glob("shard.*"))
-    written = [path.stat().st_mtime_ns for path in stored]
-    assert len(stored) > 3
-    source.write_bytes(whole)
-    assert "must be new or empty" in run("convert", *args).err
-    convert(*args, "--resume")
-    assert [path.stat().st_mtime_ns for path in stored] == written
-    convert(source, tmp_path / "in_one_go", "--size-limit", "1kb")
-    assert files(tmp_path / "out") == files(tmp_path / "in_one_go")
-    convert(*args, "--resume")
-    assert files(tmp_path / "out") == files(tmp_path / "in_one_go")
-
-
-def _stop_in_the_middle(tmp_path: Path) -> tuple[Path, Path]:
-    """A source of 200 rows, and what its conversion has left that met a bad one."""
-    source, out = write_rows(tmp_path / "a.jsonl", 200), tmp_path / "out"
-    whole = source.read_bytes()
-    source.write_bytes(whole.replace(b'"text 150"', b"5"))
-    assert run("convert", source, out, "--size-limit", "1kb").code == 1
-    source.write_bytes(whole)
-    return source, out
-
-
-def test_a_source_that_is_shorter_by_now_is_not_taken_for_the_rest(tmp_path: Path) -> None:
-    source, out = _stop_in_the_middle(tmp_path)
-    before = files(out)
-    for more, rows in (((), 50), (("--limit", 20), 200)):
-        write_rows(source, rows)
-        outcome = run("convert", source, out, "--size-limit", "1kb", "--resume", *more)
-        assert outcome.code == 2
-        assert f"samples already, but SOURCE gives only {more[1] if more else 50}" in outcome.err
-        assert files(out) == before
-    convert(write_rows(source, 200), out, "--size-limit", "1kb", "--resume")
-    assert [sample["id"] for sample in samples(out)] == list(range(200))
-
-
-def test_a_source_that_is_longer_than_what_is_finished_is_told_in_words_of_the_command(tmp_path: Path) -> None:
-    source = write_rows(tmp_path / "a.jsonl", 3)
-    convert(source, tmp_path / "out")
-    before = files(tmp_path / "out")
-    outcome = run("convert", write_rows(source, 5), tmp_path / "out", "--resume")
-    assert outcome.code == 2
-    assert "is finished with 3 samples, but SOURCE gives more by now; convert it to another place" in outcome.err
-    assert "mode=" not in outcome.err
-    assert run("convert", write_rows(source, 2), tmp_path / "out", "--resume").code == 2
-    assert files(tmp_path / "out") == before
 
 
 def _kill_when(found: str, out: Path, *args: object) -> int:
@@ -280,12 +229,40 @@ def test_a_dataset_without_samples_is_not_passed_over_in_silence(tmp_path: Path)
     words = (source, tmp_path / "out", "--tokenize", "--tokenizer", "bytes", "--block-length", 4096)
     outcome = run("convert", *words)
     assert outcome.code == 1
-    assert outcome.out.endswith("12 tokens of 2 documents; dropped 12, which filled no block at the end of a part\n")
     assert "error: the text of no part fills a block of 4096 tokens" in outcome.err
-    parquet.write_table(pa.table({"id": pa.array([], pa.int64())}), tmp_path / "none.parquet")
-    outcome = run("convert", tmp_path / "none.parquet", tmp_path / "none", "--json")
-    assert (outcome.code, outcome.json["samples"]) == (1, 0)
-    assert "SOURCE has no rows" in outcome.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "tsv", "parquet", "tar", "huggingface", "parquets", "blocks"])
+def test_a_source_without_samples_leaves_nothing(tmp_path: Path, kind: str) -> None:
+    source, more = tmp_path / f"none.{kind}", ()
+    schema = pa.schema({f"column {number}": pa.int64() for number in range(30)})
+    if kind == "jsonl":
+        source.write_text("\n\n")
+    elif kind in ("csv", "tsv"):
+        source.write_text("id\n")
+    elif kind == "parquet":
+        parquet.write_table(schema.empty_table(), source)
+    elif kind == "tar":
+        write_tar(source, {})
+    elif kind == "huggingface":
+        source.mkdir()
+        with pa.OSFile(str(source / "a.arrow"), "wb") as file, pa.ipc.new_stream(file, schema):
+            pass
+        (source / "state.json").write_text('{"_data_files": [{"filename": "a.arrow"}]}')
+    elif kind == "parquets":
+        source.mkdir()
+        for name in "ab":
+            with parquet.ParquetWriter(source / f"{name}.parquet", schema) as writer:
+                writer.write_table(schema.empty_table(), row_group_size=1)
+        more = PARTS
+    else:
+        source = write_rows(tmp_path / "a.jsonl", 200)
+        more = ("--tokenize", "--tokenizer", "bytes", "--block-length", 10**6, *PARTS)
+    outcome = run("convert", source, tmp_path / "out", *more)
+    assert outcome.code == 1
+    assert "error: " in outcome.err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -327,123 +304,6 @@ def test_a_separator_that_is_no_comma_is_told_and_can_be_given(tmp_path: Path) -
         assert "--separator must be one character" in run("convert", path, tmp_path / "no", "--separator", wrong).err
     source = write_rows(tmp_path / "a.jsonl", 2)
     assert "--separator is for CSV" in run("convert", source, tmp_path / "no", "--separator", ";").err
-
-
-def test_parts_go_on_only_with_the_same_source_and_options(tmp_path: Path) -> None:
-    source = write_rows(tmp_path / "a.jsonl", 200)
-    tokenizer = word_tokenizer(tmp_path / "t.json")
-    args = ["--part-size", "1kb", "--tokenize", "--tokenizer", tokenizer, "--block-length", 16]
-    convert(source, tmp_path / "out", *args)
-    assert "when writing began" in run("convert", source, tmp_path / "out", *args, "--resume", "--eot", 3).err
-    tokenizer.write_text(tokenizer.read_text().replace('"cat"', '"dog"'))
-    assert "when writing began" in run("convert", source, tmp_path / "out", *args, "--resume").err
-
-
-def _write_texts(folder: Path, texts: str) -> Path:
-    """A folder of CSV files, one for each letter, whose rows have it."""
-    folder.mkdir(exist_ok=True)
-    for number, text in enumerate(texts):
-        (folder / f"{number}.csv").write_text("id,text\n" + "".join(f"{i},{text}\n" for i in range(5)))
-    return folder
-
-
-PARTS = ("--part-size", "1", "--workers", 1)
-"""Each file a part."""
-
-
-def _fail_in_part(number: int, source: Path, out: Path) -> None:
-    """A conversion that fails in a part, since a row of its file does not fit, which is then mended."""
-    path = source / f"{number}.csv"
-    whole = path.read_text()
-    path.write_text(f"{whole}x,y\n")
-    assert run("convert", source, out, *PARTS).code == 1
-    path.write_text(whole)
-
-
-def _times(out: Path) -> dict[str, int]:
-    return {path.parent.name: path.stat().st_mtime_ns for path in out.glob("part.*/shard.*")}
-
-
-def test_only_parts_whose_input_changed_begin_again(tmp_path: Path) -> None:
-    source, out = _write_texts(tmp_path / "raw", "abcd"), tmp_path / "out"
-    _fail_in_part(3, source, out)
-    before = _times(out)
-    changed = source / "1.csv"
-    stat = changed.stat()
-    changed.write_text(changed.read_text().replace("b", "B"))  # of the same size, and as old
-    os.utime(changed, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    os.utime(source / "0.csv")
-    told = convert(source, out, *PARTS, "--resume").err
-    assert "2 parts of 4 begin again, because their input changed; the first is part 1\n" in told
-    assert [name for name, time in sorted(_times(out).items()) if before.get(name) == time] == [
-        "part.000000",
-        "part.000002",
-    ]
-    convert(source, tmp_path / "in_one_go", *PARTS)
-    assert files(out) == files(tmp_path / "in_one_go")
-
-
-def test_parts_before_a_mended_line_are_kept_and_those_after_it_begin_again(tmp_path: Path) -> None:
-    source, out = write_rows(tmp_path / "a.jsonl", 200), tmp_path / "out"
-    whole = source.read_text()
-    source.write_text(whole.replace('"text 150"', "5"))
-    assert run("convert", source, out, "--part-size", "1kb", "--workers", 1).code == 1
-    before = _times(out)
-    source.write_text(whole)
-    told = convert(source, out, "--part-size", "1kb", "--workers", 1, "--resume").err
-    assert "begin again, because their input changed; the first is part 4\n" in told
-    assert {name for name, time in _times(out).items() if before.get(name) == time} == {
-        f"part.{number:06}" for number in range(4)
-    }
-    convert(source, tmp_path / "in_one_go", "--part-size", "1kb", "--workers", 1)
-    assert files(out) == files(tmp_path / "in_one_go")
-
-
-def test_a_finished_dataset_is_not_changed_by_a_resume(tmp_path: Path) -> None:
-    source, out = _write_texts(tmp_path / "raw", "ab"), tmp_path / "out"
-    convert(source, out, *PARTS)
-    before = files(out)
-    path = source / "1.csv"
-    path.write_text(path.read_text().replace("b", "c"))
-    outcome = run("convert", source, out, *PARTS, "--resume")
-    assert outcome.code == 2
-    assert "is a finished dataset, which does not change, but its source did since" in outcome.err
-    assert files(out) == before
-
-
-def test_a_class_that_was_added_since_is_refused_because_it_changes_the_numbers_of_others(tmp_path: Path) -> None:
-    for name in ("cat", "dog"):
-        (tmp_path / "pets" / name).mkdir(parents=True)
-        (tmp_path / "pets" / name / "a.png").write_bytes(image((1, 2, 3)))
-    convert(tmp_path / "pets", tmp_path / "out", *PARTS)
-    (tmp_path / "out" / "index.json").unlink()
-    convert(tmp_path / "pets", tmp_path / "out", *PARTS, "--resume")
-    (tmp_path / "pets" / "bat").mkdir()
-    outcome = run("convert", tmp_path / "pets", tmp_path / "out", *PARTS, "--resume")
-    assert "when writing began" in outcome.err
-
-
-def test_a_source_that_was_moved_is_gone_on_with(tmp_path: Path) -> None:
-    source, out = _write_texts(tmp_path / "raw", "abc"), tmp_path / "out"
-    _fail_in_part(2, source, out)
-    before = _times(out)
-    moved = source.rename(tmp_path / "elsewhere")
-    assert "1 part of 3 begin again" in convert(moved, out, *PARTS, "--resume").err  # the one that failed
-    assert len(before) == 2
-    assert before.items() <= _times(out).items()
-
-
-def test_changed_parts_begin_again_on_a_bucket_too(tmp_path: Path, s3: S3Store) -> None:
-    bucket, stores = s3.make_bucket(), options(s3.options)
-    source = _write_texts(tmp_path / "raw", "abc")
-    (source / "2.csv").write_text("id,text\n1,a\nx,y\n")
-    assert run("convert", source, f"{bucket}/out", *stores, *PARTS).code == 1
-    _write_texts(source, "aBc")
-    assert "2 parts of 3 begin again" in convert(source, f"{bucket}/out", *stores, *PARTS, "--resume").err
-    found = StreamingDataset(
-        remote=f"{bucket}/out", local=str(tmp_path / "cache"), batch_size=1, storage_options=s3.options
-    )
-    assert [sample["text"][0] for sample in found[:]] == list("aaaaaBBBBBccccc")
 
 
 def test_texts_become_full_blocks_of_bytes(tmp_path: Path) -> None:
@@ -511,7 +371,8 @@ def test_the_example_model_trains_on_blocks_as_they_are(tmp_path: Path) -> None:
         ),
         (["--columns", "id:nothing"], "must be one of"),
         (["--columns", "text:pkl"], "convert does not write the encoding pkl"),
-        (["--part-size", "0"], "--part-size must be at least 1"),
+        (["--part-size", "0"], "--part-size must be at least 1024 bytes"),
+        (["--part-size", "1b"], "--part-size must be at least 1024 bytes, but got '1b'"),
         (["--hashes", "md6"], "md6"),
         (["--from", "parquet"], "cannot be read as Parquet"),
     ],

@@ -181,3 +181,13 @@ def test_a_dataset_of_one_bad_sample_is_bad(tmp_path: Path) -> None:
     assert "sample 1" in shown.err
     assert len(shown.json["first_samples"]) == 1
     assert read_index(tmp_path) == index
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_a_dataset_of_unsafe_columns_alone_is_shown_without_them(tmp_path: Path, more: tuple[str, ...]) -> None:
+    with MDSWriter(out=tmp_path, columns={"a": "pkl", "b": "pkl"}) as writer:
+        writer.write({"a": 1, "b": 2})
+    outcome = run("inspect", tmp_path, *more)
+    assert outcome.code == 0
+    assert outcome.out.count("not decoded; --allow-unsafe-types") == 2
+    assert "not decoded" not in run("inspect", tmp_path, "--allow-unsafe-types", *more).out

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from lightning_streaming.tools.options import (
 )
 
 
-def parsed(*args: str) -> dict[str, Any]:
+def parsed(*args: str) -> Mapping[str, Any]:
     parser = ArgumentParser()
     add_storage_options(parser)
     return storage_options(parser.parse_args(args).storage_options)

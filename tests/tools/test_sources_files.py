@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import tarfile
 from datetime import datetime
 from decimal import Decimal
@@ -24,6 +25,7 @@ from lightning_streaming.tools.sources.image_folder import ImageFolder
 from lightning_streaming.tools.sources.parquet import Parquet
 from lightning_streaming.tools.sources.text_folder import TextFolder
 from lightning_streaming.tools.sources.webdataset import WebDataset
+from tests.tools.running import run
 from tests.tools.test_sources_text import encode_all, encodings, rows
 
 
@@ -128,6 +130,61 @@ def test_parquet_files_that_differ_or_are_damaged_are_errors(tmp_path: Path) -> 
         all_rows(Parquet.open(str(tmp_path)))
 
 
+def _table_of(kind: str) -> pa.Table:
+    one, two = pa.array([1]), pa.array([2])
+    if kind == "columns":
+        return pa.Table.from_arrays([one, two], names=["a", "a"])
+    if kind == "fields":
+        return pa.table({"s": pa.StructArray.from_arrays([one, two], names=["a", "a"])})
+    if kind == "date":
+        return pa.table({"d": pa.array([2**62], pa.timestamp("us"))})
+    bad_text = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")]
+    )
+    return pa.table({"t": bad_text})
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("columns", "has several columns of the name 'a'; give each its own"),
+        ("fields", "cannot be read as Parquet: .*duplicate field names"),
+        ("date", "cannot be read as Parquet: .*out of range"),
+        ("text", "cannot be read as Parquet: .*utf-8"),
+    ],
+)
+def test_values_of_parquet_that_python_cannot_hold_are_errors(tmp_path: Path, kind: str, words: str) -> None:
+    path = tmp_path / "a.parquet"
+    parquet.write_table(_table_of(kind), path)
+    outcome = run("convert", path, tmp_path / "out", "--columns", "d:str") if kind == "date" else None
+    outcome = outcome or run("convert", path, tmp_path / "out")
+    assert outcome.code == 1
+    assert re.search(f"error: {path} {words}", outcome.err)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy"])
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_a_damaged_page_of_parquet_is_an_error(tmp_path: Path, compression: str, version: str) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"x": np.random.default_rng(0).integers(0, 2**60, 1000), "t": ["text"] * 1000})
+    parquet.write_table(
+        table,
+        path,
+        write_page_checksum=True,
+        compression=compression,
+        use_dictionary=False,
+        data_page_version=version,
+        row_group_size=300,
+    )
+    assert len(all_rows(Parquet.open(str(path)))) == 1000
+    data = bytearray(path.read_bytes())
+    data[1500] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(FormatError, match=r"a.parquet cannot be read as Parquet: .*CRC checksum"):
+        all_rows(Parquet.open(str(path)))
+
+
 def test_columns_in_the_names_of_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "year=2024").mkdir()
     parquet.write_table(pa.table({"x": [1]}), tmp_path / "year=2024" / "a.parquet")
@@ -201,6 +258,37 @@ def test_an_arrow_file_that_ends_early_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "saved" / "state.json").write_text("{}")
     with pytest.raises(FormatError, match="_data_files"):
         HuggingFace.open(str(tmp_path / "saved"))
+
+
+def test_an_arrow_file_that_ends_between_batches_is_an_error(tmp_path: Path) -> None:
+    batch = pa.record_batch({"x": [1, 2]})
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pa.ipc.new_stream(file, batch.schema) as writer:
+        writer.write_batch(batch)
+        first = file.tell()
+        writer.write_batch(batch)
+    (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "a.arrow"}]}')
+    assert len(all_rows(HuggingFace.open(str(tmp_path)))) == 4
+    whole = (tmp_path / "a.arrow").read_bytes()
+    for length in (first, len(whole) - 8, len(whole) - 1):
+        (tmp_path / "a.arrow").write_bytes(whole[:length])
+        with pytest.raises(FormatError, match=r"a.arrow was cut off|cannot be read as an Arrow stream"):
+            all_rows(HuggingFace.open(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("listed", "words"),
+    [
+        ('[{"filename": "b.arrow"}]', "lists b.arrow, which is not there; put that file back"),
+        ('[{"filename": "../a.arrow"}]', "must list names of files"),
+        ('[{"filename": 3}]', "must list names of files"),
+        ('[{"name": "a.arrow"}]', "must list names of files"),
+        ('["a.arrow"]', "must list names of files"),
+    ],
+)
+def test_an_arrow_file_that_is_missing_is_named(tmp_path: Path, listed: str, words: str) -> None:
+    (tmp_path / "state.json").write_text(f'{{"_data_files": {listed}}}')
+    with pytest.raises(FormatError, match=words):
+        HuggingFace.open(str(tmp_path))
 
 
 def _array(values: Any) -> bytes:
@@ -401,3 +489,39 @@ def test_links_to_folders_are_followed_unless_they_lead_back(tmp_path: Path) -> 
         with pytest.raises(ConfigError, match=f"{Path(back).name} leads back to"):
             TextFolder.open(str(tmp_path / "source"))
         (tmp_path / back).unlink()
+
+
+@pytest.mark.parametrize("kind", ["text", "jsonl", "csv", "tar", "json in tar"])
+def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path: Path, kind: str) -> None:
+    mark = b"\xef\xbb\xbf"
+    if kind == "text":
+        (tmp_path / "a.txt").write_bytes(mark + b"words")
+    elif kind == "jsonl":
+        (tmp_path / "a.jsonl").write_bytes(mark + b'{"text": "words"}')
+    elif kind == "csv":
+        (tmp_path / "a.csv").write_bytes(mark + b"text\nwords\n")
+    else:
+        members = {"1.text": mark + b"words"} if kind == "tar" else {"1.json": mark + b'"words"'}
+        write_tar(tmp_path / "a.tar", members)
+    row = dict(rows(open_source(str(tmp_path)))[0])
+    assert row.pop("json" if kind == "json in tar" else "text") == "words"
+
+
+@pytest.mark.parametrize("below", ["", "/below", "/below/more"])
+def test_an_out_that_is_a_file_is_told_as_one(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n' * 2000)
+    for more in ((), ("--part-size", "1kb", "--workers", "1"), ("--resume",)):
+        outcome = run("convert", tmp_path / "a.jsonl", f"{tmp_path}/file{below}", *more)
+        assert outcome.code == 2
+        assert "must be a directory, but is a file" in outcome.err if not below else "Not a directory" in outcome.err
+        assert "attempt" not in outcome.err
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize("below", ["", "/below"])
+def test_a_merge_into_a_file_is_told_as_one(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("kept")
+    outcome = run("merge", f"{tmp_path}/file{below}")
+    assert outcome.code == 2
+    assert "attempt" not in outcome.err

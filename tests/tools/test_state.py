@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_streaming.tools.states.places import CALLBACK_KEY, CALLBACK_VERSION
+from lightning_streaming.loading.saved_run import CALLBACK_KEY, RUN_VERSION
 from lightning_streaming.trainer.state_callback import StreamingStateCallback
 from tests.tools.running import edit_state as edit
 from tests.tools.running import run as command
@@ -71,7 +71,7 @@ def steps_from(epoch: int, sample: int) -> dict[int, int]:
 
 def test_names_are_those_of_the_callback() -> None:
     callback = StreamingStateCallback()
-    assert (callback.state_key, callback.state_dict()["version"]) == (CALLBACK_KEY, CALLBACK_VERSION)
+    assert (callback.state_key, callback.state_dict()["version"]) == (CALLBACK_KEY, RUN_VERSION)
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=str)

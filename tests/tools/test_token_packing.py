@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from lightning_streaming.errors import ConfigError, EncodingError
 from lightning_streaming.tools.packing import Packer
 from lightning_streaming.tools.tokens import choose_dtype, find_end, fingerprint, load_tokenizer
+from tests.tools.running import run
 
 WORDS = {"the": 0, "cat": 1, "sat": 2, "[UNK]": 3, "<end>": 9}
 
@@ -82,6 +83,32 @@ def test_a_file_that_is_none_is_an_error(tmp_path: Path) -> None:
         load_tokenizer(str(tmp_path / "a.json"))
     with pytest.raises(ConfigError, match="bytes or a JSON file"):
         load_tokenizer(str(tmp_path / "none.json"))
+
+
+def test_a_tokenizer_that_raises_names_the_row(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"the": 0}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[misc, assignment, unused-ignore]
+    tokenizer.save(str(tmp_path / "t.json"))
+    with pytest.raises(EncodingError, match="the tokenizer cannot encode 'the cat'"):
+        load_tokenizer(str(tmp_path / "t.json")).encode("the cat")
+    (tmp_path / "a.jsonl").write_text('{"text": "the"}\n{"text": "the cat"}\n')
+    words = ["--tokenize", "--tokenizer", tmp_path / "t.json", "--block-length", 1]
+    outcome = run("convert", tmp_path / "a.jsonl", tmp_path / "out", *words)
+    assert outcome.code == 1
+    assert "a.jsonl, line 2: the tokenizer cannot encode 'the cat'" in outcome.err
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '{"version": "9.9", "model": 3}', '{"model": {"type": "None"}}'])
+def test_json_that_is_no_tokenizer_is_an_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ConfigError, match="no file of the tokenizers package"):
+        load_tokenizer(str(tmp_path / "a.json"))
+
+
+def test_a_token_that_no_dtype_holds_is_refused() -> None:
+    for asked in (None, "uint64"):
+        with pytest.raises(ConfigError, match="tokens must be at most 18446744073709551615"):
+            choose_dtype(2**64 + 1, asked)
 
 
 def test_another_tokenizer_has_another_fingerprint(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import shutil
 import struct
 from dataclasses import replace
@@ -125,6 +126,34 @@ def test_pixels_of_images_are_decoded(tmp_path: Path) -> None:
         flip_byte(path, position)
         assert problems(tmp_path)[0][0].startswith("sample 0: ")
         path.write_bytes(data)
+
+
+@pytest.mark.parametrize("cut", [1, 4, 8, 12, 16, 20])
+def test_an_image_that_was_cut_behind_its_pixels_is_named(tmp_path: Path, cut: int) -> None:
+    file = io.BytesIO()
+    Image.effect_noise((32, 32), 50).save(file, "PNG")
+    with MDSWriter(out=tmp_path, columns={"image": "png"}) as writer:
+        writer.write({"image": file.getvalue()})
+        writer.write({"image": file.getvalue()[:-cut]})
+    assert "sample 1: expected a whole PNG file, but this one was cut off" in problems(tmp_path)[0][0]
+
+
+@pytest.mark.parametrize("compression", [None, "gz"])
+def test_an_index_with_a_hash_that_there_is_not_is_named_and_fetched(tmp_path: Path, compression: str | None) -> None:
+    write_texts(tmp_path / "good", compression=compression)
+    shutil.copytree(tmp_path / "good", tmp_path / "bad")
+    index = tmp_path / "bad" / "index.json"
+    index.write_text(index.read_text().replace("sha1", "md6"))
+    for command in (("verify",), ("verify", "--quick"), ("copy", tmp_path / "copied")):
+        verb, *more = command
+        outcome = run(verb, tmp_path / "bad", *more)
+        assert outcome.code == 1
+        assert f"{tmp_path / 'bad'}" in outcome.err
+        assert "records of shard.00000.mds" in outcome.err
+        assert "the hash 'md6', which there is not; known are blake2b" in outcome.err
+    assert run("verify", tmp_path / "bad", "--repair", tmp_path / "good").code == 0
+    assert index.read_bytes() == (tmp_path / "good" / "index.json").read_bytes()
+    assert run("verify", tmp_path / "good").code == 0
 
 
 def test_a_cache_of_raw_files_is_checked_too(tmp_path: Path) -> None:

@@ -134,6 +134,22 @@ def test_a_range_given_later_is_counted_from_the_step_reached(
 
 
 @pytest.mark.filterwarnings("ignore:You requested to overfit")
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_an_epoch_whose_rest_is_skipped_from_now_on_is_closed(
+    accumulate: int, data: Path, batches: list[Seen], tmp_path: Path
+) -> None:
+    run = with_trainer(Run(data=data, directory=tmp_path), accumulate_grad_batches=accumulate)
+    path = save_in("on_train_batch_end", 3, 0)(run, None, tmp_path / "saved.ckpt", 0)
+    model, trainer = replace(run, order={"skip": ["3-7"]}).fit(ckpt_path=path)
+    assert model.seen == without(batches, 3, 4, 5, 6, 7)
+    assert trainer.current_epoch == EPOCHS
+
+
+def test_validation_by_time(data: Path, batches: list[Seen], tmp_path: Path) -> None:
+    model, _ = skipping(data, tmp_path, ["2-3"]).fit(val_check_interval="00:01:00:00")
+    assert model.seen == without(batches, 2, 3)
+
+
 def test_overfitting_skips_nothing(data: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="skip counts batches over a run, and overfit_batches"):
         skipping(data, tmp_path, ["1"]).fit(overfit_batches=2)

@@ -19,6 +19,11 @@ def count(numbers: range) -> Iterator[dict[str, Any]]:
         yield {"id": number, "text": "x" * (number % 7)}
 
 
+def count_one(number: int) -> Iterator[dict[str, Any]]:
+    """One sample."""
+    yield {"id": int(number), "text": ""}
+
+
 def count_slowly(numbers: range) -> Iterator[dict[str, Any]]:
     """The same, at a pace at which a kill finds it anywhere."""
     for sample in count(numbers):

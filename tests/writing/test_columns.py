@@ -55,8 +55,16 @@ def test_what_is_inferred_comes_back_equal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [None, (1, 2), {1}, 1j, np.bool_(True), np.datetime64("2020")])
 def test_other_types_are_refused_with_their_column(value: object) -> None:
-    with pytest.raises(ConfigError, match=r"column 'x', a .*; pass columns="):
+    with pytest.raises(ConfigError, match=r"column 'x', a .*; pass columns={'id': 'int', 'x': '\.\.\.'}"):
         infer_columns({"id": 1, "x": value})
+
+
+def test_all_columns_without_an_encoding_are_named_and_the_others_with_theirs() -> None:
+    with pytest.raises(ConfigError) as told:
+        infer_columns({"a": None, "b": 1.5, "c": {1}})
+    assert "'a', a NoneType, 'c', a set; pass columns={'a': '...', 'b': 'float64', 'c': '...'}" in str(told.value)
+    with pytest.raises(ConfigError, match="'a' is a NoneType, 'c' is a set, but this format knows"):
+        infer_text_columns({"a": None, "b": 1.5, "c": {1}})
 
 
 def test_text_formats_know_three_types() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 
 from lightning_streaming.errors import (
@@ -23,6 +24,7 @@ from lightning_streaming.errors import (
 from lightning_streaming.storage.listing import list_files
 from lightning_streaming.writing.parallel import write_parallel
 from lightning_streaming.writing.parts import plan_parts
+from lightning_streaming.writing.writer import MDSWriter
 from tests.loading.processes import is_alive, wait_until
 from tests.servers import S3Store
 from tests.writing import part_functions as make
@@ -222,9 +224,19 @@ def test_a_resume_with_other_inputs_or_settings_is_refused(change: dict[str, Any
     ("wrong", "words"),
     [
         ({"inputs": []}, "at least one"),
+        ({"inputs": (one for one in ())}, "at least one"),
         ({"inputs": "abc"}, "at least one"),
+        ({"inputs": b"abc"}, "at least one"),
+        ({"inputs": 7}, "at least one, one for each part, but got int 7"),
+        ({"inputs": None}, "at least one"),
+        ({"inputs": {1, 2}}, "at least one"),
+        ({"inputs": {1: 2}}, "at least one"),
+        ({"fn": 7}, "fn must be a function"),
         ({"inputs": [object()]}, "repr that is the same in every run"),
-        ({"num_workers": 0}, "num_workers must be at least 1"),
+        ({"num_workers": 0}, "num_workers must be a whole number from 1"),
+        ({"num_workers": 1.5}, "num_workers must be a whole number from 1"),
+        ({"num_workers": True}, "num_workers must be a whole number from 1"),
+        ({"num_workers": "2"}, "num_workers must be a whole number from 1"),
         ({"engine": "threads"}, "engine must be one of processes, ray"),
         ({"mode": "append"}, "mode must be"),
         ({"start_method": "thread"}, "start_method must be one of"),
@@ -238,6 +250,24 @@ def test_arguments_are_checked_before_anything_is_touched(wrong: dict[str, Any],
     with pytest.raises(ConfigError, match=words):
         write(**{"out": tmp_path / "out", **wrong})
     assert [path for path in contents(tmp_path) if "part." in path] == []
+
+
+def test_inputs_may_come_from_a_generator_or_an_array(tmp_path: Path) -> None:
+    expected = contents(write(tmp_path / "list"))
+    assert contents(write(tmp_path / "generated", inputs=(one for one in INPUTS))) == expected
+    with pytest.raises(ConfigError, match="at least one, but got generator"):
+        plan_parts((one for one in INPUTS), make.count, tmp_path / "planned")  # type: ignore[arg-type]
+    made = write(tmp_path / "array", make.count_one, np.arange(3))
+    assert ids(made) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("place", ["directory", "bucket"])
+def test_a_single_writer_does_not_go_on_with_parts(place: str, tmp_path: Path, s3: S3Store) -> None:
+    out = str(tmp_path / "out") if place == "directory" else f"{s3.make_bucket()}/out"
+    options = {} if place == "directory" else s3.options
+    plan_parts(INPUTS, make.count, out, columns=SETTINGS["columns"], storage_options=options)
+    with pytest.raises(ConfigError, match="a dataset in parts was begun here"):
+        MDSWriter(out=out, columns=SETTINGS["columns"], mode="resume", storage_options=options)
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])

@@ -73,6 +73,14 @@ def test_the_first_difference_is_named(wanted: PartPlan, words: str) -> None:
         check_same(plan(), wanted, "there/plan")
 
 
+def test_every_setting_that_differs_is_named() -> None:
+    other = plan(1, 3, 4, settings={"columns": {"a": "int"}, "compression": None, "hashes": [], "size_limit": 5})
+    with pytest.raises(ConfigError) as told:
+        check_same(plan(), other, "there/plan")
+    for words in ("columns is ", "compression is None", "hashes is ", "size_limit is 5", "there are 3 inputs"):
+        assert words in str(told.value)
+
+
 def test_columns_are_compared_without_their_order() -> None:
     check_same(plan(), make_plan((1, 2), {"a": "str", "b": "int"}, SETTINGS), "plan")
 

@@ -13,7 +13,8 @@ def test_nothing_may_be_written_in_several_ways() -> None:
     nothing = ShardSettings(compression=None, hashes=(), size_limit=None)
     assert parse_settings(None, None, None) == nothing
     assert parse_settings("", [], 0) == nothing
-    assert parse_settings(None, (), "0b") == nothing
+    for no_limit in (None, 0, 0.0, "0", "0b", "0mb", " 0 "):
+        assert parse_settings(None, (), no_limit) == nothing
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,16 @@ def test_a_size_limit_is_bytes(written: Any, size: int) -> None:
         (None, None, "4gb", "size_limit must be in"),
         (None, None, -1, "size_limit"),
         (None, None, "much", "size_limit"),
+        (None, None, "", "size_limit"),
+        (None, None, " ", "size_limit"),
+        (None, None, True, "or None for no limit, but got True"),
+        (None, None, False, "or None for no limit, but got False"),
+        (None, None, [], "or None for no limit"),
+        (None, None, b"64mb", "or None for no limit"),
+        (None, None, 0.5, "at least 1 byte"),
+        (None, None, "0.0001kb", "at least 1 byte"),
+        (None, None, float("nan"), "size_limit"),
+        (None, None, float("inf"), "size_limit"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(compression: Any, hashes: Any, size_limit: Any, words: str) -> None:

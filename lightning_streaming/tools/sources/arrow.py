@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lightning_streaming.errors import FormatError, MissingDependencyError
+from lightning_streaming.errors import FormatError, MissingDependencyError, StreamingError
 from lightning_streaming.tools.sources.source import Found, Schema
 from lightning_streaming.tools.sources.values import image_encoding
 
@@ -42,12 +42,21 @@ def reading(path: str, what: str) -> Iterator[Any]:
     pa = require_pyarrow()
     try:
         yield pa
-    except (pa.ArrowException, OSError) as error:
+    except StreamingError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, OverflowError, TypeError) as error:  # of values too
         raise FormatError(f"{path} cannot be read as {what}: {error}") from error
 
 
 def tell_schema(schema: Any, rows: Iterator[tuple[int, Mapping[str, Any]]], told_by: str) -> Schema:
-    """The encodings that follow from the schema of a file; those of images, from the first of its rows too."""
+    """The encodings that follow from the schema of a file; those of images, from the first of its rows too.
+
+    Raises:
+        FormatError: Two columns have one name.
+    """
+    twice = [name for name in schema.names if schema.names.count(name) > 1]
+    if twice:
+        raise FormatError(f"{told_by} has several columns of the name {twice[0]!r}; give each its own")
     _, first = next(rows, (0, {}))
     return Schema({field.name: _found(field.type, first.get(field.name)) for field in schema}, told_by)
 

@@ -64,17 +64,16 @@ def choose_columns(schema: Schema, asked: Mapping[str, str | None]) -> ColumnPla
         raise ConfigError(
             f"there is no column {unknown[0]!r}; {schema.told_by} has the columns {', '.join(schema.columns)}"
         )
-    encodings: dict[str, str] = {}
-    for name in asked or schema.columns:
-        encoding = asked.get(name) or schema.columns[name].encoding
-        if encoding is None:
-            named = as_options({**dict.fromkeys(schema.columns), **asked, name: "ENCODING"})
-            raise ConfigError(
-                f"no encoding follows for the column {name!r}, which holds {schema.columns[name].what} "
-                f"({schema.told_by}); name one: {named}"
-            )
-        encodings[name] = encoding
-    return ColumnPlan(encodings, exact=not asked)
+    wanted = {name: asked.get(name) or schema.columns[name].encoding for name in asked or schema.columns}
+    open_ones = [name for name, encoding in wanted.items() if encoding is None]
+    if open_ones:
+        held = ", ".join(f"{name!r}, which holds {schema.columns[name].what}" for name in open_ones)
+        named = as_options({name: asked.get(name) or (None if wanted[name] else "ENCODING") for name in wanted})
+        raise ConfigError(
+            f"no encoding follows for the {'column' if len(open_ones) == 1 else 'columns'} {held} ({schema.told_by}); "
+            f"name {'one' if len(open_ones) == 1 else 'them'}: {named}"
+        )
+    return ColumnPlan({name: encoding for name, encoding in wanted.items() if encoding}, exact=not asked)
 
 
 def _check_one_at_a_time(schema: Schema, asked: Mapping[str, str | None]) -> None:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from lightning_streaming.errors import ConfigError, EncodingError, FormatError
+from lightning_streaming.formats.exact import parse_exact_float
 from lightning_streaming.tools.sources.files import find_files, open_bytes, whole_files
 from lightning_streaming.tools.sources.source import Found, Piece, Schema
 from lightning_streaming.tools.sources.strict_json import parse_json
@@ -25,9 +26,11 @@ _OTHER_SEPARATORS = ";\t|,"
 """What separates cells in files that are called CSV all the same."""
 
 # With a leading zero it may be a code, like a postal code, whose zeros a number would lose.
-_INTEGER = re.compile(r"-?(0|[1-9][0-9]*)", re.ASCII)
+_INTEGER = re.compile(r"0|-?[1-9][0-9]*", re.ASCII)
 _FRACTION = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+([eE][-+]?[0-9]+)?", re.ASCII)
-_FLOAT = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?inf|nan", re.ASCII | re.IGNORECASE)
+_FLOAT = re.compile(
+    r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?inf|nan", re.ASCII | re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +98,13 @@ class Delimited:
         with self._cells(piece.path) as reader:
             header = _header(next(reader, []), piece.path)
             for cells in reader:
-                if not cells:  # an empty line
+                if not cells and len(header) > 1:  # an empty line
                     continue
+                if not cells:
+                    raise FormatError(
+                        f"{self.place(piece, reader.line_num)} is blank, which in a file of one column may be an empty "
+                        'cell or nothing at all; write "" for an empty cell, or remove the line'
+                    )
                 if len(cells) != len(header):
                     raise FormatError(
                         f"{self.place(piece, reader.line_num)} has {len(cells)} cells, but the header has {len(header)}"
@@ -147,7 +155,15 @@ def _header(cells: list[str], path: str) -> list[str]:
 def _told(cell: str) -> str:
     if _INTEGER.fullmatch(cell) and -(2**63) <= int(cell) < 2**63:
         return "int"
-    return "float64" if _FRACTION.fullmatch(cell) else "str"
+    return "float64" if _FRACTION.fullmatch(cell) and _is_exact(cell) else "str"
+
+
+def _is_exact(cell: str) -> bool:
+    try:
+        parse_exact_float(cell)
+    except EncodingError:
+        return False
+    return True
 
 
 def _integer(cell: str) -> int:
@@ -158,8 +174,8 @@ def _integer(cell: str) -> int:
 
 def _float(cell: str) -> float:
     if not _FLOAT.fullmatch(cell.strip()):
-        raise EncodingError(f"expected a number, but got {cell[:60]!r}")
-    return float(cell)
+        raise EncodingError(f"expected a number without leading zeros, but got {cell[:60]!r}")
+    return parse_exact_float(cell.strip())
 
 
 def _json(cell: str) -> Any:

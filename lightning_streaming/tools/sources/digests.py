@@ -27,10 +27,11 @@ def digest_of(value: object) -> str:
     return hashlib.sha256(repr(value).encode(errors="surrogatepass")).hexdigest()[:16]
 
 
-def traits(source: Source) -> tuple[Any, ...]:
-    """What decides on the rows of a source beside its files: its kind, separators, names of classes."""
+def traits(source: Source) -> dict[str, Any]:
+    """What decides on the rows of a source beside its files, by name: its kind, its separator, its classes."""
     known: Any = source
-    return type(source).__name__, *(getattr(known, one.name) for one in fields(known) if one.name not in _WHERE)
+    others = {one.name: getattr(known, one.name) for one in fields(known) if one.name not in _WHERE}
+    return {"kind": type(source).__name__, **others}
 
 
 def digest_groups(source: Source, groups: Sequence[Sequence[Piece]]) -> list[str]:

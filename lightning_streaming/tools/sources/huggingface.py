@@ -7,6 +7,7 @@ hold the rows as the dataset gives them.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ STATE_BASENAME = "state.json"
 """In the folder of a dataset: lists its files."""
 SPLITS_BASENAME = "dataset_dict.json"
 """In a folder of datasets by split: lists them."""
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class HuggingFace:
 
         Raises:
             ConfigError: The folder is not that of one dataset.
-            FormatError: The file that lists the others is damaged.
+            FormatError: The file that lists the others is damaged, or one of the others is missing.
             MissingDependencyError: pyarrow is not installed.
         """
         require_pyarrow()
@@ -58,8 +60,7 @@ class HuggingFace:
             )
         if not (folder / STATE_BASENAME).is_file():
             raise ConfigError(f"{location} must be a folder written by save_to_disk, but has no {STATE_BASENAME}")
-        files = _load(folder / STATE_BASENAME, "_data_files")
-        return cls(tuple(str(folder / file["filename"]) for file in files))
+        return cls(tuple(_data_files(folder)))
 
     def pieces(self, most: int) -> Sequence[Piece]:  # noqa: ARG002
         """Whole files; ``datasets`` writes them with up to 500 MB each."""
@@ -81,6 +82,7 @@ class HuggingFace:
                     for row in batch_rows(batch.slice(start, BATCH_ROWS), names):
                         number += 1
                         yield number, row
+        _check_end(piece.path)
 
     def place(self, piece: Piece, number: int) -> str:
         """The row of the file, counted from 1."""
@@ -91,6 +93,20 @@ class HuggingFace:
         return converter(encoding)
 
 
+def _data_files(folder: Path) -> Iterator[str]:
+    """The files that the folder's own list names, which must be there."""
+    for file in _load(folder / STATE_BASENAME, "_data_files"):
+        name = file.get("filename") if isinstance(file, dict) else None
+        if not isinstance(name, str) or Path(name).name != name:
+            raise FormatError(f"{folder / STATE_BASENAME} must list names of files, but lists {file!r:.100}")
+        if not (folder / name).is_file():
+            raise FormatError(
+                f"{folder / STATE_BASENAME} lists {name}, which is not there; put that file back, or save the dataset "
+                "again"
+            )
+        yield str(folder / name)
+
+
 def _load(path: Path, key: str) -> list[Any]:
     try:
         found = json.loads(path.read_bytes())[key]
@@ -99,6 +115,14 @@ def _load(path: Path, key: str) -> list[Any]:
     if not isinstance(found, list) or not found:
         raise FormatError(f"{path} lists nothing under {key}")
     return found
+
+
+def _check_end(path: str) -> None:
+    """Refuse a stream that was cut off between two batches, which pyarrow takes for its end."""
+    with Path(path).open("rb") as file:
+        file.seek(-min(len(_END_OF_STREAM), file.seek(0, os.SEEK_END)), os.SEEK_END)
+        if file.read() != _END_OF_STREAM:
+            raise FormatError(f"{path} was cut off: it has no mark of its end; save the dataset again")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lightning_streaming.errors import ConfigError, FormatError
+from lightning_streaming.errors import ConfigError, EncodingError, FormatError
 from lightning_streaming.tools.sources.files import find_files, is_gzip, open_bytes, whole_files
 from lightning_streaming.tools.sources.source import Found, Piece, Schema
 from lightning_streaming.tools.sources.strict_json import RepeatedKeyError, parse_json
@@ -68,7 +68,7 @@ class JsonLines:
         hint = "; a file that is one JSON array must be written as one object a line" * line.startswith(b"[")
         try:
             row = parse_json(line.removeprefix(_BYTE_ORDER_MARK).decode())
-        except RepeatedKeyError as error:
+        except (RepeatedKeyError, EncodingError) as error:
             raise FormatError(f"{self.place(piece, number)}: {error}") from error
         except (ValueError, RecursionError) as error:
             # The error counts lines too, but within this one.

@@ -34,14 +34,12 @@ class Part:
     """In the order of the source."""
     content: str = ""
     """A digest of what is in the pieces, and of all else about them that rows tell of."""
-    made_into: str = ""
-    """A digest of what becomes of the rows; a dataset that was begun with another one is not gone on with."""
 
     def __repr__(self) -> str:
-        """Short; another one for any change of the content or of what becomes of it, wherever the files lie."""
+        """Short; another one for any change of the content, wherever the files lie."""
         names = [PurePath(one.path).name for one in self.pieces]
         ends = " to ".join(dict.fromkeys((*names[:1], *names[-1:])))
-        return f"<{self.content} {self.made_into} {sum(one.size for one in self.pieces)} bytes of {ends}>"
+        return f"<{self.content} {sum(one.size for one in self.pieces)} bytes of {ends}>"
 
 
 class Found(NamedTuple):

@@ -1,9 +1,15 @@
-"""JSON in which no key is there twice: parsers keep the last of several values, and the others would be lost unseen."""
+"""JSON of which nothing is lost unseen.
+
+Parsers keep the last of several values of one key, make infinity of a number that is too large, and drop digits that a
+float cannot hold.
+"""
 
 from __future__ import annotations
 
 import json
 from typing import Any
+
+from lightning_streaming.formats.exact import parse_exact_float
 
 
 class RepeatedKeyError(ValueError):
@@ -16,9 +22,10 @@ def parse_json(text: str | bytes) -> Any:
     Raises:
         RepeatedKeyError: An object in it, at any depth, has a key twice.
         ValueError: It is not JSON.
+        EncodingError: A number in it would lose digits; it is a ValueError too.
         RecursionError: It is too deep.
     """
-    return json.loads(text, object_pairs_hook=_object)
+    return json.loads(text, object_pairs_hook=_object, parse_float=parse_exact_float)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

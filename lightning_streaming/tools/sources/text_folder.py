@@ -49,10 +49,10 @@ class TextFolder:
         return Schema({"text": Found("str", "text"), "path": Found("str", "text")}, "the kind of source")
 
     def rows(self, piece: Piece, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:  # noqa: ARG002
-        """One row; line breaks stay as they are."""
+        """One row; line breaks stay as they are, and a byte order mark at the beginning does not."""
         path = Path(piece.path)
         try:
-            text = path.read_bytes().decode()
+            text = path.read_bytes().decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise FormatError(f"{path} is not text in UTF-8: {error}") from error
         yield 0, {"text": text, "path": path.relative_to(self.root).as_posix()}

@@ -1,6 +1,6 @@
 """Values of a source to what an encoding takes. What does not fit is an error: nothing is cut, wrapped or parsed.
 
-Only a float may be rounded, to the width of the encoding that was chosen for it.
+Only a float may be rounded, to the width of the encoding that was chosen for it, and never to infinity or zero.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, EncodingError
 from lightning_streaming.formats.encodings import encoding as find_encoding
+from lightning_streaming.formats.exact import check_float
 from lightning_streaming.formats.image_files import BEGINNINGS, check_whole
 
 IMAGE_BEGINNINGS = {kind.lower(): beginning for kind, beginning in BEGINNINGS.items()}
 """The first bytes of an image file, by the encoding that stores it."""
+
+_FLOAT64 = np.dtype("float64")
 
 Converter = Callable[[Any], Any]
 
@@ -73,19 +76,11 @@ def _integer(value: Any) -> int:
     raise _expected("an integer", value)
 
 
-def _float(value: Any) -> float:
-    if isinstance(value, (float, np.floating)):
-        return float(value)
-    number = _integer_or_none(value)
-    if number is None:
+def _float(value: Any, dtype: np.dtype[Any] = _FLOAT64) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise _expected("a number", value)
-    if abs(number) > 2**53:
-        raise EncodingError(f"{number} would lose digits as a float")
-    return float(number)
-
-
-def _integer_or_none(value: Any) -> int | None:
-    return int(value) if isinstance(value, (int, np.integer)) and not isinstance(value, bool) else None
+    check_float(value, dtype)
+    return float(value)
 
 
 def _text(value: Any) -> str:
@@ -127,14 +122,39 @@ def _array(value: Any, dtype: np.dtype[Any] | None) -> NDArray[Any]:
         raise EncodingError(f"expected numbers in rows of one length: {error}") from None
     if found.dtype.kind not in "iuf":
         raise _expected("a list of numbers", value)
+    if not isinstance(value, np.ndarray):
+        _check_list(value, found.dtype)
     if dtype is None or dtype == found.dtype:
         return found
     if dtype.kind != "f" and found.size and found.dtype.kind == "f":
         raise EncodingError(f"expected {dtype} numbers, but got fractions ({found.dtype})")
-    made = found.astype(dtype)
-    if dtype.kind != "f" and not np.array_equal(made, found):
-        raise EncodingError(f"expected {dtype} numbers, but got {found.min()} to {found.max()}")
+    with np.errstate(all="ignore"):
+        made = found.astype(dtype)
+    if found.size and _is_changed(made, found):
+        raise EncodingError(f"expected numbers that {dtype} can hold, but got {found.min()} to {found.max()}")
     return made
+
+
+def _check_list(value: Any, dtype: np.dtype[Any]) -> None:
+    """Refuse what numpy changed to make numbers of one kind of a list: bools, and integers among fractions."""
+    if isinstance(value, (list, tuple)):
+        kinds = set(map(type, value))
+        if bool in kinds:
+            raise _expected("a list of numbers", value)
+        if kinds & {list, tuple} or (dtype.kind == "f" and kinds - {float}):
+            for one in value:
+                _check_list(one, dtype)
+    elif isinstance(value, int):
+        check_float(value, dtype)
+
+
+def _is_changed(made: NDArray[Any], found: NDArray[Any]) -> bool:
+    """Whether another dtype holds other numbers, beyond the rounding of fractions."""
+    if made.dtype.kind != "f":
+        return not np.array_equal(made, found)
+    if found.dtype.kind == "f":
+        return bool((np.isfinite(found) & ~np.isfinite(made)).any() or ((found != 0) & (made == 0)).any())
+    return not np.isfinite(made).all() or made.ravel().tolist() != found.ravel().tolist()
 
 
 def _image(value: Any, encoding: str) -> bytes:
@@ -159,7 +179,7 @@ _WIDTHS = (8, 16, 32, 64)
 _CONVERTERS: dict[str, Converter] = {
     "int": _integer,
     **{f"{kind}{width}": _integer for kind in ("int", "uint") for width in _WIDTHS},
-    **{f"float{width}": _float for width in (16, 32, 64)},
+    **{f"float{width}": partial(_float, dtype=np.dtype(f"float{width}")) for width in (16, 32, 64)},
     "str": _text,
     "bytes": _bytes,
     "json": _json,

@@ -116,8 +116,15 @@ def _check_end(path: str, offset: int) -> None:
             raise FormatError(f"{path} was cut off: it has no mark of its end after byte {offset}")
 
 
+def _text(data: bytes) -> str:
+    return data.decode("utf-8-sig")
+
+
 def _integer(data: bytes) -> int:
-    return int(data.decode("ascii"))
+    text = data.decode("ascii").strip()
+    if "_" in text:  # which Python reads over
+        raise ValueError(f"{text[:60]!r} is not an integer")
+    return int(text)
 
 
 def _array(data: bytes) -> Any:
@@ -128,7 +135,7 @@ def _array(data: bytes) -> Any:
 
 
 _DECODERS: dict[str, tuple[Callable[[bytes], Any], str]] = {
-    **dict.fromkeys(("txt", "text", "transcript", "caption"), (bytes.decode, "str")),
+    **dict.fromkeys(("txt", "text", "transcript", "caption"), (_text, "str")),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), (_integer, "int")),
     "json": (parse_json, "json"),
     "npy": (_array, "ndarray"),

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
 from lightning_streaming.errors import StateError
-from lightning_streaming.tools.states.places import CALLBACK_KEY, CALLBACK_VERSION
+from lightning_streaming.loading.saved_run import CALLBACK_KEY, RUN_VERSION
 
 _EPOCHS, _BATCHES, _EPOCH_STATE = "epoch_progress", "epoch_loop.batch_progress", "epoch_loop.state_dict"
 
@@ -77,7 +77,7 @@ def add_place(checkpoint: MutableMapping[str, Any], loader: str, state: MutableM
     if saved is None or saved["trainer"] is None:
         epoch, batches = loop[_EPOCHS]["current"]["completed"], loop[_BATCHES]["current"]["processed"]
         trainer = {"epoch": epoch, "batches": batches, "batches_in_epoch": 0}
-        saved = callbacks[CALLBACK_KEY] = {"version": CALLBACK_VERSION, "trainer": trainer, "loaders": {}}
+        saved = callbacks[CALLBACK_KEY] = {"version": RUN_VERSION, "trainer": trainer, "loaders": {}}
     saved["loaders"][loader] = state
 
 

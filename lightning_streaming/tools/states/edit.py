@@ -13,7 +13,7 @@ from lightning_streaming.loading.state import SavedPosition
 from lightning_streaming.tools.console import FINE
 from lightning_streaming.tools.states.counters import add_place, move_trainer, trained_batches
 from lightning_streaming.tools.states.files import find_state_file, write_new
-from lightning_streaming.tools.states.moves import batches_later, placed, samples_later, trainer_at
+from lightning_streaming.tools.states.moves import batches_later, imported, placed, samples_later, trainer_at
 from lightning_streaming.tools.states.places import Places, at, find_places, holds_places
 from lightning_streaming.tools.states.report import print_moves
 
@@ -100,6 +100,7 @@ class _Edited:
         before = self.before if holds_places(self._content) else None
         if name is None:
             name = "train" if before is None else before.choose(None)
+        position = imported(position, before, name)
         trained = trained_batches(self._content)
         add_place(self._content, name, position.as_state())
         after = find_places(self._content, self._args.checkpoint)
@@ -121,6 +122,7 @@ class _Edited:
         return self._write(before)
 
     def _write(self, before: Places | None) -> int:
+        after = find_places(self._content, self._args.checkpoint)  # nothing is written that could not be read
         out: Path | None = self._args.out
         backup = None
         if out is None:
@@ -128,7 +130,6 @@ class _Edited:
         else:
             write_new(out, self._content, is_json=self._file.is_json)
         written = out or self._file.path
-        after = find_places(self._content, self._args.checkpoint)
         print_moves(written, backup, before, after, as_json=self._args.json)
         return FINE
 

@@ -15,7 +15,7 @@ from zipfile import is_zipfile
 
 import torch
 
-from lightning_streaming.errors import ConfigError, StateError
+from lightning_streaming.errors import ConfigError, StateError, StorageError
 from lightning_streaming.files import appears_whole
 from lightning_streaming.tools.states.unpickling import read_plain_values
 
@@ -60,7 +60,11 @@ class StateFile:
             ) from error
 
     def replace(self, value: Any) -> Path:
-        """Write ``value`` in its place, and say which file now holds what it held before."""
+        """Write ``value`` in its place, and say which file now holds what it held before.
+
+        Raises:
+            StorageError: It could not be written; it is as it was.
+        """
         backup = _back_up(self.path)
         _write(self.path, value, self.is_json)
         return backup
@@ -70,6 +74,7 @@ class StateFile:
 
         Raises:
             ConfigError: The file exists.
+            StorageError: It could not be written.
         """
         write_new(path, value, is_json=self.is_json)
 
@@ -95,6 +100,7 @@ def write_new(path: Path, value: Any, *, is_json: bool) -> None:
 
     Raises:
         ConfigError: The file exists.
+        StorageError: It could not be written.
     """
     if path.exists():
         raise ConfigError(f"{path} exists and is not written over; name another file")
@@ -103,10 +109,16 @@ def write_new(path: Path, value: Any, *, is_json: bool) -> None:
 
 def _write(path: Path, value: Any, is_json: bool) -> None:
     save: Callable[[Any, Path], object] = _save_json if is_json else torch.save
-    with appears_whole(path) as partial:
-        save(value, partial)
-        if path.exists():
-            shutil.copymode(path, partial)
+    if not path.parent.is_dir():
+        raise StorageError(f"{path} cannot be written, because there is no directory {path.parent}; make it first")
+    try:
+        with appears_whole(path) as partial:
+            save(value, partial)
+            if path.exists():
+                shutil.copymode(path, partial)
+    except (OSError, RuntimeError) as error:  # torch says in a RuntimeError what the system refuses
+        why = str(error).partition("\n")[0]
+        raise StorageError(f"{path} could not be written: {why}; make room there, or name another place") from error
 
 
 def _save_json(value: Any, path: Path) -> None:

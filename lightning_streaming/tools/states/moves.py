@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.cursor import Cursor
+from lightning_streaming.loading.state import SavedPosition
+from lightning_streaming.loading.state_fields import LARGEST, MOST_EPOCHS
 from lightning_streaming.tools.states.places import Places, SavedLoader, TrainerPlace
 
 
@@ -13,12 +16,45 @@ def placed(loader: SavedLoader, cursor: Cursor) -> Cursor:
     """A place that was asked for; the end of an epoch is the beginning of the next.
 
     Raises:
-        ConfigError: The epoch is known to have fewer samples.
+        ConfigError: No run has so many epochs, or the epoch is known to have fewer samples.
     """
     size = loader.epoch_size
+    if cursor.epoch >= MOST_EPOCHS:
+        raise ConfigError(f"a saved position has an epoch below {MOST_EPOCHS}, so there is no epoch {cursor.epoch}")
+    if cursor.sample_in_epoch > LARGEST:
+        raise ConfigError(f"a saved position has {LARGEST} samples at most, so there is no {cursor.sample_in_epoch}")
     if size is not None and cursor.sample_in_epoch > size:
         raise ConfigError(f"an epoch has {size} samples, so there is no sample {cursor.sample_in_epoch}")
     return cursor.passes_later(1) if cursor.sample_in_epoch == size else cursor
+
+
+def imported(position: SavedPosition, before: Places | None, name: str) -> SavedPosition:
+    """A place from elsewhere that is to be a loader's; the end of an epoch is the beginning of the next.
+
+    It may count what the reference reads twice: up to one sample for each canonical node, and a batch.
+
+    Args:
+        position: The place.
+        before: Those that the checkpoint holds, if any: they tell the size of an epoch.
+        name: The loader.
+
+    Raises:
+        ConfigError: The epoch is known to have fewer samples, or the trainer to read fewer batches of it.
+    """
+    loader = None if before is None else before.loaders.get(name)
+    size = None if loader is None else loader.epoch_size
+    if before is None or loader is None or size is None:
+        return position
+    epoch, sample = position.cursor
+    whole = -(-size // position.num_canonical_nodes) * position.num_canonical_nodes
+    if sample > whole + (loader.global_batch or 0):
+        raise ConfigError(
+            f"an epoch of {name!r} has {size} samples in the checkpoint, or {whole} with those read twice, and the "
+            f"state to import is at sample {sample} of epoch {epoch}: it is of other data, or another epoch size"
+        )
+    position = replace(position, cursor=Cursor(epoch, sample) if sample < whole else Cursor(epoch + 1, 0))
+    trainer_at(before, {name: position.cursor})
+    return position
 
 
 def samples_later(loader: SavedLoader, samples: int) -> Cursor:

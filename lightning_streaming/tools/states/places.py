@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.loading.cursor import Cursor
+from lightning_streaming.loading.saved_run import CALLBACK_KEY, read_run
 from lightning_streaming.loading.state import SavedPosition, read_state
 from lightning_streaming.order.gaps import Gaps, gaps_in
 
-CALLBACK_KEY = "lightning_streaming.StreamingStateCallback"
-"""Under which key of "callbacks" a Lightning checkpoint holds the places."""
-CALLBACK_VERSION = 1
 _KEYS = {"epoch", "sample_in_epoch", "shuffle_seed", "num_canonical_nodes"}
 _DEEPEST = 6
 """Dicts within dicts to look through."""
@@ -53,9 +51,8 @@ class SavedLoader:
     @property
     def epoch_size(self) -> int | None:
         """Samples per epoch, if the state says."""
-        order = (self.position.fingerprint or {}).get("order", {})
-        size = order.get("epoch_size")
-        return size if isinstance(size, int) else None
+        fingerprint = self.position.fingerprint
+        return None if fingerprint is None else int(fingerprint["order"]["epoch_size"])
 
     def gaps(self, epoch: int) -> Gaps:
         """What the run that saved skips of an epoch."""
@@ -90,9 +87,13 @@ class Places:
 
 
 def holds_places(content: Any) -> bool:
-    """Whether it is a checkpoint with a state of our callback that holds a place."""
+    """Whether it is a checkpoint with a state of our callback that holds a place.
+
+    Raises:
+        StateError: That state cannot be read.
+    """
     saved = _callback_state(content)
-    return saved is not None and saved.get("trainer") is not None
+    return saved is not None and read_run(saved).trainer is not None
 
 
 def find_places(content: Any, shown: str) -> Places:
@@ -111,7 +112,10 @@ def find_places(content: Any, shown: str) -> Places:
     saved = _callback_state(content)
     if saved is not None:
         return _callback_places(content, saved, shown)
-    loaders = {".".join(map(str, keys)) or "state": _loader(state, keys) for keys, state in _walk(content, ())}
+    loaders = {}
+    for keys, state in _walk(content, ()):
+        name = ".".join(map(str, keys)) or "state"
+        loaders[name] = _loader(read_state(state, f"the saved position {name!r} of {shown}"), keys)
     if not loaders:
         raise StateError(
             f"{shown} holds no place in streaming data; it was saved without StreamingStateCallback, or without "
@@ -127,30 +131,30 @@ def at(content: Any, keys: Sequence[str | int]) -> Any:
     return content
 
 
-def _callback_state(content: Any) -> Mapping[str, Any] | None:
+def _callback_state(content: Any) -> Any:
     callbacks = content.get("callbacks") if isinstance(content, Mapping) else None
-    saved: Mapping[str, Any] | None = callbacks.get(CALLBACK_KEY) if isinstance(callbacks, Mapping) else None
-    return saved
+    return callbacks.get(CALLBACK_KEY) if isinstance(callbacks, Mapping) else None
 
 
-def _callback_places(content: Mapping[str, Any], saved: Mapping[str, Any], shown: str) -> Places:
-    if saved.get("version") != CALLBACK_VERSION:
-        raise StateError(
-            f"the streaming state of {shown} has version {saved.get('version')!r} and this release reads "
-            f"{CALLBACK_VERSION}; use the release that wrote it, or a newer one"
-        )
-    if saved["trainer"] is None:
+def _callback_places(content: Mapping[str, Any], saved: object, shown: str) -> Places:
+    try:
+        run = read_run(saved)
+    except StateError as error:
+        raise StateError(f"{shown}: {error}") from error
+    if run.trainer is None:
         raise StateError(f"{shown} was saved before the first batch, so it holds no place in streaming data")
-    batches = saved.get("samples_per_global_batch", {})
+    step = content.get("global_step")
     keys = ("callbacks", CALLBACK_KEY, "loaders")
     return Places(
-        loaders={name: _loader(state, (*keys, name), batches.get(name)) for name, state in saved["loaders"].items()},
-        trainer=TrainerPlace(**saved["trainer"], global_step=content.get("global_step")),
+        loaders={
+            name: _loader(position, (*keys, name), run.samples_per_global_batch.get(name))
+            for name, position in run.loaders.items()
+        },
+        trainer=TrainerPlace(**asdict(run.trainer), global_step=step if isinstance(step, int) else None),
     )
 
 
-def _loader(state: Mapping[str, Any], keys: tuple[str | int, ...], global_batch: int | None = None) -> SavedLoader:
-    position = read_state(state)
+def _loader(position: SavedPosition, keys: tuple[str | int, ...], global_batch: int | None = None) -> SavedLoader:
     if position.geometry is not None:  # that of the epoch's batches, whatever this run's are
         global_batch = position.geometry.global_batch_size if global_batch is None else global_batch
     return SavedLoader(keys=keys, position=position, global_batch=global_batch)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.tools.console import FINE, print_json, require_rich
+from lightning_streaming.tools.console import FINE, print_json
 from lightning_streaming.tools.options import storage_options
 from lightning_streaming.tools.states.files import find_state_file
 from lightning_streaming.tools.states.places import SavedLoader, find_places
@@ -28,8 +28,6 @@ def show(args: Namespace) -> int:
 
     Nothing that the file names is run, and no tensor of it is read.
     """
-    if not args.json:
-        require_rich()
     places = find_places(find_state_file(Path(args.checkpoint)).peek(), args.checkpoint)
     chosen = places.loaders
     if args.loader is not None or args.data:

@@ -1,0 +1,296 @@
+"""``lightning-streaming convert --resume``: gone on with what is the same, and refused where it is not."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from lightning_streaming import StreamingDataset
+from lightning_streaming.writing.writer import MDSWriter
+from tests.servers import S3Store
+from tests.tools.running import options, run
+from tests.tools.test_convert import PARTS, convert, files, samples, write_rows
+from tests.tools.test_sources_files import image
+from tests.tools.test_token_packing import word_tokenizer
+
+PARTS_OF_2KB = ("--part-size", "2kb", "--workers", 1, "--size-limit", "1kb")
+IN_ONE_PART = ("--size-limit", "1kb")
+
+
+def test_a_conversion_that_failed_goes_on_once_its_source_is_mended(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "a.jsonl", 200)
+    whole = source.read_bytes()
+    source.write_bytes(whole.replace(b'"text 150"', b"5"))
+    args = (source, tmp_path / "out", "--size-limit", "1kb")
+    assert run("convert", *args).code == 1
+    stored = sorted((tmp_path / "out").glob("shard.*"))
+    written = [path.stat().st_mtime_ns for path in stored]
+    assert len(stored) > 3
+    source.write_bytes(whole)
+    assert "must be new or empty" in run("convert", *args).err
+    convert(*args, "--resume")
+    assert [path.stat().st_mtime_ns for path in stored] == written
+    convert(source, tmp_path / "in_one_go", "--size-limit", "1kb")
+    assert files(tmp_path / "out") == files(tmp_path / "in_one_go")
+    convert(*args, "--resume")
+    assert files(tmp_path / "out") == files(tmp_path / "in_one_go")
+
+
+def _stop_in_the_middle(tmp_path: Path) -> tuple[Path, Path]:
+    """A source of 200 rows, and what its conversion has left that met a bad one."""
+    source, out = write_rows(tmp_path / "a.jsonl", 200), tmp_path / "out"
+    whole = source.read_bytes()
+    source.write_bytes(whole.replace(b'"text 150"', b"5"))
+    assert run("convert", source, out, "--size-limit", "1kb").code == 1
+    source.write_bytes(whole)
+    return source, out
+
+
+def test_a_source_that_is_shorter_by_now_is_not_taken_for_the_rest(tmp_path: Path) -> None:
+    source, out = _stop_in_the_middle(tmp_path)
+    before = files(out)
+    write_rows(source, 50)
+    outcome = run("convert", source, out, "--size-limit", "1kb", "--resume")
+    assert outcome.code == 2
+    assert "samples already, but SOURCE gives only 50" in outcome.err
+    assert files(out) == before
+    convert(write_rows(source, 200), out, "--size-limit", "1kb", "--resume")
+    assert [sample["id"] for sample in samples(out)] == list(range(200))
+
+
+def test_a_source_that_is_longer_than_what_is_finished_is_told_in_words_of_the_command(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "a.jsonl", 3)
+    convert(source, tmp_path / "out")
+    before = files(tmp_path / "out")
+    outcome = run("convert", write_rows(source, 5), tmp_path / "out", "--resume")
+    assert outcome.code == 2
+    assert "is finished with 3 samples, but SOURCE gives more by now; convert it to another place" in outcome.err
+    assert "mode=" not in outcome.err
+    assert run("convert", write_rows(source, 2), tmp_path / "out", "--resume").code == 2
+    assert files(tmp_path / "out") == before
+
+
+def test_parts_go_on_only_with_the_same_source_and_options(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "a.jsonl", 200)
+    tokenizer = word_tokenizer(tmp_path / "t.json")
+    args = ["--part-size", "1kb", "--tokenize", "--tokenizer", tokenizer, "--block-length", 16]
+    convert(source, tmp_path / "out", *args)
+    told = run("convert", source, tmp_path / "out", *args, "--resume", "--eot", 3).err
+    assert "--eot is 3, but was none when writing began" in told
+    tokenizer.write_text(tokenizer.read_text().replace('"cat"', '"dog"'))
+    assert "--tokenizer is " in run("convert", source, tmp_path / "out", *args, "--resume").err
+
+
+OTHER_OPTIONS: list[tuple[tuple[object, ...], str]] = [
+    (("--limit", 190), "--limit is 190, but was none when writing began"),
+    (("--part-size", "1gb"), "--part-size is 1073741824, but was 2048 when writing began"),
+    (("--part-size", "1kb"), "--part-size is 1024, but was 2048 when writing began"),
+    (("--columns", "id"), "--columns text is none, but was str when writing began"),
+    (("--columns", "id:uint32", "--columns", "text"), "--columns id is uint32, but was int when writing began"),
+    (("--compression", "gz"), "--compression is gz, but was none when writing began"),
+    (("--hashes", "sha1"), "--hashes is ['sha1'], but was none when writing began"),
+    (("--size-limit", "2kb"), "--size-limit is 2048, but was 1024 when writing began"),
+    (("--tokenize", "--tokenizer", "bytes", "--block-length", 16), "--tokenize is True, but was False when writing"),
+    (("--from", "text"), "the kind of SOURCE is TextFolder, but was JsonLines when writing began"),
+]
+
+
+def _fail_late(tmp_path: Path, *more: object) -> tuple[Path, Path]:
+    """A source of 200 rows, and what its conversion has left that met a bad one near the end."""
+    source, out = write_rows(tmp_path / "a.jsonl", 200), tmp_path / "out"
+    whole = source.read_bytes()
+    source.write_bytes(whole.replace(b'"text 198"', b"12345678  "))
+    assert run("convert", source, out, *more).code == 1
+    source.write_bytes(whole)
+    return source, out
+
+
+@pytest.mark.parametrize("begun", [PARTS_OF_2KB, IN_ONE_PART], ids=["parts", "one_part"])
+def test_what_was_begun_with_other_options_is_not_gone_on_with(tmp_path: Path, begun: tuple[object, ...]) -> None:
+    source, out = _fail_late(tmp_path, *begun)
+    before = files(out)
+    for more, words in OTHER_OPTIONS:
+        outcome = run("convert", source, out, *begun, "--resume", *more)
+        assert outcome.code == 2
+        expected = words.replace("was 2048", "was 268435456") if begun == IN_ONE_PART else words
+        assert expected in outcome.err
+        assert "Go on with those it was begun with, or convert to another place" in outcome.err
+        assert files(out) == before
+    convert(source, out, *begun, "--resume")
+    convert(source, tmp_path / "in_one_go", *begun)
+    assert files(out) == files(tmp_path / "in_one_go")
+    outcome = run("convert", source, out, *begun, "--resume", "--limit", 300)
+    assert outcome.code == 2
+    assert "--limit is 300" in outcome.err
+
+
+def test_all_options_that_differ_are_named(tmp_path: Path) -> None:
+    source, out = _fail_late(tmp_path, *PARTS_OF_2KB)
+    told = run("convert", source, out, "--resume", "--limit", 5, "--hashes", "sha1").err
+    for name in ("--limit", "--hashes", "--part-size", "--size-limit", "the number of parts"):
+        assert f"{name} is " in told
+
+
+def test_a_source_that_shrank_to_one_part_is_not_written_over_several(tmp_path: Path) -> None:
+    source, out = _fail_late(tmp_path, *PARTS_OF_2KB)
+    before = files(out)
+    outcome = run("convert", write_rows(source, 5), out, *PARTS_OF_2KB, "--resume")
+    assert outcome.code == 2
+    assert "the number of parts is one, but was several when writing began" in outcome.err
+    assert files(out) == before
+
+
+def test_a_single_part_goes_on_with_the_same_files_and_those_added_behind(tmp_path: Path) -> None:
+    source, out = _write_texts(tmp_path / "raw", "bcd"), tmp_path / "out"
+    (source / "2.csv").write_text("id,text\nx,y\n")
+    assert run("convert", source, out).code == 1
+    _write_texts(source, "bcd")
+    (source / "00.csv").write_text("id,text\n1,a\n")
+    outcome = run("convert", source, out, "--resume")
+    assert outcome.code == 2
+    assert "the files of SOURCE have other names, or others are before them (4 files, was 3)" in outcome.err
+    (source / "00.csv").rename(source / "9.csv")
+    convert(source.rename(tmp_path / "moved"), out, "--resume")
+    assert len(samples(out)) == 16
+
+
+def test_what_no_conversion_began_is_not_gone_on_with(tmp_path: Path) -> None:
+    source, out = write_rows(tmp_path / "a.jsonl", 20), tmp_path / "out"
+    convert(source, out)
+    (out / "convert.plan").unlink()
+    outcome = run("convert", source, out, "--resume")
+    assert outcome.code == 2
+    assert "holds index.json, but no convert.plan that says with what a conversion was begun" in outcome.err
+    for text in ("", "{}", '{"version": 9, "plan": {}}'):
+        (out / "convert.plan").write_text(text)
+        assert run("convert", source, out, "--resume").code == 2
+
+
+def test_a_plan_that_a_kill_left_half_written_is_as_good_as_none(tmp_path: Path) -> None:
+    source, out = write_rows(tmp_path / "a.jsonl", 200), tmp_path / "out"
+    out.mkdir()
+    (out / f"convert.plan.{socket.gethostname()}-999999999-1.part").write_text("{")
+    convert(source, out, *PARTS, "--resume")
+    assert sorted(path.name for path in out.iterdir() if path.is_file()) == [
+        "convert.plan",
+        "index.json",
+        "parts.plan",
+    ]
+
+
+def test_a_converted_dataset_can_be_replaced_and_added_to(tmp_path: Path) -> None:
+    source, out = write_rows(tmp_path / "a.jsonl", 20), tmp_path / "out"
+    convert(source, out)
+    with MDSWriter(out=out, columns={"id": "int", "text": "str"}, mode="append") as writer:
+        writer.write({"id": 20, "text": "text 20"})
+    assert len(samples(out)) == 21
+    with MDSWriter(out=out, columns={"id": "int"}, exist_ok=True) as writer:
+        writer.write({"id": 7})
+    assert sorted(files(out)) == ["index.json", "shard.00000.mds"]
+
+
+def _write_texts(folder: Path, texts: str) -> Path:
+    """A folder of CSV files, one for each letter, whose rows have it."""
+    folder.mkdir(exist_ok=True)
+    for number, text in enumerate(texts):
+        (folder / f"{number}.csv").write_text("id,text\n" + "".join(f"{i},{text * 250}\n" for i in range(5)))
+    return folder
+
+
+def _fail_in_part(number: int, source: Path, out: Path) -> None:
+    """A conversion that fails in a part, since a row of its file does not fit, which is then mended."""
+    path = source / f"{number}.csv"
+    whole = path.read_text()
+    path.write_text(f"{whole}x,y\n")
+    assert run("convert", source, out, *PARTS).code == 1
+    path.write_text(whole)
+
+
+def _times(out: Path) -> dict[str, int]:
+    return {path.parent.name: path.stat().st_mtime_ns for path in out.glob("part.*/shard.*")}
+
+
+def test_only_parts_whose_input_changed_begin_again(tmp_path: Path) -> None:
+    source, out = _write_texts(tmp_path / "raw", "abcd"), tmp_path / "out"
+    _fail_in_part(3, source, out)
+    before = _times(out)
+    changed = source / "1.csv"
+    stat = changed.stat()
+    changed.write_text(changed.read_text().replace("b", "B"))  # of the same size, and as old
+    os.utime(changed, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    os.utime(source / "0.csv")
+    told = convert(source, out, *PARTS, "--resume").err
+    assert "2 parts of 4 begin again, because their input changed; the first is part 1\n" in told
+    assert [name for name, time in sorted(_times(out).items()) if before.get(name) == time] == [
+        "part.000000",
+        "part.000002",
+    ]
+    convert(source, tmp_path / "in_one_go", *PARTS)
+    assert files(out) == files(tmp_path / "in_one_go")
+
+
+def test_parts_before_a_mended_line_are_kept_and_those_after_it_begin_again(tmp_path: Path) -> None:
+    source, out = write_rows(tmp_path / "a.jsonl", 200), tmp_path / "out"
+    whole = source.read_text()
+    source.write_text(whole.replace('"text 150"', "5"))
+    assert run("convert", source, out, "--part-size", "1kb", "--workers", 1).code == 1
+    before = _times(out)
+    source.write_text(whole)
+    told = convert(source, out, "--part-size", "1kb", "--workers", 1, "--resume").err
+    assert "begin again, because their input changed; the first is part 4\n" in told
+    assert {name for name, time in _times(out).items() if before.get(name) == time} == {
+        f"part.{number:06}" for number in range(4)
+    }
+    convert(source, tmp_path / "in_one_go", "--part-size", "1kb", "--workers", 1)
+    assert files(out) == files(tmp_path / "in_one_go")
+
+
+def test_a_finished_dataset_is_not_changed_by_a_resume(tmp_path: Path) -> None:
+    source, out = _write_texts(tmp_path / "raw", "ab"), tmp_path / "out"
+    convert(source, out, *PARTS)
+    before = files(out)
+    path = source / "1.csv"
+    path.write_text(path.read_text().replace("b", "c"))
+    outcome = run("convert", source, out, *PARTS, "--resume")
+    assert outcome.code == 2
+    assert "is a finished dataset, which does not change, but its source did since" in outcome.err
+    assert files(out) == before
+
+
+def test_a_class_that_was_added_since_is_refused_because_it_changes_the_numbers_of_others(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for number in range(20):
+            (tmp_path / "pets" / name / f"{number}.png").write_bytes(image((1, 2, number)))
+    convert(tmp_path / "pets", tmp_path / "out", *PARTS)
+    (tmp_path / "out" / "index.json").unlink()
+    convert(tmp_path / "pets", tmp_path / "out", *PARTS, "--resume")
+    (tmp_path / "pets" / "bat").mkdir()
+    outcome = run("convert", tmp_path / "pets", tmp_path / "out", *PARTS, "--resume")
+    assert "the classes of SOURCE is ['bat', 'cat', 'dog'], but was ['cat', 'dog'] when writing began" in outcome.err
+
+
+def test_a_source_that_was_moved_is_gone_on_with(tmp_path: Path) -> None:
+    source, out = _write_texts(tmp_path / "raw", "abc"), tmp_path / "out"
+    _fail_in_part(2, source, out)
+    before = _times(out)
+    moved = source.rename(tmp_path / "elsewhere")
+    assert "1 part of 3 begin again" in convert(moved, out, *PARTS, "--resume").err  # the one that failed
+    assert len(before) == 2
+    assert before.items() <= _times(out).items()
+
+
+def test_changed_parts_begin_again_on_a_bucket_too(tmp_path: Path, s3: S3Store) -> None:
+    bucket, stores = s3.make_bucket(), options(s3.options)
+    source = _write_texts(tmp_path / "raw", "abc")
+    (source / "2.csv").write_text("id,text\n1,a\nx,y\n")
+    assert run("convert", source, f"{bucket}/out", *stores, *PARTS).code == 1
+    _write_texts(source, "aBc")
+    assert "2 parts of 3 begin again" in convert(source, f"{bucket}/out", *stores, *PARTS, "--resume").err
+    found = StreamingDataset(
+        remote=f"{bucket}/out", local=str(tmp_path / "cache"), batch_size=1, storage_options=s3.options
+    )
+    assert [sample["text"][0] for sample in found[:]] == list("aaaaaBBBBBccccc")
