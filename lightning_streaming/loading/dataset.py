@@ -15,6 +15,7 @@ from torch.utils.data import get_worker_info
 
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.accelerated import CountedByOthers
 from lightning_streaming.loading.arguments import check_at_least, parse_epoch_size
 from lightning_streaming.loading.cursor import Cursor, PassCounter, PassStart
 from lightning_streaming.loading.description import describe_dataset
@@ -37,7 +38,7 @@ from lightning_streaming.units import parse_bytes
 from lightning_streaming.world import World
 
 
-class StreamingDataset(KeyedAccess):
+class StreamingDataset(CountedByOthers, KeyedAccess):
     """Samples of one or several streams of shards, in an order that does not depend on how many machines read them.
 
     Making one does no I/O: indexes are read at the first ``len``, ``iter`` or ``[i]``. Iterate over it through
@@ -219,6 +220,8 @@ class StreamingDataset(KeyedAccess):
             from_beginning: Whether ``num_samples`` counts from the beginning of the epoch rather than from where the
                 pass began.
         """
+        if num_samples is None:
+            self._check_is_counted_here()
         if num_samples is None and self._handed_out is not None and not self._counter.passes_counted():
             return self.state_at(self._handed_out)
         began, world = self._pass_began(), self.current_world()
@@ -247,6 +250,7 @@ class StreamingDataset(KeyedAccess):
         saved = read_state(state)
         self.epochs.load(saved, on_change)
         self.seek(saved.cursor)
+        self._loaded = saved.cursor
 
     def current_world(self) -> World:
         """This process among those that read different samples."""
@@ -290,6 +294,7 @@ class StreamingDataset(KeyedAccess):
             return WorkerSamples(of_pass or self._next_pass_of_worker(info.id, info.num_workers))
         if of_pass is not None:
             return WorkerSamples(of_pass)
+        self._check_reader(self.next_cursor())
         self._reading = WorkerSamples(self.worker_pass(self.begin_pass(self._own_batch_size()), 0, 1))
         return self._reading
 
@@ -301,11 +306,14 @@ class StreamingDataset(KeyedAccess):
         self._source.close()
 
     def __getstate__(self) -> dict[str, Any]:
+        self._check_reader(None)  # a worker that is spawned knows nothing of its reader
         return {**self.__dict__, "_reading": None, "_assigned": None}
 
     def _next_pass_of_worker(self, worker: int, num_workers: int) -> WorkerPass:
         """In a worker of a plain torch DataLoader, which tells it nothing."""
-        start = self.epochs.start(self._counter.count_pass(worker), self.current_world(), self._own_batch_size())
+        place = self._counter.count_pass(worker)
+        self._check_reader_of_worker(place)
+        start = self.epochs.start(place, self.current_world(), self._own_batch_size())
         return self.worker_pass(start, worker, num_workers)
 
     def _pass_began(self) -> Cursor:
