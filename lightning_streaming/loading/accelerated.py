@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, get_worker_info
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.arguments import check_at_least
 from lightning_streaming.loading.cursor import Cursor
+from lightning_streaming.loading.under_lightning import warn_if_lightning_trains
+from lightning_streaming.loading.within import datasets_within
 from lightning_streaming.world import World
 
 _WAY_OUT = "Give Accelerate, or Trainer.get_train_dataloader, a StreamingDataLoader; see docs/other-trainers.md"
@@ -118,6 +120,9 @@ class CountedByOthers(ABC):
 
     def _check_reader(self, place: Cursor | None) -> None:
         """Refuse a reader that would leave samples out; ``place`` is where it begins, None if that is not known."""
+        info = get_worker_info()
+        if (place or self.next_cursor()) == (0, 0) and (info is None or info.id == 0):
+            warn_if_lightning_trains()
         reader = _reader_of(self)
         if reader is not None:
             _check_reader(reader, self.current_world(), self.batch_size, place)
@@ -171,22 +176,8 @@ def _reader_of(dataset: object) -> Any | None:
     if state is None:
         return None
     reader = state.GradientState().active_dataloader
-    return reader if _holds(getattr(reader, "dataset", None), dataset) else None
-
-
-def _holds(holder: object, dataset: object) -> bool:
-    """Whether this is the dataset, or one that reads it."""
-    if holder is dataset:
-        return True
-    if isinstance(holder, Dataset):
-        return _any_holds(vars(holder).values(), dataset)
-    if isinstance(holder, Mapping):
-        return _any_holds(holder.values(), dataset)
-    return isinstance(holder, (list, tuple)) and _any_holds(holder, dataset)
-
-
-def _any_holds(holders: Iterable[object], dataset: object) -> bool:
-    return any(isinstance(one, (Dataset, Mapping, list, tuple)) and _holds(one, dataset) for one in holders)
+    is_read = any(one is dataset for one in datasets_within(getattr(reader, "dataset", None)))
+    return reader if is_read else None
 
 
 def _samples_together(reader: Any) -> int:
