@@ -25,4 +25,4 @@ def _within(holders: Iterable[object], known: set[int]) -> Iterator[object]:
         elif isinstance(holder, Mapping):
             yield from _within(holder.values(), known)
         else:
-            yield from _within(holder, known)  # type: ignore[arg-type]  # a list or tuple
+            yield from _within(holder, known)
