@@ -10,7 +10,6 @@ if samples or weights differ by a bit.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +40,9 @@ class StreamingPlace(TrainerCallback, ExportableState):
 class StreamingTrainer(Trainer):
     """Trains from a StreamingDataLoader. Resume with ``ignore_data_skip=True``: the loader is at its place already."""
 
+    train_dataset: Any
+
     def get_train_dataloader(self) -> Any:
-        """The batches of each process."""
         args = self.args
         loader = StreamingDataLoader(self.train_dataset, args.train_batch_size, num_workers=args.dataloader_num_workers)
         if len(loader) % args.gradient_accumulation_steps:
@@ -58,7 +58,6 @@ class Line(torch.nn.Module):
         self.layer, self.seen = torch.nn.Linear(1, 1), list[int]()
 
     def forward(self, id: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:  # noqa: A002
-        """The loss of a batch: its columns are the arguments."""
         self.seen += id.tolist()
         return {"loss": (self.layer(x.unsqueeze(1)).squeeze(1) - y).square().mean()}
 
@@ -94,7 +93,7 @@ def main() -> None:
     after, resumed_weight = train(out, resume=True)
     is_same = before + after == whole and resumed_weight == weight
     print(f"{len(before)} + {len(after)} samples seen by process {place.process_index}; as without a break: {is_same}.")
-    sys.exit(0 if is_same else 1)
+    raise SystemExit(not is_same)
 
 
 if __name__ == "__main__":

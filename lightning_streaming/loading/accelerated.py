@@ -7,9 +7,10 @@ dealt out twice most is read by nobody. Accelerate is looked at only where the u
 from __future__ import annotations
 
 import sys
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, get_worker_info
 
@@ -42,6 +43,25 @@ class LeftAsItIs(DataLoader[Any]):
         """Accelerate says so itself in the end."""
 
 
+class Pass(Protocol):
+    """A pass over a loader."""
+
+    def __next__(self) -> Any:
+        """The next batch."""
+
+    def close(self) -> None:
+        """Hand out no more."""
+
+
+class _Told:
+    """What Accelerate asks of the loader that is read, by the names that its own loaders have for it."""
+
+    end_of_dataloader = False
+    """Whether the latest batch was the last, which ends an accumulation."""
+    remainder = -1
+    """Samples of the last batch to count in metrics. Unknown: those read twice are not the last of a gathered batch."""
+
+
 class AcceleratedPass(Iterator[Any]):
     """A pass of which Accelerate is told what its own loaders tell of theirs, and whose batches are put on its device.
 
@@ -51,35 +71,45 @@ class AcceleratedPass(Iterator[Any]):
         non_blocking: Whether to move batches to the device while training goes on.
     """
 
-    def __init__(self, batches: Iterator[Any], is_over: Callable[[], bool], *, non_blocking: bool) -> None:
-        # By these names Accelerate looks for the last step of an accumulation, and for samples to leave out of metrics.
-        self.end_of_dataloader = False
-        self.remainder = -1  # unknown: samples that are read twice are not the last ones of a gathered batch
+    def __init__(self, batches: Pass, is_over: Callable[[], bool], *, non_blocking: bool) -> None:
         self._batches = batches
         self._is_over = is_over
         self._non_blocking = non_blocking
-        self._is_told = False
+        self._told: _Told | None = None
+        self._end: Callable[[], object] = _do_nothing
 
     def __next__(self) -> Any:
         from accelerate import PartialState
         from accelerate.utils import send_to_device
 
-        if not self._is_told:
-            self._is_told = True
-            self._tell([self])
-        batch = next(self._batches, self)
-        if batch is self:
-            self._tell([])
-            raise StopIteration
-        self.end_of_dataloader = self._is_over()
+        told = self._told or self._begin()
+        try:
+            batch = next(self._batches)
+        except BaseException:
+            self._end()
+            raise
+        told.end_of_dataloader = self._is_over()
         return send_to_device(batch, PartialState().device, non_blocking=self._non_blocking)
 
-    def _tell(self, under_way: list[Any]) -> None:
+    def close(self) -> None:
+        """Hand out no more, and end the workers."""
+        self._end()
+        self._batches.close()
+
+    def _begin(self) -> _Told:
         from accelerate.state import GradientState
 
-        gradients = GradientState()
-        others = [one for one in gradients.dataloader_references if one is not None and one is not self]
-        gradients.dataloader_references = [None, *others, *under_way]
+        gradients, told = GradientState(), _Told()
+        gradients._add_dataloader(told)
+        self._told = told
+        forgotten = weakref.finalize(self, gradients._remove_dataloader, told)  # also where a loop is left early
+        forgotten.atexit = False
+        self._end = forgotten
+        return told
+
+
+def _do_nothing() -> None:
+    """The pass has not begun."""
 
 
 class CountedByOthers(ABC):

@@ -123,7 +123,7 @@ class StreamingDataLoader(LeftAsItIs):
         """Batches in a whole epoch on each rank; the same after a resume as before, and whatever is skipped."""
         return replace(self._deal_from(Cursor(0, 0)), gaps=NO_GAPS).num_batches(self.drop_last)
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator class here
+    def __iter__(self) -> LoaderPass | AcceleratedPass:  # type: ignore[override]  # torch names a class of its own
         batches = LoaderPass(self)
         if not self.is_accelerated:
             return batches

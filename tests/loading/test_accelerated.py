@@ -127,9 +127,16 @@ def test_an_accumulation_ends_with_the_epoch_and_batches_are_placed(data: Path) 
     for _ in loader:
         for _ in accelerate.prepare(make_loader(data, batch_size=8)):
             break
-        assert not accelerate.gradient_state.end_of_dataloader
+        assert accelerate.gradient_state.in_dataloader
+    assert not accelerate.gradient_state.in_dataloader
+    for _ in loader:
         break
-    loader.close()
+    assert not accelerate.gradient_state.in_dataloader
+    batches = iter(loader)
+    next(batches)
+    assert accelerate.gradient_state.in_dataloader
+    batches.close()
+    assert next(batches, None) is None
     assert not accelerate.gradient_state.in_dataloader
 
 

@@ -130,6 +130,8 @@ def test_a_dataset_that_shares_out_its_samples_itself_is_refused_on_all_ranks(da
 
 def test_skipping_past_a_loader_is_refused(data: Path, tmp_path: Path) -> None:
     class WithLoader(Trainer):
+        train_dataset: Any
+
         def get_train_dataloader(self) -> StreamingDataLoader:
             return StreamingDataLoader(self.train_dataset)
 
