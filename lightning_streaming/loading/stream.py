@@ -119,10 +119,10 @@ def named_streams(
         raise ConfigError(f"with streams=, {given} belong to each stream")
     named = dict(streams) if isinstance(streams, Mapping) else {str(place): one for place, one in enumerate(streams)}
     for name, stream in named.items():
-        own = sorted(name for name in _FETCHING if hasattr(type(stream), name))
-        if own:
+        overridden = sorted(name for name in _FETCHING if hasattr(type(stream), name))
+        if overridden:
             raise ConfigError(
-                f"stream {name!r} is a {type(stream).__name__}, whose {own[0]} nobody would call: streams are fetched "
+                f"stream {name!r} is a {type(stream).__name__}, whose {overridden[0]} nobody would call: streams are fetched "
                 "by fsspec; register a filesystem there for a store of your own, and give its URL as remote="
             )
         if not isinstance(stream, Stream):
