@@ -57,6 +57,7 @@ def _loaded_after(statement: str) -> set[str]:
 
 def test_importing_the_package_imports_neither_lightning_nor_a_store() -> None:
     heavy = {"torch", "lightning", "pytorch_lightning", "jsonargparse", "fsspec", "s3fs", "gcsfs", "matplotlib"}
+    heavy |= {"accelerate", "transformers"}
     assert not heavy & _loaded_after("import lightning_streaming")
 
 

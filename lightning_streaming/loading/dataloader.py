@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.accelerated import AcceleratedPass, LeftAsItIs
 from lightning_streaming.loading.batch_ends import ends_of_batches
 from lightning_streaming.loading.carrier import Measured, carried, in_turn
 from lightning_streaming.loading.cursor import Cursor, Handover, PassStart
@@ -53,7 +53,7 @@ _SHOWN = (
 
 
 @tells_unknown_arguments
-class StreamingDataLoader(DataLoader[Any], TellsReplacements):
+class StreamingDataLoader(LeftAsItIs, TellsReplacements):
     """Batches of a :class:`StreamingDataset`, the same number on every rank, from any number of workers.
 
     Each ``iter(loader)`` is a pass over the next epoch; a pass given up early still counts as one. Where it begins is
@@ -126,8 +126,11 @@ class StreamingDataLoader(DataLoader[Any], TellsReplacements):
         """Batches in a whole epoch on each rank; the same after a resume as before, and whatever is skipped."""
         return replace(self._deal_from(Cursor(0, 0)), gaps=NO_GAPS).num_batches(self.drop_last)
 
-    def __iter__(self) -> LoaderPass:  # type: ignore[override]  # torch names its own iterator class here
-        return LoaderPass(self)
+    def __iter__(self) -> LoaderPass | AcceleratedPass:  # type: ignore[override]  # torch names a class of its own
+        batches = LoaderPass(self)
+        if not self.is_accelerated:
+            return batches
+        return AcceleratedPass(batches, lambda: self.cursor().sample_in_epoch == 0, non_blocking=self.pin_memory)
 
     def cursor(self) -> Cursor:
         """Where the next batch to be handed out begins."""

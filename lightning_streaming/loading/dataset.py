@@ -14,6 +14,7 @@ from torch.utils.data import get_worker_info
 
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.accelerated import CountedByOthers
 from lightning_streaming.loading.arguments import check_at_least, check_stream_class, parse_epoch_size
 from lightning_streaming.loading.cursor import Cursor
 from lightning_streaming.loading.dataset_streams import Asked, DatasetStreams, as_asked
@@ -37,7 +38,7 @@ from lightning_streaming.world import World
 
 
 @tells_unknown_arguments
-class StreamingDataset(ReferenceNames):
+class StreamingDataset(CountedByOthers, ReferenceNames):
     """Samples of one or several streams of shards, in an order that does not depend on how many machines read them.
 
     Making one does no I/O: indexes are read at the first ``len``, ``iter`` or ``[i]``. Iterate over it through
@@ -228,6 +229,8 @@ class StreamingDataset(ReferenceNames):
             from_beginning: Whether ``num_samples`` counts from the beginning of the epoch rather than from where the
                 pass began.
         """
+        if num_samples is None:
+            self._check_is_counted_here()
         passes, world = self._passes, self.current_world()
         handed_out, began = passes.handed_out(), passes.began()
         if num_samples is None and handed_out is not None:
@@ -257,6 +260,7 @@ class StreamingDataset(ReferenceNames):
         saved = read_state(state)
         self.epochs.load(saved, on_change)
         self.seek(saved.cursor)
+        self._loaded = saved.cursor
 
     def current_world(self) -> World:
         """This process among those that read different samples."""
@@ -271,6 +275,7 @@ class StreamingDataset(ReferenceNames):
             return WorkerSamples(of_pass or self._next_pass_of_worker(info.id, info.num_workers))
         if of_pass is not None:
             return WorkerSamples(of_pass)
+        self._check_reader(passes.next_cursor())
         start = passes.begin(self.current_world(), self._own_batch_size())
         passes.tell_unsuited(start)
         return passes.read_here(passes.of_worker(self._making, start, 0, 1))
@@ -280,9 +285,14 @@ class StreamingDataset(ReferenceNames):
         self._passes.close()
         self._source.close()
 
+    def __getstate__(self) -> dict[str, Any]:
+        self._check_reader(None)  # a worker that is spawned knows nothing of its reader
+        return dict(self.__dict__)
+
     def _next_pass_of_worker(self, worker: int, num_workers: int) -> WorkerPass:
         """In a worker of a plain torch DataLoader."""
         start = self._passes.begin_in_worker(worker, self.current_world(), self._own_batch_size())
+        self._check_reader_of_worker(start.cursor)
         return self._passes.of_worker(self._making, start, worker, num_workers)
 
     def _own_batch_size(self) -> int:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from examples import accelerate_loop
 from examples.demo import ROOT
 from examples.write_dataset import BLOCK
 from lightning_streaming import StreamingDataset
+from tests.trainer.ranks import on_ranks
 
 
 def run(module: str, *args: str) -> subprocess.CompletedProcess[str]:
@@ -30,9 +36,19 @@ def run_here(module: str, *args: str, monkeypatch: pytest.MonkeyPatch) -> None:
     runpy.run_module(f"examples.{module}", run_name="__main__")
 
 
-@pytest.mark.parametrize(
-    "module", ["compare_runs", "custom_datamodule", "demo", "linked_batch_size", "plain_pytorch", "write_dataset"]
-)
+PROGRAMS = [
+    "accelerate_loop",
+    "compare_runs",
+    "custom_datamodule",
+    "demo",
+    "huggingface_trainer",
+    "linked_batch_size",
+    "plain_pytorch",
+    "write_dataset",
+]
+
+
+@pytest.mark.parametrize("module", PROGRAMS)
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules after import of package")
 def test_every_program_explains_itself(
     module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -74,6 +90,26 @@ def test_plain_pytorch_resumes_exactly(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.startswith("2000 samples seen")
     assert "same samples in the same order: True; same weights: True." in ended.stdout
+
+
+def _on_one_rank(train: Callable[..., tuple[list[int], float]], stop_after: int) -> list[Any]:
+    return [train(), train(stop_after=stop_after)[0], train(resume=True)]
+
+
+@pytest.mark.parametrize("module", ["accelerate_loop", "huggingface_trainer"])
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:OMP_NUM_THREADS/MKL_NUM_THREADS unset:UserWarning")
+def test_other_trainers_resume_exactly_on_two_processes(module: str, tmp_path: Path) -> None:
+    program = importlib.import_module(f"examples.{module}")
+    accelerate_loop.write_samples(tmp_path / "data")
+    folders = (tmp_path / "data", tmp_path / "saved") if program is accelerate_loop else (tmp_path,)
+    ranks = on_ranks(_on_one_rank, partial(program.train, *folders), 11, meeting=tmp_path / "ranks")
+    read: list[int] = []
+    for (whole, weight), before, (after, resumed_weight) in ranks:
+        assert before + after == whole
+        assert weight == resumed_weight
+        read += whole
+    assert sorted(read) == sorted([*range(accelerate_loop.SAMPLES)] * accelerate_loop.EPOCHS)
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules after import of package")

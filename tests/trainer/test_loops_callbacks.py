@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.tuner.tuning import Tuner
+from lightning.pytorch.utilities import CombinedLoader
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from lightning_streaming import PreemptionCheckpoint, StreamingDataLoader, StreamingDataset, StreamingStateCallback
-from lightning_streaming.errors import StateError
+from lightning_streaming.errors import ConfigError, StateError
+from tests.helpers import raises
 from tests.trainer.everywhere import Reader, SaveAtEveryStep, evaluating, ordinary, streaming, trainer_for
 from tests.trainer.harness import Recorder, Run, Stopped, write_data
 
@@ -159,12 +163,40 @@ def test_loaders_that_are_not_there_any_more_are_missed(saved_with: tuple[Reader
         )
 
 
-def test_a_dataset_in_a_loader_of_torch_is_no_place_to_save(data: Path, tmp_path: Path) -> None:
+class Around(IterableDataset[Any]):
+    """A user's dataset that reads one of ours."""
+
+    def __init__(self, source: StreamingDataset) -> None:
+        self.sources = [source]
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.sources[0]
+
+
+ARRANGEMENTS: dict[str, Callable[[StreamingDataset, Path], Any]] = {
+    "alone": lambda dataset, _: DataLoader(dataset, batch_size=4),
+    "with workers": lambda dataset, _: DataLoader(dataset, batch_size=4, num_workers=1),
+    "beside ours": lambda dataset, data: {"b": streaming(data, "b"), "a": DataLoader(dataset, batch_size=4)},
+    "within another dataset": lambda dataset, _: DataLoader(Around(dataset), batch_size=4),
+    "combined": lambda dataset, _: CombinedLoader([DataLoader(dataset, batch_size=4)], "min_size"),
+    "combined within others": lambda dataset, _: [CombinedLoader([DataLoader(dataset)], "min_size"), ordinary(3)],
+}
+
+
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_a_dataset_in_a_loader_of_torch_is_refused(arrangement: str, data: Path, tmp_path: Path) -> None:
     dataset = StreamingDataset(remote=str(data / "a"), batch_size=4)
+    loaders = ARRANGEMENTS[arrangement](dataset, data)
+    with raises(ConfigError, "torch DataLoader", "StreamingDataLoader"):
+        trainer_for(tmp_path, StreamingStateCallback(), max_epochs=1).fit(Reader(lambda: loaders))
+
+
+def test_a_loader_of_torch_may_pick_single_samples(data: Path, tmp_path: Path) -> None:
+    picked = Subset(StreamingDataset(remote=str(data / "a")), [3, 1])
+    model = Reader(lambda: DataLoader(picked, batch_size=2))
     with pytest.warns(UserWarning, match="finds no StreamingDataLoader"):
-        trainer_for(tmp_path, StreamingStateCallback(), max_epochs=1).fit(
-            Reader(lambda: torch.utils.data.DataLoader(dataset, batch_size=4))
-        )
+        trainer_for(tmp_path, StreamingStateCallback(), max_epochs=1).fit(model)
 
 
 def test_two_callbacks_are_refused_by_lightning_in_words(tmp_path: Path) -> None:
