@@ -29,6 +29,7 @@ from lightning_streaming.loading.state import read_state
 from lightning_streaming.loading.stream import Stream, StreamDefaults, named_streams
 from lightning_streaming.loading.transform import keyed_transform
 from lightning_streaming.loading.watchers import WatchSettings
+from lightning_streaming.loading.words import words_of_dataset
 from lightning_streaming.loading.worker import prepare_worker_process
 from lightning_streaming.order.names import BatchingMethod, PartitionAlgo, SamplingMethod, ShuffleAlgo
 from lightning_streaming.order.seeds import stretched_seed
@@ -185,6 +186,10 @@ class StreamingDataset(KeyedAccess):
     def __len__(self) -> int:
         """Samples per epoch and rank: the epoch's size divided among ranks, rounded up."""
         return ceil(self.epoch_size / self.current_world().num_ranks)
+
+    def __repr__(self) -> str:
+        place = self.next_cursor() if self._handed_out is None else self._handed_out
+        return words_of_dataset(self.streams, self._source.known_catalog, place)
 
     def config(self) -> dict[str, Any]:
         """What was asked for, as plain values without secrets: to log, and to compare with that of another run."""

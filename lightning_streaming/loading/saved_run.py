@@ -62,13 +62,13 @@ def read_run(state: object) -> SavedRun:
         )
     loaders = fields.fields("loaders")
     positions = {name: read_state(loaders.get(name), f"the saved position of {name!r}") for name in loaders}
-    batches = fields.fields("samples_per_global_batch") if "samples_per_global_batch" in fields else {}
+    batches = Fields({}, "nothing")
+    if "samples_per_global_batch" in fields:
+        batches = fields.fields("samples_per_global_batch")
     run = SavedRun(
         trainer=None if fields.is_none("trainer") else _read_trainer(fields.fields("trainer")),
         loaders=positions,
-        samples_per_global_batch={name: batches.whole_number(name, least=1) for name in batches}
-        if isinstance(batches, Fields)
-        else {},
+        samples_per_global_batch={name: batches.whole_number(name, least=1) for name in batches},
     )
     if run.trainer is None and positions:
         raise fields.contradicts(f"'trainer' is None, as before the first batch, but there are {sorted(positions)}")
