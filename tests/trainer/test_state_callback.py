@@ -289,7 +289,7 @@ def test_of_several_loaders_the_one_that_is_wrong_is_named(
             max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, default_root_dir=tmp_path,
             enable_progress_bar=False, enable_model_summary=False, callbacks=[StreamingStateCallback(), *callbacks],
         )  # fmt: skip
-        beside = DataLoader(torch.arange(3), batch_size=1)  # type: ignore[arg-type]
+        beside: Any = DataLoader(torch.arange(3), batch_size=1)  # type: ignore[arg-type]
         trainer.fit(SeesTwo(), datamodule=TwoStreams(data, beside), ckpt_path=ckpt_path)
 
     path = tmp_path / "saved.ckpt"
