@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,7 @@ from lightning_streaming.loading.cursor import Cursor, Handover, PassStart
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.deliveries import Deliveries
 from lightning_streaming.loading.delivery import Delivery
-from lightning_streaming.loading.description import describe
+from lightning_streaming.loading.description import LOADER_SETTINGS, describe
 from lightning_streaming.loading.ending import end_workers
 from lightning_streaming.loading.epochs import OnChange
 from lightning_streaming.loading.labels import Label, add_valid, keys_of_batches, labelled
@@ -31,25 +32,15 @@ from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.sample_key import KeyedBatch, SampleKey, SampleKeys
 from lightning_streaming.loading.slots import make_slots
 from lightning_streaming.loading.tally import Tally
+from lightning_streaming.loading.words import words_if_empty, words_of_loader
 from lightning_streaming.order.deal import Deal
 from lightning_streaming.order.gaps import NO_GAPS
 from lightning_streaming.replaced_names import TellsReplacements, tells_unknown_arguments
 
+_log = logging.getLogger(__name__)
+
 _MOST_UNCLAIMED = 1024
 """Batches whose ends are remembered for :meth:`StreamingDataLoader.claim`, should nobody claim them."""
-_SHOWN = (
-    "batch_size",
-    "repeat_epoch",
-    "drop_last",
-    "num_workers",
-    "prefetch_factor",
-    "persistent_workers",
-    "pin_memory",
-    "collate_fn",
-    "with_keys",
-    "with_valid",
-)
-"""What a loader tells of itself."""
 
 
 @tells_unknown_arguments
@@ -124,7 +115,10 @@ class StreamingDataLoader(LeftAsItIs, TellsReplacements):
 
     def __len__(self) -> int:
         """Batches in a whole epoch on each rank; the same after a resume as before, and whatever is skipped."""
-        return replace(self._deal_from(Cursor(0, 0)), gaps=NO_GAPS).num_batches(self.drop_last)
+        return self._whole_epoch().num_batches(self.drop_last)
+
+    def __repr__(self) -> str:
+        return words_of_loader(self)
 
     def __iter__(self) -> LoaderPass | AcceleratedPass:  # type: ignore[override]  # torch names a class of its own
         batches = LoaderPass(self)
@@ -194,7 +188,7 @@ class StreamingDataLoader(LeftAsItIs, TellsReplacements):
 
     def config(self) -> dict[str, Any]:
         """What was asked for, the dataset's own :meth:`~StreamingDataset.config` included, as plain values."""
-        shown = {name: getattr(self, name) for name in _SHOWN}
+        shown = {name: getattr(self, name) for name in LOADER_SETTINGS}
         return {**describe("StreamingDataLoader", shown), "dataset": StreamingDataset.config(self.dataset)}
 
     def close(self) -> None:
@@ -205,6 +199,10 @@ class StreamingDataLoader(LeftAsItIs, TellsReplacements):
         self._end_workers(self._iterator)  # where torch keeps persistent workers
         self._forget_pass()
         self.dataset.close()
+
+    def why_empty(self) -> str | None:
+        """Why no epoch has a batch; None if epochs have some."""
+        return words_if_empty(self._whole_epoch(), self.drop_last)
 
     def _begin_pass(self, begins: LoaderPass) -> tuple[int, PassStart, Link, Iterator[Delivery]]:
         """Begin the next pass: its number, where it starts, what its workers share, and torch's iterator over them."""
@@ -221,6 +219,8 @@ class StreamingDataLoader(LeftAsItIs, TellsReplacements):
         self._link = link if self.persistent_workers else None
         link.handover.assign(start)
         self._tally.begin_pass(self.num_workers)
+        if self.drop_last and (why := self.why_empty()):
+            _log.warning(why)
         return self._passes_begun, start, link, carried(self, self._deliveries(link), link)
 
     def _end_workers(self, batches: Iterator[Any] | None) -> None:
@@ -271,6 +271,9 @@ class StreamingDataLoader(LeftAsItIs, TellsReplacements):
         self._moved_at = self._passes_begun
         self._end = None
         self._unclaimed.clear()
+
+    def _whole_epoch(self) -> Deal:
+        return replace(self._deal_from(Cursor(0, 0)), gaps=NO_GAPS)
 
     def _deal_from(self, cursor: Cursor) -> Deal:
         world = self.dataset.current_world()

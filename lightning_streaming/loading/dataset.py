@@ -28,6 +28,7 @@ from lightning_streaming.loading.source import SampleSource
 from lightning_streaming.loading.state import read_state
 from lightning_streaming.loading.stream import StreamDefaults, named_streams
 from lightning_streaming.loading.watchers import WatchSettings
+from lightning_streaming.loading.words import words_of_dataset
 from lightning_streaming.loading.worker import prepare_worker_process
 from lightning_streaming.order.names import BatchingMethod, PartitionAlgo, SamplingMethod, ShuffleAlgo
 from lightning_streaming.order.seeds import stretched_seed
@@ -197,6 +198,10 @@ class StreamingDataset(CountedByOthers, ReferenceNames):
     def __len__(self) -> int:
         """Samples per epoch and rank: the epoch's size divided among ranks, rounded up."""
         return ceil(self.epoch_size / self.current_world().num_ranks)
+
+    def __repr__(self) -> str:
+        asked = {name: stream.asked for name, stream in self.streams.items()}
+        return words_of_dataset(asked, self._source.known_catalog, self._passes.handed_out() or self.next_cursor())
 
     def config(self) -> dict[str, Any]:
         """What was asked for, as plain values without secrets: to log, and to compare with that of another run."""

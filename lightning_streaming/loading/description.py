@@ -13,6 +13,20 @@ from lightning_streaming.storage import mask_url
 _NOT_SHOWN = {"self", "__class__", "remote", "local", "storage_options", "world", "stream_name", "stream_config"}
 """What the streams say, may be secret, or belongs to the machines."""
 
+LOADER_SETTINGS = (
+    "batch_size",
+    "repeat_epoch",
+    "drop_last",
+    "num_workers",
+    "prefetch_factor",
+    "persistent_workers",
+    "pin_memory",
+    "collate_fn",
+    "with_keys",
+    "with_valid",
+)
+"""What a loader tells of itself."""
+
 
 def describe_dataset(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a dataset as plain values; URLs without passwords, nothing of the storage options.

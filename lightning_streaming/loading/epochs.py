@@ -199,7 +199,7 @@ class Epochs:
                 sequence.num_samples,
             )
             return self.normalise(Cursor(cursor.epoch, len(sequence)), world)
-        position = resume_position(sequence, cursor.sample_in_epoch, world.num_ranks)
+        position = resume_position(sequence, cursor.sample_in_epoch, world.num_ranks, self._told())
         if gaps.kept_before(position) < gaps.kept_before(len(sequence)) and self._has_batches(cursor.epoch, world):
             return Cursor(cursor.epoch, position)
         epoch = epoch_not_left_out(self._stretches(world).values(), cursor.epoch + 1)

@@ -62,8 +62,9 @@ def read_run(state: object) -> SavedRun:
         )
     loaders = fields.fields("loaders")
     positions = {name: read_state(loaders.get(name), f"the saved position of {name!r}") for name in loaders}
-    has_batches = "samples_per_global_batch" in fields
-    batches = fields.fields("samples_per_global_batch") if has_batches else Fields({}, fields.of)
+    batches = Fields({}, "nothing")
+    if "samples_per_global_batch" in fields:
+        batches = fields.fields("samples_per_global_batch")
     run = SavedRun(
         trainer=None if fields.is_none("trainer") else _read_trainer(fields.fields("trainer")),
         loaders=positions,

@@ -57,7 +57,7 @@ class SampleSource:
         self.allow_unsafe_types = allow_unsafe_types
         self._columns = check_selection(columns)
         self._room = CacheRoom((cache.place for cache in self._caches.values()), cache_limit)
-        self._catalog: Catalog | None = None
+        self.known_catalog: Catalog | None = None  # as long as no index has been read
         self._shards_limit = 0  # without one, of no meaning
         self._scarcity = Scarcity(self._room)
         self._open = OpenShards(self._stamp_used)
@@ -73,12 +73,12 @@ class SampleSource:
             ConfigError: A stream holds no sample, a shard lacks a column that is to be read, or has one that is unsafe
                 where that is not allowed, or the cache limit is too small; the message says which would do.
         """
-        if self._catalog is None:
+        if self.known_catalog is None:
             catalog = Catalog({name: cache.read_index() for name, cache in self._caches.items()})
             self._check_columns(catalog)
             self._check_limit(catalog)
-            self._catalog = catalog
-        return self._catalog
+            self.known_catalog = catalog
+        return self.known_catalog
 
     def may_be_plain(self) -> bool:
         """Whether all shards are alike, and their samples nothing but numbers and arrays."""
@@ -273,7 +273,7 @@ class SampleSource:
         return type(error)(f"stream {self._stream_of(shard)!r}: {error}")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_catalog": None, "encodings": registered_encodings()}
+        return {**self.__dict__, "known_catalog": None, "encodings": registered_encodings()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, encoding_class in state.pop("encodings").items():

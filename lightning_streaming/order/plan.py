@@ -93,13 +93,14 @@ def plan_epoch(
     return EpochPlan(sequence=epoch_sequence(settings, shape, geometry, epoch), order=order)
 
 
-def resume_position(sequence: EpochSequence, consumed: int, num_ranks: int) -> int:
+def resume_position(sequence: EpochSequence, consumed: int, num_ranks: int, told: str = "") -> int:
     """Where to go on after ``consumed`` samples, counted over all ranks with what they read twice to stay even.
 
     Args:
         sequence: The epoch's.
         consumed: Samples as a saved state counts them, replication divided out.
         num_ranks: Ranks to deal to.
+        told: What an error begins with.
 
     Returns:
         A position in ``[0, len(sequence)]``: the end where all has been read, and where only repeats are left their
@@ -111,8 +112,9 @@ def resume_position(sequence: EpochSequence, consumed: int, num_ranks: int) -> i
     most = sequence.most_counted(num_ranks)
     if not 0 <= consumed <= most:
         raise StateError(
-            f"{consumed} samples were consumed of an epoch that has {sequence.num_samples}, or {most} with repeats; "
-            'the state belongs to other data or another epoch size. Put these back, or resume with on_change="warn" to '
+            f"{told}{consumed} samples were consumed of an epoch that has {sequence.num_samples}, or {most} with "
+            "repeats; the state belongs to other data or another epoch size. Put these back, or resume with "
+            'on_change="warn" to '
             "begin the next epoch, or move the place with `lightning-streaming state set`"
         )
     return len(sequence) if consumed >= len(sequence) else min(consumed, sequence.read_once)

@@ -26,6 +26,8 @@ _STAGES_OF: Mapping[str, tuple[Stage, ...]] = {
     "test": ("test",),
     "predict": ("predict",),
 }
+_RUN_OF: Mapping[Stage, str] = {"train": "fit", "val": "validate", "test": "test", "predict": "predict"}
+"""What sets up the data of each stage."""
 
 
 class StreamingDataModule(LightningDataModule):
@@ -200,6 +202,17 @@ class StreamingDataModule(LightningDataModule):
         copied.trainer, copied.datasets = None, {}
         return copied
 
+    def __repr__(self) -> str:
+        stages = [
+            f"{stage}: {self.datasets.get(stage, 'not set up')!s}"
+            for stage, config in self.configs.items()
+            if config is not None or stage in self.datasets
+        ]
+        settings = f"batch_size={self.batch_size}, num_workers={self.num_workers}"
+        return f"<{type(self).__name__}: {'; '.join([*stages, settings])}>"
+
+    __str__ = __repr__  # Lightning's own makes loaders and reads indexes
+
     def __getstate__(self) -> dict[str, Any]:
         hooks = {_hook_of(stage) for stage in self.configs}
         return {name: value for name, value in self.__dict__.items() if name not in hooks}
@@ -209,15 +222,18 @@ class StreamingDataModule(LightningDataModule):
         self._leave_out_loaders()
 
     def _loader(self, stage: Stage) -> StreamingDataLoader:
+        if stage not in self.datasets and self.configs[stage] is not None:
+            raise ConfigError(f"the data for {stage!r} is not set up yet; call setup({_RUN_OF[stage]!r}) first")
         if stage not in self.datasets:
             raise ConfigError(f"this data module has no data for {stage!r}; pass {stage}=StreamingConfig(...)")
         return self.build_dataloader(stage, self.datasets[stage])
 
     def _leave_out_loaders(self) -> None:
         # Lightning takes a hook that is defined for a stage that is wanted, and warns when it comes back empty. So a
-        # stage without data has Lightning's own hook, which is how Lightning knows that there is none.
+        # stage without data has Lightning's own hook, which is how Lightning knows that there is none. Without training
+        # data there is nothing to fit, and ours says so better.
         for stage, config in self.configs.items():
-            if config is None and not self._overrides(_hook_of(stage)):
+            if config is None and stage != "train" and not self._overrides(_hook_of(stage)):
                 setattr(self, _hook_of(stage), getattr(super(), _hook_of(stage)))
 
     def _overrides(self, name: str) -> bool:

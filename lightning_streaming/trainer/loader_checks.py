@@ -55,3 +55,17 @@ def _reads_past_us(loader: object) -> bool:
     if isinstance(loader, StreamingDataLoader) or not isinstance(dataset, IterableDataset):
         return False
     return any(isinstance(one, StreamingDataset) for one in datasets_within(dataset))
+
+
+def check_for_batches(trainer: Trainer, loaders: Mapping[str, StreamingDataLoader]) -> None:
+    """In ``on_fit_end``: tell why there was nothing to train on, which Lightning takes for a run that has ended.
+
+    Raises:
+        ConfigError: An epoch of a train loader has fewer samples than a batch, and those are to be left out.
+    """
+    if fit_loop.batches_in_epoch(trainer) or not trainer.limit_train_batches:
+        return
+    for name, loader in loaders.items():
+        why = loader.why_empty()
+        if why is not None:
+            raise ConfigError(f"train loader {name!r}: {why}")

@@ -27,6 +27,6 @@ def report_resume(
         then, now = global_batches_then.get(name), loader.samples_per_global_batch
         if then is not None and then != now:
             rank_zero_info(
-                f"Its global batch was {then} samples and is {now} now: {loader.batches_left(cursor)} batches are left "
-                f"of epoch {cursor.epoch}, and a whole one has {len(loader)}."
+                f"The global batch of {name!r} was {then} samples and is {now} now: {loader.batches_left(cursor)} "
+                f"batches are left of epoch {cursor.epoch}, and a whole one has {len(loader)}."
             )

@@ -18,7 +18,7 @@ from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.epochs import OnChange
 from lightning_streaming.loading.saved_run import CALLBACK_KEY, RUN_VERSION, read_run
 from lightning_streaming.trainer import fit_loop, progress_bar
-from lightning_streaming.trainer.loader_checks import check_loaders
+from lightning_streaming.trainer.loader_checks import check_for_batches, check_loaders
 from lightning_streaming.trainer.place import Place, batches_done, counted
 from lightning_streaming.trainer.resume_report import report_resume
 from lightning_streaming.trainer.shown import shown
@@ -215,6 +215,10 @@ class StreamingStateCallback(Callback):
             return
         place.cursors = {name: self._next_beginning(trainer, name) for name in place.cursors}
         place.epoch, place.batches = trainer.current_epoch + 1, 0
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say so where no epoch has a batch."""
+        check_for_batches(trainer, fit_loop.streaming_loaders(trainer))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Let the workers of the train loaders go. The place stays, for whoever saves it now.

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lightning_streaming import StreamingDataLoader, restore_state_global, save_state_global
-from lightning_streaming.errors import ConfigError, StreamingError
+from lightning_streaming.errors import ConfigError, StateError, StreamingError
 from tests.helpers import ids, make_loader, write_dataset
 from tests.trainer.ranks import on_ranks
 
@@ -103,3 +103,13 @@ def test_a_single_process_needs_nobody(data: Path) -> None:
     assert state == loader.state_dict()
     restore_state_global(loader, state, src_rank=0)
     assert loader.state_dict() == state
+
+
+@pytest.mark.parametrize("wrong", [[], {}, {"epoch": -1}, {"num_canonical_nodes": 10**9}], ids=str)
+def test_what_is_no_state_is_refused_and_changes_nothing(tmp_path: Path, wrong: Any) -> None:
+    loader = make_loader(write_dataset(tmp_path / "data"))
+    next(iter(loader))
+    before = loader.state_dict()
+    with pytest.raises(StateError):
+        restore_state_global(loader, {**before, **wrong} if wrong else wrong)
+    assert loader.state_dict() == before

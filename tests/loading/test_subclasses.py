@@ -244,7 +244,11 @@ def test_shards_are_fetched_once_and_ahead_and_held_meanwhile(
     http_store: HttpStore, tmp_path: Path, limited: bool
 ) -> None:
     write_dataset(http_store.root, 60)
-    settings = {"remote": http_store.url, "local": str(tmp_path), "cache_limit": 4300 if limited else None}
+    settings: dict[str, Any] = {
+        "remote": http_store.url,
+        "local": str(tmp_path),
+        "cache_limit": 4300 if limited else None,
+    }
     neighbour = StreamingDataset(**settings)
 
     class Lingering(StreamingDataset):

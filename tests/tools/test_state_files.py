@@ -244,3 +244,81 @@ def test_a_checkpoint_without_a_place_says_why(a_run: Run, tmp_path: Path) -> No
     checkpoint["callbacks"][CALLBACK_KEY]["version"] = 99
     torch.save(checkpoint, path)
     assert "has version 99" in refused("show", path, "--json")
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (["--epoch", 2**31, "--sample", 0], "so there is no epoch 2147483648"),
+        (["--epoch", 10**30, "--sample", 0], "so there is no epoch 1000000000000000000000000000000"),
+        (["--epoch", 2**31 - 1, "--sample", SAMPLES], "so there is no epoch 2147483647"),
+        (["--epoch", 0, "--sample", SAMPLES + 1], "an epoch has 29 samples, so there is no sample 30"),
+    ],
+    ids=str,
+)
+def test_set_refuses_a_place_that_no_run_has_and_writes_nothing(
+    tmp_path: Path, a_run: Run, asked: list[object], words: str
+) -> None:
+    checkpoint = tmp_path / "run.ckpt"
+    a_run.fit(callbacks=[SaveThenStop("on_train_batch_end", 3, checkpoint)])
+    before = checkpoint.read_bytes()
+    assert words in refused("set", checkpoint, *asked)
+    assert checkpoint.read_bytes() == before
+    assert list(tmp_path.glob("*.bak*")) == []
+
+
+@pytest.mark.parametrize("asked", [["--epoch", 10**30, "--sample", 0], ["--epoch", 0, "--sample", 10**30]], ids=str)
+def test_so_it_does_of_a_state_that_does_not_tell_the_size_of_an_epoch(tmp_path: Path, asked: list[object]) -> None:
+    path = tmp_path / "state.json"
+    path.write_text(json.dumps(OF_07))
+    assert f"so there is no {'epoch ' if asked[1] else ''}{10**30}" in refused("set", path, *asked)
+    assert json.loads(path.read_text()) == OF_07
+    assert "'epoch' of" in refused("import", write(tmp_path / "s.json", epoch=10**30), tmp_path / "new.json")
+    assert not (tmp_path / "new.json").exists()
+
+
+def write(path: Path, **changes: int) -> Path:
+    path.write_text(json.dumps(OF_07 | changes))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"sample_in_epoch": 10**9}, "an epoch of 'train' has 29 samples in the checkpoint"),
+        ({"sample_in_epoch": 34}, "the state to import is at sample 34 of epoch 1"),
+        ({"epoch": 2**31}, "'epoch' of"),
+        ({"epoch": -2}, "'epoch' of"),
+        ({"num_canonical_nodes": 2**62}, "'num_canonical_nodes' of"),
+        ({"num_canonical_nodes": 0}, "'num_canonical_nodes' of"),
+    ],
+    ids=str,
+)
+def test_import_refuses_a_place_that_the_checkpoint_cannot_have_and_writes_nothing(
+    tmp_path: Path, a_run: Run, changes: dict[str, int], words: str
+) -> None:
+    checkpoint = tmp_path / "run.ckpt"
+    a_run.fit(callbacks=[SaveThenStop("on_train_batch_end", 3, checkpoint)])
+    before = checkpoint.read_bytes()
+    assert words in refused("import", write(tmp_path / "source.json", **changes), checkpoint)
+    assert checkpoint.read_bytes() == before
+    assert list(tmp_path.glob("*.bak*")) == []
+
+
+def test_import_refuses_a_place_beyond_a_limited_epoch(tmp_path: Path, a_run: Run) -> None:
+    checkpoint = tmp_path / "run.ckpt"
+    a_run.fit(callbacks=[SaveThenStop("on_train_batch_end", 3, checkpoint)], limit_train_batches=5)
+    words = refused("import", write(tmp_path / "source.json", sample_in_epoch=20), checkpoint)
+    assert "reads 5 batches of 4 samples in an epoch, so it does not come to sample 20" in words
+    assert edit("import", write(tmp_path / "source.json", sample_in_epoch=16), checkpoint)["trainer"]["batches"] == 4
+
+
+@pytest.mark.parametrize("sample", [SAMPLES, SAMPLES + 3])
+def test_an_imported_epoch_that_is_over_is_the_next_one(
+    tmp_path: Path, a_run: Run, whole: Recorder, sample: int
+) -> None:
+    checkpoint = tmp_path / "run.ckpt"
+    a_run.fit(callbacks=[SaveThenStop("on_train_batch_end", 3, checkpoint)])
+    told = edit("import", write(tmp_path / "source.json", sample_in_epoch=sample), checkpoint)
+    assert told["loaders"]["train"]["to"] == {"epoch": 2, "sample_in_epoch": 0}
+    assert a_run.fit(ckpt_path=checkpoint)[0].seen_here == whole.seen[2 * SAMPLES :]

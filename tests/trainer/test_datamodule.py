@@ -305,3 +305,39 @@ def test_a_dataset_of_the_users_own_trains_and_resumes(workers: int, data: Path,
         quiet_trainer(tmp_path, max_epochs=2, callbacks=[saver]).fit(NeedsTokens(), module())
     quiet_trainer(tmp_path, max_epochs=2).fit(resumed, module(), ckpt_path=path)
     assert resumed.seen == whole.seen
+
+
+def test_fit_without_training_data_says_what_to_pass(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no data for 'train'; pass train=StreamingConfig\(\.\.\.\)"):
+        quiet_trainer(tmp_path).fit(Evaluated(), datamodule=StreamingDataModule(val=config(data, "val")))
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`", "ignore:Total length of")
+@pytest.mark.parametrize("with_module", [True, False])
+def test_fit_says_why_drop_last_leaves_no_batch(data: Path, tmp_path: Path, with_module: bool) -> None:
+    words = "train loader 'train': drop_last=True leaves no batch at all: an epoch has 17 samples for the only rank"
+    if with_module:
+        given: dict[str, Any] = {"datamodule": StreamingDataModule(config(data), batch_size=18, drop_last=True)}
+    else:
+        dataset = StreamingDataset(remote=str(data / "a"), batch_size=18)
+        given = {"train_dataloaders": StreamingDataLoader(dataset, drop_last=True)}
+    callbacks = [] if with_module else [StreamingStateCallback()]
+    with pytest.raises(ConfigError, match=words):
+        quiet_trainer(tmp_path, callbacks=callbacks).fit(Recorder(), **given)
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`", "ignore:Total length of")
+def test_a_fit_that_is_to_train_nothing_is_no_error(data: Path, tmp_path: Path) -> None:
+    module = StreamingDataModule(train=config(data), batch_size=18, drop_last=True)
+    quiet_trainer(tmp_path, limit_train_batches=0).fit(Recorder(), datamodule=module)
+
+
+def test_a_module_tells_its_stages_without_reading_anything(data: Path) -> None:
+    module = StreamingDataModule(train=config(data), val=StreamingConfig(remote="https://me:hunter2@host/val"))
+    settings = "batch_size=1, num_workers=0>"
+    assert repr(module) == str(module) == f"<StreamingDataModule: train: not set up; val: not set up; {settings}"
+    module.setup("fit")
+    assert repr(module) == (
+        f"<StreamingDataModule: train: <StreamingDataset: 0='{data / 'a'}'; index not read; at epoch 0, sample 0>; "
+        f"val: <StreamingDataset: 0='https://host/val'; index not read; at epoch 0, sample 0>; {settings}"
+    )

@@ -269,3 +269,39 @@ def test_several_loaders_resume_each_at_its_place(ahead: bool, save_after: int, 
     resumed = fit(SeesTwo(), path)
     assert resumed.seen == whole.seen
     assert resumed.steps_per_epoch == whole.steps_per_epoch == {0: 5, 1: 5, 2: 5}
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint")
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"sample_in_epoch": 10**9}, "train loader 'b': 1000000000 samples were consumed of an epoch that has 12"),
+        ({"sample_in_epoch": -1}, "'sample_in_epoch' of the saved position of 'b'"),
+        ({"fingerprint": ("samples", 13)}, "train loader 'b': the saved position belongs to other data"),
+    ],
+    ids=str,
+)
+def test_of_several_loaders_the_one_that_is_wrong_is_named(
+    change: dict[str, Any], words: str, data: Path, tmp_path: Path
+) -> None:
+    def fit(ckpt_path: Path | None, *callbacks: Any) -> None:
+        trainer = Trainer(
+            max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, default_root_dir=tmp_path,
+            enable_progress_bar=False, enable_model_summary=False, callbacks=[StreamingStateCallback(), *callbacks],
+        )  # fmt: skip
+        beside: Any = DataLoader(torch.arange(3), batch_size=1)  # type: ignore[arg-type]
+        trainer.fit(SeesTwo(), datamodule=TwoStreams(data, beside), ckpt_path=ckpt_path)
+
+    path = tmp_path / "saved.ckpt"
+    with pytest.raises(Stopped):
+        fit(None, SaveThenStop("on_train_batch_end", 2, path))
+    checkpoint = torch.load(path, weights_only=True)
+    state = checkpoint["callbacks"][STATE_KEY]["loaders"]["b"]
+    if "fingerprint" in change:
+        key, value = change["fingerprint"]
+        state["fingerprint"]["streams"]["0"][key] = value
+    else:
+        state.update(change)
+    torch.save(checkpoint, path)
+    with pytest.raises(StateError, match=words):
+        fit(path)

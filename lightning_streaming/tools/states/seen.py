@@ -22,6 +22,15 @@ from lightning_streaming.order.layout import BatchGeometry
 from lightning_streaming.world import World
 
 _AT_A_TIME = 1 << 20
+_ORDER = (
+    "shuffle",
+    "shuffle_algo",
+    "shuffle_block_size",
+    "sampling_method",
+    "sampling_granularity",
+    "batching_method",
+)
+"""What a fingerprint tells of the order; a later release may tell more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,8 +110,9 @@ def this_epoch_by_data(position: SavedPosition, places: Mapping[str, str], optio
 
 def _dataset(position: SavedPosition, streams: Mapping[str, Stream]) -> tuple[StreamingDataset, PassStart]:
     assert position.fingerprint is not None, "it lists its streams"
-    order = {name: value for name, value in position.fingerprint["order"].items() if value is not None}
-    del order["epoch_size"]  # the sum of what is drawn from each
+    # Without the epoch's size, which is the sum of what is drawn from each.
+    order = {name: position.fingerprint["order"][name] for name in _ORDER}
+    order = {name: value for name, value in order.items() if value is not None}
     geometry = position.geometry or BatchGeometry(
         num_nodes=position.initial_physical_nodes or 1, ranks_per_node=1, batch_size=1
     )
