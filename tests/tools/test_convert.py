@@ -235,7 +235,8 @@ def test_a_dataset_without_samples_is_not_passed_over_in_silence(tmp_path: Path)
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "tsv", "parquet", "tar", "huggingface", "parquets", "blocks"])
 def test_a_source_without_samples_leaves_nothing(tmp_path: Path, kind: str) -> None:
-    source, more = tmp_path / f"none.{kind}", ()
+    source = tmp_path / f"none.{kind}"
+    more: tuple[object, ...] = ()
     schema = pa.schema({f"column {number}": pa.int64() for number in range(30)})
     if kind == "jsonl":
         source.write_text("\n\n")

@@ -224,7 +224,7 @@ def test_a_resume_with_other_inputs_or_settings_is_refused(change: dict[str, Any
     ("wrong", "words"),
     [
         ({"inputs": []}, "at least one"),
-        ({"inputs": (one for one in ())}, "at least one"),
+        ({"inputs": iter([])}, "at least one"),
         ({"inputs": "abc"}, "at least one"),
         ({"inputs": b"abc"}, "at least one"),
         ({"inputs": 7}, "at least one, one for each part, but got int 7"),
