@@ -8,7 +8,8 @@
     copy           copies a dataset: carry takes one file, claim tells whose the destination is
     merge          joins datasets; writing.merge does the work
     convert        makes datasets: sources reads other formats, packing cuts tokens into blocks, conversion writes
-                   them in parts, changed_parts begins again those whose input changed
+                   them in parts, changed_parts begins again those whose input changed,
+                   conversion_plan says with what it was begun, given tells the command again
     state          shows and moves the place in the data that a checkpoint holds; states has its parts
     trace          tells which samples a step reads; traces has its parts
     tune           measures how fast a run's data is read here, and recommends settings; tuning has its parts

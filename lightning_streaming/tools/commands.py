@@ -43,6 +43,9 @@ class Tool(Protocol):
     def run(self, args: Namespace) -> int:
         """Do the work, and return an exit code of :mod:`~lightning_streaming.tools.console`.
 
+        Args:
+            args: What it was told; ``given`` are the words themselves.
+
         Raises:
             StreamingError: It could not be done; shown without a traceback.
         """
@@ -127,7 +130,7 @@ def run_command(command: Command, args: Sequence[str]) -> int:
     _print_whatever_comes()
     try:
         with _flushed(), _ended_in_order():
-            code: int = tool.run(parser.parse_args(args))
+            code: int = tool.run(parser.parse_args(args, Namespace(given=tuple(args))))
     except StreamingError as error:
         print_error(parser.prog, error)
         return BAD if isinstance(error, FormatError | IntegrityError) else UNUSABLE

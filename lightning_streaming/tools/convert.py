@@ -23,13 +23,14 @@ If it is stopped, even killed, run it again with --resume added.
 
 from __future__ import annotations
 
+import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from lightning_streaming.errors import ConfigError
+from lightning_streaming.errors import ConfigError, EncodingError
 from lightning_streaming.storage import local_path, mask_url
 from lightning_streaming.tools.console import FINE, print_json, print_note
 from lightning_streaming.tools.conversion import (
@@ -41,6 +42,7 @@ from lightning_streaming.tools.conversion import (
     write_parts,
 )
 from lightning_streaming.tools.conversion_plan import describe
+from lightning_streaming.tools.given import command_without_columns
 from lightning_streaming.tools.options import (
     add_json,
     add_storage_options,
@@ -124,7 +126,10 @@ def run(args: Namespace) -> int:
     with local_source(args.source, storage_options(args.source_options)) as location:
         _check_is_apart(location.path, args.out)
         source = _separated(open_source(location.path, args.kind), args.separator)
-        result = _tokenize(args, source, out) if args.tokenize else _convert(args, source, out, location)
+        try:
+            result = _tokenize(args, source, out) if args.tokenize else _convert(args, source, out, location)
+        except EncodingError as error:
+            raise EncodingError(_with_room_made(str(error), args, out)) from error
     summary = summarize(out.read_index())
     result = {
         "out": mask_url(args.out),
@@ -139,6 +144,16 @@ def run(args: Namespace) -> int:
     else:
         _print(result)
     return FINE
+
+
+def _with_room_made(words: str, args: Namespace, out: StoredDataset) -> str:
+    """A way out that is a command, with the removal of what was written before it, which has other columns."""
+    command = f"run: {command_without_columns(args.given)} "
+    if out.directory is None:
+        return words.replace(command, f"remove what is in {out.shown}, and {command}")
+    if not out.directory.is_dir():
+        return words
+    return words.replace(command, command.replace("run: ", f"run: rm -r {shlex.quote(args.out)} && "))
 
 
 def _why_empty(args: Namespace) -> str:
@@ -166,7 +181,7 @@ def _convert(args: Namespace, source: Source, out: StoredDataset, location: Loca
     if unused:
         raise ConfigError(f"--{unused[0].replace('_', '-')} is for --tokenize; add it, or leave this out")
     schema = source.schema()
-    plan = choose_columns(schema, parse_columns(args.columns))
+    plan = choose_columns(schema, parse_columns(args.columns, schema.columns), command_without_columns(args.given))
     shown = ", ".join(f"{name} {encoding}" for name, encoding in plan.encodings.items())
     print_note(_PROGRAM, f"columns, told from {location.shown_in(schema.told_by)}: {shown}")
     SampleEncoder(source, plan)  # raises where the source cannot have these encodings

@@ -16,6 +16,8 @@
     names          every file name
     sole_writer    one writer at a time in a directory
     system_errors  what the system refuses, in our words
+    forks          writers in processes that are not theirs
+    strict         values that would come back as others
     progress       how far storing has come
     merge          many datasets as one, without moving a shard
     locations      where a part lies, seen from the dataset it belongs to

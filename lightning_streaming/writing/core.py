@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
-from weakref import WeakSet
 
 from lightning_streaming.errors import ConfigError, EncodingError, StreamingError
 from lightning_streaming.formats.index import INDEX_BASENAME, ShardInfo, dump_index
@@ -21,6 +20,7 @@ from lightning_streaming.writing.background import Background
 from lightning_streaming.writing.columns import columns_of
 from lightning_streaming.writing.cutter import Cutter
 from lightning_streaming.writing.destination import Destination
+from lightning_streaming.writing.forks import check_process, refuse_in_forks
 from lightning_streaming.writing.journal import Journal
 from lightning_streaming.writing.recipe import ShardRecipe
 from lightning_streaming.writing.settings import ShardSettings, config_of_shards, parse_settings
@@ -136,7 +136,7 @@ class ShardWriter(ABC, TellsReplacements):
         self._refusal = _WAS_WHOLE if self._start.is_finished else None
         self._is_closed = False
         self._is_published = False
-        _ALIVE.add(self)
+        refuse_in_forks(self._refuse_from_now)
 
     @property
     def num_samples(self) -> int:
@@ -191,7 +191,7 @@ class ShardWriter(ABC, TellsReplacements):
                 index, it may be called again.
             ConfigError: The writer was closed before, or its block failed, or it is another process's.
         """
-        self._check_process()
+        check_process(self._owner)
         if self._is_closed and not self._is_published:
             raise ConfigError("this writer was closed before it was finished, so there is no index; make another one")
         if not self._start.is_finished and not self._is_published:
@@ -246,15 +246,9 @@ class ShardWriter(ABC, TellsReplacements):
         recipe = self._make_recipe(columns, self._settings)
         return make_strict(recipe) if self._strict else recipe
 
-    def _check_process(self) -> None:
-        if os.getpid() != self._owner:
-            raise ConfigError(self._of_another_process())
-
-    def _of_another_process(self) -> str:
-        return (
-            f"this writer is of process {self._owner}, from which this one was forked; make another one here, or leave "
-            "the process with os._exit()"
-        )
+    def _refuse_from_now(self, why: str) -> None:
+        """Take no more samples, because of this."""
+        self._refusal = why
 
     def _check_start(self, recipe: ShardRecipe | None) -> ShardRecipe | None:
         """Compare the settings with those of what is there, whose columns are taken where none are given."""
@@ -287,7 +281,7 @@ class ShardWriter(ABC, TellsReplacements):
         self._refusal = None
 
     def _wait_for_room(self) -> None:
-        self._check_process()
+        check_process(self._owner)
         self._background.wait_for_room()
         if self._background.failure is not None:
             self._refuse()
@@ -355,19 +349,6 @@ class ShardWriter(ABC, TellsReplacements):
         self._held.close()
         self._cutter = None  # its memory is large
         self._is_closed = True
-
-
-# Every writer of this process, so that a forked one knows its copies for what they are with the first sample, without a
-# question asked for each.
-_ALIVE: WeakSet[ShardWriter] = WeakSet()
-
-
-def _take_no_more() -> None:
-    for writer in list(_ALIVE):
-        writer._refusal = writer._of_another_process()
-
-
-os.register_at_fork(after_in_child=_take_no_more)
 
 
 def _store(cutter: Cutter, number: int, gathered: ShardBuffer, put: Callable[..., None]) -> ShardInfo:

@@ -269,17 +269,18 @@ def test_a_source_without_samples_leaves_nothing(tmp_path: Path, kind: str) -> N
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (["id:int,text:str"], "write --columns id:int --columns text:str"),
-        (["id,text"], "write --columns id --columns text"),
-        (["id:ndarray:int32:2,3,text"], "write --columns id:ndarray:int32:2,3 --columns text"),
-        (["text", "x:int, id:int"], "write --columns x:int --columns id:int"),
+        (["id:int,text:str"], "--columns id:int --columns text:str"),
+        (["id,text"], "--columns id --columns text"),
+        (["id:ndarray:int32:2,3,text"], "--columns id:ndarray:int32:2,3 --columns text"),
+        (["text", "x:int, id:int"], "--columns x:int --columns id:int"),
     ],
 )
 def test_several_columns_in_one_option_are_told_apart(tmp_path: Path, asked: list[str], words: str) -> None:
     source = write_rows(tmp_path / "a.jsonl", 2)
     outcome = run("convert", source, tmp_path / "out", *(word for one in asked for word in ("--columns", one)))
     assert outcome.code == 2
-    assert f"--columns takes one column each time; {words}\n" in outcome.err
+    command = f"run: lightning-streaming convert {source} {tmp_path / 'out'} {words}\n"
+    assert f"--columns takes one column each time; {command}" in outcome.err
 
 
 def test_names_and_shapes_may_have_commas(tmp_path: Path) -> None:

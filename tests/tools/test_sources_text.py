@@ -97,7 +97,7 @@ def test_columns_follow_from_the_first_row(tmp_path: Path) -> None:
 
 def test_a_column_without_an_encoding_must_be_given_one(tmp_path: Path) -> None:
     source = json_lines(tmp_path / "a.jsonl", {"a": 1, "n": None}, {"a": 2, "n": 5})
-    with pytest.raises(ConfigError, match=r"'n', which holds null .*line 1.*--columns a --columns n:ENCODING"):
+    with pytest.raises(ConfigError, match=r"'n', which holds null .*line 1.*--columns a --columns n:json"):
         encode_all(source)
     assert [sample["n"] for sample in encode_all(source, "a", "n:json")] == [b"null", b"5"]
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lightning_streaming.errors import ConfigError, EncodingError
 from lightning_streaming.formats.encodings import encoding as find_encoding
-from lightning_streaming.tools.sources.source import Part, Schema, Source
+from lightning_streaming.tools.sources.source import Found, Part, Schema, Source
 
 Sample = dict[str, Any]
 
@@ -22,17 +23,26 @@ class ColumnPlan:
     """Encoding by name of the column."""
     exact: bool
     """Whether a row that has another column beside them is an error, because nobody said to leave it out."""
+    command: str = ""
+    """The command that was given, without columns; a way out is told as this command with other ones."""
 
 
-def parse_columns(options: Sequence[str]) -> dict[str, str | None]:
+def parse_columns(options: Sequence[str], known: Container[str] = ()) -> dict[str, str | None]:
     """Columns as a user writes them: ``NAME:ENCODING``, or ``NAME`` for the encoding that follows from the data.
+
+    Args:
+        options: What was written.
+        known: Columns that there are: names of these may hold colons.
 
     Raises:
         ConfigError: A name is empty, or there twice.
     """
     columns: dict[str, str | None] = {}
     for option in options:
-        name, _, encoding = option.partition(":")
+        words = option.split(":")
+        names = [":".join(words[:count]) for count in range(len(words), 0, -1)]
+        name = next((one for one in names if one in known), words[0])
+        encoding = option[len(name) + 1 :]
         if not name or name in columns:
             raise ConfigError(
                 f"--columns must be NAME:ENCODING or NAME, for another column each time, but got {option!r}"
@@ -42,23 +52,28 @@ def parse_columns(options: Sequence[str]) -> dict[str, str | None]:
 
 
 def as_options(columns: Mapping[str, str | None]) -> str:
-    """Columns as a user would write them; None for the encoding that follows from the data."""
-    return " ".join(
-        f"--columns {name}:{encoding}" if encoding else f"--columns {name}" for name, encoding in columns.items()
-    )
+    """Columns as a user would write them in a shell; None for the encoding that follows from the data."""
+    written = [f"{name}:{encoding}" if encoding else name for name, encoding in columns.items()]
+    return " ".join(f"--columns{'=' if one.startswith('-') else ' '}{shlex.quote(one)}" for one in written)
 
 
-def choose_columns(schema: Schema, asked: Mapping[str, str | None]) -> ColumnPlan:
+def rerun(command: str, columns: Mapping[str, str | None]) -> str:
+    """What to type to convert with these columns."""
+    return f"run: {command} {as_options(columns)}" if command else f"write {as_options(columns)}"
+
+
+def choose_columns(schema: Schema, asked: Mapping[str, str | None], command: str = "") -> ColumnPlan:
     """Decide on the encodings.
 
     Args:
         schema: What the source found out.
         asked: The columns that the user wants; none for all there are.
+        command: What was typed, without columns.
 
     Raises:
         ConfigError: The source has no such column, or no encoding follows for one.
     """
-    _check_one_at_a_time(schema, asked)
+    _check_one_at_a_time(schema, asked, command)
     unknown = [name for name in asked if name not in schema.columns]
     if unknown:
         raise ConfigError(
@@ -68,23 +83,28 @@ def choose_columns(schema: Schema, asked: Mapping[str, str | None]) -> ColumnPla
     open_ones = [name for name, encoding in wanted.items() if encoding is None]
     if open_ones:
         held = ", ".join(f"{name!r}, which holds {schema.columns[name].what}" for name in open_ones)
-        named = as_options({name: asked.get(name) or (None if wanted[name] else "ENCODING") for name in wanted})
+        named = {name: asked.get(name) or (None if wanted[name] else _likely(schema.columns[name])) for name in wanted}
         raise ConfigError(
             f"no encoding follows for the {'column' if len(open_ones) == 1 else 'columns'} {held} ({schema.told_by}); "
-            f"name {'one' if len(open_ones) == 1 else 'them'}: {named}"
+            f"for example, {rerun(command, named)}"
         )
-    return ColumnPlan({name: encoding for name, encoding in wanted.items() if encoding}, exact=not asked)
+    return ColumnPlan({name: encoding for name, encoding in wanted.items() if encoding}, not asked, command)
 
 
-def _check_one_at_a_time(schema: Schema, asked: Mapping[str, str | None]) -> None:
+def _likely(found: Found) -> str:
+    """The encoding to try for a column that none follows for."""
+    return "str" if found.what.startswith(("date", "time")) else "json"
+
+
+def _check_one_at_a_time(schema: Schema, asked: Mapping[str, str | None], command: str) -> None:
     """Refuse several columns in one option; a column's own name may have commas, and a shape has them too."""
     for name, encoding in asked.items():
         inside = encoding or "" if name in schema.columns else f"{name}:{encoding}" if encoding else name
         first, *others = re.split(r",(?![0-9])", inside)
         if others:
             several = [f"{name}:{first}" if name in schema.columns else first, *others]
-            options = " ".join(f"--columns {one.strip()}" for one in several)
-            raise ConfigError(f"--columns takes one column each time; write {options}")
+            told = rerun(command, parse_columns([one.strip() for one in several], schema.columns))
+            raise ConfigError(f"--columns takes one column each time; {told}")
 
 
 class SampleEncoder:
@@ -124,8 +144,8 @@ class SampleEncoder:
         if self._plan.exact and len(row) != len(sample):
             extra = next(name for name in row if name not in sample)
             raise EncodingError(
-                f"the column {extra!r} is not in the first row; to leave it out, name those to keep: "
-                f"{as_options(self._plan.encodings)}"
+                f"the column {extra!r} is not in the first row; to leave it out, "
+                f"{rerun(self._plan.command, self._plan.encodings)}"
             )
         return sample
 
@@ -137,7 +157,7 @@ class SampleEncoder:
         text = f"the column {name!r} is {encodings[name]}: {error}"
         if wider == encodings[name]:
             return text
-        return f"{text}; for another encoding, write for example: {as_options({**encodings, name: wider})}"
+        return f"{text}; for another encoding, for example, {rerun(self._plan.command, {**encodings, name: wider})}"
 
 
 def encoded_rows(source: Source, plan: ColumnPlan, part: Part) -> Iterator[Sample]:
