@@ -13,6 +13,7 @@ from lightning_streaming.cache.layout import default_cache_directory
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.hashing import hash_names
 from lightning_streaming.storage import local_path, mask_url
+from lightning_streaming.storage.options import check_options
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -37,6 +38,7 @@ class CacheConfig:
     """Whether the compressed form of a fetched file is kept beside the raw one."""
 
     def __post_init__(self) -> None:
+        check_options(self.storage_options, f" of stream {self.name!r}")
         if not self.remote and not self.local:
             raise ConfigError(f"stream {self.name!r} needs remote, local or both, but has neither")
         if self.local and local_path(str(self.local)) is None:

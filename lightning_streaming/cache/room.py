@@ -13,6 +13,7 @@ from lightning_streaming.cache.arrival import Part, directory_gone
 from lightning_streaming.cache.eviction import bytes_to_free, coldest_first
 from lightning_streaming.cache.ledger import Ledger
 from lightning_streaming.cache.locks import pauses
+from lightning_streaming.cache.permissions import is_reachable
 from lightning_streaming.cache.place import CachePlace
 from lightning_streaming.cache.scan import Entry
 from lightning_streaming.cache.turns import Turn, somebody_waits
@@ -63,7 +64,7 @@ class CacheRoom:
 
     def is_scarce(self, size: int) -> bool:
         """Whether a reader waits for room, or one of the disks has fewer bytes left than ``size``."""
-        found = (place.directory for place in self._places if place.directory.is_dir())
+        found = (place.directory for place in self._places if is_reachable(place.directory))
         return self.somebody_waits() or any(_free_bytes(directory) < size for directory in found)
 
     @property
@@ -220,7 +221,7 @@ class CacheRoom:
         with ExitStack() as stack:
             held: _Held = {}
             for place in self._places:
-                if place.directory.is_dir():
+                if is_reachable(place.directory):
                     ledger = stack.enter_context(place.held())
                     if ledger is None:
                         if self.limit is None:

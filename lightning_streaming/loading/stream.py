@@ -70,7 +70,7 @@ class Stream:
             name=name,
             remote=_with_split(self.remote, split),
             local=_with_split(self.local, split),
-            storage_options=self.storage_options,
+            storage_options={} if self.storage_options is None else self.storage_options,
             download_retry=defaults.download_retry if self.download_retry is None else self.download_retry,
             download_timeout=defaults.download_timeout if self.download_timeout is None else self.download_timeout,
             validate_hash=defaults.validate_hash if self.validate_hash is None else self.validate_hash,
@@ -105,7 +105,8 @@ def named_streams(
     if bool(streams) == (remote is not None or local is not None):
         raise ConfigError("give either streams= or remote=/local=, not both and not neither")
     if not streams:
-        return {"0": Stream(remote=remote, local=local, storage_options=storage_options or {})}
+        options = {} if storage_options is None else storage_options
+        return {"0": Stream(remote=remote, local=local, storage_options=options)}
     if storage_options:
         raise ConfigError("with streams=, storage_options belong to each stream")
     named = dict(streams) if isinstance(streams, Mapping) else {str(place): one for place, one in enumerate(streams)}
