@@ -301,6 +301,7 @@ class SampleSource:
 
     def _share_room(self, readers: int) -> None:
         if self._room.limit is not None:
+            self._room.expect(readers, self._scarcity.largest_shard)
             self._open.most_bytes = self._ahead.most_bytes = reader_share(self._shards_limit, readers)
 
     def _read_alone(self, shard: int, index: int) -> dict[str, Any] | None:
