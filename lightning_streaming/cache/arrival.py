@@ -19,7 +19,7 @@ from pathlib import Path
 
 from lightning_streaming.cache.layout import ARRIVING_BASENAME
 from lightning_streaming.cache.locks import LocksUnsupportedError, open_to_lock, try_lock, unlock_and_close
-from lightning_streaming.cache.permissions import adopt_file, make_directories
+from lightning_streaming.cache.permissions import UNREACHABLE, adopt_file, is_reachable, make_directories
 from lightning_streaming.errors import DiskFullError, StorageError
 from lightning_streaming.files import PARTIAL_SUFFIX, join_under
 
@@ -151,7 +151,7 @@ def part_path(root: Path, basename: str) -> Path:
 
 def arriving(root: Path) -> Iterator[os.DirEntry[str]]:
     """The parts of a cache directory, living and dead."""
-    with suppress(FileNotFoundError), os.scandir(root / ARRIVING_BASENAME) as found:
+    with suppress(*UNREACHABLE), os.scandir(root / ARRIVING_BASENAME) as found:
         for entry in found:
             if entry.name.endswith(PARTIAL_SUFFIX):
                 yield entry
@@ -224,7 +224,7 @@ def _make_arriving(root: Path) -> None:
 
 def unwritable(root: Path, error: OSError) -> StorageError:
     """What to say where something in a cache directory could not be written."""
-    if not root.is_dir():
+    if not isinstance(error, PermissionError) and not is_reachable(root):
         return directory_gone(root)
     if error.errno in _NO_ROOM:
         return DiskFullError(f"no room left in {root}: {error}; make room there, or choose another directory")

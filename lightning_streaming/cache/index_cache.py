@@ -150,7 +150,9 @@ class IndexCache:
             identity = Identity.of(path)
             if identity.size < LARGE_INDEX_BYTES:
                 return self._load(path, str(path), None, None)
-            likely = likely_digest(read_origin(self._directory))
+            likely = None
+            with suppress(StorageError):  # a directory that this user may not enter
+                likely = likely_digest(read_origin(self._directory))
             form = self._forms.find(identity, likely)
             if form is not None:
                 return FoundIndex(form.index, KnownIndex(form.digest, None))
@@ -162,7 +164,7 @@ class IndexCache:
                 with suppress(OSError):  # another user's
                     write_origin(self._directory, replace(origin, check=checked(found, {}, None)), lock.scratch)
                 return found
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise ObjectNotFoundError(
                 f"there is no dataset at {path.parent}: {path} does not exist; correct the path, or, if this directory "
                 "is to be filled from elsewhere, give that as remote and this as local"
@@ -213,7 +215,10 @@ class IndexCache:
                 break
             patience.check([coming])
         if cached is None:
-            raise StorageError(f"{self._directory} cannot be written to; choose another directory with local=")
+            raise StorageError(
+                f"{self._directory} has no index that may be read, and cannot be written to; choose another directory "
+                "with local="
+            )
         is_known = origin is not None and origin.digest == cached.known.digest
         self._mark = origin.mark if origin is not None and is_known else make_mark()
         check = None if origin is None else origin.check
@@ -221,11 +226,11 @@ class IndexCache:
         return cached
 
     def _load_cached(self, scratch: Path | None, likely: str | None) -> FoundIndex | None:
-        """The index in the cache directory; None if there is none, or one that was cut short."""
+        """The index in the cache directory; None if there is none, or one that was cut short or may not be read."""
         path = self._directory / INDEX_BASENAME
         try:
             return self._load(path, str(path), scratch, likely)
-        except (FileNotFoundError, FormatError):
+        except (FileNotFoundError, PermissionError, FormatError):
             return None
 
     def _fetch_if_changed(self, cached: FoundIndex, origin: Origin, lock: IndexLock) -> FoundIndex:

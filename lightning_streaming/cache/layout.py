@@ -8,6 +8,7 @@ import re
 import stat
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -45,15 +46,15 @@ def runtime_directory() -> Path:
     """The directory of locks and other files of running programs: local to the node, for one user, made when missing.
 
     Raises:
-        ConfigError: The place in the temporary directory is taken by another user, or open to others.
+        ConfigError: The place in the temporary directory is taken by another user, or open to others, or there can be
+            no directory.
     """
     chosen = os.environ.get(RUNTIME_VARIABLE)
     if chosen:
-        path = Path(chosen).expanduser()
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return path
+        return _made(Path(chosen).expanduser())
     path = Path(tempfile.gettempdir()) / f"{_NAME}-{os.getuid()}"
-    path.mkdir(mode=0o700, exist_ok=True)
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
     _check_private(path)
     return path
 
@@ -76,10 +77,12 @@ def origin_of(remote: str, storage_options: Mapping[str, Any]) -> bytes:
 
 
 def orders_directory() -> Path:
-    """Where sample orders of running epochs are kept; made when missing."""
-    path = runtime_directory() / "orders"
-    path.mkdir(mode=0o700, exist_ok=True)
-    return path
+    """Where sample orders of running epochs are kept; made when missing.
+
+    Raises:
+        ConfigError: As for :func:`runtime_directory`.
+    """
+    return _made(runtime_directory() / "orders")
 
 
 def _cache_root() -> Path:
@@ -87,6 +90,23 @@ def _cache_root() -> Path:
     if chosen:
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / _NAME
+
+
+def _made(path: Path) -> Path:
+    """A directory of running programs, made when missing."""
+    problem: OSError | str | None = None
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        problem = error
+    if problem is None and not os.access(path, os.W_OK | os.X_OK):
+        problem = f"user {os.getuid()} may not write to it"
+    if problem is not None:
+        raise ConfigError(
+            f"{path} must be a directory for files of running programs, but {problem}; set {RUNTIME_VARIABLE} to a "
+            "directory of your own on this node"
+        )
+    return path
 
 
 def _check_private(path: Path) -> None:

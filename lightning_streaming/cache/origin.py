@@ -77,7 +77,9 @@ def read_origin(directory: Path) -> Origin | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise StorageError(f"{path} cannot be read: {error}; it says whose files are there") from error
+        raise StorageError(
+            f"{path} cannot be read: {error}; it says whose files are there, so choose another directory"
+        ) from error
     first, second, third = (line.strip() for line in [*lines[:3], b"", b"", b""][:3])
     return Origin(
         remote=first.decode(errors="replace"),

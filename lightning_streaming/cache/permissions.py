@@ -20,6 +20,18 @@ _PERMITTED_SECONDS = 2.0
 """More than anybody needs from making a file to setting its permissions, where that cannot be done before naming it."""
 
 
+UNREACHABLE = (FileNotFoundError, NotADirectoryError, PermissionError)
+"""What says that there is nothing of ours at a path: no such file, or none that this user may get to."""
+
+
+def is_reachable(directory: Path) -> bool:
+    """Whether a directory is there, where this user may get to it: some cannot enter their own ``$HOME``."""
+    try:
+        return directory.is_dir()
+    except PermissionError:
+        return False
+
+
 def adopt_file(descriptor: int, root: Path, *, writable: bool = False) -> None:
     """Let whoever may read a cache directory read a new file in it, whatever the umask.
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from lightning_streaming.cache.arrival import Part, arriving, lock_if_dead
+from lightning_streaming.cache.layout import CACHE_VARIABLE
 from lightning_streaming.cache.ledger import Ledger, held_ledger, read_ledger
 from lightning_streaming.cache.locks import LocksUnsupportedError, open_to_lock, try_lock, unlock_and_close
 from lightning_streaming.cache.marks import OwnTimes
+from lightning_streaming.cache.permissions import is_reachable
 from lightning_streaming.cache.scan import Entry, Scan, index_bytes, scan
 from lightning_streaming.errors import StorageError
 
@@ -53,7 +55,8 @@ class CachePlace:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(
-                f"{self.directory} cannot be made: {error}; give the stream another directory with local="
+                f"{self.directory} cannot be made: {error}; give the stream another directory with local=, or set "
+                f"{CACHE_VARIABLE} to another root"
             ) from error
         _ = self.own
         self._prepared_in = os.getpid()
@@ -64,7 +67,7 @@ class CachePlace:
 
     def is_gone(self) -> bool:
         """Whether somebody removed the directory since this process prepared it."""
-        return self._prepared_in == os.getpid() and not self.directory.is_dir()
+        return self._prepared_in == os.getpid() and not is_reachable(self.directory)
 
     @contextmanager
     def held(self) -> Iterator[Ledger | None]:
@@ -85,7 +88,7 @@ class CachePlace:
         """Bytes of what is ours here, by the ledger; 0 if nothing ever was."""
         counted = read_ledger(self.directory)
         if counted is None:
-            return self.scan().bytes + self._index_bytes if self.directory.exists() else 0
+            return self.scan().bytes + self._index_bytes if is_reachable(self.directory) else 0
         return counted + self.fixed_bytes()
 
     def fixed_bytes(self) -> int:

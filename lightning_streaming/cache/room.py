@@ -13,9 +13,10 @@ from lightning_streaming.cache.arrival import Part, directory_gone
 from lightning_streaming.cache.eviction import bytes_to_free, coldest_first
 from lightning_streaming.cache.ledger import Ledger
 from lightning_streaming.cache.locks import pauses
+from lightning_streaming.cache.permissions import is_reachable
 from lightning_streaming.cache.place import CachePlace
 from lightning_streaming.cache.scan import Entry
-from lightning_streaming.cache.turns import Turn, somebody_waits
+from lightning_streaming.cache.turns import Turn, note_in_vain, somebody_waits, was_in_vain
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.units import format_bytes
 
@@ -46,8 +47,13 @@ class CacheRoom:
         self._places = [by_directory[directory] for directory in sorted(by_directory)]
         self._allowed = limit  # for readers: more, after one of this process had to exceed it
         self._has_warned = False
+        self._comfortable = 0
         self.limit = limit
         """Most bytes; None for no limit."""
+
+    def expect(self, readers: int, shard_bytes: int) -> None:
+        """Say how many processes of a job will read shards of at most this size, for words about a limit."""
+        self._comfortable = 2 * readers * shard_bytes
 
     def usage(self) -> int:
         """Bytes of what is ours in the directories."""
@@ -63,7 +69,7 @@ class CacheRoom:
 
     def is_scarce(self, size: int) -> bool:
         """Whether a reader waits for room, or one of the disks has fewer bytes left than ``size``."""
-        found = (place.directory for place in self._places if place.directory.is_dir())
+        found = (place.directory for place in self._places if is_reachable(place.directory))
         return self.somebody_waits() or any(_free_bytes(directory) < size for directory in found)
 
     @property
@@ -92,7 +98,8 @@ class CacheRoom:
         """Make room for files that a reader needs to go on, and give each its size.
 
         What is unused goes; then what this reader can do without; then others get time to let go of theirs. In the end
-        the limit is exceeded, with one warning; this reader then keeps to what it took.
+        the limit is exceeded, with one warning; this reader then keeps to what it took. For a while after that nobody
+        who uses the directory waits again: readers that hold shards longer than others wait would stop them each time.
 
         Args:
             place: The directory that the files are for, which is there.
@@ -106,13 +113,19 @@ class CacheRoom:
         if not self.somebody_waits() and self._reserve_again(place, demands):
             return
         let_go()
+        if was_in_vain(place.directory):
+            if not self._reserve_again(place, demands):
+                self._exceed(place, demands)
+            return
         with Turn(place.directory) as turn:
             deadline = time.monotonic() + _PATIENCE_SECONDS
             turn.wait(_PATIENCE_SECONDS)
             for _ in pauses(deadline - time.monotonic(), _LONGEST_PAUSE):
                 if self._reserve_again(place, demands):
                     return
-            self._exceed(place, demands)
+                if was_in_vain(place.directory):
+                    break
+        self._exceed(place, demands)
 
     def make_space(self, size: int, spare_since: int | None = None) -> int:
         """Remove what was used longest ago, because the disk is full.
@@ -202,15 +215,18 @@ class CacheRoom:
             _count_again(held)
             needed = _counted(held) + _wanted(demands)
             _take(_ledger_of(held, place), demands)
+        note_in_vain(place.directory)
+        enough = max(needed, self.fixed_bytes() + self._comfortable)
         if not self._has_warned:
             self._has_warned = True
             _logger.warning(
-                "all of %s in %s is in use, so the cache_limit of %s is exceeded; %d bytes (%s) would do",
+                "all of %s in %s is in use, so the cache_limit of %s is exceeded, from now on without waiting; "
+                "%d bytes (%s) would do, or more where several jobs share the directory",
                 format_bytes(needed - _wanted(demands)),
                 place.directory,
                 format_bytes(self.limit),
-                needed,
-                format_bytes(needed),
+                enough,
+                format_bytes(enough),
             )
         self._allowed = max(needed, self._allowed or 0)
 
@@ -220,7 +236,7 @@ class CacheRoom:
         with ExitStack() as stack:
             held: _Held = {}
             for place in self._places:
-                if place.directory.is_dir():
+                if is_reachable(place.directory):
                     ledger = stack.enter_context(place.held())
                     if ledger is None:
                         if self.limit is None:

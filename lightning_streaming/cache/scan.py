@@ -18,7 +18,7 @@ from lightning_streaming.cache.layout import (
     USAGE_BASENAME,
 )
 from lightning_streaming.cache.marks import OwnTimes
-from lightning_streaming.cache.permissions import NEW_PREFIX
+from lightning_streaming.cache.permissions import NEW_PREFIX, UNREACHABLE
 from lightning_streaming.formats.index import INDEX_BASENAME
 
 _NOT_SHARD_PREFIXES = (PARSED_INDEX_PREFIX, NEW_PREFIX)
@@ -74,7 +74,7 @@ def shard_files(root: Path) -> Iterator[Entry]:
     pending = [str(root)]
     while pending:
         folder = pending.pop()
-        with suppress(FileNotFoundError, NotADirectoryError, PermissionError), os.scandir(folder) as found:
+        with suppress(*UNREACHABLE), os.scandir(folder) as found:
             for entry in found:
                 if folder == str(root) and (entry.name in _NOT_SHARDS or entry.name.startswith(_NOT_SHARD_PREFIXES)):
                     continue
@@ -91,14 +91,14 @@ def find_entry(path: Path) -> Entry | None:
     """One file; None if there is no such file."""
     try:
         status = path.stat()
-    except FileNotFoundError:
+    except UNREACHABLE:
         return None
     return Entry(str(path), status.st_size, status.st_atime_ns, status.st_mtime_ns)
 
 
 def index_files(root: Path) -> Iterator[Entry]:
     """The index of a cache directory, and parsed forms of it."""
-    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(root) as found:
+    with suppress(*UNREACHABLE), os.scandir(root) as found:
         for entry in found:
             if entry.name == INDEX_BASENAME or entry.name.startswith(PARSED_INDEX_PREFIX):
                 described = find_entry(Path(entry.path))

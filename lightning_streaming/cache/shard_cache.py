@@ -15,6 +15,7 @@ from lightning_streaming.cache.index_cache import IndexCache
 from lightning_streaming.cache.locks import pauses
 from lightning_streaming.cache.marks import OwnTimes
 from lightning_streaming.cache.patience import Patience, identity
+from lightning_streaming.cache.permissions import is_reachable
 from lightning_streaming.cache.place import CachePlace
 from lightning_streaming.cache.presence import Held, Presence
 from lightning_streaming.cache.room import CacheRoom
@@ -154,7 +155,7 @@ class ShardCache:
         with self._named():
             if self._is_in_place(shard):
                 return True
-        held = self._presence.hold(shard) if self.place.directory.is_dir() else None
+        held = self._presence.hold(shard) if is_reachable(self.place.directory) else None
         if held is None:
             return False
         held.close()
@@ -281,6 +282,10 @@ class ShardCache:
             told = directory_gone(self.place.directory) if gone else error
             named = type(told)(f"stream {self._config.name!r}: {told}")
             raise named.with_traceback(error.__traceback__) from error.__cause__
+        except OSError as error:  # another user's directory or file, a disk that fails
+            raise StorageError(
+                f"stream {self._config.name!r}: the system refuses: {error}; mend that, or choose another place"
+            ) from error
 
 
 def _source_of(config: CacheConfig) -> InPlaceSource | RemoteSource:

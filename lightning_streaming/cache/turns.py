@@ -1,8 +1,12 @@
-"""Readers who wait for room, one at a time: only one looks through the files, and who fetches ahead stands back."""
+"""Readers who wait for room, one at a time: only one looks through the files, and who fetches ahead stands back.
+
+The file whose lock is the queue also says when somebody last waited in vain, so that others need not find out again.
+"""
 
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +18,9 @@ from lightning_streaming.cache.permissions import open_shared
 
 _PAUSE = 0.004
 """Seconds between two looks."""
+_IN_VAIN_NANOSECONDS = 600 * 10**9
+"""For so long after somebody waited in vain nobody waits: workers of the next epoch would, each for itself."""
+_DIGITS = 20
 
 
 class Turn:
@@ -47,6 +54,23 @@ class Turn:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         unlock_and_close(self._descriptor)
+
+
+def note_in_vain(root: Path) -> None:
+    """Say that a reader has waited for room in a cache directory, and got none."""
+    with suppress(OSError):  # then others wait as well
+        descriptor = open_shared(root / QUEUE_BASENAME, root)
+        try:
+            os.pwrite(descriptor, f"{time.time_ns():<{_DIGITS - 1}}\n".encode(), 0)
+        finally:
+            os.close(descriptor)
+
+
+def was_in_vain(root: Path) -> bool:
+    """Whether a reader has waited for room in vain a short time ago."""
+    with suppress(OSError, ValueError):
+        return 0 <= time.time_ns() - int((root / QUEUE_BASENAME).read_bytes()[:_DIGITS]) < _IN_VAIN_NANOSECONDS
+    return False
 
 
 def somebody_waits(root: Path) -> bool:

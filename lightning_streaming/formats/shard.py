@@ -10,7 +10,7 @@ from lightning_streaming.formats.columns import check_columns
 from lightning_streaming.formats.compression import check_algorithm
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.formats.mds import MDSReader
-from lightning_streaming.formats.mds_decoder import read_decoder
+from lightning_streaming.formats.mds_decoder import check_safe, read_decoder
 from lightning_streaming.formats.split import read_split_layout
 from lightning_streaming.formats.split_reader import SplitReader
 
@@ -34,6 +34,22 @@ class ShardReader(Protocol):
     def close(self) -> None:
         """Let go of the files; nothing can be read afterwards."""
         ...
+
+
+def check_wanted(info: ShardInfo, *, allow_unsafe_types: bool = False, columns: Sequence[str] | None = None) -> None:
+    """Refuse a shard for its columns' names and kinds alone, whatever is installed and registered here.
+
+    Args:
+        info: The shard, as its index describes it.
+        allow_unsafe_types: Whether encodings may be read that can run code of whoever wrote the data.
+        columns: Names of the columns to read; None for all.
+
+    Raises:
+        ConfigError: The shard lacks a wanted column, or one is unsafe and that was not allowed.
+    """
+    check_columns(info, columns)
+    if not allow_unsafe_types:
+        check_safe(info, columns)
 
 
 def check_shard(info: ShardInfo, *, allow_unsafe_types: bool = False, columns: Sequence[str] | None = None) -> None:

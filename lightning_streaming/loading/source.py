@@ -13,12 +13,11 @@ from lightning_streaming.cache.limits import check_limit, largest_shard_bytes, r
 from lightning_streaming.cache.room import CacheRoom
 from lightning_streaming.cache.scan import Entry
 from lightning_streaming.errors import ConfigError, FormatError, ObjectNotFoundError, ShardCorruptError, StreamingError
-from lightning_streaming.formats.columns import check_columns, check_selection
+from lightning_streaming.formats.columns import check_selection
 from lightning_streaming.formats.encodings import register_encoding, registered_encodings
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.formats.lone_sample import LoneSamples
-from lightning_streaming.formats.mds_decoder import check_safe
-from lightning_streaming.formats.shard import ShardReader, check_shard, open_shard
+from lightning_streaming.formats.shard import ShardReader, check_shard, check_wanted, open_shard
 from lightning_streaming.loading.ahead import ShardsAhead
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.lone_samples import LoneReader
@@ -285,9 +284,7 @@ class SampleSource:
         place = 0
         try:
             for place, info in catalog.examples():  # noqa: B007  # the handler tells it
-                check_columns(info, self._columns)
-                if not self.allow_unsafe_types:
-                    check_safe(info, self._columns)
+                check_wanted(info, allow_unsafe_types=self.allow_unsafe_types, columns=self._columns)
         except ConfigError as error:
             name = catalog.stream_names[int(catalog.stream_of_shard[place])]
             raise ConfigError(f"stream {name!r}: {error}") from None
@@ -306,6 +303,7 @@ class SampleSource:
 
     def _share_room(self, readers: int) -> None:
         if self._room.limit is not None:
+            self._room.expect(readers, self._scarcity.largest_shard)
             self._open.most_bytes = self._ahead.most_bytes = reader_share(self._shards_limit, readers)
 
     def _read_alone(self, shard: int, index: int) -> dict[str, Any] | None:

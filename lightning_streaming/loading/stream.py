@@ -76,7 +76,7 @@ class Stream(TellsReplacements):
             name=name,
             remote=_with_split(self.remote, split),
             local=_with_split(self.local, split),
-            storage_options=self.storage_options,
+            storage_options={} if self.storage_options is None else self.storage_options,
             download_retry=defaults.download_retry if self.download_retry is None else self.download_retry,
             download_timeout=defaults.download_timeout if self.download_timeout is None else self.download_timeout,
             validate_hash=defaults.validate_hash if self.validate_hash is None else self.validate_hash,
@@ -112,7 +112,8 @@ def named_streams(
     if bool(streams) == (remote is not None or local is not None):
         raise ConfigError("give either streams= or remote=/local=, not both and not neither")
     if not streams:
-        own = {**({"storage_options": storage_options} if storage_options else {}), "remote": remote, "local": local}
+        options = {} if storage_options is None else {"storage_options": storage_options}
+        own = {**options, "remote": remote, "local": local}
         return {"0": Stream(**{**(stream_config or {}), **own})}
     if storage_options or stream_config:
         given = "storage_options" if storage_options else "stream_config"

@@ -17,6 +17,7 @@ _SECRET_NAME = re.compile(
     r"(?:$|[_-])",
     re.IGNORECASE,
 )
+_MUST = "storage_options must map names to values, like {'anon': True}"
 _REFERENCES = re.compile(r"(?:(?:bearer|basic|token) +)?(?:\$\{[A-Za-z_]\w*\})+", re.IGNORECASE)
 
 
@@ -29,16 +30,17 @@ class StorageOptions(Mapping[str, Any]):
         options: By name, as fsspec's filesystem takes them. None: none.
 
     Raises:
-        ConfigError: They are no mapping.
+        ConfigError: They are no mapping from names to values. What they are is not shown: it may be secret.
     """
 
     __slots__ = ("_options",)
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
-        if options is not None and not isinstance(options, Mapping):
-            raise ConfigError(
-                f"storage_options must be a mapping, like {{anon: true}}, but are of type {type(options).__name__}"
-            )
+        if not isinstance(options, Mapping | None):
+            raise ConfigError(f"{_MUST}, but are of type {type(options).__name__}")
+        for name in options or ():
+            if not isinstance(name, str):
+                raise ConfigError(f"{_MUST}, but have a name of type {type(name).__name__}")
         self._options = dict(options or {})
 
     def __getitem__(self, name: str) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from lightning_streaming.storage.signatures import without_signature
 from lightning_streaming.storage.variables import expand_known
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.:-]*)://")
@@ -80,7 +81,8 @@ def user_of(url: str) -> str:
 def location_key(location: str, options: Mapping[str, Any]) -> str:
     """A text that differs where data may differ: for telling locations apart, never for showing.
 
-    User and password are left out. The query stays in, because it may select the data. The endpoint and the account
+    User and password are left out. The query stays in, because it may select the data; but over HTTP without what signs
+    it, which is another one each time that it is renewed. The endpoint and the account
     stay in, because ``s3://data`` is another bucket on another endpoint.
 
     Args:
@@ -91,7 +93,12 @@ def location_key(location: str, options: Mapping[str, Any]) -> str:
     if path is not None:
         return os.path.normpath(path.absolute())
     place = [endpoint_of(location, options), expand_known(options).get("account_name")]
-    return "\n".join([_without_user(location).rstrip("/"), *(str(part) for part in place if part)])
+    shown = _without_user(location)
+    if scheme_of(location) in _HTTP_SCHEMES:
+        start, _, query = shown.partition("?")
+        query = without_signature(query.partition("#")[0])
+        shown = f"{start.rstrip('/')}?{query}" if query else start
+    return "\n".join([shown.rstrip("/"), *(str(part) for part in place if part)])
 
 
 def endpoint_of(url: str, options: Mapping[str, Any]) -> str | None:

@@ -12,6 +12,7 @@ from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, Shar
 from lightning_streaming.formats.raw_forms import raw_forms
 from lightning_streaming.storage import local_path, mask_url
 from lightning_streaming.storage.filesystems import prepare
+from lightning_streaming.storage.options import StorageOptions
 from lightning_streaming.writing.directories import (
     check_is_directory,
     has_first_hash,
@@ -57,9 +58,10 @@ class Destination:
             storage_options: Arguments for the filesystem of the URL.
 
         Raises:
-            ConfigError: ``out`` is not one of these, or nothing serves its URL.
+            ConfigError: ``out`` is not one of these, nothing serves its URL, or ``storage_options`` is no mapping.
             MissingDependencyError: The package that serves the URL is not installed.
         """
+        storage_options = StorageOptions(storage_options)
         directory, self._remote = parse_out(out)
         if directory is None and keep_local:
             raise ConfigError("keep_local=True needs a directory to keep files in; write out=(directory, URL)")

@@ -21,6 +21,7 @@ from lightning_streaming.formats.index import (
 from lightning_streaming.formats.raw_forms import raw_forms, was_written_for
 from lightning_streaming.storage import join_url, local_path, mask_url, prepare
 from lightning_streaming.storage.listing import list_files
+from lightning_streaming.storage.options import StorageOptions
 from lightning_streaming.writing.destination import parse_out
 from lightning_streaming.writing.locations import dataset_location, path_below, place_at
 from lightning_streaming.writing.names import WRITING
@@ -76,6 +77,7 @@ def join(
     parts: Sequence[Part], out: str | Path | tuple[str, str], *, storage_options: Mapping[str, Any] | None = None
 ) -> DatasetIndex:
     """The index that :func:`merge` would publish; arguments and errors are the same."""
+    storage_options = StorageOptions(storage_options)
     roots = _roots(out)
     if isinstance(parts, str | Path) or not parts:
         raise ConfigError(f"parts must be a list of at least one, but got {parts!r}; merge_under finds those below out")
@@ -163,6 +165,7 @@ def merge_under(out: str | Path | tuple[str, str], *, storage_options: Mapping[s
         IndexFormatError: An index cannot be read.
         StorageError: A store did not answer.
     """
+    storage_options = StorageOptions(storage_options)
     root = _roots(out)[-1]
     files = list_files(root, dict(storage_options or {}), retry=_RETRY, timeout=_TIMEOUT)
     # The index in a writer's own folder is one of shards that are not all in their places yet.

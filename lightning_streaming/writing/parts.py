@@ -14,6 +14,7 @@ from lightning_streaming.formats.encodings import register_encoding, registered_
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo, parse_index
 from lightning_streaming.storage import join_url, local_path, mask_url, prepare
 from lightning_streaming.storage.listing import list_files
+from lightning_streaming.storage.options import StorageOptions
 from lightning_streaming.writing.columns import columns_of
 from lightning_streaming.writing.destination import parse_out
 from lightning_streaming.writing.directories import check_is_directory
@@ -200,6 +201,7 @@ def plan_parts(
     location = str(out) if directory is None else str(directory.absolute())
     if mode not in ("create", "resume"):
         raise ConfigError(f"mode must be 'create' or 'resume', but got {mode!r}")
+    storage_options = StorageOptions(storage_options)
     options = dict(storage_options or {})
     prepare(location)
     _record(make_plan(inputs, columns, settings, strict=strict), location, mode, options)

@@ -321,3 +321,19 @@ class TestObject:
     def test_it_shows_no_secret(self) -> None:
         cache = cache_of(remote="https://me:hunter2@host/x?sig=hunter2", storage_options={"token": "hunter2"})
         assert "hunter2" not in repr(cache) + repr(cache.__dict__)
+
+
+@pytest.mark.parametrize("has_local", [False, True])
+def test_a_renewed_signature_fetches_nothing_again(has_local: bool, http_store: HttpStore, tmp_path: Path) -> None:
+    write_dataset(http_store.root)
+    local = {"local": tmp_path / "cache"} if has_local else {}
+    for signature in ("X-Amz-Date=1&X-Amz-Signature=2", "X-Amz-Date=3&X-Amz-Signature=4"):
+        ensure_all(cache_of(remote=f"{http_store.url}?{signature}", **local))
+    fetched = [name for name in http_store.requests() if name.startswith("shard.")]
+    assert sorted(fetched) == ["shard.00000.mds", "shard.00001.mds"]
+    other = cache_of(remote=f"{http_store.url}?version=2", **local)
+    if has_local:
+        with pytest.raises(ConfigError, match="holds shards of another remote"):
+            other.read_index()
+    else:
+        assert other.place.directory != cache_of(remote=http_store.url).place.directory

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -172,3 +174,39 @@ def test_on_demand_fetches_compressed_shards_whole(http_store: HttpStore, tmp_pa
     dataset = StreamingDataset(remote=http_store.url, local=str(tmp_path / "cache"), on_demand=True)
     assert dataset[7]["id"] == 7
     assert here(tmp_path / "cache") == ["shard.00001.mds"]
+
+
+def _read_epoch(root: Path, cache: Path, limit: int, seed: int, done: Any) -> None:
+    began = time.monotonic()
+    dataset = make_dataset(root, local=str(cache), cache_limit=limit, shuffle_seed=seed)
+    found = sorted(sample["id"] for sample in dataset)
+    done.put((time.monotonic() - began, found == list(range(40))))
+
+
+def test_who_waited_in_vain_for_room_spares_all_others_the_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two readers that rest with a shard open fill the limit; three others, each in an order of its own, go on."""
+    monkeypatch.setattr("lightning_streaming.cache.room._PATIENCE_SECONDS", 2.0)
+    root, cache = write_dataset(tmp_path / "data", 40), tmp_path / "cache"
+    limit, context = least_of(root), multiprocessing.get_context("fork")
+    infos = parse_index((root / INDEX_BASENAME).read_bytes(), "").shards
+    resting = ShardCache(CacheConfig(name="0", remote=str(root), local=str(cache)))
+    resting.read_index()
+    held = []
+    for info in infos[:2]:
+        with resting.hold(info) as directory:
+            held.append(map_file(directory / info.raw_data.basename, info.raw_data.bytes))
+    longest = []
+    for _ in range(3):  # as workers of one epoch after the other
+        done = context.Queue()
+        readers = [context.Process(target=_read_epoch, args=(root, cache, limit, seed, done)) for seed in range(3)]
+        for reader in readers:
+            reader.start()
+        times, right = zip(*[done.get(timeout=60) for _ in readers], strict=True)
+        for reader in readers:
+            reader.join()
+        assert all(right)
+        longest.append(max(times))
+    assert longest[0] > 2.0
+    assert max(longest[1:]) < 2.0

@@ -107,3 +107,38 @@ def test_an_endpoint_that_options_take_from_the_environment_counts(monkeypatch: 
     monkeypatch.setenv("STORE_URL", "http://here")
     taken, written = ({"endpoint_url": text} for text in ("${STORE_URL}", "http://here"))
     assert location_key("s3://bucket/x", taken) == location_key("s3://bucket/x", written)
+
+
+SIGNED = [
+    (
+        "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=A%2F1&X-Amz-Date={0}&X-Amz-Expires=9&X-Amz-Signature={0}",
+        "s3",
+    ),
+    ("AWSAccessKeyId=A&Expires={0}&Signature={0}", "s3 of old"),
+    ("x-amz-security-token={0}&AWSAccessKeyId=A&Signature={0}&Expires={0}", "s3 of old, temporary"),
+    ("X-Goog-Date={0}&X-Goog-SignedHeaders=host&X-Goog-Signature={0}", "gcs"),
+    ("GoogleAccessId=a&Expires={0}&Signature={0}", "gcs of old"),
+    ("Policy={0}&Signature={0}&Key-Pair-Id=K", "cloudfront"),
+    ("sv=2024-11-04&st={0}&se={0}&sr=c&sp=rl&sig={0}", "azure"),
+    ("q-sign-time={0}&q-ak=a&q-signature={0}", "cos"),
+]
+
+
+@pytest.mark.parametrize("scheme", ["https", "http"])
+@pytest.mark.parametrize("query", [query for query, _ in SIGNED], ids=[name for _, name in SIGNED])
+def test_a_renewed_signature_is_the_same_place(query: str, scheme: str) -> None:
+    base = f"{scheme}://host/data"
+    old, new = query.format(1), query.format("2%2F%3D")
+    assert location_key(f"{base}?{old}", {}) == location_key(f"{base}/?{new}", {}) == location_key(base, {})
+    one, other = (location_key(f"{base}?version={version}&{query.format(version)}", {}) for version in (1, 2))
+    assert one == location_key(f"{base}?{new}&version=1", {}) == location_key(f"{base}?version=1", {})
+    assert one != other
+    assert location_key(f"{base}?{new}", {}) != location_key(f"{scheme}://host/other?{new}", {})
+
+
+@pytest.mark.parametrize(
+    "query", ["se={}", "Expires={}", "Policy={}", "st={}&sv=1", "X-Amz-Date={}", "q-x={}", "token={}"]
+)
+@pytest.mark.parametrize("base", ["https://host/data", "s3://bucket/data"])
+def test_a_query_without_a_signature_may_select_the_data(base: str, query: str) -> None:
+    assert location_key(f"{base}?{query.format(1)}", {}) != location_key(f"{base}?{query.format(2)}", {})

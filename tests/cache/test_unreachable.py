@@ -1,0 +1,149 @@
+"""Directories and files that a user may not get to, or that are something else: our errors, or no matter."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightning_streaming import MDSWriter, Stream, StreamingDataset, merge, write_parallel
+from lightning_streaming.cache import index_cache, index_file
+from lightning_streaming.cache.layout import CACHE_VARIABLE, RUNTIME_VARIABLE
+from lightning_streaming.errors import ConfigError
+from tests.cache.users import as_nobody, open_to_all
+from tests.helpers import write_dataset
+from tests.servers import HttpStore
+
+only_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+
+
+def read(**settings: Any) -> list[Any]:
+    dataset = StreamingDataset(batch_size=4, **settings)
+    return [dataset[28]["id"], next(iter(dataset))["id"], dataset.cache_usage]
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Path:
+    """A directory that nobody may enter."""
+    path = tmp_path / "locked"
+    path.mkdir(mode=0o700)
+    open_to_all(path)
+    return path
+
+
+def elsewhere(root: Path, then: Callable[[], Any]) -> Callable[[], Any]:
+    """With another root of all caches."""
+
+    def look() -> Any:
+        os.environ[CACHE_VARIABLE] = str(root)
+        return then()
+
+    return look
+
+
+@only_root
+@pytest.mark.parametrize("limit", [None, "1gb"])
+@pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.parametrize("under", ["", "lightning_streaming"])
+def test_an_uncompressed_dataset_in_place_needs_no_cache(
+    under: str, is_large: bool, limit: str | None, locked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a user who may not enter their own home."""
+    write_dataset(tmp_path / "data")
+    if is_large:
+        monkeypatch.setattr(index_file, "LARGE_INDEX_BYTES", 10)
+        monkeypatch.setattr(index_cache, "LARGE_INDEX_BYTES", 10)
+    look = elsewhere(locked / under, lambda: read(remote=str(tmp_path / "data"), cache_limit=limit))
+    assert as_nobody(look) == [28, 0, 0]
+
+
+@only_root
+def test_a_compressed_one_says_what_it_needs(locked: Path, tmp_path: Path) -> None:
+    write_dataset(tmp_path / "data", compression="gz")
+    words = as_nobody(elsewhere(locked, lambda: read(remote=str(tmp_path / "data"))))
+    assert "cannot be made" in words
+    assert CACHE_VARIABLE in words
+
+
+@only_root
+@pytest.mark.parametrize("place", ["remote", "local", "both", "cache", "cache-http", "cache/below"])
+def test_a_directory_that_may_not_be_entered_is_told(
+    place: str, locked: Path, tmp_path: Path, http_store: HttpStore
+) -> None:
+    write_dataset(tmp_path / "data")
+    where = {
+        "remote": {"remote": str(locked)},
+        "local": {"local": str(locked)},
+        "both": {"remote": str(locked), "local": str(locked)},
+        "cache": {"remote": str(tmp_path / "data"), "local": str(locked)},
+        "cache-http": {"remote": http_store.url, "local": str(locked)},
+        "cache/below": {"remote": str(tmp_path / "data"), "local": str(locked / "below")},
+    }[place]
+    words = as_nobody(lambda: read(**where))
+    assert words.startswith("stream '0': ")
+    assert str(locked) in words
+
+
+@only_root
+@pytest.mark.parametrize("mode", [0o755, 0o777])
+@pytest.mark.parametrize("name", ["index.json", ".origin", "shard.00000.mds", ".usage"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_file_that_may_not_be_read_is_told_or_not_needed(
+    in_place: bool, name: str, mode: int, locked: Path, tmp_path: Path
+) -> None:
+    write_dataset(tmp_path / "data")
+    local = tmp_path / "local"
+    read(remote=str(tmp_path / "data"), local=str(local))
+    (local / name).chmod(0o600)
+    local.chmod(mode)
+    where = {"local": str(local)} if in_place else {"remote": str(tmp_path / "data"), "local": str(local)}
+    found = as_nobody(elsewhere(locked, lambda: read(**where)))
+    is_needed = name in ("index.json", "shard.00000.mds") or (name == ".origin" and not in_place)
+    if is_needed:
+        assert found.startswith("stream '0': ")
+        assert str(local) in found
+    elif in_place or mode == 0o755:
+        assert found[:2] == [28, 0]
+
+
+@pytest.mark.parametrize("kind", ["file", "below a file", "tmp", "nowhere"])
+def test_a_runtime_directory_that_cannot_be_is_told(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = tmp_path / f"lightning_streaming-{os.getuid()}"
+    taken.write_text("")
+    chosen = {"file": taken, "below a file": taken / "x", "nowhere": Path("/proc/x"), "tmp": ""}[kind]
+    monkeypatch.setenv(RUNTIME_VARIABLE, str(chosen))
+    if kind == "tmp":
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with MDSWriter(out=str(tmp_path / "data"), columns={"x": "uint8"}) as writer:
+        for _ in range(70_000):
+            writer.write({"x": np.uint8(0)})
+    dataset = StreamingDataset(remote=str(tmp_path / "data"), batch_size=4, shuffle=True, shuffle_algo="py1e")
+    with pytest.raises(ConfigError, match=rf"must be a directory .*{RUNTIME_VARIABLE} to a directory of your own"):
+        next(iter(dataset))
+
+
+BAD_OPTIONS = ["key=SECRET", ["SECRET"], 3, {1: "SECRET"}, ""]
+
+
+@pytest.mark.parametrize("options", BAD_OPTIONS, ids=repr)
+@pytest.mark.parametrize("way", ["dataset", "url", "stream", "writer", "pair", "merge", "parallel"])
+def test_storage_options_that_are_no_mapping_are_refused(way: str, options: Any, tmp_path: Path) -> None:
+    data, url = str(tmp_path / "data"), "memory://bucket/data"
+    columns = {"id": "int"}
+    ways: dict[str, Callable[[], Any]] = {
+        "dataset": lambda: StreamingDataset(remote=data, storage_options=options).size,
+        "url": lambda: StreamingDataset(remote=url, storage_options=options).size,
+        "stream": lambda: StreamingDataset(streams={"a": Stream(remote=url, storage_options=options)}).size,
+        "writer": lambda: MDSWriter(out=url, columns=columns, storage_options=options),
+        "pair": lambda: MDSWriter(out=(data, url), columns=columns, storage_options=options),
+        "merge": lambda: merge([f"{url}/a"], url, storage_options=options),
+        "parallel": lambda: write_parallel([1], lambda _: [], url, columns=columns, storage_options=options),
+    }
+    with pytest.raises(ConfigError, match=r"storage_options.* must map names to values") as caught:
+        ways[way]()
+    assert "SECRET" not in str(caught.value)
