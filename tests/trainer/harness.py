@@ -15,8 +15,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lightning_streaming import MDSWriter, Stream, StreamingConfig, StreamingDataModule
+from lightning_streaming import MDSWriter, Stream, StreamingConfig, StreamingDataModule, StreamingDataset
+from lightning_streaming.trainer.datamodule import Stage
 from lightning_streaming.trainer.fit_loop import streaming_loaders
+from lightning_streaming.world import World
 
 TRAIN_SAMPLES = {"a": 17, "b": 12}
 VAL_SAMPLES = 6
@@ -41,6 +43,18 @@ def _do_nothing(_name: str, _module: LightningModule) -> None:
     """The hook of a model that is to go on."""
 
 
+@dataclass
+class Diary:
+    """What Lightning made of the epochs' lengths in all runs that share it: a run and those that go on from it."""
+
+    batches: set[tuple[int, int, bool]] = field(default_factory=set)
+    """Epoch, number, and whether it was the epoch's last, of each batch that was trained."""
+    validations: set[tuple[int, int]] = field(default_factory=set)
+    """Epoch and optimizer steps done when a validation began."""
+    estimates: set[int] = field(default_factory=set)
+    """Optimizer steps of the whole run, as Lightning told a schedule."""
+
+
 class Recorder(LightningModule):
     """A tiny model whose checkpoint says which samples its weights have seen, in order, and under which epoch."""
 
@@ -53,6 +67,14 @@ class Recorder(LightningModule):
         self.pending: list[Any] = []
         self.hook = hook or _do_nothing
         self.schedule_from_trainer = False
+        self.diary = Diary()
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.diary.batches.add((self.trainer.current_epoch, batch_idx, self.trainer.is_last_batch))
+
+    def on_validation_start(self) -> None:
+        if not self.trainer.sanity_checking:
+            self.diary.validations.add((self.trainer.current_epoch, self.trainer.global_step))
 
     def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
         self.hook("training_step", self)
@@ -80,11 +102,15 @@ class Recorder(LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
-        if not self.schedule_from_trainer:
-            return optimizer
-        steps = int(self.trainer.estimated_stepping_batches)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.01, total_steps=steps)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        schedules: list[Any] = [torch.optim.lr_scheduler.StepLR(optimizer, 1000) for _ in range(2)]
+        if self.schedule_from_trainer:
+            steps = int(self.trainer.estimated_stepping_batches)
+            self.diary.estimates.add(steps)
+            schedules[0] = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.01, total_steps=steps)
+        return [optimizer], [
+            {"scheduler": schedules[0], "interval": "step"},
+            {"scheduler": schedules[1], "interval": "epoch"},
+        ]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["seen"] = list(self.seen)
@@ -142,10 +168,18 @@ class Run:
     plain_module: bool = False
     order: dict[str, Any] = field(default_factory=dict)
     """More order settings of the training data."""
+    nodes_of_one_rank: bool = False
+    """Whether each rank is a node by itself for the training data."""
+    diary: Diary = field(default_factory=Diary)
     trainer: dict[str, Any] = field(default_factory=dict)
 
+    def asking_for(self, canonical_nodes: int) -> Run:
+        """The same run with other canonical nodes asked for, to go on from where this one has saved."""
+        return replace(self, order={**self.order, "num_canonical_nodes": canonical_nodes})
+
     def datamodule(self) -> StreamingDataModule:
-        return StreamingDataModule(
+        module = _WithNodesOfOneRank if self.nodes_of_one_rank else StreamingDataModule
+        return module(
             train=StreamingConfig(
                 streams={name: Stream(remote=str(self.data / name)) for name in TRAIN_SAMPLES},
                 shuffle=self.shuffle,
@@ -170,7 +204,7 @@ class Run:
     ) -> tuple[Recorder, Trainer]:
         """Train to the end, or until stopped; gives the model and the trainer as they then are."""
         recorder = model(hook)
-        recorder.schedule_from_trainer = self.schedule_from_trainer
+        recorder.schedule_from_trainer, recorder.diary = self.schedule_from_trainer, self.diary
         settings: dict[str, Any] = {
             "max_epochs": EPOCHS,
             "accelerator": "cpu",
@@ -192,6 +226,15 @@ class Run:
             for loader in streaming_loaders(lightning_trainer).values():
                 loader.close()  # else persistent workers live until somebody collects the trainer
         return recorder, lightning_trainer
+
+
+class _WithNodesOfOneRank(StreamingDataModule):
+    def build_dataset(self, stage: Stage, config: StreamingConfig) -> StreamingDataset:
+        dataset = super().build_dataset(stage, config)
+        if stage == "train":
+            assert dataset.world is not None
+            dataset.world = World(num_nodes=dataset.world.num_ranks, ranks_per_node=1, rank=dataset.world.rank)
+        return dataset
 
 
 def with_trainer(run: Run, **settings: Any) -> Run:
@@ -278,11 +321,18 @@ def steps_limit(first: int, second: int) -> Trigger:
     return trigger
 
 
-def resume_twice(run: Run, trigger: Trigger) -> tuple[Recorder, Trainer]:
-    """Train until the trigger saves, go on from there until it saves again, and from there to the end."""
+def resume_twice(run: Run, trigger: Trigger, *others: Run) -> tuple[Recorder, Trainer]:
+    """Train until the trigger saves, go on from there until it saves again, and from there to the end.
+
+    Args:
+        run: How to train.
+        trigger: When to save and stop.
+        *others: How to train after the first save and after the second, if otherwise.
+    """
+    resumed = others or (run, run)
     first = trigger(run, None, run.directory / "first.ckpt", 0)
-    second = trigger(run, first, run.directory / "second.ckpt", 1)
-    return run.fit(ckpt_path=second)
+    second = trigger(resumed[0], first, run.directory / "second.ckpt", 1)
+    return resumed[1].fit(ckpt_path=second)
 
 
 def stop_at_train_end(run: Run, ckpt_path: Path | None, target: Path, attempt: int) -> Path:

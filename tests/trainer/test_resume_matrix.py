@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lightning.pytorch import Trainer
 
 from tests.trainer.harness import (
+    Diary,
     Recorder,
     Run,
     Trigger,
@@ -23,7 +25,19 @@ from tests.trainer.harness import (
     write_data,
 )
 
-# An epoch is 29 samples: 8 batches, of which the last has one sample.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:You requested to overfit",
+    "ignore:The dirpath has changed",
+    "ignore:Be aware that when using `ckpt_path`, callbacks",
+    "ignore:You defined a `validation_step` but have no `val_dataloader`",
+    # Said of every first run that OnExceptionCheckpoint watches over.
+    "ignore:`.fit.ckpt_path=None.` was called without a model",
+    'ignore:.fit.ckpt_path="last". is set, but there is no last checkpoint',
+)
+
+# An epoch is 29 samples: 8 batches, of which the last has one sample. Of the canonical nodes that resumes ask for, 20
+# would make 10 of it, and 64 would make 16; those that were saved are used.
+OTHER_CANONICAL_NODES = (20, 64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,15 +138,12 @@ def uninterrupted() -> dict[str, tuple[Recorder, Trainer]]:
     return {}
 
 
-@pytest.mark.filterwarnings(
-    "ignore:You requested to overfit",
-    "ignore:The dirpath has changed",
-    "ignore:Be aware that when using `ckpt_path`, callbacks",
-    "ignore:You defined a `validation_step` but have no `val_dataloader`",
-    # Said of every first run that OnExceptionCheckpoint watches over.
-    "ignore:`.fit.ckpt_path=None.` was called without a model",
-    'ignore:.fit.ckpt_path="last". is set, but there is no last checkpoint',
-)
+def uninterrupted_run(name: str, run: Run, known: dict[str, tuple[Recorder, Trainer]]) -> tuple[Recorder, Trainer]:
+    if name not in known:
+        known[name] = replace(run, diary=Diary()).fit()
+    return known[name]
+
+
 @pytest.mark.parametrize(
     ("workers", "persistent"), [(0, False), (2, False), (2, True)], ids=["no workers", "2 workers", "2 persistent"]
 )
@@ -147,10 +158,9 @@ def test_resuming_twice_shows_the_weights_the_same(
 ) -> None:
     case = IN_EVERY_WAY[name]
     run = Run(data=data, directory=tmp_path, trainer=case.trainer, **case.run)
-    if name not in uninterrupted:
-        uninterrupted[name] = run.fit()
-    whole, whole_trainer = uninterrupted[name]
-    resumed, resumed_trainer = resume_twice(replace(run, workers=workers, persistent=persistent), case.trigger)
+    whole, whole_trainer = uninterrupted_run(name, run, uninterrupted)
+    run = replace(run, workers=workers, persistent=persistent)
+    resumed, resumed_trainer = resume_twice(run, case.trigger, *map(run.asking_for, OTHER_CANONICAL_NODES))
     assert resumed.seen == whole.seen
     assert resumed.steps_per_epoch == whole.steps_per_epoch
     assert resumed_trainer.global_step == whole_trainer.global_step
@@ -158,3 +168,50 @@ def test_resuming_twice_shows_the_weights_the_same(
     assert resumed_trainer.fit_loop.total_batch_idx == whole_trainer.fit_loop.total_batch_idx
     loops = [trainer.fit_loop.epoch_loop for trainer in (resumed_trainer, whole_trainer)]
     assert loops[0]._batches_that_stepped == loops[1]._batches_that_stepped, "the loggers' step drifted"
+    schedules = [
+        [config.scheduler.last_epoch for config in one.lr_scheduler_configs] for one in (resumed_trainer, whole_trainer)
+    ]
+    assert schedules[0] == schedules[1]
+    assert resumed_trainer.num_training_batches == whole_trainer.num_training_batches
+    assert resumed.diary.batches == whole.diary.batches
+    assert resumed.diary.estimates == whole.diary.estimates
+    assert resumed.diary.validations <= whole.diary.validations
+    left_out = {step for _, step in whole.diary.validations - resumed.diary.validations}
+    assert left_out <= saved_steps(tmp_path), "only what was due right after a save is left out"
+
+
+def saved_steps(directory: Path) -> set[int]:
+    """Optimizer steps after which a run has saved."""
+    return {torch.load(path, weights_only=True)["global_step"] for path in directory.rglob("*.ckpt")}
+
+
+BY_BATCHES = (
+    "limit_train_batches",
+    "limit_train_batches, last batch",
+    "limit_train_batches as a share",
+    "overfit_batches",
+    "stratified batches",
+    "batches of one stream, epoch end",
+    "batches of one stream per device",
+)
+"""Where a number of batches, or what is in a batch, decides what is read: with other batches it is something else."""
+
+
+@pytest.mark.parametrize("name", IN_EVERY_WAY)
+def test_resuming_twice_with_other_batch_sizes_shows_the_weights_the_same(
+    name: str, data: Path, uninterrupted: dict[str, tuple[Recorder, Trainer]], tmp_path: Path
+) -> None:
+    case = IN_EVERY_WAY[name]
+    run = Run(data=data, directory=tmp_path, trainer=case.trainer, **case.run)
+    whole, whole_trainer = uninterrupted_run(name, run, uninterrupted)
+    others = [
+        replace(run.asking_for(canonical_nodes), batch_size=batch_size)
+        for canonical_nodes, batch_size in zip(OTHER_CANONICAL_NODES, (3, 5), strict=True)
+    ]
+    resumed, trainer = resume_twice(run, case.trigger, *others)
+    assert trainer.current_epoch == whole_trainer.current_epoch
+    assert {epoch for epoch, _, is_last in resumed.diary.batches if is_last} == set(range(trainer.current_epoch))
+    if name not in BY_BATCHES:
+        assert resumed.seen == whole.seen
+    elif name != "overfit_batches":
+        assert len(set(resumed.seen)) == len(resumed.seen)

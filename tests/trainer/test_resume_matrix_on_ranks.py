@@ -1,6 +1,7 @@
-"""The same ways to save on two connected ranks, and on one and two in turn: all ranks together go on as one run.
+"""The same ways to save on one and two nodes in turn, of connected ranks: all together go on as one run.
 
-Each way is tried on one of the three; on all of them, which takes minutes, with LIGHTNING_STREAMING_ALL_RANKS=1.
+Some ways are tried on one node of as many ranks too; all of them, which takes minutes, with
+LIGHTNING_STREAMING_ALL_RANKS=1.
 """
 
 from __future__ import annotations
@@ -18,21 +19,26 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from tests.trainer.harness import Recorder, Run, Trigger, write_data
 from tests.trainer.ranks import on_ranks
-from tests.trainer.test_resume_matrix import IN_EVERY_WAY
+from tests.trainer.test_resume_matrix import IN_EVERY_WAY, OTHER_CANONICAL_NODES
 
 GLOBAL_BATCH = 4
 FULL_BATCHES = {"epoch_size": 32}  # 8 of them, of 29 samples: as many as the cases count on, and none padded
+NODES_IN_TURN = ((2, 1, 2), (1, 2, 1))
 RANKS_IN_TURN = ((2, 1, 2), (1, 2, 1), (2, 2, 2))
 OF_ONE_TOPOLOGY = ("batches of one stream, epoch end", "batches of one stream per device")
 """Batches that are composed for as many ranks as read them, so other ranks compose other ones in later epochs."""
 
 
 def cases() -> list[Any]:
-    """Names of cases, with the ranks of three runs."""
-    named = list(zip(IN_EVERY_WAY, cycle(RANKS_IN_TURN)))
+    """Names of cases, with the ranks of three runs, and whether each is a node by itself."""
+    on_nodes = [(name, counts, True) for name, counts in zip(IN_EVERY_WAY, cycle(NODES_IN_TURN))]
+    on_ranks = [(name, counts, False) for name, counts in zip(list(IN_EVERY_WAY)[::5], cycle(RANKS_IN_TURN))]
     if os.environ.get("LIGHTNING_STREAMING_ALL_RANKS"):
-        named = [(name, counts) for name in IN_EVERY_WAY for counts in RANKS_IN_TURN]
-    return list(dict.fromkeys((name, (2, 2, 2) if name in OF_ONE_TOPOLOGY else counts) for name, counts in named))
+        on_ranks = [(name, counts, False) for name in IN_EVERY_WAY for counts in RANKS_IN_TURN]
+    named = [*on_nodes, *on_ranks]
+    return list(
+        dict.fromkeys((name, (2, 2, 2) if name in OF_ONE_TOPOLOGY else counts, nodes) for name, counts, nodes in named)
+    )
 
 
 class RecorderOfAll(Recorder):
@@ -83,20 +89,21 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "ignore:.*use of fork.*:DeprecationWarning",
     "ignore:It is recommended to use .*sync_dist=True",
 )
-@pytest.mark.parametrize(("name", "counts"), cases())
+@pytest.mark.parametrize(("name", "counts", "are_nodes"), cases())
 def test_resuming_twice_shows_all_ranks_together_the_same(
-    name: str, counts: tuple[int, int, int], data: Path, tmp_path: Path
+    name: str, counts: tuple[int, int, int], are_nodes: bool, data: Path, tmp_path: Path
 ) -> None:
     case = IN_EVERY_WAY[name]
     settings = {**case.run, "order": {**case.run.get("order", {}), **FULL_BATCHES}}
-    run = RunOfAll(data=data, directory=tmp_path, trainer=case.trainer, **settings)
+    run = RunOfAll(data=data, directory=tmp_path, trainer=case.trainer, nodes_of_one_rank=are_nodes, **settings)
+    runs = [run, *map(run.asking_for, OTHER_CANONICAL_NODES)]
 
-    def call(do: Any, *args: Any, count: int) -> Any:
-        return on_ranks(do, run, *args, meeting=tmp_path / "ranks", count=count)[0]
+    def call(do: Any, attempt: int, *args: Any) -> Any:
+        return on_ranks(do, runs[attempt], *args, meeting=tmp_path / "ranks", count=counts[attempt])[0]
 
-    whole = call(to_the_end, None, count=counts[0])
+    whole = call(to_the_end, 0, None)
     ckpt_path = None
     for attempt in range(2):
         target = tmp_path / f"saved{attempt}.ckpt"
-        ckpt_path = call(until_saved, case.trigger, ckpt_path, target, attempt, count=counts[attempt])
-    assert call(to_the_end, ckpt_path, count=counts[2]) == whole
+        ckpt_path = call(until_saved, attempt, case.trigger, ckpt_path, target, attempt)
+    assert call(to_the_end, 2, ckpt_path) == whole
