@@ -77,7 +77,7 @@ class KeyedAccess(ShardAccess):
             sample = self.get_item(index)
             if self._transform.function is None:
                 return sample
-            return self._transform.apply(sample, index % self.catalog.num_samples, self._seed_by_id)
+            return self._transform.apply(sample, index % self._source.catalog.num_samples, self._seed_by_id)
         if isinstance(index, (int, np.integer)):
             return KeyedAccess.__getitem__(self, int(index))
         if isinstance(index, slice):
@@ -103,8 +103,8 @@ class KeyedAccess(ShardAccess):
             StorageError: The shard could not be fetched.
         """
         key = key if isinstance(key, SampleKey) else SampleKey.from_dict(key)
-        shard = find_shard(self.catalog, key)
-        sample_id = int(self.catalog.first_sample_of_shard[shard]) + key.index
+        shard = find_shard(self._source.catalog, key)
+        sample_id = int(self._source.catalog.first_sample_of_shard[shard]) + key.index
         make = self._transform.asked(self.__getitem__, key.shuffle_seed, key.epoch)
         if self._transform.function is None and not self._is_overridden():
             return make(sample_id, key.position)
@@ -122,7 +122,7 @@ class KeyedAccess(ShardAccess):
         if key is None:
             return True
         try:
-            find_shard(self.catalog, key if isinstance(key, SampleKey) else SampleKey.from_dict(key))
+            find_shard(self._source.catalog, key if isinstance(key, SampleKey) else SampleKey.from_dict(key))
         except SampleIndexError:
             return False
         return True

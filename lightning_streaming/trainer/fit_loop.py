@@ -20,6 +20,7 @@ from lightning.pytorch.loops.fit_loop import RestartStage
 
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.loading.dataloader import StreamingDataLoader
+from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.order.batch_ranges import Counted
 
 
@@ -125,7 +126,7 @@ def count_batches_of_epoch(trainer: Trainer) -> None:
 
 
 def _skips(loader: object) -> bool:
-    return isinstance(loader, StreamingDataLoader) and bool(loader.dataset.epochs.skipped)
+    return isinstance(loader, StreamingDataLoader) and bool(passes_of(loader.dataset).epochs.skipped)
 
 
 def fetch_anew(trainer: Trainer, finished: Collection[StreamingDataLoader]) -> None:

@@ -15,6 +15,7 @@ from lightning_streaming.loading.cursor import Cursor
 from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.epochs import OnChange
+from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.trainer import fit_loop, progress_bar
 from lightning_streaming.trainer.loader_checks import check_loaders
 from lightning_streaming.trainer.place import Place, batches_done, counted
@@ -236,7 +237,7 @@ class StreamingStateCallback(Callback):
         assert place is not None, "set by the caller"
         known = {name: place.cursors.get(name, loader.cursor()) for name, loader in loaders.items()}
         for name, loader in loaders.items():
-            loader.dataset.epochs.skipped.count_from(counted(trainer, place, known[name]))
+            passes_of(loader.dataset).epochs.skipped.count_from(counted(trainer, place, known[name]))
         place.cursors = {name: loader.normalised(known[name]) for name, loader in loaders.items()}
         self._seek(trainer, loaders)
         # A loader may be read more than once in one epoch of the trainer; overfitting goes back to the first time.

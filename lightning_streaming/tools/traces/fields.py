@@ -8,6 +8,7 @@ from functools import cache
 
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.loading.dataset import StreamingDataset
+from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.stream import StreamDefaults
 from lightning_streaming.tools.render import render
 from lightning_streaming.tools.traces.reads import Read
@@ -31,7 +32,7 @@ def fields_of(dataset: StreamingDataset, reads: Iterable[Read], *, fetch: bool) 
     is_here = cache(lambda shard: _has(dataset, shard))
     shown: dict[int, dict[str, str]] = {}
     for read in reads:
-        if read.sample in shown or not (fetch or is_here(dataset.catalog.place(read.sample).shard)):
+        if read.sample in shown or not (fetch or is_here(passes_of(dataset).catalog.place(read.sample).shard)):
             continue
         values = StreamingDataset.get_item(dataset, read.sample)  # the columns, whatever a subclass makes of them
         shown[read.sample] = {column: render(value) for column, value in values.items()}
@@ -42,6 +43,6 @@ def _has(dataset: StreamingDataset, shard: int) -> bool:
     """Whether a shard is on this node; nothing is fetched to find out."""
     asked = dataset.config()
     defaults = StreamDefaults(**{field.name: asked[field.name] for field in fields(StreamDefaults)})
-    name = dataset.catalog.stream_names[int(dataset.catalog.stream_of_shard[shard])]
+    name = passes_of(dataset).catalog.stream_names[int(passes_of(dataset).catalog.stream_of_shard[shard])]
     stream = dataset.streams[name]
-    return ShardCache(stream.cache_config(name, defaults)).has(dataset.catalog.shards[shard])
+    return ShardCache(stream.cache_config(name, defaults)).has(passes_of(dataset).catalog.shards[shard])
