@@ -4,17 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader, IterableDataset
 
 import lightning_streaming
-from lightning_streaming import StreamingConfig, StreamingDataset
+from lightning_streaming import StreamingConfig, StreamingDataLoader, StreamingDataset
 
 NOT_IN_A_CONFIG = {"batch_size", "transform", "world", "stream_name", "stream_config"}
 """What the data module, the user's own code and the trainer say, and what scripts of MosaicML Streaming pass on."""
+
+OF_A_DATASET = {
+    *("batch_size", "predownload", "replication", "streams", "transform", "world"),
+    *("epoch_size", "num_shards", "size", "cache_usage", "config"),
+    *("get_item", "restore_sample", "can_restore_sample"),
+    *("prepare_shard", "evict_shard", "evict_coldest_shard", "close"),
+    *("next_epoch", "state_dict", "load_state_dict"),
+    *("next_cursor", "seek", "state_at", "current_world"),
+}
+"""What docs promise of a dataset, and may be counted on."""
+OF_A_LOADER = {
+    *("repeat_epoch", "with_keys", "with_valid"),
+    *("state_dict", "load_state_dict", "restore_sample", "can_restore_sample"),
+    *("statistics", "config", "close"),
+    *("claim", "cursor", "seek", "normalised", "batches_left", "batches_of_epoch"),
+    *("samples_before", "samples_per_global_batch"),
+}
+"""The same of a loader, beside what torch's has."""
 
 
 def test_all_names_are_sorted_and_there() -> None:
@@ -36,6 +57,27 @@ def test_no_public_name_is_forgotten() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'Streaming'"):
         lightning_streaming.Streaming  # noqa: B018 looking it up is the test
+
+
+def _public(kind: type, *others: type) -> set[str]:
+    """Names of a class and of its instances, but for those that other classes have."""
+    return {name for name in dir(kind) if not name.startswith("_")} - {name for other in others for name in dir(other)}
+
+
+def test_dataset_and_loader_show_what_they_promise_and_nothing_else(tmp_path: Path) -> None:
+    dataset = StreamingDataset(remote=str(tmp_path), batch_size=4)
+    loader, plain = StreamingDataLoader(dataset), DataLoader([0])  # type: ignore[arg-type,var-annotated]
+    shown = _public(StreamingDataset, IterableDataset) | {name for name in vars(dataset) if name[0] != "_"}
+    assert shown == OF_A_DATASET
+    of_loader = _public(StreamingDataLoader, DataLoader) | {name for name in vars(loader) if name[0] != "_"}
+    assert of_loader - vars(plain).keys() == OF_A_LOADER
+
+
+def test_docs_speak_of_all_that_a_dataset_and_a_loader_show() -> None:
+    root = Path(lightning_streaming.__file__).parents[1]
+    text = "\n".join(path.read_text() for path in [root / "README.md", *sorted((root / "docs").glob("*.md"))])
+    spoken_of = set(re.findall(r"\w+", " ".join(re.findall(r"```python.*?```|`[^`\n]+`", text, flags=re.DOTALL))))
+    assert spoken_of >= OF_A_DATASET | OF_A_LOADER
 
 
 def test_every_public_class_and_function_tells_its_meaning() -> None:

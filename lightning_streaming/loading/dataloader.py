@@ -91,7 +91,7 @@ class StreamingDataLoader(LeftAsItIs, TellsReplacements):
             raise ConfigError("the order belongs to the dataset; pass shuffle=True there")
         if not kwargs.get("in_order", True):
             raise ConfigError("batches must come in order, or no place in the data could be saved; drop in_order=False")
-        if repeat_epoch and dataset.epochs.skipped:
+        if repeat_epoch and passes_of(dataset).epochs.skipped:
             raise ConfigError("skip is for training, as it counts the batches of a run; leave it out for other stages")
         method = StreamingDataset.config(dataset)["batching_method"]  # a subclass may mean another thing by the name
         if with_valid and method != "random":
@@ -150,7 +150,7 @@ class StreamingDataLoader(LeftAsItIs, TellsReplacements):
 
     def normalised(self, cursor: Cursor) -> Cursor:
         """The same place, the end of an epoch written as the beginning of the next."""
-        return self.dataset.epochs.normalise(cursor, self.dataset.current_world())
+        return passes_of(self.dataset).epochs.normalise(cursor, self.dataset.current_world())
 
     def batches_left(self, cursor: Cursor) -> int:
         """Batches from ``cursor`` to the end of its epoch, on each rank."""
@@ -256,7 +256,7 @@ class StreamingDataLoader(LeftAsItIs, TellsReplacements):
 
     def _new_link(self) -> Link:
         slots = None if self._is_pinned() else make_slots(self.num_workers, (self.prefetch_factor or 0) + 1)
-        return Link(Handover(len(self.dataset.epochs.skipped)), slots)
+        return Link(Handover(len(passes_of(self.dataset).epochs.skipped)), slots)
 
     def _deliveries(self, link: Link) -> Deliveries:
         pinned = self._is_pinned()
@@ -277,7 +277,7 @@ class StreamingDataLoader(LeftAsItIs, TellsReplacements):
 
     def _deal_from(self, cursor: Cursor) -> Deal:
         world = self.dataset.current_world()
-        return self.dataset.epochs.deal_from(cursor, world, self._samples_per_batch, self.drop_last)
+        return passes_of(self.dataset).epochs.deal_from(cursor, world, self._samples_per_batch, self.drop_last)
 
 
 class LoaderPass(Iterator[Any]):
@@ -328,10 +328,11 @@ class LoaderPass(Iterator[Any]):
         loader = self._loader
         self._number, start, link, deliveries = loader._begin_pass(self)
         self._under_way = _UnderWay(start, deliveries, in_turn(deliveries, link, loader.num_workers))
-        deal = loader.dataset.epochs.deal(start)
+        passes = passes_of(loader.dataset)
+        deal = passes.epochs.deal(start)
         self._ends = ends_of_batches(deal, start.cursor, loader.drop_last)
         if self._labels:
-            self._keys = keys_of_batches(start, loader.dataset.epochs.plan(start), deal, loader.dataset.catalog)
+            self._keys = keys_of_batches(start, passes.epochs.plan(start), deal, passes.catalog)
 
 
 class _UnderWay(NamedTuple):

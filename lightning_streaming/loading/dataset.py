@@ -186,14 +186,9 @@ class StreamingDataset(CountedByOthers, ReferenceNames):
         self._asked = describe_dataset({**asked, **parsed})
 
     @property
-    def epochs(self) -> Epochs:
-        """The order of samples, epoch by epoch."""
-        return self._passes.epochs
-
-    @property
     def epoch_size(self) -> int:
         """Samples drawn per epoch, after weighting."""
-        return self.epochs.weights.epoch_size
+        return self._passes.epochs.weights.epoch_size
 
     def __len__(self) -> int:
         """Samples per epoch and rank: the epoch's size divided among ranks, rounded up."""
@@ -243,12 +238,13 @@ class StreamingDataset(CountedByOthers, ReferenceNames):
         if num_samples is None:
             num_samples, from_beginning = passes.samples_read() * world.num_ranks, False
         began = Cursor(began.epoch, 0) if from_beginning else began
-        return self.state_at(self.epochs.later(began, num_samples, world))
+        return self.state_at(self._passes.epochs.later(began, num_samples, world))
 
     def state_at(self, cursor: Cursor) -> dict[str, Any]:
         """The state of a reader who stands at ``cursor``; the end of an epoch is the beginning of the next."""
         world = self.current_world()
-        return self.epochs.saved(self.epochs.normalise(cursor, world), world).as_state()
+        epochs = self._passes.epochs
+        return epochs.saved(epochs.normalise(cursor, world), world).as_state()
 
     def load_state_dict(self, state: Mapping[str, Any], on_change: OnChange = "error") -> None:
         """Let the next pass begin where ``state`` was taken, with its seed and canonical nodes.
@@ -263,7 +259,7 @@ class StreamingDataset(CountedByOthers, ReferenceNames):
             StateError: This is not a saved position.
         """
         saved = read_state(state)
-        self.epochs.load(saved, on_change)
+        self._passes.epochs.load(saved, on_change)
         self.seek(saved.cursor)
         self._loaded = saved.cursor
 

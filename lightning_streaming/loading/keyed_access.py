@@ -78,7 +78,7 @@ class KeyedAccess(ShardAccess, IterableDataset[Any]):
             sample = self.get_item(index)
             if self._transform.function is None:
                 return sample
-            return self._transform.apply(sample, index % self.catalog.num_samples, self._seed_by_id)
+            return self._transform.apply(sample, index % self._source.catalog.num_samples, self._seed_by_id)
         if isinstance(index, (int, np.integer)):
             return KeyedAccess.__getitem__(self, int(index))
         if isinstance(index, slice):
@@ -104,8 +104,8 @@ class KeyedAccess(ShardAccess, IterableDataset[Any]):
             StorageError: The shard could not be fetched.
         """
         key = key if isinstance(key, SampleKey) else SampleKey.from_dict(key)
-        shard = find_shard(self.catalog, key)
-        sample_id = int(self.catalog.first_sample_of_shard[shard]) + key.index
+        shard = find_shard(self._source.catalog, key)
+        sample_id = int(self._source.catalog.first_sample_of_shard[shard]) + key.index
         make = self._transform.asked(self.__getitem__, key.shuffle_seed, key.epoch)
         if self._transform.function is None and not self._is_overridden():
             return make(sample_id, key.position)
@@ -123,7 +123,7 @@ class KeyedAccess(ShardAccess, IterableDataset[Any]):
         if key is None:
             return True
         try:
-            find_shard(self.catalog, key if isinstance(key, SampleKey) else SampleKey.from_dict(key))
+            find_shard(self._source.catalog, key if isinstance(key, SampleKey) else SampleKey.from_dict(key))
         except SampleIndexError:
             return False
         return True

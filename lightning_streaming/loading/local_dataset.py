@@ -79,7 +79,7 @@ class LocalDataset(ShardAccess, Dataset[Any]):
     @property
     def shards(self) -> Sequence[ShardInfo]:
         """What the index says of each shard."""
-        return self.catalog.shards
+        return self._source.catalog.shards
 
     def close(self) -> None:
         """Unmap every shard. The dataset may be used again; it then opens what it needs."""

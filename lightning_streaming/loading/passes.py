@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from lightning_streaming.cache.misses import Misses
+from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.cursor import Cursor, PassCounter, PassStart
 from lightning_streaming.loading.epochs import Epochs
 from lightning_streaming.loading.making import Making
@@ -61,6 +62,11 @@ class Passes:
         self._assigned: WorkerPass | None = None
         self._reading: WorkerSamples | None = None
         self._has_told = False
+
+    @property
+    def catalog(self) -> Catalog:
+        """Every shard and sample of the streams, in one numbering."""
+        return self._source.catalog
 
     def next_cursor(self) -> Cursor:
         """Where the next pass begins."""

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from lightning_streaming.cache.limits import largest_shard_bytes
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.loading.dataset_streams import DatasetStreams
-from lightning_streaming.loading.epochs import Epochs
 from lightning_streaming.loading.keyed_access import KeyedAccess
+from lightning_streaming.loading.passes import Passes
 from lightning_streaming.order.names import BatchingMethod, PartitionAlgo, SamplingMethod, ShuffleAlgo
 from lightning_streaming.order.settings import OrderSettings
 from lightning_streaming.replaced_names import TellsReplacements
@@ -56,17 +56,15 @@ class ReferenceNames(KeyedAccess, TellsReplacements):
     """
 
     streams: DatasetStreams
+    _passes: Passes
 
     if TYPE_CHECKING:
-
-        @property
-        def epochs(self) -> Epochs: ...
 
         def __len__(self) -> int: ...
 
     @property
     def _order_settings(self) -> OrderSettings:
-        return self.epochs.settings
+        return self._passes.epochs.settings
 
     @told
     def shuffle(self) -> bool:
@@ -96,7 +94,7 @@ class ReferenceNames(KeyedAccess, TellsReplacements):
     @told
     def initial_physical_nodes(self) -> int | None:
         """Nodes of the run's first start; None before a pass or a saved position said so."""
-        return self.epochs.initial_nodes
+        return self._passes.epochs.initial_nodes
 
     @told
     def sampling_method(self) -> SamplingMethod:
@@ -151,32 +149,32 @@ class ReferenceNames(KeyedAccess, TellsReplacements):
     @told
     def shards(self) -> Sequence[ShardInfo]:
         """What the indexes say of each shard, over all streams."""
-        return self.catalog.shards
+        return self._source.catalog.shards
 
     @told
     def samples_per_shard(self) -> NDArray[np.int64]:
         """Samples of each shard; shape (shards,)."""
-        return self.catalog.samples_per_shard
+        return self._source.catalog.samples_per_shard
 
     @told
     def sample_offset_per_shard(self) -> NDArray[np.int64]:
         """Id of each shard's first sample; shape (shards,)."""
-        return self.catalog.first_sample_of_shard
+        return self._source.catalog.first_sample_of_shard
 
     @told
     def stream_per_shard(self) -> NDArray[np.int64]:
         """Place of each shard's stream; shape (shards,)."""
-        return self.catalog.stream_of_shard
+        return self._source.catalog.stream_of_shard
 
     @told
     def samples_per_stream(self) -> NDArray[np.int64]:
         """Samples of each stream before weighting; shape (streams,)."""
-        return np.asarray(self.catalog.samples_per_stream, np.int64)
+        return np.asarray(self._source.catalog.samples_per_stream, np.int64)
 
     @told
     def shards_per_stream(self) -> NDArray[np.int64]:
         """Shards of each stream; shape (streams,)."""
-        return np.asarray(self.catalog.shards_per_stream, np.int64)
+        return np.asarray(self._source.catalog.shards_per_stream, np.int64)
 
     @told
     def sample_offset_per_stream(self) -> NDArray[np.int64]:
@@ -191,7 +189,7 @@ class ReferenceNames(KeyedAccess, TellsReplacements):
     @told
     def max_shard_size_across_all_streams(self) -> int:
         """Bytes of the largest shard, compressed and raw together."""
-        return max(largest_shard_bytes(index.shards) for index in self.catalog.indexes)
+        return max(largest_shard_bytes(index.shards) for index in self._source.catalog.indexes)
 
 
 def _sums_before(counts: NDArray[np.int64]) -> NDArray[np.int64]:

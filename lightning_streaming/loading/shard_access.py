@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from lightning_streaming.errors import SampleIndexError
-from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.source import SampleSource
 
 
@@ -22,19 +21,14 @@ class ShardAccess:
         self._on_demand = on_demand
 
     @property
-    def catalog(self) -> Catalog:
-        """Every shard and sample of the streams, in one numbering."""
-        return self._source.catalog
-
-    @property
     def size(self) -> int:
         """Samples of all streams before weighting: the range of ``dataset[i]``."""
-        return self.catalog.num_samples
+        return self._source.catalog.num_samples
 
     @property
     def num_shards(self) -> int:
         """Shards of all streams."""
-        return len(self.catalog.shards)
+        return len(self._source.catalog.shards)
 
     @property
     def cache_usage(self) -> int:

@@ -22,6 +22,7 @@ from lightning.pytorch.utilities import CombinedLoader
 
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.loading.dataloader import StreamingDataLoader
+from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.order.batch_ranges import Counted
 
 
@@ -158,7 +159,7 @@ def count_batches_of_epoch(trainer: Trainer) -> None:
 
 
 def _skips(loader: object) -> bool:
-    return isinstance(loader, StreamingDataLoader) and bool(loader.dataset.epochs.skipped)
+    return isinstance(loader, StreamingDataLoader) and bool(passes_of(loader.dataset).epochs.skipped)
 
 
 def fetch_anew(trainer: Trainer, finished: Collection[StreamingDataLoader]) -> None:

@@ -16,6 +16,7 @@ from lightning_streaming.loading.cursor import Cursor
 from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.epochs import OnChange
+from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.saved_run import CALLBACK_KEY, RUN_VERSION, read_run
 from lightning_streaming.trainer import fit_loop, progress_bar
 from lightning_streaming.trainer.loader_checks import check_for_batches, check_loaders
@@ -234,7 +235,7 @@ class StreamingStateCallback(Callback):
         Their canonical nodes decide how many batches an epoch has, so this comes before anybody asks.
         """
         for name, loader in loaders.items():
-            loader.dataset.epochs.reader = f"train loader {name!r}" if len(loaders) > 1 else ""
+            passes_of(loader.dataset).epochs.reader = f"train loader {name!r}" if len(loaders) > 1 else ""
         for name, state in self._states_to_load(loaders).items():
             loader = loaders[name]
             if name not in self._put_back or self._put_back[name][0] is not loader.dataset:
@@ -267,7 +268,7 @@ class StreamingStateCallback(Callback):
         assert place is not None, "set by the caller"
         known = {name: place.cursors.get(name, loader.cursor()) for name, loader in loaders.items()}
         for name, loader in loaders.items():
-            loader.dataset.epochs.skipped.count_from(counted(trainer, place, known[name]))
+            passes_of(loader.dataset).epochs.skipped.count_from(counted(trainer, place, known[name]))
         place.cursors = {name: loader.normalised(known[name]) for name, loader in loaders.items()}
         ended = {name for name, cursor in place.cursors.items() if cursor.epoch > known[name].epoch}
         self._seek(trainer, loaders)

@@ -47,6 +47,7 @@ class ByItem(StreamingDataset):
         self.tokenizer = tokenizer or Tokenizer(100)
         self.transform = self.tokenizer
         self.config = {"offset": self.tokenizer.offset}  # type: ignore[assignment,method-assign]
+        self.epochs, self.catalog, self.labels = 3, "a catalog", ["a"]
 
     def __getitem__(self, idx: Any) -> Any:
         return self.transform(super().__getitem__(idx))
@@ -196,7 +197,7 @@ def _augment(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]
 def test_a_transform_applies_once_with_the_randomness_that_it_has_without_the_subclass(
     root: Path, seeded: bool
 ) -> None:
-    settings = {"remote": str(root), "transform": _augment, "seed_global_rng": seeded, **ORDER}
+    settings: dict[str, Any] = {"remote": str(root), "transform": _augment, "seed_global_rng": seeded, **ORDER}
     plain, overriding = StreamingDataset(**settings), Untouched(**settings)
     wanted = ["id", "keyed", "global"] if seeded else ["id", "keyed"]
     read = [[{name: sample[name] for name in wanted} for sample in one] for one in (plain, overriding)]
@@ -244,11 +245,8 @@ def test_shards_are_fetched_once_and_ahead_and_held_meanwhile(
     http_store: HttpStore, tmp_path: Path, limited: bool
 ) -> None:
     write_dataset(http_store.root, 60)
-    settings: dict[str, Any] = {
-        "remote": http_store.url,
-        "local": str(tmp_path),
-        "cache_limit": 4300 if limited else None,
-    }
+    limit = 4300 if limited else None
+    settings: dict[str, Any] = {"remote": http_store.url, "local": str(tmp_path), "cache_limit": limit}
     neighbour = StreamingDataset(**settings)
 
     class Lingering(StreamingDataset):

@@ -208,7 +208,7 @@ def test_values_are_aligned(root: Path, batch_size: int) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_shard_that_is_gone_is_told_of_where_it_is_needed(root: Path, workers: int) -> None:
     dataset = StreamingDataset(remote=str(root))
-    before = sum(dataset.catalog.samples_per_shard[:3])
+    before = sum(passes_of(dataset).catalog.samples_per_shard[:3])
     (root / "shard.00003.mds").unlink()
     loader = StreamingDataLoader(dataset, batch_size=2, num_workers=workers)
     seen: list[int] = []

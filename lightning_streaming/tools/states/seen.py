@@ -123,7 +123,7 @@ def _dataset(position: SavedPosition, streams: Mapping[str, Stream]) -> tuple[St
 
 
 def _count(dataset: StreamingDataset, start: PassStart, gaps: Gaps, starts: NDArray[np.int64]) -> list[int]:
-    plan, counts = dataset.epochs.plan(start), np.zeros(len(starts) - 1, np.int64)
+    plan, counts = passes_of(dataset).epochs.plan(start), np.zeros(len(starts) - 1, np.int64)
     read = gaps.kept_before(start.cursor.sample_in_epoch)
     for first in range(0, read, _AT_A_TIME):
         ids = plan.ids(gaps.positions(np.arange(first, min(first + _AT_A_TIME, read))))

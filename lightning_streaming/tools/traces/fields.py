@@ -7,6 +7,7 @@ from functools import cache
 
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.loading.dataset import StreamingDataset
+from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.tools.render import render
 from lightning_streaming.tools.traces.reads import Read
 
@@ -29,7 +30,7 @@ def fields_of(dataset: StreamingDataset, reads: Iterable[Read], *, fetch: bool) 
     is_here = cache(lambda shard: _has(dataset, shard))
     shown: dict[int, dict[str, str]] = {}
     for read in reads:
-        if read.sample in shown or not (fetch or is_here(dataset.catalog.place(read.sample).shard)):
+        if read.sample in shown or not (fetch or is_here(passes_of(dataset).catalog.place(read.sample).shard)):
             continue
         values = StreamingDataset.get_item(dataset, read.sample)  # the columns, whatever a subclass makes of them
         shown[read.sample] = {column: render(value) for column, value in values.items()}
@@ -38,5 +39,5 @@ def fields_of(dataset: StreamingDataset, reads: Iterable[Read], *, fetch: bool) 
 
 def _has(dataset: StreamingDataset, shard: int) -> bool:
     """Whether a shard is on this node; nothing is fetched to find out."""
-    stream = dataset.streams[int(dataset.catalog.stream_of_shard[shard])]
-    return ShardCache(stream.cache_config()).has(dataset.catalog.shards[shard])
+    stream = dataset.streams[int(passes_of(dataset).catalog.stream_of_shard[shard])]
+    return ShardCache(stream.cache_config()).has(passes_of(dataset).catalog.shards[shard])

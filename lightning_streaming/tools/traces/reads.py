@@ -69,7 +69,7 @@ def reads_of_sample(run: TracedRun, stream: str, shard: int, index: int, epochs:
     Raises:
         SampleIndexError: There is no such sample.
     """
-    sample = _sample_id(run.loader.dataset.catalog, stream, shard, index)
+    sample = _sample_id(passes_of(run.loader.dataset).catalog, stream, shard, index)
     for epoch in range(run.begins.epoch, run.begins.epoch + epochs):
         reads = _EpochReads.of(run, epoch)
         found = [read for position in reads.positions_of(sample) for read in reads.of_position(position)]
@@ -85,7 +85,7 @@ def reads_of_key(run: TracedRun, key: SampleKey) -> list[Read]:
         SampleIndexError: There is no such sample.
         ConfigError: The run reads another sample at that place, or none.
     """
-    sample = _sample_id(run.loader.dataset.catalog, key.stream, key.shard, key.index)
+    sample = _sample_id(passes_of(run.loader.dataset).catalog, key.stream, key.shard, key.index)
     begins = run.begins
     if (key.epoch, key.position) < begins:
         raise ConfigError(
@@ -117,7 +117,7 @@ class _EpochReads:
         dataset.seek(run.begins if epoch == run.begins.epoch else Cursor(epoch, 0))
         batch_size = run.loader.samples_per_global_batch // dataset.current_world().num_ranks
         start = passes_of(dataset).begin(dataset.current_world(), batch_size, run.loader.drop_last)
-        plan, deal = dataset.epochs.plan(start), dataset.epochs.deal(start)
+        plan, deal = passes_of(dataset).epochs.plan(start), passes_of(dataset).epochs.deal(start)
         return cls(run=run, epoch=epoch, plan=plan, deal=deal, of_pass_seed=start.shuffle_seed)
 
     def in_batches(self, batches: range, ranks: Sequence[int]) -> Iterator[Read]:
@@ -157,7 +157,7 @@ class _EpochReads:
         ]
 
     def _read(self, batch: int, rank: int, place: int, position: int, sample: int) -> Read:
-        steps, catalog = self.run.steps, self.run.loader.dataset.catalog
+        steps, catalog = self.run.steps, passes_of(self.run.loader.dataset).catalog
         stored = catalog.place(sample)
         key = SampleKey(
             stream=catalog.stream_names[stored.stream],

@@ -10,6 +10,7 @@ from typing import Any
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.loading.cursor import Cursor
 from lightning_streaming.loading.dataloader import StreamingDataLoader
+from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.order.batch_ranges import Counted
 from lightning_streaming.tools.run_files import read_run_files
 from lightning_streaming.tools.states.counters import batches_trained
@@ -112,7 +113,7 @@ def run_on(data: Any, trainer: Mapping[str, Any], asked: Asked) -> TracedRun:
         limit=1.0 if limit is None else limit,
     )
     in_epoch = len(loader)  # from here on the dataset knows how large batches are
-    loader.dataset.epochs.skipped.count_from(counted)
+    passes_of(loader.dataset).epochs.skipped.count_from(counted)
     begins = loader.normalised(loader.cursor())
     return TracedRun(
         loader=loader,
@@ -205,7 +206,7 @@ def _run_steps(
     stop: Stop,
 ) -> RunSteps:
     dataset, world = loader.dataset, loader.dataset.current_world()
-    skipped = dataset.epochs.saved(begins, world).skipped.values()
+    skipped = passes_of(dataset).epochs.saved(begins, world).skipped.values()
     last_uneven = max([begins.epoch, *(stop[0] for _, stop in skipped)])
     left = loader.batches_left(begins)
     if begins.sample_in_epoch and limit < len(loader):

@@ -13,6 +13,7 @@ from lightning_streaming.cache.layout import CACHE_VARIABLE
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import dump_index
 from lightning_streaming.loading.dataset import StreamingDataset
+from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.tools.tuning.sizes import cache_configs, is_in_place
 
@@ -82,10 +83,10 @@ def excerpt(config: Any, dataset: StreamingDataset, shards: Sequence[int]) -> An
         dataset: Made of it; its directories get an index of these shards alone.
         shards: Those that were fetched, counted over all streams.
     """
-    shares = dataset.epochs.weights.choose
+    shares = passes_of(dataset).epochs.weights.choose
     streams: dict[str, Stream] = {}
     first, caches = 0, cache_configs(dataset)
-    for number, (name, index) in enumerate(zip(caches, dataset.catalog.indexes, strict=True)):
+    for number, (name, index) in enumerate(zip(caches, passes_of(dataset).catalog.indexes, strict=True)):
         here = [index.shards[shard - first] for shard in shards if first <= shard < first + len(index.shards)]
         first += len(index.shards)
         directory = caches[name].source_directory()

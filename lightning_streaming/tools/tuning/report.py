@@ -13,6 +13,7 @@ import numpy as np
 
 from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.dataset import StreamingDataset
+from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.prefetch import default_reach
 from lightning_streaming.tools.console import counted, print_note, progress
 from lightning_streaming.tools.tuning.advice import Advice, advise_predownload, advise_workers
@@ -91,7 +92,7 @@ def tune(run: TunedRun, effort: Effort) -> Report:
 
 
 def _measured_link(dataset: StreamingDataset, run: TunedRun, effort: Effort, sizes: Sizes) -> Link:
-    shards = shards_to_fetch(sizes.fetched, dataset.catalog.stream_of_shard, effort.most_fetched)
+    shards = shards_to_fetch(sizes.fetched, passes_of(dataset).catalog.stream_of_shard, effort.most_fetched)
     with progress(len(shards), "fetch", "shard") as tell:
         arrivals = fetch(dataset, shards, _FETCHING_SECONDS, run.start_method, tell)
     return link_of(arrivals, sizes.fetched)
@@ -118,7 +119,7 @@ def _advice(
 ) -> dict[str, Advice]:
     advice = {"num_workers": advise_workers(speeds, effort.consumer)}
     chosen = next(speed for speed in speeds if speed.workers == advice["num_workers"].value)
-    catalog, ranks = whole.dataset.catalog, whole.dataset.current_world().ranks_per_node
+    catalog, ranks = passes_of(whole.dataset).catalog, whole.dataset.current_world().ranks_per_node
     workers = max(1, chosen.workers)
     if link is not None:
         per_shard = catalog.num_samples / len(catalog.shards)
@@ -136,6 +137,6 @@ def _advice(
 
 def _bytes_per_sample(dataset: StreamingDataset, sizes: Sizes) -> float:
     """Bytes that must come for a sample of an epoch, on average over the streams it is drawn from."""
-    catalog, shares = dataset.catalog, np.asarray(dataset.epochs.weights.choose)
+    catalog, shares = passes_of(dataset).catalog, np.asarray(passes_of(dataset).epochs.weights.choose)
     stored = np.bincount(catalog.stream_of_shard, weights=sizes.fetched, minlength=len(shares))
     return float((stored / np.asarray(catalog.samples_per_stream) * shares).sum() / shares.sum())

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from lightning_streaming.cache import CacheConfig
 from lightning_streaming.formats.index_table import ShardTable
 from lightning_streaming.loading.dataset import StreamingDataset
+from lightning_streaming.loading.passes import passes_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -44,7 +45,7 @@ def sizes_of(dataset: StreamingDataset) -> Sizes:
         StorageError: An index could not be fetched.
     """
     fetched, kept, making, index_bytes = [], [], [], 0
-    for cache, index in zip(cache_configs(dataset).values(), dataset.catalog.indexes, strict=True):
+    for cache, index in zip(cache_configs(dataset).values(), passes_of(dataset).catalog.indexes, strict=True):
         raw, packed = _raw_and_packed(index.shards)
         if is_in_place(cache):
             fetched.append(np.zeros_like(raw))
