@@ -165,6 +165,11 @@ class CountedByOthers(ABC):
 
     def _check_is_counted_here(self) -> None:
         """Refuse to tell a place where only the reader could know it."""
+        if get_worker_info() is not None:
+            raise ConfigError(
+                "state_dict() was called in a worker, as torchdata's StatefulDataLoader does. A worker knows what it "
+                "has read, not what the others have; take the state of a StreamingDataLoader"
+            )
         if _reader_of(self) is not None:
             raise ConfigError(
                 "a loader of Accelerate's own reads this dataset, some batches ahead, so the dataset does not know "

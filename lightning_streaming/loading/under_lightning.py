@@ -17,7 +17,7 @@ def warn_if_lightning_trains() -> None:
 
     Where :class:`StreamingStateCallback` is, it refuses the loader itself.
     """
-    if not any(name.startswith(_LIGHTNING) for name in sys.modules):
+    if not {"lightning.pytorch", "pytorch_lightning"} & sys.modules.keys():
         return
     loop = _fit_loop_above(sys._getframe(1))
     if loop is None or any(getattr(one, "state_key", None) == _CALLBACK for one in loop.trainer.callbacks):

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from lightning_streaming import Stream, StreamingDataLoader, World
+from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset, World
 from lightning_streaming.errors import ConfigError, SampleIndexError
-from tests.helpers import ids, make_dataset, make_loader, read_epochs, write_dataset
+from tests.helpers import ids, make_dataset, make_loader, raises, read_epochs, write_dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
@@ -271,3 +271,29 @@ def test_a_closed_dataset_opens_again_what_it_needs(root: Path) -> None:
     dataset.close()
     assert next(samples, None) is None
     assert dataset[3] == {"id": 3}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_others_may_count_the_epochs(workers: int, root: Path, epochs: list[list[int]]) -> None:
+    dataset = make_dataset(root)
+    loader = DataLoader(dataset, batch_size=4, num_workers=workers, persistent_workers=workers > 0)
+    for epoch in (2, 0, 0, 3):
+        dataset.set_epoch(epoch)
+        assert _flat(loader) == epochs[epoch]
+    with raises(ConfigError, "whole number of at least 0", "got -1"):
+        dataset.set_epoch(-1)
+
+
+class TellsItsState(StreamingDataset):
+    """Asks for its place where it is read."""
+
+    def __iter__(self) -> Any:
+        self.state_dict()
+        return super().__iter__()
+
+
+def test_a_worker_does_not_tell_the_place_of_all(root: Path) -> None:
+    dataset = TellsItsState(remote=str(root), batch_size=4)
+    assert len(_flat(DataLoader(dataset, batch_size=4))) == 29
+    with raises(ConfigError, "in a worker", "StreamingDataLoader"):
+        next(iter(DataLoader(dataset, batch_size=4, num_workers=1)))
