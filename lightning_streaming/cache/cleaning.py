@@ -6,11 +6,12 @@ import enum
 import os
 from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 
 from lightning_streaming.cache.arrival import part_path
+from lightning_streaming.cache.empty import holds_notes_only, remove_empty
 from lightning_streaming.cache.index_lock import held_index, is_left_over, part_of_scratch
 from lightning_streaming.cache.inspection import (
     CachedIndex,
@@ -59,6 +60,8 @@ class Plan:
     """What one might have thought would go, with why it does not."""
     unused_since: float | None = None
     """What is cold was last used before this, in seconds since 1970."""
+    removes_directory: bool = False
+    """Whether the directory goes too, because nothing was ever fetched into it but what goes."""
 
 
 def plan_clear(directory: Path, files: Iterable[CacheFile], index: CachedIndex | None) -> Plan:
@@ -88,6 +91,8 @@ def plan_garbage(
 ) -> Plan:
     """What nobody will need goes: what dead processes left, old parsed indexes, files that the index names no more.
 
+    A directory goes too into which nothing was ever fetched.
+
     Args:
         directory: The cache directory.
         files: What is there.
@@ -108,7 +113,8 @@ def plan_garbage(
             goes.append((file, Reason.COLD))
         elif named is not None and file.name not in named:
             (stays if busy else goes).append((file, Reason.PERHAPS_NAMED if busy else Reason.UNNAMED))
-    return Plan(directory=directory, goes=goes, stays=stays, unused_since=unused_since)
+    is_empty = index is None and len(goes) == len(files) and holds_notes_only(directory)
+    return Plan(directory=directory, goes=goes, stays=stays, unused_since=unused_since, removes_directory=is_empty)
 
 
 def carry_out(plan: Plan, advance: Callable[[int], object]) -> Plan:
@@ -137,7 +143,8 @@ def carry_out(plan: Plan, advance: Callable[[int], object]) -> Plan:
             elif (plan.directory / file.name).exists():
                 stays.append((file, cleaner.why_it_stays(file)))
         advance(len(batch))
-    return Plan(directory=plan.directory, goes=goes, stays=stays, unused_since=plan.unused_since)
+    is_gone = plan.removes_directory and remove_empty(plan.directory)
+    return replace(plan, goes=goes, stays=stays, removes_directory=is_gone)
 
 
 class _Cleaner:

@@ -87,7 +87,8 @@ def clear(args: Namespace) -> int:
 
 def collect(args: Namespace) -> int:
     """Remove what nobody will need: what processes left that died, parsed indexes that are not used any more, and
-    shards that the index does not name any more.
+    shards that the index does not name any more; and directories into which nothing was fetched, as those of remotes
+    that were misspelt.
 
     While a job uses the directory the latter stay: it may have begun with the index before.
     """
@@ -101,7 +102,7 @@ def _clean(args: Namespace, plan: Callable[[Path, Sequence[Any]], Plan], is_sure
         found, failures = for_each(directories, lambda one: plan(one, list_cache(one, advance)))
     outcomes = [one for _, one in found]
     goes = [judged for one in outcomes for judged in one.goes]
-    if goes and not args.dry_run:
+    if (goes or any(one.removes_directory for one in outcomes)) and not args.dry_run:
         if not is_sure and not _is_confirmed(goes, len(outcomes)):
             print("nothing was removed", file=sys.stderr)
             return FINE
@@ -151,6 +152,7 @@ def _as_json(plan: Plan) -> dict[str, Any]:
         "directory": str(plan.directory),
         "removed": [_file_as_json(*judged) for judged in plan.goes],
         "stays": [_file_as_json(*judged) for judged in plan.stays],
+        "removed_directory": plan.removes_directory,
         "removed_bytes": sum(file.bytes for file, _ in plan.goes),
     }
 

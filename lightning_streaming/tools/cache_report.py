@@ -43,6 +43,8 @@ def print_outcome(plan: Plan, *, dry_run: bool) -> None:
     """Print what was removed from one directory, or would be, and what stays."""
     verb = "would remove" if dry_run else "removed"
     reasons = list(_by_reason(plan.goes))
+    if plan.removes_directory:
+        reasons.append("the directory, into which nothing was fetched")
     if len(reasons) == 1:
         print(f"{plan.directory}: {verb} {reasons[0]}")
     elif reasons:

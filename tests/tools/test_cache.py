@@ -16,6 +16,7 @@ from lightning_streaming import StreamingDataset
 from lightning_streaming.cache.arrival import claim
 from lightning_streaming.cache.layout import CACHE_VARIABLE, default_cache_directory
 from lightning_streaming.cache.marks import make_mark
+from lightning_streaming.errors import ObjectNotFoundError
 from tests.servers import HttpStore
 from tests.tools.running import contents, run, write_texts
 
@@ -313,3 +314,40 @@ def test_jobs_read_right_while_their_cache_is_cleared_again_and_again(http_store
             job.expect("read")
     assert run("cache", "clear", tmp_path / "a", "--yes").code == 0
     assert shards(tmp_path / "a") == []
+
+
+@pytest.mark.parametrize("left", ["notes", "part", "file", "index", "at-work"])
+def test_a_directory_that_a_misspelt_remote_left_is_collected(left: str, http_store: HttpStore, tmp_path: Path) -> None:
+    """Unless something else is in it, or somebody is about to fetch the index."""
+    local = tmp_path / "caches" / "typo"
+    with pytest.raises(ObjectNotFoundError):
+        len(StreamingDataset(remote=f"{http_store.url}/typo", local=str(local)))
+    assert (local / ".origin").exists()
+    part = None
+    if left == "part":
+        (local / ".arriving" / "0-0-0-x.part").write_text("")
+        os.utime(local / ".arriving" / "0-0-0-x.part", (0, 0))
+    elif left in ("file", "index"):
+        (local / {"file": "notes.txt", "index": "index.json"}[left]).write_text("mine")
+    elif left == "at-work":
+        part = claim(local, "index.json")
+    goes = left in ("notes", "part")
+    would = run("cache", "gc", tmp_path / "caches", "--dry-run", "--json").json["caches"][0]
+    assert (would["removed_directory"], local.exists()) == (goes, True)
+    done = run("cache", "gc", tmp_path / "caches")
+    assert done.code == 0
+    assert local.exists() is not goes
+    assert ("removed" in done.out and "the directory, into which nothing was fetched" in done.out) is goes
+    if part is not None:
+        part.close()
+
+
+def test_the_cache_of_a_dataset_in_place_stays_however_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that has cleared it may be about to decompress into it."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "caches"))
+    write_texts(tmp_path / "data", compression="gz")
+    dataset = StreamingDataset(remote=str(tmp_path / "data"))
+    assert dataset[0]["id"] == 0
+    assert run("cache", "gc", "--older-than", "0s").code == 0
+    assert run("cache", "gc", "--older-than", "0s").code == 0
+    assert dataset[24]["id"] == 24
