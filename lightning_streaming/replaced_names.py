@@ -111,7 +111,7 @@ REPLACED_ARGUMENTS: Mapping[str, Mapping[str, str]] = {
 
 REPLACED_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
     "StreamingDataset": {
-        "spanner": 'np.searchsorted(dataset.sample_offset_per_shard, sample_id, side="right") - 1 is the shard of a sample',
+        "spanner": "np.searchsorted(dataset.sample_offset_per_shard, sample_id, 'right') - 1 is a sample's shard",
         "resample_streams": "lightning-streaming trace tells which samples a step reads",
         "on_exception": "a failure is raised in the step that needed the sample",
         **{name: _ON_EACH_STREAM.format(name) for name in ("remote", "local", "split", "storage_options")},
