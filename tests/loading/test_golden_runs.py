@@ -82,7 +82,7 @@ def _run(root: Path, name: str, rank: int = 0) -> list[Step]:
 
 
 def _without_ours(state: State) -> State:
-    return {key: value for key, value in state.items() if key not in ("version", "fingerprint")}
+    return {key: value for key, value in state.items() if key not in ("version", "fingerprint", "streams")}
 
 
 def _in_our_words(step: Step) -> Step:
