@@ -98,12 +98,14 @@ def find_dataset(location: str, options: Mapping[str, Any]) -> StoredDataset:
     """Understand what was typed: a directory or URL, or the index in it.
 
     Raises:
-        ConfigError: Nothing was typed.
+        ConfigError: Nothing was typed, or what no file is called.
     """
     start, question_mark, query = location.partition("?") if is_url(location) else (location, "", "")
     start = "." if start == INDEX_BASENAME else start.removesuffix(f"/{INDEX_BASENAME}")
     if not start:
         raise ConfigError("a dataset must be named by a directory or a URL, but the name is empty")
+    if "\0" in start:
+        raise ConfigError(f"a dataset must be named by a directory or a URL, but {start!r:.80} has a null character")
     directory = local_path(start)
     if directory is not None:
         return StoredDataset(location=str(directory), options={})

@@ -68,6 +68,7 @@ def test_json_that_would_change_is_refused_with_its_line(
         (["0.5", "007"], "float64", "expected a number without leading zeros, but got '007'"),
         (["0.5", "1e300"], "float32", "too large for float32"),
         (["1", "9223372036854775808"], "int", "expected a signed integer of 64 bits"),
+        (["1", "9" * 5000], "int", "expected an integer that Python can read, but got 5000 digits"),
         (["1", "-0"], "int", "expected an integer without leading zeros, but got '-0'"),
         (["[1]", "[1e400]"], "json", "1e400 is too large for a float"),
     ],
@@ -82,7 +83,7 @@ def test_cells_that_would_change_are_refused_with_their_line(
     assert words in told
 
 
-@pytest.mark.parametrize("cell", ["3.14159265358979323846", "1.0e400", "9223372036854775808", "-0", "01.5"])
+@pytest.mark.parametrize("cell", ["3.14159265358979323846", "1.0e400", "9223372036854775808", "-0", "01.5", "9" * 5000])
 def test_a_first_cell_that_no_number_gives_back_is_text(tmp_path: Path, cell: str) -> None:
     (tmp_path / "a.csv").write_text(f"x,y\n{cell},0.1000000000000000055511151231257827\n")
     assert run("convert", tmp_path / "a.csv", tmp_path / "out").code == 0

@@ -6,7 +6,7 @@ import pytest
 
 from lightning_streaming.errors import ConfigError, IndexFormatError, ObjectNotFoundError
 from lightning_streaming.tools.stored_dataset import find_dataset
-from tests.tools.running import write_texts
+from tests.tools.running import run, write_texts
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,10 @@ def test_names_that_leave_the_dataset_are_refused() -> None:
         find_dataset("data", {}).path("../x")
     with pytest.raises(ConfigError):
         find_dataset("", {})
+
+
+@pytest.mark.parametrize("tool", ["inspect", "verify"])
+def test_a_name_that_no_file_has_is_refused(tool: str) -> None:
+    outcome = run(tool, "a\0b")
+    assert outcome.code == 2
+    assert "has a null character" in outcome.err

@@ -25,6 +25,8 @@ SUFFIXES = {",": (".csv", ".csv.gz"), "\t": (".tsv", ".tsv.gz")}
 _OTHER_SEPARATORS = ";\t|,"
 """What separates cells in files that are called CSV all the same."""
 
+_LONGEST_INT64 = len(str(-(2**63)))
+
 # With a leading zero it may be a code, like a postal code, whose zeros a number would lose.
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*", re.ASCII)
 _FRACTION = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+([eE][-+]?[0-9]+)?", re.ASCII)
@@ -153,7 +155,7 @@ def _header(cells: list[str], path: str) -> list[str]:
 
 
 def _told(cell: str) -> str:
-    if _INTEGER.fullmatch(cell) and -(2**63) <= int(cell) < 2**63:
+    if len(cell) <= _LONGEST_INT64 and _INTEGER.fullmatch(cell) and -(2**63) <= int(cell) < 2**63:
         return "int"
     return "float64" if _FRACTION.fullmatch(cell) and _is_exact(cell) else "str"
 
@@ -169,7 +171,10 @@ def _is_exact(cell: str) -> bool:
 def _integer(cell: str) -> int:
     if not _INTEGER.fullmatch(cell.strip()):
         raise EncodingError(f"expected an integer without leading zeros, but got {cell[:60]!r}")
-    return int(cell)
+    try:
+        return int(cell)
+    except ValueError:  # Python reads no more than some thousands of digits
+        raise EncodingError(f"expected an integer that Python can read, but got {len(cell)} digits") from None
 
 
 def _float(cell: str) -> float:
