@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from lightning_streaming.tools.commands import COMMANDS, PROGRAM, find_command, run_command
-from lightning_streaming.tools.console import FINE, INTERRUPTED, UNUSABLE
+from lightning_streaming.tools.console import BAD, FINE, INTERRUPTED, UNUSABLE, print_error
 from lightning_streaming.trainer.help import DESCRIPTION, SUBCOMMANDS
 
 _TRAINER = "lightning_streaming.trainer.cli"
@@ -52,8 +52,11 @@ def _run(args: Sequence[str] | None) -> int:
         sys.stderr.write(f"{PROGRAM}: error: {given[0]!r} is not a command; choose one of {known}\n")
         return UNUSABLE
     # Not ``given``: of arguments beside those of the process Lightning warns, and shows them, secrets too.
-    import_module(_TRAINER).main(args)
-    return FINE
+    failure = import_module(_TRAINER).main(args)
+    if failure is None:
+        return FINE
+    print_error(" ".join([PROGRAM, *(arg for arg in given[:1] if arg in SUBCOMMANDS)]), failure.words)
+    return BAD if failure.is_of_data else UNUSABLE
 
 
 def help_text() -> str:

@@ -41,6 +41,8 @@ class ShardCache:
 
     def __init__(self, config: CacheConfig) -> None:
         self._config = config
+        self.label = f"stream {config.name!r}"
+        """The stream, as errors call it."""
         self._index = IndexCache(config)
         self._source = _source_of(config)
         self.place = CachePlace(config.cache_directory(), self._own_times)
@@ -280,7 +282,7 @@ class ShardCache:
         except StreamingError as error:
             gone = isinstance(error, StorageError) and self.place.is_gone()
             told = directory_gone(self.place.directory) if gone else error
-            named = type(told)(f"stream {self._config.name!r}: {told}")
+            named = type(told)(f"{self.label}: {told}")
             raise named.with_traceback(error.__traceback__) from error.__cause__
         except OSError as error:  # another user's directory or file, a disk that fails
             raise StorageError(

@@ -173,6 +173,7 @@ class StreamingDataset(CountedByOthers, ReferenceNames):
         )
         caches = {name: ShardCache(stream.cache_config(name, defaults)) for name, stream in named.items()}
         limit = None if cache_limit is None else parse_bytes(cache_limit, "cache_limit")
+        self._caches = caches
         source = SampleSource(caches, allow_unsafe_types, columns, limit)
         super().__init__(source, on_demand, transform, seed_global_rng, settings.shuffle_seed)
         misses = {name: cache.misses for name, cache in caches.items()}
@@ -262,6 +263,11 @@ class StreamingDataset(CountedByOthers, ReferenceNames):
         self._passes.epochs.load(saved, on_change)
         self.seek(saved.cursor)
         self._loaded = saved.cursor
+
+    def say_whose(self, place: str) -> None:
+        """Let errors say where the streams are configured, like ``data.val``."""
+        for name, cache in self._caches.items():  # a stream without a name is the only one there
+            cache.label = place if list(self._caches) == ["0"] else f"stream {name!r} of {place}"
 
     def current_world(self) -> World:
         """This process among those that read different samples."""

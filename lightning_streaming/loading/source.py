@@ -269,7 +269,7 @@ class SampleSource:
 
     def named(self, error: StreamingError, shard: int) -> StreamingError:
         """The same error, saying which stream it is about."""
-        return type(error)(f"stream {self._stream_of(shard)!r}: {error}")
+        return type(error)(f"{self._caches[self._stream_of(shard)].label}: {error}")
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "known_catalog": None, "encodings": registered_encodings()}
@@ -287,7 +287,7 @@ class SampleSource:
                 check_wanted(info, allow_unsafe_types=self.allow_unsafe_types, columns=self._columns)
         except ConfigError as error:
             name = catalog.stream_names[int(catalog.stream_of_shard[place])]
-            raise ConfigError(f"stream {name!r}: {error}") from None
+            raise ConfigError(f"{self._caches[name].label}: {error}") from None
 
     def _check_limit(self, catalog: Catalog) -> None:
         indexes = zip(self._caches.values(), catalog.indexes, strict=True)

@@ -15,6 +15,8 @@ from lightning_streaming.storage import StorageOptions, is_url, join_url, mask_u
 
 _FETCHING = ("get_shards", "prepare_shard", "set_up_local", "apply_default", "get_index_size", "_download_file")
 """What a subclass of MosaicML Streaming's ``Stream`` overrides to fetch in its own way."""
+_MOST_NAMES = 5
+"""Names of streams that an error lists."""
 
 
 @tells_unknown_arguments
@@ -130,7 +132,25 @@ def named_streams(
             raise ConfigError(
                 f"stream {name!r} must be a Stream, like Stream(remote=...), but is a {type(stream).__name__}"
             )
+    _check_proportions(named)
     return named
+
+
+def _check_proportions(streams: Mapping[str, Stream]) -> None:
+    """Say which stream lacks one, before any of them is read."""
+    lacking = [name for name, stream in streams.items() if stream.proportion is None]
+    if 0 < len(lacking) < len(streams):
+        having = [name for name in streams if name not in lacking]
+        raise ConfigError(
+            f"proportion must be given for all {len(streams)} streams or for none, but {_listed(having)} one and "
+            f"{_listed(lacking)} none"
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = [repr(name) for name in names[:_MOST_NAMES]]
+    more = len(names) - len(shown)
+    return f"{', '.join(shown)}{f' and {more} more' if more else ''} {'has' if len(names) == 1 else 'have'}"
 
 
 def _with_split(location: str | None, split: str | None) -> str | None:

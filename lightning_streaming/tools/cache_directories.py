@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 from lightning_streaming.cache.inspection import is_cache
 from lightning_streaming.cache.layout import ORIGIN_BASENAME, USAGE_BASENAME, default_cache_directory
 from lightning_streaming.errors import ConfigError, StreamingError
+from lightning_streaming.storage import mask_url
 
 _Result = TypeVar("_Result")
 _NOTES = {ORIGIN_BASENAME, USAGE_BASENAME}
@@ -41,8 +42,8 @@ def find_caches(given: str | None) -> list[Path]:
             f"neither it nor a directory in it has an {ORIGIN_BASENAME} of ours" if root.is_dir() else "it is not there"
         )
         raise ConfigError(
-            f"{root} is not a cache directory: {why}; give one that a stream names with local=, or none for the "
-            f"default ones in {default_root()}"
+            f"{mask_url(given)} is not a cache directory: {why}; give one that a stream names with local=, or none for "
+            f"the default ones in {default_root()}"
         )
     return found
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from lightning_streaming.storage.secrets import redact
+
 FINE = 0
 """Exit code: done, and nothing is wrong."""
 BAD = 1
@@ -33,9 +35,9 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
-def print_error(program: str, error: Exception) -> None:
+def print_error(program: str, error: Exception | str) -> None:
     """Print an error: one line, or on a terminal one block."""
-    message = f"{program}: error: {error}"
+    message = f"{program}: error: {redact(str(error), {})}"  # an argument may be a URL with a password
     if sys.stderr.isatty() and "\n" not in message:  # what comes in lines is a table
         width = shutil.get_terminal_size((100, 24)).columns
         message = textwrap.fill(message, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

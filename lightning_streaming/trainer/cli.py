@@ -10,22 +10,26 @@ from typing import Any, NoReturn
 import jsonargparse
 from jsonargparse import DefaultHelpFormatter, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.utilities import rank_zero_only
 
+from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.storage.options import shown_options, without_hidden
 from lightning_streaming.storage.secrets import redact
 from lightning_streaming.trainer.comments import with_comments
-from lightning_streaming.trainer.complaints import in_words
+from lightning_streaming.trainer.complaints import words_of_parsing
 from lightning_streaming.trainer.config import StreamingConfig
 from lightning_streaming.trainer.datamodule import StreamingDataModule
+from lightning_streaming.trainer.failures import Failure, failure_of
 from lightning_streaming.trainer.help import DESCRIPTION
-from lightning_streaming.trainer.parsing import config_error_behind, look_for_modules_here
+from lightning_streaming.trainer.parsing import config_error_behind, error_of_user_behind, look_for_modules_here
 from lightning_streaming.trainer.shown import shown
+from lightning_streaming.trainer.stages import STAGES, named_error
 from lightning_streaming.trainer.written import secrets_in, written_in
 
 _USAGE = "%(prog)s [--config FILE] [--FIELD VALUE ...]"
-_STAGES = ("train", "val", "test", "predict")
 _PRINT = "--print_config"
+_DEBUG = "--debug"
 
 
 class StreamingCLI(LightningCLI):
@@ -60,8 +64,9 @@ class StreamingCLI(LightningCLI):
         """Let a configuration leave ``data.class_path`` out, and explain the fields of the data."""
         super().add_core_arguments_to_parser(parser)
         parser.set_defaults({"data": {"class_path": "lightning_streaming.StreamingDataModule"}})
+        parser.add_argument(_DEBUG, action=_KeepTracebacks, dest="debug")
         for below, explains in (("", StreamingConfig), (".streams", Stream)):
-            options = [f"--data.{stage}{below}.help" for stage in _STAGES]
+            options = [f"--data.{stage}{below}.help" for stage in STAGES]
             parser.add_argument(*options, action=_ExplainFields, dest=f"data.explain{below}", explains=explains)
 
     def instantiate_classes(self) -> None:
@@ -69,19 +74,37 @@ class StreamingCLI(LightningCLI):
         try:
             super().instantiate_classes()
         except ValueError as error:
-            cause = config_error_behind(error)
-            if cause is None:
-                raise
-            self._parser(self.subcommand).error(str(cause), cause)
+            failed = config_error_behind(error) or error_of_user_behind(error)
+        else:
+            return
+        if isinstance(failed, ConfigError):
+            self._parser(self.subcommand).error(named_error(self._get(self.config, "data"), failed), failed)
+        raise failed
 
 
-def main(args: Sequence[str] | None = None) -> None:
+def main(args: Sequence[str] | None = None) -> Failure | None:
     """Run the command line.
 
     Args:
         args: Arguments after the program's name. None: those of this process.
+
+    Returns:
+        What went wrong, if that can be said in a paragraph; None if all went well.
+
+    Raises:
+        Exception: What came out of the user's own code, or was not foreseen; with ``--debug`` whatever went wrong.
     """
-    StreamingCLI(args)
+    try:
+        StreamingCLI(args)
+    except Exception as error:
+        given = sys.argv[1:] if args is None else list(args)
+        checkpoints = [one.value for one in written_in(given) if one.name == "ckpt_path"]
+        failure = None if _DEBUG in given else failure_of(error, checkpoints[-1] if checkpoints else None)
+        if failure is None:
+            raise
+        rank = int(getattr(rank_zero_only, "rank", 0) or 0)
+        return failure if rank == 0 else failure._replace(words=f"rank {rank}: {failure.words}")
+    return None
 
 
 class _Formatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
@@ -103,7 +126,7 @@ class _Parser(LightningArgumentParser):
         """End the program, saying what is wrong; a parser within this one raises instead."""
         if self.exit_on_error:
             given = _outermost(self)._given
-            message = in_words(message, written_in(given), _options(_outermost(self)))
+            message = words_of_parsing(message, given, _options(_outermost(self)), ex)
             message = redact(message, {}, secrets_in(given))
         super().error(message, ex)
 
@@ -126,6 +149,16 @@ def _outermost(parser: Any) -> _Parser:
         parser = parser.parent_parser
     outermost: _Parser = parser
     return outermost
+
+
+class _KeepTracebacks(Action):
+    """An option that is looked for before there is a parser, and only has to be known to it."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(nargs=0, default=SUPPRESS, help="Show whole tracebacks of errors.", **kwargs)
+
+    def __call__(self, *_: Any) -> None:
+        """Nothing is left to do."""
 
 
 class _ExplainFields(Action):

@@ -9,7 +9,11 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
-from lightning_streaming.trainer.written import Written
+import yaml  # type: ignore[import-untyped]
+
+from lightning_streaming.trainer.class_paths import wrong_class
+from lightning_streaming.trainer.stages import misshapen
+from lightning_streaming.trainer.written import Written, files_in, without_lines, written_in
 
 _KEY = re.compile(r'Parser key "([^"]+)"')
 _CLASS = re.compile(r"Problem with given class_path '([^']+)'")
@@ -18,8 +22,30 @@ _UNRECOGNIZED = re.compile(r"unrecognized arguments: --([\w.]+)")
 _WANTED = re.compile(r"Expected an? (?:<class '(?:[\w]+\.)*(\w+)'>|(\S.*?))(?:\. Got value: (.*))?$", re.MULTILINE)
 _GIVEN = re.compile(r"Given value: (.*)$", re.MULTILINE)
 _LITERAL = re.compile(r"typing\.Literal\[(.*)\]")
+_NO_MODEL = re.compile(r"arguments are required: (?:\w+\.)?model$")
 _NAMES = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "Sequence": "a list"}
 _NAMES |= {"Mapping": "a mapping", "list": "a list", "dict": "a mapping"}
+
+
+def words_of_parsing(message: str, args: Sequence[str], options: Iterable[str], error: BaseException | None) -> str:
+    """What is wrong with arguments, or with a file that they name.
+
+    Args:
+        message: What jsonargparse says; what it says of one field is worded by :func:`in_words`.
+        args: The arguments.
+        options: Dotted names that the command line knows by itself.
+        error: What the message was made of.
+    """
+    written = written_in(args)
+    while error is not None and not isinstance(error, yaml.YAMLError):
+        error = error.__cause__ or error.__context__
+    if error is not None:
+        return f"{' or '.join(files_in(args)) or 'an argument'} is no YAML: {without_lines(error)}"
+    if message.startswith("Unexpected config"):
+        return f"{' or '.join(files_in(args))} is not a configuration, which has model:, data: and trainer:"
+    if _NO_MODEL.search(message):
+        return "there is no model; name one in a file for --config, or by --model=my_project.MyModel"
+    return wrong_class(written) or misshapen(written) or in_words(message, written, options)
 
 
 def in_words(message: str, written: Sequence[Written], options: Iterable[str]) -> str:
@@ -57,8 +83,7 @@ _NOISE = (
     "Subtypes: ",
     "Errors:",
     "- Expected a <class 'NoneType'>",
-    "Given value type: ",
-    *(f"Given value: {part}" for part in _WHOLE_PARTS),
+    "Given value",
 )
 """How jsonargparse's lines begin that repeat whole parts of the configuration, secrets too, or name its own types."""
 _GIVEN_MAPPING = re.compile(r"\. Got value: (Namespace\(|NestedArg\(|\{|\[).*")

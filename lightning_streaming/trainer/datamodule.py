@@ -148,7 +148,9 @@ class StreamingDataModule(LightningDataModule):
         for name in _STAGES_OF[stage]:
             config = self.configs[name]
             if config is not None:
-                self.datasets[name] = self.build_dataset(name, config)
+                self.datasets[name] = dataset = self.build_dataset(name, config)
+                if isinstance(dataset, StreamingDataset):
+                    dataset.say_whose(f"data.{name}")
 
     def train_dataloader(self) -> Any:
         """The loader of ``train``."""

@@ -40,6 +40,13 @@ def secrets_in(args: Sequence[str]) -> set[str]:
     return {text for name, value in _given(args) for text in _secrets(value, name)}
 
 
+def files_in(args: Sequence[str]) -> list[str]:
+    """The configuration files that arguments name."""
+    pairs = zip(args, [*args[1:], ""], strict=True)
+    values = [(arg.partition("=")[2] or after) for arg, after in pairs if _is_config(arg.partition("=")[0])]
+    return [value for value in values if Path(value).is_file()]
+
+
 def without_lines(error: yaml.YAMLError) -> str:
     """What is wrong with a text that is no YAML, and where; not the lines themselves, which may hold secrets."""
     mark = getattr(error, "problem_mark", None)
@@ -54,7 +61,11 @@ def _given(args: Sequence[str]) -> Iterator[tuple[str, Any]]:
         if not arg.startswith("-"):
             continue
         value = value if equals else next(iter(args[place + 1 :]), "")
-        yield ("", _content(value)) if name in ("config", "c", "-c") else (_short(name), value)
+        yield ("", _content(value)) if _is_config(arg.partition("=")[0]) else (_short(name), value)
+
+
+def _is_config(option: str) -> bool:
+    return option in ("--config", "-c")
 
 
 def _content(file: str) -> Any:

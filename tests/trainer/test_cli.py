@@ -172,7 +172,7 @@ def test_wrong_settings_are_named_and_little_else(
             "{remote: data/b, proportion: big}",
             "data.train.streams.b.proportion must be a number, but got 'big'",
         ),
-        ("{remote: data/b, proportion: 0.5}", "data/b", "data.train.streams: "),
+        ("{remote: data/b, proportion: 0.5}", "data/b", "data.train.streams.b must be a mapping, like {remote: "),
     ],
 )
 def test_wrong_field_of_a_file_is_named_whole(
@@ -228,7 +228,7 @@ def test_settings_that_cannot_work_end_with_their_error_alone(
     run_yaml: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     error = error_of("fit", "--config", run_yaml, "--data.val.shuffle=true", capsys=capsys)
-    assert "error: the data of a stage needs streams=, remote= or local=" in error
+    assert "error: data.val: the data of a stage needs streams=, remote= or local=" in error
     assert "Traceback" not in error
 
 

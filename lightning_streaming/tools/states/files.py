@@ -17,6 +17,7 @@ import torch
 
 from lightning_streaming.errors import ConfigError, StateError, StorageError
 from lightning_streaming.files import appears_whole
+from lightning_streaming.storage import is_url, mask_url
 from lightning_streaming.tools.states.unpickling import read_plain_values
 
 _SHARDED_META = "meta.pt"
@@ -86,6 +87,9 @@ def find_state_file(path: Path) -> StateFile:
         StateError: It is none of these.
     """
     if not path.exists():
+        url = str(path).replace(":/", "://", 1)  # a path has one slash less
+        if is_url(url):
+            raise StateError(f"{mask_url(url)} is a URL; copy the checkpoint to this machine first")
         raise StateError(f"{path} does not exist")
     if path.is_dir():
         if not (path / _SHARDED_META).is_file():

@@ -1,0 +1,160 @@
+"""What the command line says of runs that fail."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from lightning_streaming.errors import ObjectNotFoundError
+from tests.tools.running import flip_byte, run, write_texts
+
+pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+
+MODELS = """
+import torch
+from tests.trainer.test_cli import TinyModel
+from lightning_streaming import StreamingDataModule
+
+class Wide(TinyModel):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 1)
+
+class Validated(TinyModel):
+    def validation_step(self, batch, batch_idx): ...
+
+class NotAModel: ...
+
+class Unmade(TinyModel):
+    def __init__(self): raise RuntimeError("the user's trouble")
+
+class Untrained(TinyModel):
+    def training_step(self, batch, batch_idx): raise OSError("the user's trouble")
+
+class Untransformed(StreamingDataModule):
+    def transform(self, sample, stage, rng): raise OSError("the user's trouble")
+"""
+
+
+@pytest.fixture(autouse=True)
+def _run_to_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["lightning-streaming"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in [name for name in sys.modules if name.startswith("failing_")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+    for name in ("code", "docs", "val"):
+        write_texts(tmp_path / name)
+    Path("failing_models.py").write_text(MODELS)
+    Path("failing_syntax.py").write_text("x = \n")
+    Path("failing_import.py").write_text("import no_such_package\n")
+    Path("failing_name.py").write_text("x = y\n")
+    Path("junk.ckpt").write_text("junk\n")
+    streams = {name: {"remote": name, "proportion": 0.5} for name in ("code", "docs")}
+    settings = {"accelerator": "cpu", "devices": 1, "max_steps": 2, "logger": False, "enable_progress_bar": False}
+    content = {
+        "seed_everything": 1,
+        "model": {"class_path": "tests.trainer.test_cli.TinyModel"},
+        "data": {"init_args": {"batch_size": 2, "train": {"streams": streams, "shuffle": False, "columns": ["id"]}}},
+        "trainer": {**settings, "enable_model_summary": False, "default_root_dir": "out"},
+    }
+    Path("run.yaml").write_text(yaml.safe_dump(content))
+
+
+VALIDATED = "--model=failing_models.Validated"
+
+
+def told(*args: str, code: int = 2) -> str:
+    """What a failing ``fit`` says last, in one line."""
+    ended = run("fit", "--config", "run.yaml", *args)
+    assert ended.code == code
+    assert "Traceback" not in ended.err
+    lines = [line for line in ended.err.splitlines() if "error: " in line]
+    assert len(lines) == 1
+    return lines[0].partition("error: ")[2]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--data.train.streams.code.remote=none"], ["stream 'code' of data.train", "there is no dataset at", "none"]),
+        (["--data.train.streams.code.remote=none", "--data.num_workers=1"], ["stream 'code' of data.train"]),
+        (["--data.train.streams.cod.remote=code"], ["proportion", "'code', 'docs' have one", "'cod' has none"]),
+        (
+            ["--data.train.streams.cod.proportion=1"],
+            ["data.train.streams.cod: a stream needs remote=", "the streams are code, docs, cod"],
+        ),
+        (["--data.train.streams.docs.proportion=-1"], ["data.train.streams.docs: proportion must be", "-1"]),
+        (["--data.train.streams=[1]"], ["data.train.streams must be a mapping", "a list"]),
+        (["--data.val.shuffle=true"], ["data.val: the data of a stage needs streams=, remote= or local="]),
+        (["--model=failing_models.Wid"], ["model.class_path", "failing_models has no Wid", "did you mean Wide?"]),
+        (["--model=failing_nowhere.Model"], ["model.class_path", "there is no module failing_nowhere"]),
+        (["--model=failing_models.NotAModel"], ["failing_models.NotAModel is no LightningModule"]),
+        (["--model=failing_import.X"], ["failing_import imports no_such_package, which is not installed"]),
+        (["--model=failing_syntax.X"], ["failing_syntax.py, line 1: invalid syntax"]),
+        (["--data=failing_models.NotAModel"], ["data.class_path", "is no LightningDataModule"]),
+        (["--ckpt_path=nowhere.ckpt"], ["there is no checkpoint nowhere.ckpt"]),
+        (["--ckpt_path=junk.ckpt"], ["the checkpoint junk.ckpt", "no checkpoint at all"]),
+        (["--trainer.precision=bf17"], ["trainer.precision must be a whole number or one of"]),
+        (["--config=junk.ckpt"], ["is not a configuration, which has model:, data: and trainer:"]),
+    ],
+)
+def test_a_mistake_is_told_in_a_paragraph(args: list[str], words: list[str]) -> None:
+    line = told(*args)
+    for word in words:
+        assert word in line
+
+
+def test_missing_validation_data_is_called_by_its_stage() -> None:
+    assert told(VALIDATED, "--data.val.remote=none").startswith("data.val: there is no dataset at")
+
+
+def test_a_store_without_credentials_is_told_in_a_paragraph(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    line = told(VALIDATED, "--data.val.remote=s3://bucket/x", "--data.val.download_retry=0")
+    assert line.startswith(
+        "data.val: could not download s3://bucket/x/index.json: access denied; check the credentials"
+    )
+
+
+def test_damaged_data_has_a_code_of_its_own() -> None:
+    flip_byte(Path("code", "shard.00000.mds"), 3)
+    Path("code", "index.json").write_text("{")
+    assert "index.json" in told(code=1)
+
+
+def test_a_checkpoint_of_another_model_or_data_is_told_in_a_paragraph() -> None:
+    assert run("fit", "--config", "run.yaml").code == 0
+    (checkpoint,) = Path("out").rglob("*.ckpt")
+    resumed = [f"--ckpt_path={checkpoint}", "--trainer.max_steps=4"]
+    line = told(*resumed, "--model=failing_models.Wide")
+    assert "is of another model" in line
+    assert "size mismatch for layer.weight" in line
+    assert "other data or another order" in told(*resumed, "--data.train.shuffle=true")
+
+
+@pytest.mark.parametrize(
+    ("args", "kind"),
+    [
+        (["--model=failing_models.Unmade"], RuntimeError),
+        (["--model=failing_models.Untrained"], OSError),
+        (["--data=failing_models.Untransformed"], OSError),
+        (["--data=failing_models.Untransformed", "--data.num_workers=1"], OSError),
+        (["--model=failing_name.X"], NameError),
+    ],
+)
+def test_what_the_code_of_the_user_raises_keeps_its_traceback(args: list[str], kind: type[Exception]) -> None:
+    with pytest.raises(kind, match=r"the user's trouble|name 'y' is not defined") as raised:
+        run("fit", "--config", "run.yaml", *args)
+    shown = [str(entry.path) for entry in raised.traceback]
+    assert any("failing_" in path for path in shown) or "failing_models.py" in str(raised.value)
+
+
+def test_debug_shows_the_whole() -> None:
+    with pytest.raises(ObjectNotFoundError, match=r"data\.val: there is no dataset"):
+        run("fit", "--config", "run.yaml", VALIDATED, "--data.val.remote=none", "--debug")
