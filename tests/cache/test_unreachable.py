@@ -135,6 +135,7 @@ BAD_OPTIONS = ["key=SECRET", ["SECRET"], 3, {1: "SECRET"}, ""]
 def test_storage_options_that_are_no_mapping_are_refused(way: str, options: Any, tmp_path: Path) -> None:
     data, url = str(tmp_path / "data"), "memory://bucket/data"
     columns = {"id": "int"}
+    function: Any = iter
     ways: dict[str, Callable[[], Any]] = {
         "dataset": lambda: StreamingDataset(remote=data, storage_options=options).size,
         "url": lambda: StreamingDataset(remote=url, storage_options=options).size,
@@ -142,7 +143,7 @@ def test_storage_options_that_are_no_mapping_are_refused(way: str, options: Any,
         "writer": lambda: MDSWriter(out=url, columns=columns, storage_options=options),
         "pair": lambda: MDSWriter(out=(data, url), columns=columns, storage_options=options),
         "merge": lambda: merge([f"{url}/a"], url, storage_options=options),
-        "parallel": lambda: write_parallel([1], lambda _: [], url, columns=columns, storage_options=options),
+        "parallel": lambda: write_parallel([1], function, url, columns=columns, storage_options=options),
     }
     with pytest.raises(ConfigError, match=r"storage_options.* must map names to values") as caught:
         ways[way]()
