@@ -29,13 +29,18 @@ class LeftAsItIs(DataLoader[Any]):
 
     use_stateful_dataloader = True
     """By this name Accelerate asks for states."""
-    is_accelerated = False
+    _is_accelerated = False
     """Whether Accelerate was given this loader."""
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Accelerate asks this before it would shard a loader, and then does not."""
-        self.is_accelerated = True
+        """Accelerate asks this of a loader that it is given, which it then does not shard.
+
+        It says nothing else to the loader where ``prepare_data_loader`` is called. Who looks at all attributes, as
+        debuggers do, is not Accelerate.
+        """
+        if str(sys._getframe(1).f_globals.get("__name__")).startswith("accelerate."):
+            self._is_accelerated = True
         return True
 
     @_is_accelerate_prepared.setter

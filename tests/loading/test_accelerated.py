@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -251,3 +252,13 @@ def test_a_loader_that_accelerate_was_not_given_is_none_of_its_business(data: Pa
     assert PartialState(cpu=True).num_processes == 1
     for _ in make_loader(data):
         assert not GradientState().in_dataloader
+
+
+def test_looking_at_a_loader_does_not_give_it_to_accelerate(data: Path) -> None:
+    looked_at, given = make_loader(data), make_loader(data)
+    dict(inspect.getmembers(looked_at))
+    accelerate = accelerator({})
+    assert accelerate.prepare_data_loader(given) is given
+    for loader, is_told in ((looked_at, False), (given, True)):
+        for _ in loader:
+            assert accelerate.gradient_state.in_dataloader is is_told
