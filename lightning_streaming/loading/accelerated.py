@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.arguments import check_at_least
@@ -212,12 +212,15 @@ def _check_reader(reader: Any, world: World, batch_size: int | None, place: Curs
 
 
 def _reader_of(dataset: object) -> Any | None:
+    """Accelerate's loader that iterates over a dataset now; not one that picks single samples of it."""
     state = sys.modules.get("accelerate.state")
     if state is None:
         return None
     reader = state.GradientState().active_dataloader
-    is_read = any(one is dataset for one in datasets_within(getattr(reader, "dataset", None)))
-    return reader if is_read else None
+    of_reader = getattr(reader, "dataset", None)
+    if not isinstance(of_reader, IterableDataset):
+        return None
+    return reader if any(one is dataset for one in datasets_within(of_reader)) else None
 
 
 def _samples_together(reader: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from accelerate import Accelerator, skip_first_batches
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DataLoaderConfiguration
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from lightning_streaming import StreamingDataset, World
 from lightning_streaming.errors import ConfigError
@@ -238,6 +239,16 @@ def test_a_state_and_accelerates_own_count_do_not_mix(data: Path) -> None:
     around.source.next_epoch = 1
     with raises(ConfigError, "epoch 0 from its beginning", "set_epoch()"):
         next(iter(accelerator({}).prepare(DataLoader(around, batch_size=4))))
+
+
+def test_single_samples_of_a_dataset_may_be_dealt_out(data: Path) -> None:
+    dataset = make_dataset(data, world=World(ranks_per_node=2))
+    picked = accelerator({}).prepare(DataLoader(Subset(dataset, range(8)), batch_size=4))
+    read = []
+    for batch in picked:
+        read += batch["id"].tolist()
+        assert pickle.loads(pickle.dumps(dataset))[3] == {"id": 3}, "as it goes to workers that are spawned"
+    assert read == list(range(8))
 
 
 def test_workers_that_would_make_more_batches_than_the_length_are_refused(data: Path) -> None:
