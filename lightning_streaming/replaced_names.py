@@ -124,7 +124,6 @@ REPLACED_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         "seed": "dataset.shuffle_seed is the seed of the order",
         "max_cache_size": "dataset.cache_limit is the most that the node keeps",
         "current_epoch": "dataset.next_epoch is the epoch of the next pass",
-        "set_epoch": _EPOCH,
         "set_shuffle": "give shuffle= to StreamingDataset",
         "set_drop_last": "give drop_last= to StreamingDataLoader",
         "set_batch_size": "give batch_size= to StreamingDataset or StreamingDataLoader",

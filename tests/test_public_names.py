@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import lightning_streaming
 from lightning_streaming import StreamingConfig, StreamingDataLoader, StreamingDataset
+from lightning_streaming.loading.reference_names import ReferenceNames, told
 
 NOT_IN_A_CONFIG = {"batch_size", "transform", "world", "stream_name", "stream_config"}
 """What the data module, the user's own code and the trainer say, and what scripts of MosaicML Streaming pass on."""
@@ -26,6 +27,8 @@ OF_A_DATASET = {
     *("prepare_shard", "evict_shard", "evict_coldest_shard", "close"),
     *("next_epoch", "state_dict", "load_state_dict"),
     *("next_cursor", "seek", "state_at", "current_world"),
+    "set_epoch",
+    *(name for name, one in vars(ReferenceNames).items() if isinstance(one, told)),
 }
 """What docs promise of a dataset, and may be counted on."""
 OF_A_LOADER = {
@@ -34,6 +37,7 @@ OF_A_LOADER = {
     *("statistics", "config", "close"),
     *("claim", "cursor", "seek", "normalised", "batches_left", "batches_of_epoch"),
     *("samples_before", "samples_per_global_batch"),
+    "use_stateful_dataloader",
 }
 """The same of a loader, beside what torch's has."""
 

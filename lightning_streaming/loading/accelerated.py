@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.arguments import check_at_least
@@ -29,13 +29,18 @@ class LeftAsItIs(DataLoader[Any]):
 
     use_stateful_dataloader = True
     """By this name Accelerate asks for states."""
-    is_accelerated = False
+    _is_accelerated = False
     """Whether Accelerate was given this loader."""
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Accelerate asks this before it would shard a loader, and then does not."""
-        self.is_accelerated = True
+        """Accelerate asks this of a loader that it is given, which it then does not shard.
+
+        It says nothing else to the loader where ``prepare_data_loader`` is called. Who looks at all attributes, as
+        debuggers do, is not Accelerate.
+        """
+        if str(sys._getframe(1).f_globals.get("__name__")).startswith("accelerate."):
+            self._is_accelerated = True
         return True
 
     @_is_accelerate_prepared.setter
@@ -207,12 +212,15 @@ def _check_reader(reader: Any, world: World, batch_size: int | None, place: Curs
 
 
 def _reader_of(dataset: object) -> Any | None:
+    """Accelerate's loader that iterates over a dataset now; not one that picks single samples of it."""
     state = sys.modules.get("accelerate.state")
     if state is None:
         return None
     reader = state.GradientState().active_dataloader
-    is_read = any(one is dataset for one in datasets_within(getattr(reader, "dataset", None)))
-    return reader if is_read else None
+    of_reader = getattr(reader, "dataset", None)
+    if not isinstance(of_reader, IterableDataset):
+        return None
+    return reader if any(one is dataset for one in datasets_within(of_reader)) else None
 
 
 def _samples_together(reader: Any) -> int:

@@ -122,7 +122,7 @@ class StreamingDataLoader(LeftAsItIs, TellsReplacements):
 
     def __iter__(self) -> LoaderPass | AcceleratedPass:  # type: ignore[override]  # torch names a class of its own
         batches = LoaderPass(self)
-        if not self.is_accelerated:
+        if not self._is_accelerated:
             return batches
         return AcceleratedPass(batches, lambda: self.cursor().sample_in_epoch == 0, non_blocking=self.pin_memory)
 
@@ -200,10 +200,6 @@ class StreamingDataLoader(LeftAsItIs, TellsReplacements):
         self._forget_pass()
         self.dataset.close()
 
-    def why_empty(self) -> str | None:
-        """Why no epoch has a batch; None if epochs have some."""
-        return words_if_empty(self._whole_epoch(), self.drop_last)
-
     def _begin_pass(self, begins: LoaderPass) -> tuple[int, PassStart, Link, Iterator[Delivery]]:
         """Begin the next pass: its number, where it starts, what its workers share, and torch's iterator over them."""
         self._latest = weakref.ref(begins)
@@ -219,7 +215,7 @@ class StreamingDataLoader(LeftAsItIs, TellsReplacements):
         self._link = link if self.persistent_workers else None
         link.handover.assign(start)
         self._tally.begin_pass(self.num_workers)
-        if self.drop_last and (why := self.why_empty()):
+        if self.drop_last and (why := why_empty(self)):
             _log.warning(why)
         return self._passes_begun, start, link, carried(self, self._deliveries(link), link)
 
@@ -278,6 +274,11 @@ class StreamingDataLoader(LeftAsItIs, TellsReplacements):
     def _deal_from(self, cursor: Cursor) -> Deal:
         world = self.dataset.current_world()
         return passes_of(self.dataset).epochs.deal_from(cursor, world, self._samples_per_batch, self.drop_last)
+
+
+def why_empty(loader: StreamingDataLoader) -> str | None:
+    """Why no epoch of a loader has a batch; None if epochs have some."""
+    return words_if_empty(loader._whole_epoch(), loader.drop_last)
 
 
 class LoaderPass(Iterator[Any]):

@@ -22,7 +22,7 @@ from lightning_streaming.loading.description import describe_dataset
 from lightning_streaming.loading.epochs import Epochs, OnChange
 from lightning_streaming.loading.passes import Passes
 from lightning_streaming.loading.reading import WorkerPass
-from lightning_streaming.loading.reference_names import ReferenceNames
+from lightning_streaming.loading.reference_names import ReferenceNames, told
 from lightning_streaming.loading.samples import WorkerSamples
 from lightning_streaming.loading.source import SampleSource
 from lightning_streaming.loading.state import read_state
@@ -139,6 +139,7 @@ class StreamingDataset(CountedByOthers, ReferenceNames):
         stream_config: Mapping[str, Any] | None = None,
     ) -> None:
         asked = {**locals()}
+        self._given = {name: one for name, one in asked.items() if isinstance(getattr(type(self), name, None), told)}
         check_at_least("batch_size", batch_size, 1)
         check_at_least("predownload", predownload, 1)
         check_at_least("replication", replication, 1)
@@ -173,7 +174,6 @@ class StreamingDataset(CountedByOthers, ReferenceNames):
         )
         caches = {name: ShardCache(stream.cache_config(name, defaults)) for name, stream in named.items()}
         limit = None if cache_limit is None else parse_bytes(cache_limit, "cache_limit")
-        self._caches = caches
         source = SampleSource(caches, allow_unsafe_types, columns, limit)
         super().__init__(source, on_demand, transform, seed_global_rng, settings.shuffle_seed)
         misses = {name: cache.misses for name, cache in caches.items()}
@@ -186,7 +186,7 @@ class StreamingDataset(CountedByOthers, ReferenceNames):
         parsed = {"streams": named, "epoch_size": samples, "cache_limit": limit, "sample_log": log}
         self._asked = describe_dataset({**asked, **parsed})
 
-    @property
+    @told
     def epoch_size(self) -> int:
         """Samples drawn per epoch, after weighting."""
         return self._passes.epochs.weights.epoch_size
@@ -263,11 +263,6 @@ class StreamingDataset(CountedByOthers, ReferenceNames):
         self._passes.epochs.load(saved, on_change)
         self.seek(saved.cursor)
         self._loaded = saved.cursor
-
-    def say_whose(self, place: str) -> None:
-        """Let errors say where the streams are configured, like ``data.val``."""
-        for name, cache in self._caches.items():  # a stream without a name is the only one there
-            cache.label = place if list(self._caches) == ["0"] else f"stream {name!r} of {place}"
 
     def current_world(self) -> World:
         """This process among those that read different samples."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
-from lightning_streaming.errors import ConfigError, SampleIndexError
+from lightning_streaming.errors import SampleIndexError
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.making import Making
 from lightning_streaming.loading.rng import global_generators_kept
 from lightning_streaming.loading.sample_key import SampleKey
-from lightning_streaming.loading.shard_access import ShardAccess
+from lightning_streaming.loading.shard_access import SampleIndex, ShardAccess
 from lightning_streaming.loading.source import SampleSource
 from lightning_streaming.loading.transform import SampleTransform
 
@@ -43,25 +42,28 @@ class KeyedAccess(ShardAccess, IterableDataset[Any]):
     ) -> None:
         super().__init__(source, on_demand)
         self._transform = SampleTransform(transform, seed_global_rng)
+        set_before = vars(self).get("_own_transform")
         self._own_transform = transform
+        if set_before is not None:
+            self.transform = set_before
         self._seed_by_id = shuffle_seed
 
     @property
     def transform(self) -> Any:
         """The function that decoded samples go through; may be set before a pass begins.
 
-        A subclass that overrides :meth:`__getitem__` may set it for its own use, as those of torchvision do: what is
-        applied before stays what the constructor was given.
+        A subclass that overrides :meth:`__getitem__` may set it for its own use, as those of torchvision do, before or
+        after it calls this class's constructor: what is applied before stays what the constructor was given.
         """
         return self._own_transform
 
     @transform.setter
     def transform(self, transform: Any) -> None:
         self._own_transform = transform
-        if not self._is_overridden():
+        if "_transform" in vars(self) and not self._is_overridden():
             self._transform = self._transform.replaced(transform)
 
-    def __getitem__(self, index: int | slice | Sequence[Any] | NDArray[np.integer[Any]]) -> Any:
+    def __getitem__(self, index: SampleIndex) -> Any:
         """Samples by id, as an epoch hands them out: decoded by :meth:`get_item`, then transformed.
 
         To be overridden where samples are to be something else: epochs, loaders and :meth:`restore_sample` go through
@@ -81,11 +83,7 @@ class KeyedAccess(ShardAccess, IterableDataset[Any]):
             return self._transform.apply(sample, index % self._source.catalog.num_samples, self._seed_by_id)
         if isinstance(index, (int, np.integer)):
             return KeyedAccess.__getitem__(self, int(index))
-        if isinstance(index, slice):
-            return self._listed(range(*index.indices(self.size)))
-        if isinstance(index, (list, np.ndarray)):
-            return self._listed(index)
-        raise ConfigError(f"a sample index must be an int, slice, list or array, but got {type(index).__name__}")
+        return self._listed(index)
 
     def restore_sample(self, key: SampleKey | Mapping[str, Any]) -> Any:
         """The very sample that an epoch handed out, augmentation included; on any machine, and from any dataset of
@@ -140,15 +138,6 @@ class KeyedAccess(ShardAccess, IterableDataset[Any]):
         kind = type(self)
         is_own = kind.__getitem__ is KeyedAccess.__getitem__ and kind.get_item is ShardAccess.get_item
         return not is_own or "get_item" in vars(self)
-
-    def _listed(self, ids: Any) -> list[Any]:
-        try:
-            return [self[one] for one in ids]
-        except RecursionError as error:
-            raise ConfigError(
-                f"{type(self).__name__}.__getitem__ asks for a list or slice, which asks it again for each sample, "
-                "without end; ask for one sample at a time there: [super().__getitem__(i) for i in ids]"
-            ) from error
 
 
 def find_shard(catalog: Catalog, key: SampleKey) -> int:

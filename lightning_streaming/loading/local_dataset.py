@@ -6,12 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from lightning_streaming.cache import ShardCache
-from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.loading.shard_access import ShardAccess
 from lightning_streaming.loading.source import SampleSource
@@ -48,24 +45,6 @@ class LocalDataset(ShardAccess, Dataset[Any]):
         self.split = split or ""
         cache = ShardCache(Stream(local=str(local), split=split).cache_config("0", StreamDefaults()))
         super().__init__(SampleSource({"0": cache}, allow_unsafe_types, columns), on_demand=False)
-
-    def __getitem__(self, index: int | slice | Sequence[Any] | NDArray[np.integer[Any]]) -> Any:
-        """Samples by index, as :meth:`get_item` gives them.
-
-        Args:
-            index: In ``[-size, size)``; or a slice, list or array of such, which gives a list.
-
-        Raises:
-            SampleIndexError: There is no such sample.
-            ConfigError: The index is of another type.
-        """
-        if isinstance(index, (int, np.integer)):
-            return self.get_item(int(index))
-        if isinstance(index, slice):
-            return [self[one] for one in range(*index.indices(self.size))]
-        if isinstance(index, (list, np.ndarray)):
-            return [self[one] for one in index]
-        raise ConfigError(f"a sample index must be an int, slice, list or array, but got {type(index).__name__}")
 
     def __len__(self) -> int:
         """Samples of the directory."""

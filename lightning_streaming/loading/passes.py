@@ -68,6 +68,10 @@ class Passes:
         """Every shard and sample of the streams, in one numbering."""
         return self._source.catalog
 
+    def say_whose(self, place: str) -> None:
+        """Let errors say where the streams are configured, like ``data.val``."""
+        self._source.say_whose(place)
+
     def next_cursor(self) -> Cursor:
         """Where the next pass begins."""
         return self._next.passes_later(self._counter.passes_counted())

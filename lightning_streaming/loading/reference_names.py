@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import numpy as np
@@ -42,11 +42,17 @@ class told(Generic[_Value]):  # noqa: N801 a decorator, like property
     def __set__(self, instance: object, value: object) -> None:
         if "_source" not in vars(instance):  # before the dataset's own __init__, which is told soon
             return
-        if not np.array_equal(np.asarray(value, object), np.asarray(self._tell(instance), object)):
+        name = self._tell.__name__
+        given = vars(instance)["_given"]
+        if not ((name in given and _is_same(value, given[name])) or _is_same(value, self._tell(instance))):
             raise AttributeError(
-                f"{self._tell.__name__} only tells what the dataset was made with, and cannot be set to {value!r}; "
+                f"{name} only tells what the dataset was made with, and cannot be set to {value!r}; "
                 "make the dataset with it"
             )
+
+
+def _is_same(one: object, other: object) -> bool:
+    return np.array_equal(np.asarray(one, object), np.asarray(other, object))
 
 
 class ReferenceNames(KeyedAccess, TellsReplacements):
@@ -57,6 +63,8 @@ class ReferenceNames(KeyedAccess, TellsReplacements):
 
     streams: DatasetStreams
     _passes: Passes
+    _given: Mapping[str, Any]
+    """Of what is told, that which the constructor was given, as it was: "10gb" and None too."""
 
     if TYPE_CHECKING:
 

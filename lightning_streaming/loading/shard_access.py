@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from lightning_streaming.errors import SampleIndexError
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.errors import ConfigError, SampleIndexError
 from lightning_streaming.loading.source import SampleSource
+
+SampleIndex = int | slice | Sequence[Any] | NDArray[np.integer[Any]]
+"""What a dataset may be asked for in brackets: an id in ``[-size, size)``; or a slice, list or array of such."""
 
 
 class ShardAccess:
@@ -52,6 +59,20 @@ class ShardAccess:
         shard, index = self._source.catalog.find(sample_id)
         return self._source.read(shard, index, alone=self._on_demand, retry=retry)
 
+    def __getitem__(self, index: SampleIndex) -> Any:
+        """Samples by id, as :meth:`get_item` gives them; a list of ``self[i]`` for a slice, list or array.
+
+        Args:
+            index: What is asked for.
+
+        Raises:
+            SampleIndexError: An id is out of range.
+            ConfigError: The index is of another type.
+        """
+        if isinstance(index, (int, np.integer)):
+            return self.get_item(int(index))
+        return self._listed(index)
+
     def prepare_shard(self, shard: int, blocking: bool = True) -> bool:
         """Have a shard on this node, for example in ``prepare_data``.
 
@@ -92,6 +113,18 @@ class ShardAccess:
             ConfigError: None can be removed.
         """
         return self._source.evict_coldest()
+
+    def _listed(self, index: slice | Sequence[Any] | NDArray[np.integer[Any]]) -> list[Any]:
+        if not isinstance(index, (slice, list, np.ndarray)):
+            raise ConfigError(f"a sample index must be an int, slice, list or array, but got {type(index).__name__}")
+        ids = range(*index.indices(self.size)) if isinstance(index, slice) else index
+        try:
+            return [self[one] for one in ids]
+        except RecursionError as error:
+            raise ConfigError(
+                f"{type(self).__name__}.__getitem__ asks for a list or slice, which asks it again for each sample, "
+                "without end; ask for one sample at a time there: [super().__getitem__(i) for i in ids]"
+            ) from error
 
     def _checked(self, shard: int) -> int:
         if not 0 <= shard < self.num_shards:

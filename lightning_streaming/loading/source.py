@@ -102,6 +102,11 @@ class SampleSource:
         """The readers of open shards; see :class:`OpenShards`. Others come with :meth:`open`."""
         return self._open.readers
 
+    def say_whose(self, place: str) -> None:
+        """Let errors say where the streams are configured, like ``data.val``."""
+        for name, cache in self._caches.items():  # a stream without a name is the only one there
+            cache.label = place if list(self._caches) == ["0"] else f"stream {name!r} of {place}"
+
     def prepare(self) -> None:
         """Make ready for worker processes: import what fetching needs, and leave them the room that there is."""
         for cache in self._caches.values():

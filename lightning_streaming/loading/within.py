@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from torch.utils.data import Dataset
 
-_Holders = (Dataset, Mapping, list, tuple)
+_Holders = (Dataset, dict, list, tuple)  # no other mapping: a file's, say, would read all its values
+_MOST_HELD = 100_000
+"""Entries of a list or dict beyond which it holds samples, not datasets."""
 
 
 def datasets_within(holder: object) -> Iterator[object]:
@@ -22,7 +24,5 @@ def _within(holders: Iterable[object], known: set[int]) -> Iterator[object]:
         if isinstance(holder, Dataset):
             yield holder
             yield from _within(vars(holder).values(), known)
-        elif isinstance(holder, Mapping):
-            yield from _within(holder.values(), known)
-        else:
-            yield from _within(holder, known)
+        elif len(holder) <= _MOST_HELD:
+            yield from _within(holder.values() if isinstance(holder, dict) else holder, known)

@@ -114,7 +114,6 @@ def resume_position(sequence: EpochSequence, consumed: int, num_ranks: int, told
         raise StateError(
             f"{told}{consumed} samples were consumed of an epoch that has {sequence.num_samples}, or {most} with "
             "repeats; the state belongs to other data or another epoch size. Put these back, or resume with "
-            'on_change="warn" to '
-            "begin the next epoch, or move the place with `lightning-streaming state set`"
+            'on_change="warn" to begin the next epoch, or move the place with `lightning-streaming state set`'
         )
     return len(sequence) if consumed >= len(sequence) else min(consumed, sequence.read_once)

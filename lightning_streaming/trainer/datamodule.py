@@ -13,6 +13,7 @@ from torch.utils.data import default_collate
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.dataset import StreamingDataset
+from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.trainer.config import StreamingConfig, config_of
 from lightning_streaming.trainer.shown import shown
 from lightning_streaming.trainer.state_callback import StreamingStateCallback
@@ -150,7 +151,7 @@ class StreamingDataModule(LightningDataModule):
             if config is not None:
                 self.datasets[name] = dataset = self.build_dataset(name, config)
                 if isinstance(dataset, StreamingDataset):
-                    dataset.say_whose(f"data.{name}")
+                    passes_of(dataset).say_whose(f"data.{name}")
 
     def train_dataloader(self) -> Any:
         """The loader of ``train``."""

@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import IterableDataset
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.dataloader import StreamingDataLoader
+from lightning_streaming.loading.dataloader import StreamingDataLoader, why_empty
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.within import datasets_within
 from lightning_streaming.trainer import fit_loop
@@ -66,6 +66,6 @@ def check_for_batches(trainer: Trainer, loaders: Mapping[str, StreamingDataLoade
     if fit_loop.batches_in_epoch(trainer) or not trainer.limit_train_batches:
         return
     for name, loader in loaders.items():
-        why = loader.why_empty()
+        why = why_empty(loader)
         if why is not None:
             raise ConfigError(f"train loader {name!r}: {why}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import pickle
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ import torch
 from accelerate import Accelerator, skip_first_batches
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DataLoaderConfiguration
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from lightning_streaming import StreamingDataset, World
 from lightning_streaming.errors import ConfigError
@@ -239,6 +241,16 @@ def test_a_state_and_accelerates_own_count_do_not_mix(data: Path) -> None:
         next(iter(accelerator({}).prepare(DataLoader(around, batch_size=4))))
 
 
+def test_single_samples_of_a_dataset_may_be_dealt_out(data: Path) -> None:
+    dataset = make_dataset(data, world=World(ranks_per_node=2))
+    picked = accelerator({}).prepare(DataLoader(Subset(dataset, range(8)), batch_size=4))
+    read = []
+    for batch in picked:
+        read += batch["id"].tolist()
+        assert pickle.loads(pickle.dumps(dataset))[3] == {"id": 3}, "as it goes to workers that are spawned"
+    assert read == list(range(8))
+
+
 def test_workers_that_would_make_more_batches_than_the_length_are_refused(data: Path) -> None:
     loader = accelerator({}).prepare(DataLoader(make_dataset(data, batch_size=2), batch_size=4, num_workers=2))
     with raises(ConfigError, "batches of 2 among 2 workers", "batch_size=4"):
@@ -251,3 +263,13 @@ def test_a_loader_that_accelerate_was_not_given_is_none_of_its_business(data: Pa
     assert PartialState(cpu=True).num_processes == 1
     for _ in make_loader(data):
         assert not GradientState().in_dataloader
+
+
+def test_looking_at_a_loader_does_not_give_it_to_accelerate(data: Path) -> None:
+    looked_at, given = make_loader(data), make_loader(data)
+    dict(inspect.getmembers(looked_at))
+    accelerate = accelerator({})
+    assert accelerate.prepare_data_loader(given) is given
+    for loader, is_told in ((looked_at, False), (given, True)):
+        for _ in loader:
+            assert accelerate.gradient_state.in_dataloader is is_told

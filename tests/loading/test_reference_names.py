@@ -118,6 +118,24 @@ def test_a_subclass_may_keep_its_arguments_too() -> None:
     assert Keeping(True, remote="data").shuffle is True
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "told"),
+    [
+        ("cache_limit", "1mb", 1 << 20),
+        ("epoch_size", "0.02k", 20),
+        ("epoch_size", None, 29),
+        ("num_canonical_nodes", 0, 0),
+        ("shuffle_block_size", None, None),
+    ],
+)
+def test_an_argument_may_be_kept_as_it_was_given(root: Path, name: str, given: Any, told: Any) -> None:
+    dataset = make_dataset(root / "a", **{"shuffle_block_size": None, name: given})
+    setattr(dataset, name, given)
+    assert getattr(dataset, name) == told
+    with pytest.raises(AttributeError, match=f"{name} only tells"):
+        setattr(dataset, name, "2k")
+
+
 def test_streams_are_found_by_name_and_by_place(dataset: StreamingDataset) -> None:
     streams = dataset.streams
     assert streams[0] is streams["a"] is streams[-2]

@@ -208,6 +208,32 @@ def test_a_transform_applies_once_with_the_randomness_that_it_has_without_the_su
             assert plain.restore_sample(key)["keyed"] == overriding.restore_sample(key)["keyed"] == sample["keyed"]
 
 
+class SetBefore(StreamingDataset):
+    """Sets its transform before the dataset is made, as classes do that keep their arguments first."""
+
+    def __init__(self, transform: Any, **settings: Any) -> None:
+        self.transform = transform
+        super().__init__(**settings)
+
+
+class AppliedBySetBefore(SetBefore):
+    def __getitem__(self, idx: Any) -> Any:
+        sample = super().__getitem__(idx)
+        return sample if self.transform is None else self.transform(sample)
+
+
+@pytest.mark.parametrize("kind", [SetBefore, AppliedBySetBefore])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_transform_that_was_set_before_the_dataset_was_made_is_not_lost(
+    root: Path, kind: type[SetBefore], workers: int
+) -> None:
+    made = kind(Tokenizer(7), remote=str(root), batch_size=29)
+    assert made[3] == {"id": 3, "token": 10}
+    (batch,) = StreamingDataLoader(made, num_workers=workers)
+    assert batch["token"].tolist() == [number + 7 for number in range(SAMPLES)]
+    assert kind(None, remote=str(root))[3] == {"id": 3}
+
+
 @pytest.mark.parametrize("kind", [StreamingDataset, Untouched])
 def test_by_id_a_transform_applies_too_and_draws_by_the_id_alone(root: Path, kind: type[StreamingDataset]) -> None:
     dataset = kind(remote=str(root), transform=_augment, seed_global_rng=True, **ORDER)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset
+from lightning_streaming.loading.dataloader import why_empty
 from tests.helpers import make_dataset, make_loader, write_dataset
 
 
@@ -69,5 +70,5 @@ def test_a_loader_that_leaves_out_its_only_batch_says_so(
         "drop_last=True leaves no batch at all: an epoch has 29 samples for the only rank, and a batch has "
         f"{batch_size}; pass drop_last=False, a batch_size of 29 at most, or more data"
     ) in caplog.text
-    assert make_loader(root, batch_size=29, drop_last=True).why_empty() is None
-    assert make_loader(root, batch_size=30).why_empty() is None
+    assert why_empty(make_loader(root, batch_size=29, drop_last=True)) is None
+    assert why_empty(make_loader(root, batch_size=30)) is None
