@@ -81,7 +81,8 @@ def test_the_readme_leads_to_its_files_also_where_it_is_shown_without_them() -> 
     page = re.search(r'^Source = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     text = (ROOT / "README.md").read_text()
     targets = dict(_DEFINITION.findall(text))
-    assert page is not None and len(targets) > 20
+    assert page is not None
+    assert len(targets) > 20
     assert set(_REFERENCE.findall(text)) == set(targets)
     assert [match["target"] for match in _LINK.finditer(text) if ":" not in match["target"]] == []
     files = {name: target.removeprefix(f"{page[1]}/blob/main/") for name, target in targets.items()}
