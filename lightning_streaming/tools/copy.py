@@ -151,9 +151,8 @@ def _take_possession(
     if to_copy:
         if found_index is not None:  # while files change, there is no dataset here
             remove_small(out, INDEX_BASENAME)
-        if found_index != index_text:  # what was begun here before must not be gone on with
-            for name in found & {CONVERSION_PLAN, PARTS_PLAN}:
-                remove_small(out, name)
+        for name in found & {CONVERSION_PLAN, PARTS_PLAN}:  # what was begun here before must not be gone on with
+            remove_small(out, name)
         put_small(out, CLAIM_BASENAME, claim + OVER_OTHERS if written_over or raw else claim)
     for name in raw:
         remove_small(out, name)

@@ -270,10 +270,12 @@ def test_shards_of_the_dataset_that_was_there_stay_and_are_told(tmp_path: Path) 
 
 @pytest.mark.parametrize("more", [[], ["--part-size", "1kb"]], ids=["one part", "parts"])
 def test_a_conversion_does_not_go_on_where_its_dataset_was_written_over(more: list[str], tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text("".join(f'{{"text": "{number:030}"}}\n' for number in range(60)))
-    write_texts(tmp_path / "new", 60, columns={"text": "str"})
-    converted = [tmp_path / "rows.jsonl", tmp_path / "out", *more]
+    for name, first in {"old": 0, "new": 1000}.items():
+        rows = [f'{{"text": "{number:030}"}}\n' for number in range(first, first + 60)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(rows))
+    converted = [tmp_path / "old.jsonl", tmp_path / "out", *more]
     assert run("convert", *converted).code == 0
+    assert run("convert", tmp_path / "new.jsonl", tmp_path / "new", *more).code == 0
     assert run("copy", tmp_path / "new", tmp_path / "out", "--exist-ok").code == 0
     before = contents(tmp_path / "out")
     assert run("convert", *converted, "--resume").code == 2
