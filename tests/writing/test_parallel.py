@@ -271,6 +271,17 @@ def test_a_single_writer_does_not_go_on_with_parts(place: str, tmp_path: Path, s
         MDSWriter(out=out, columns=SETTINGS["columns"], mode="resume", storage_options=options)
 
 
+def test_parts_do_not_go_on_where_a_single_writer_wrote_over_them(s3: S3Store) -> None:
+    out, settings = f"{s3.make_bucket()}/out", {"columns": SETTINGS["columns"], "storage_options": s3.options}
+    job = plan_parts([range(3)], make.count, out, **settings)
+    job.write(0, range(3))
+    job.publish()
+    with MDSWriter(out=out, exist_ok=True, **settings) as writer:
+        writer.write({"id": 7, "text": ""})
+    with pytest.raises(ConfigError, match="not written in parts"):
+        plan_parts([range(3)], make.count, out, mode="resume", **settings)
+
+
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
 def test_a_function_that_cannot_be_sent_is_refused(start_method: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="must be a function of a module"):
