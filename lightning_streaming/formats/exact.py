@@ -68,8 +68,8 @@ def parse_exact_float(text: str) -> float:
         EncodingError: Digits would be lost.
     """
     number = float(text)
-    if len(text) <= _SAFE_DIGITS and "e" not in text and "E" not in text:
-        return number
+    if (len(text) <= _SAFE_DIGITS and "e" not in text and "E" not in text) or repr(number) == text:
+        return number  # nearly all, because what follows takes ten times as long
     if not math.isfinite(number):
         if any(digit in text for digit in "0123456789"):
             raise EncodingError(f"{text:.60} is too large for a float, where it would be {number}; write it as text")

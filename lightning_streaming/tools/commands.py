@@ -150,7 +150,11 @@ class _Parser(ArgumentParser):
     """A parser that answers a mistake with what is wrong and where to read on, not with all there is to read."""
 
     def error(self, message: str) -> NoReturn:
-        print_error(self.prog, ConfigError(f"{message}; see {self.prog} --help"))
+        words, unknown, given = message.partition("unrecognized arguments: ")
+        names = [one.partition("=")[0] for one in given.split()]
+        # Not what follows a misspelt option: it may be a secret.
+        told = f"{words}{unknown}{' '.join([one for one in names if one.startswith('-')] or names)}"
+        print_error(self.prog, ConfigError(f"{told}; see {self.prog} --help"))
         sys.exit(UNUSABLE)
 
 

@@ -61,6 +61,7 @@ from lightning_streaming.tools.stored_dataset import StoredDataset, find_dataset
 from lightning_streaming.tools.summary import summarize
 from lightning_streaming.tools.tokens import BYTES, DTYPES, choose_dtype, find_end, fingerprint, load_tokenizer
 from lightning_streaming.units import format_bytes, parse_bytes
+from lightning_streaming.writing.names import CONVERSION_PLAN
 from lightning_streaming.writing.settings import parse_settings
 
 _PROGRAM = "lightning-streaming convert"
@@ -151,7 +152,7 @@ def _with_room_made(words: str, args: Namespace, out: StoredDataset) -> str:
     command = f"run: {command_without_columns(args.given)} "
     if out.directory is None:
         return words.replace(command, f"remove what is in {out.shown}, and {command}")
-    if not out.directory.is_dir():
+    if not (out.directory / CONVERSION_PLAN).is_file():  # nothing is there, or nothing of ours
         return words
     return words.replace(command, command.replace("run: ", f"run: rm -r {shlex.quote(args.out)} && "))
 

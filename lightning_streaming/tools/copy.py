@@ -8,9 +8,9 @@ interrupted goes on when the same command is given again: what is already there 
     lightning-streaming copy s3://corpus/train gs://mirror/train --workers 32 --out-storage-options token=key.json
 
 Exit code: 0 if all was copied; 1 if files of the source are missing or damaged, then no index is published; 2 if it
-could not be done. Nothing is deleted at the destination, but with --exist-ok the index of the dataset that was there,
-and files under the names that shards of this one have uncompressed, which might be taken for them; other shards that
-are not written over stay. Both are told. Without recorded hashes a second copy copies all files again.
+could not be done. Nothing is deleted at the destination, but with --exist-ok the index and the plan of the dataset that
+was there, and files under the names that shards of this one have uncompressed, which might be taken for them; other
+shards that are not written over stay. Both are told. Without recorded hashes a second copy copies all files again.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from lightning_streaming.tools.stored_dataset import RETRY, TIMEOUT, StoredDatas
 from lightning_streaming.tools.tables import print_table
 from lightning_streaming.tools.unnamed import shown, unnamed_files
 from lightning_streaming.units import format_bytes
+from lightning_streaming.writing.names import CONVERSION_PLAN, PARTS_PLAN
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -150,6 +151,8 @@ def _take_possession(
     if to_copy:
         if found_index is not None:  # while files change, there is no dataset here
             remove_small(out, INDEX_BASENAME)
+        for name in found & {CONVERSION_PLAN, PARTS_PLAN}:  # what was begun here before must not be gone on with
+            remove_small(out, name)
         put_small(out, CLAIM_BASENAME, claim + OVER_OTHERS if written_over or raw else claim)
     for name in raw:
         remove_small(out, name)

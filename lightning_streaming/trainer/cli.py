@@ -192,7 +192,3 @@ class _SaveConfigWithoutSecrets(SaveConfigCallback):
     def __init__(self, parser: LightningArgumentParser, config: jsonargparse.Namespace, **kwargs: Any) -> None:
         public = shown(config, hide=lambda options: without_hidden(shown_options(options)))
         super().__init__(parser, public, **kwargs)
-
-
-if __name__ == "__main__":
-    main()

@@ -22,6 +22,7 @@ from lightning_streaming.writing.directories import (
 )
 from lightning_streaming.writing.names import (
     CONVERSION_PLAN,
+    PARTS_PLAN,
     WRITING,
     is_raw_form,
     is_shard_file,
@@ -290,6 +291,7 @@ def _retract(place: Place) -> None:
     """Remove all that says there is a dataset. Its shards are written over."""
     place.remove(INDEX_BASENAME)
     place.remove(CONVERSION_PLAN)
+    place.remove(PARTS_PLAN)
     for name in place.sizes(WRITING):
         if name == INDEX_BASENAME or is_shard_file(name) or record_number(name) is not None:
             place.remove(f"{WRITING}/{name}")

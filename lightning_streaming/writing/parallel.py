@@ -15,7 +15,7 @@ from lightning_streaming.writing.arguments import check_count
 from lightning_streaming.writing.engines.events import PartDone, PartFailed, PartProgress, Workers
 from lightning_streaming.writing.engines.processes import ProcessWorkers
 from lightning_streaming.writing.engines.ray import RayWorkers
-from lightning_streaming.writing.parts import PartJob, plan_parts
+from lightning_streaming.writing.parts import PartJob, make_job, record
 
 Input = TypeVar("Input")
 
@@ -80,7 +80,7 @@ def write_parallel(
     if num_workers is not None:
         num_workers = check_count(num_workers, "num_workers")
     known = _as_list(inputs)
-    job = plan_parts(
+    job, plan = make_job(
         known,
         fn,
         out,
@@ -88,24 +88,18 @@ def write_parallel(
         compression=compression,
         hashes=hashes,
         size_limit=size_limit,
-        mode=mode,
         storage_options=storage_options,
         strict=strict,
     )
-    run_job(job, known, num_workers=num_workers, engine=engine, start_method=start_method, progress_bar=progress_bar)
+    # These check what they are to do, so they come before anything is begun that a corrected call would find.
+    workers = _workers(job, known, engine, num_workers, start_method)
+    record(plan, job, mode)
+    _write_all(workers, known, progress_bar)
     job.publish()
 
 
-def run_job(
-    job: PartJob[Input],
-    inputs: Sequence[Input],
-    *,
-    num_workers: int | None = None,
-    engine: str = "processes",
-    start_method: str = "spawn",
-    progress_bar: bool = True,
-) -> int:
-    """Write every part of a job, which is all of :func:`write_parallel` but the plan before and the index after.
+def run_job(job: PartJob[Input], inputs: Sequence[Input], *, num_workers: int, progress_bar: bool) -> int:
+    """Write every part of a job by processes: all of :func:`write_parallel` but the plan before and the index after.
 
     Returns:
         The samples of all parts.
@@ -113,7 +107,11 @@ def run_job(
     Raises:
         PartError: A part could not be written.
     """
-    with _workers(job, engine, num_workers, start_method) as workers:
+    return _write_all(_workers(job, inputs, "processes", num_workers, "spawn"), inputs, progress_bar)
+
+
+def _write_all(begun: AbstractContextManager[Workers], inputs: Sequence[Any], progress_bar: bool) -> int:
+    with begun as workers:
         with _Progress(len(inputs), shown=progress_bar) as progress:
             failures = _run(workers, inputs, progress)
         if failures:
@@ -131,11 +129,11 @@ def _as_list(inputs: Iterable[Input]) -> Sequence[Input]:
 
 
 def _workers(
-    job: PartJob[Any], engine: str, num_workers: int | None, start_method: str
+    job: PartJob[Any], inputs: Sequence[Any], engine: str, num_workers: int | None, start_method: str
 ) -> AbstractContextManager[Workers]:
     if engine == "ray":
         return RayWorkers(job, num_workers)
-    return ProcessWorkers(job, min(num_workers or _num_cpus(), job.num_parts), start_method)
+    return ProcessWorkers(job, inputs, min(num_workers or _num_cpus(), job.num_parts), start_method)
 
 
 def _num_cpus() -> int:

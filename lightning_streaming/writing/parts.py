@@ -190,6 +190,34 @@ def plan_parts(
     then ``job.publish()`` once. :func:`~lightning_streaming.writing.parallel.write_parallel` does just that. Its
     arguments and errors are the same.
     """
+    job, plan = make_job(
+        inputs,
+        fn,
+        out,
+        columns=columns,
+        compression=compression,
+        hashes=hashes,
+        size_limit=size_limit,
+        storage_options=storage_options,
+        strict=strict,
+    )
+    record(plan, job, mode)
+    return job
+
+
+def make_job(
+    inputs: Sequence[Input],
+    fn: Callable[[Input], Iterable[Sample]],
+    out: str | Path,
+    *,
+    columns: Mapping[str, str] | None,
+    compression: str | None,
+    hashes: Sequence[str] | None,
+    size_limit: int | float | str | None,
+    storage_options: Mapping[str, Any] | None,
+    strict: bool,
+) -> tuple[PartJob[Input], PartPlan]:
+    """Check what :func:`plan_parts` is told. Nothing is touched; :func:`record` writes the plan down."""
     if not callable(fn):
         raise ConfigError(f"fn must be a function that gives the samples of an input, but got {fn!r:.100}")
     settings = parse_settings(compression, hashes, size_limit)
@@ -199,13 +227,10 @@ def plan_parts(
     if directory is not None and remote is not None:
         raise ConfigError(f"out must be a directory or a URL here, but got the pair {out}; parts go to one place")
     location = str(out) if directory is None else str(directory.absolute())
-    if mode not in ("create", "resume"):
-        raise ConfigError(f"mode must be 'create' or 'resume', but got {mode!r}")
-    storage_options = StorageOptions(storage_options)
-    options = dict(storage_options or {})
+    plan = make_plan(inputs, columns, settings, strict=strict)
+    options = StorageOptions(storage_options)
     prepare(location)
-    _record(make_plan(inputs, columns, settings, strict=strict), location, mode, options)
-    return PartJob(
+    job = PartJob(
         fn=fn,
         out=location,
         num_parts=len(inputs),
@@ -214,11 +239,20 @@ def plan_parts(
         storage_options=options,
         strict=strict,
     )
+    return job, plan
 
 
 @system_errors("begin a dataset in parts")
-def _record(plan: PartPlan, out: str, mode: str, options: Mapping[str, Any]) -> None:
-    """Store the plan of a new dataset, or compare it with that of the one to go on with."""
+def record(plan: PartPlan, job: PartJob[Any], mode: str) -> None:
+    """Store the plan of a new dataset, or compare it with that of the one to go on with.
+
+    Raises:
+        ConfigError: There is no such mode, or something else lies there.
+        StorageError: The store did not answer.
+    """
+    if mode not in ("create", "resume"):
+        raise ConfigError(f"mode must be 'create' or 'resume', but got {mode!r}")
+    out, options = job.out, job.storage_options
     shown, directory, place = mask_url(out), local_path(out), place_at(out, options)
     if directory is not None:
         check_is_directory(directory)

@@ -27,6 +27,8 @@ _SNIPPET = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _LINK = re.compile(r"\]\((?P<target>[^)#\s]+)[^)]*\)")
+_REFERENCE = re.compile(r"\[([^\]\n]+)\]\[\]")
+_DEFINITION = re.compile(r"^\[([^\]\n]+)\]: (\S+)$", re.MULTILINE)
 
 
 class Snippet(NamedTuple):
@@ -73,6 +75,18 @@ def test_its_python_runs_and_prints_what_it_says(
 def test_its_links_lead_somewhere(path: Path) -> None:
     targets = [match["target"] for match in _LINK.finditer(path.read_text()) if ":" not in match["target"]]
     assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+def test_the_readme_leads_to_its_files_also_where_it_is_shown_without_them() -> None:
+    page = re.search(r'^Source = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    text = (ROOT / "README.md").read_text()
+    targets = dict(_DEFINITION.findall(text))
+    assert page is not None
+    assert len(targets) > 20
+    assert set(_REFERENCE.findall(text)) == set(targets)
+    assert [match["target"] for match in _LINK.finditer(text) if ":" not in match["target"]] == []
+    files = {name: target.removeprefix(f"{page[1]}/blob/main/") for name, target in targets.items()}
+    assert [name for name, file in files.items() if not (ROOT / file).exists()] == []
 
 
 def test_a_block_that_prints_something_else_is_found(capsys: pytest.CaptureFixture[str]) -> None:

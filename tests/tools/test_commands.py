@@ -72,6 +72,9 @@ def test_errors_end_with_their_words_and_a_code(
     [
         (["merge"], "the following arguments are required: OUT; see"),
         (["verify", "data", "--fast"], "unrecognized arguments: --fast"),
+        (["verify", "data", "--storage-option", "key=hush"], "unrecognized arguments: --storage-option; see"),
+        (["verify", "data", "--token=hush", "--secret", "hush"], "unrecognized arguments: --token --secret; see"),
+        (["verify", "data", "--storage-options", "key=a", "secret=hush"], "unrecognized arguments: secret; see"),
         (["inspect", "data", "--samples", "x"], "argument --samples: must be a whole number of at least 0"),
     ],
 )

@@ -72,6 +72,14 @@ def test_a_row_that_does_not_fit_after_others_were_written(name: str, more: tupl
     assert [sample[name] for sample in samples("my out")] == [*range(200), "three"]
 
 
+def test_only_what_was_written_is_to_be_removed(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    write_lines(tmp_path / "a.jsonl", [{"id": 300}])
+    command = suggested("a.jsonl", "out", "--columns", "id:int8")
+    assert command.startswith("lightning-streaming convert a.jsonl out ")
+    typed(command)
+
+
 def test_a_column_that_the_first_row_lacks(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", [{"id": 1, "a b": 2}, {"id": 1, "a b": 2, "new": 3}])
     typed(suggested("a.jsonl", "out"))

@@ -268,6 +268,20 @@ def test_shards_of_the_dataset_that_was_there_stay_and_are_told(tmp_path: Path) 
     assert found.out.endswith(f"not named by the index, to be removed when you like: 2 files ({', '.join(stay)})\n")
 
 
+@pytest.mark.parametrize("more", [[], ["--part-size", "1kb"]], ids=["one part", "parts"])
+def test_a_conversion_does_not_go_on_where_its_dataset_was_written_over(more: list[str], tmp_path: Path) -> None:
+    for name, first in {"old": 0, "new": 1000}.items():
+        rows = [f'{{"text": "{number:030}"}}\n' for number in range(first, first + 60)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(rows))
+    converted = [tmp_path / "old.jsonl", tmp_path / "out", *more]
+    assert run("convert", *converted).code == 0
+    assert run("convert", tmp_path / "new.jsonl", tmp_path / "new", *more).code == 0
+    assert run("copy", tmp_path / "new", tmp_path / "out", "--exist-ok").code == 0
+    before = contents(tmp_path / "out")
+    assert run("convert", *converted, "--resume").code == 2
+    assert contents(tmp_path / "out") == before
+
+
 def test_a_store_that_refuses_ends_the_copy(tmp_path: Path, s3: S3Store) -> None:
     write_texts(tmp_path)
     refused = run("copy", tmp_path, "s3://no-such-bucket-at-all/data", *options(s3.options))

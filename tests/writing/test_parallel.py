@@ -21,6 +21,7 @@ from lightning_streaming.errors import (
     ObjectNotFoundError,
     PartError,
 )
+from lightning_streaming.formats.index import parse_index
 from lightning_streaming.storage.listing import list_files
 from lightning_streaming.writing.parallel import write_parallel
 from lightning_streaming.writing.parts import plan_parts
@@ -249,7 +250,7 @@ def test_a_resume_with_other_inputs_or_settings_is_refused(change: dict[str, Any
 def test_arguments_are_checked_before_anything_is_touched(wrong: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words):
         write(**{"out": tmp_path / "out", **wrong})
-    assert [path for path in contents(tmp_path) if "part." in path] == []
+    assert contents(tmp_path) == {}
 
 
 def test_inputs_may_come_from_a_generator_or_an_array(tmp_path: Path) -> None:
@@ -270,15 +271,34 @@ def test_a_single_writer_does_not_go_on_with_parts(place: str, tmp_path: Path, s
         MDSWriter(out=out, columns=SETTINGS["columns"], mode="resume", storage_options=options)
 
 
+def test_parts_do_not_go_on_where_a_single_writer_wrote_over_them(s3: S3Store) -> None:
+    out, settings = f"{s3.make_bucket()}/out", {"columns": SETTINGS["columns"], "storage_options": s3.options}
+    job = plan_parts([range(3)], make.count, out, **settings)
+    job.write(0, range(3))
+    job.publish()
+    with MDSWriter(out=out, exist_ok=True, **settings) as writer:
+        writer.write({"id": 7, "text": ""})
+    with pytest.raises(ConfigError, match="not written in parts"):
+        plan_parts([range(3)], make.count, out, mode="resume", **settings)
+
+
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
 def test_a_function_that_cannot_be_sent_is_refused(start_method: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="must be a function of a module"):
         write(tmp_path / "out", lambda numbers: [], start_method=start_method)
+    assert contents(tmp_path) == {}  # so that the corrected call is not refused
 
 
-def test_an_input_that_cannot_be_sent_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start_method", ["spawn", "fork"])
+def test_an_input_that_cannot_be_sent_is_refused(start_method: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="input 1 cannot be sent"):
-        write(tmp_path / "out", inputs=[range(3), Unpicklable()])
+        write(tmp_path / "out", inputs=[range(3), Unpicklable()], start_method=start_method)
+    assert contents(tmp_path) == {}
+
+
+def test_inputs_without_samples_come_to_an_index_without_shards(tmp_path: Path) -> None:
+    out = write(tmp_path / "out", make.count, [range(0), range(0)])
+    assert parse_index(contents(out)["index.json"], "out").num_samples == 0
 
 
 class Unpicklable:

@@ -70,15 +70,6 @@ class StateFile:
         _write(self.path, value, self.is_json)
         return backup
 
-    def write_as(self, value: Any, path: Path) -> None:
-        """Write ``value`` to a new file, of the same kind.
-
-        Raises:
-            ConfigError: The file exists.
-            StorageError: It could not be written.
-        """
-        write_new(path, value, is_json=self.is_json)
-
 
 def find_state_file(path: Path) -> StateFile:
     """Understand what was typed: a checkpoint, the directory of a sharded one, or a file with a state alone.

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -44,22 +45,25 @@ class _Worker:
 class ProcessWorkers:
     """Processes of this machine, that end with this one, however it ends."""
 
-    def __init__(self, job: PartJob[Any], num_workers: int, start_method: str) -> None:
+    def __init__(self, job: PartJob[Any], inputs: Sequence[Any], num_workers: int, start_method: str) -> None:
         """Processes are started when the context is entered.
 
         Args:
             job: What to write.
+            inputs: What its parts are made of.
             num_workers: How many processes.
             start_method: ``spawn``, ``forkserver`` or ``fork``.
 
         Raises:
-            ConfigError: There is no such start method, or the job's function cannot be sent to a process.
+            ConfigError: There is no such start method, or the job's function or an input cannot be sent to a process.
         """
         if start_method not in multiprocessing.get_all_start_methods():
             known = ", ".join(multiprocessing.get_all_start_methods())
             raise ConfigError(f"start_method must be one of {known}, but got {start_method!r}")
         if start_method != "fork":
             _check_pickles(job)
+        for number, part_input in enumerate(inputs):
+            _pickled(number, part_input)
         self.capacity = num_workers
         self._job = job
         self._context: Any = multiprocessing.get_context(start_method)
@@ -90,10 +94,7 @@ class ProcessWorkers:
         """
         worker = next(worker for worker in self._workers if worker.number is None)
         worker.number = number
-        try:
-            pickled = bytes(ForkingPickler.dumps(part_input))
-        except Exception as error:
-            raise ConfigError(f"input {number} cannot be sent to a process: {error}; inputs must pickle") from error
+        pickled = _pickled(number, part_input)
         with suppress(OSError):  # it has died; wait() will tell
             worker.connection.send((number, pickled))
 
@@ -153,6 +154,14 @@ def _check_pickles(job: PartJob[Any]) -> None:
             f"fn cannot be sent to a process: {error}; it must be a function of a module that can be imported, or a "
             "functools.partial of one"
         ) from error
+
+
+def _pickled(number: int, part_input: Any) -> bytes:
+    """An input as it is sent to a process."""
+    try:
+        return bytes(ForkingPickler.dumps(part_input))
+    except Exception as error:
+        raise ConfigError(f"input {number} cannot be sent to a process: {error}; inputs must pickle") from error
 
 
 def _receive(connection: Connection) -> Event | None:
