@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from lightning_streaming import StreamingDataset
+from lightning_streaming.errors import SampleError
 from tests.helpers import ids, make_dataset, make_loader, write_dataset
 from tests.loading.processes import wait_until
 
@@ -102,6 +103,6 @@ def test_the_watch_ends_with_the_pass(root: Path, end: str) -> None:
 
 def test_a_sample_that_fails_ends_the_watch_and_fails(root: Path) -> None:
     dataset = make_dataset(root, watchdog_seconds=60, transform=lambda sample: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(SampleError, match="ZeroDivisionError"):
         next(iter(dataset))
     assert wait_until(lambda: all(thread.name != "watchdog" for thread in threading.enumerate()))
