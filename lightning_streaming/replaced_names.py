@@ -203,19 +203,20 @@ def tells_unknown_arguments(cls: _Class) -> _Class:
     return cls
 
 
+def tell_replacement(self: object, name: str) -> NoReturn:
+    """Say of a name that an object does not have what to use instead: to be a class's ``__getattr__``."""
+    said = _said_of(type(self), REPLACED_ATTRIBUTES).get(name)
+    if said is None:
+        object.__getattribute__(self, name)  # raises again what was raised, maybe deep in a property
+    kind = type(self).__name__
+    raise AttributeError(f"{kind!r} object has no attribute {name!r}: {str(said).format(name=name)}")
+
+
 class TellsReplacements:
     """An object that says of a name it does not have what to use instead."""
 
-    __slots__ = ()
-
     if not TYPE_CHECKING:  # or every name would be there, to a type checker
-
-        def __getattr__(self, name: str) -> NoReturn:
-            said = _said_of(type(self), REPLACED_ATTRIBUTES).get(name)
-            if said is None:
-                object.__getattribute__(self, name)  # raises again what was raised, maybe deep in a property
-            kind = type(self).__name__
-            raise AttributeError(f"{kind!r} object has no attribute {name!r}: {said.format(name=name)}")
+        __getattr__ = tell_replacement
 
 
 def unknown_name(module: str, name: str, known: Iterable[str]) -> AttributeError:

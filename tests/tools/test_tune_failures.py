@@ -121,7 +121,10 @@ def test_a_function_of_the_run_that_fails_is_told_in_the_first_line(
 def test_a_store_that_does_not_answer_is_told(tmp_path: Path, temporary: Path) -> None:
     with refused_port() as port:
         train = {"remote": f"http://127.0.0.1:{port}/web", "download_retry": 0}
-        assert "data.train: could not download" in refused("--config", write_config(tmp_path / "run.yaml", train), *QUICK).err
+        assert (
+            "data.train: could not download"
+            in refused("--config", write_config(tmp_path / "run.yaml", train), *QUICK).err
+        )
     assert not list(temporary.iterdir())
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from lightning_streaming.errors import ObjectNotFoundError
+from lightning_streaming.errors import ObjectNotFoundError, SampleError
 from tests.tools.running import flip_byte, run, write_texts
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
@@ -143,8 +144,8 @@ def test_a_checkpoint_of_another_model_or_data_is_told_in_a_paragraph() -> None:
     [
         (["--model=failing_models.Unmade"], RuntimeError),
         (["--model=failing_models.Untrained"], OSError),
-        (["--data=failing_models.Untransformed"], OSError),
-        (["--data=failing_models.Untransformed", "--data.num_workers=1"], OSError),
+        (["--data=failing_models.Untransformed"], SampleError),
+        (["--data=failing_models.Untransformed", "--data.num_workers=1"], SampleError),
         (["--model=failing_name.X"], NameError),
     ],
 )
@@ -152,7 +153,9 @@ def test_what_the_code_of_the_user_raises_keeps_its_traceback(args: list[str], k
     with pytest.raises(kind, match=r"the user's trouble|name 'y' is not defined") as raised:
         run("fit", "--config", "run.yaml", *args)
     shown = [str(entry.path) for entry in raised.traceback]
-    assert any("failing_" in path for path in shown) or "failing_models.py" in str(raised.value)
+    cause = raised.value.__cause__  # of an error of ours that names the sample
+    shown += [] if cause is None else [frame.filename for frame in traceback.extract_tb(cause.__traceback__)]
+    assert any("failing_" in path for path in shown) or "failing_models.py" in str(cause or raised.value)
 
 
 def test_debug_shows_the_whole() -> None:
