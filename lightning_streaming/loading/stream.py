@@ -114,9 +114,9 @@ def named_streams(
     if bool(streams) == (remote is not None or local is not None):
         raise ConfigError("give either streams= or remote=/local=, not both and not neither")
     if not streams:
-        options = {} if storage_options is None else {"storage_options": storage_options}
-        own = {**options, "remote": remote, "local": local}
-        return {"0": Stream(**{**(stream_config or {}), **own})}
+        own = {"storage_options": storage_options, "remote": remote, "local": local}
+        given = {name: value for name, value in own.items() if value is not None}
+        return {"0": Stream(**{**(stream_config or {}), **given})}
     if storage_options or stream_config:
         given = "storage_options" if storage_options else "stream_config"
         raise ConfigError(f"with streams=, {given} belong to each stream")

@@ -197,6 +197,8 @@ def test_streams_of_one_dataset_make_another(dataset: StreamingDataset) -> None:
 def test_more_of_the_only_stream_is_said_in_its_config(root: Path) -> None:
     dataset = StreamingDataset(remote=str(root / "a"), stream_name="stream", stream_config={"repeat": 2, "remote": "x"})
     assert (dataset.epoch_size, dataset.streams[0].remote) == (58, str(root / "a"))
+    dataset = StreamingDataset(local=str(root / "b"), stream_config={"remote": str(root / "a"), "split": "x"})
+    assert (dataset.streams[0].remote, dataset.streams[0].local) == (str(root / "a"), str(root / "b"))
     passed_on = StreamingDataset(streams=[Stream(remote=str(root / "a"))], stream_name="stream", stream_config=None)
     assert passed_on.epoch_size == 29
 
