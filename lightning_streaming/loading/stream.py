@@ -114,9 +114,9 @@ def named_streams(
     if bool(streams) == (remote is not None or local is not None):
         raise ConfigError("give either streams= or remote=/local=, not both and not neither")
     if not streams:
-        own = {"storage_options": storage_options, "remote": remote, "local": local}
-        given = {name: value for name, value in own.items() if value is not None}
-        return {"0": Stream(**{**(stream_config or {}), **given})}
+        of_dataset = {"storage_options": storage_options, "remote": remote, "local": local}
+        own = {name: value for name, value in of_dataset.items() if value is not None}
+        return {"0": Stream(**{**(stream_config or {}), **own})}
     if storage_options or stream_config:
         given = "storage_options" if storage_options else "stream_config"
         raise ConfigError(f"with streams=, {given} belong to each stream")
