@@ -96,6 +96,16 @@ class Epochs:
             self._weights = resolve_weights(self._stream_weights, sizes, self._epoch_size, seed)
         return self._weights
 
+    def are_of(self, other: Epochs) -> bool:
+        """Whether the same order of the same data was asked for."""
+        if self._asked_for() != other._asked_for():
+            return False
+        mine, theirs = (
+            {name: index.data_digest for name, index in zip(one.stream_names, one.indexes, strict=True)}
+            for one in (self._source.catalog, other._source.catalog)
+        )
+        return list(mine.items()) == list(theirs.items())
+
     def settle(self, world: World) -> OrderSettings:
         """The settings with every default filled in. Canonical nodes stay what the first world made them.
 
@@ -336,6 +346,9 @@ class Epochs:
             self._weights = None
             self._latest_sequence = None
         self._settings = settings
+
+    def _asked_for(self) -> tuple[object, ...]:
+        return self._asked, self._stream_weights, self._epoch_size
 
     def _fingerprint(self) -> Fingerprint:
         if self._fingerprinted is None or self._fingerprinted[0] != self._settings:

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-from lightning_streaming.errors import StreamingError
+from lightning_streaming.errors import SampleError, StreamingError
 
 
 class _WorkerError(Exception):
@@ -25,7 +25,7 @@ class Failure:
     """
 
     def __init__(self, error: StreamingError, worker: int) -> None:
-        self._kind, self._told = type(error), str(error)
+        self._kind, self._told = kind_of(error), str(error)
         self._cause = None if error.__cause__ is None else _pickled(error.__cause__)
         is_all_told = error.__cause__ is None and error.__suppress_context__
         lines = "".join(traceback.format_exception(error))
@@ -44,6 +44,13 @@ class Failure:
         else:
             error.__cause__, cause.__cause__ = cause, where
         return error
+
+
+def kind_of(error: Exception) -> type[StreamingError]:
+    """The class that an error is told with: its own if it is ours, which says best what is wrong."""
+    if isinstance(error, StreamingError) and type(error).__module__ == StreamingError.__module__:
+        return type(error)  # one of a user's may want other arguments
+    return SampleError
 
 
 def _pickled(error: BaseException) -> bytes | None:

@@ -6,7 +6,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightning_streaming.errors import SampleError, StreamingError
+from lightning_streaming.errors import StreamingError
+from lightning_streaming.loading.failure import kind_of
 from lightning_streaming.loading.sample_key import SampleKey
 from lightning_streaming.loading.transform import KeyedSample, KeyedTransform
 
@@ -32,7 +33,7 @@ def failed_sample(error: Exception, name: str, key: SampleKey) -> StreamingError
         f"{name} failed on sample {key.index} of shard {key.shard} of stream {key.stream!r}: {_in_a_line(error)}\n"
         f"This sample alone, as it failed: dataset.restore_sample({json.dumps(key.as_dict())})"
     )
-    return _kind(error)(told)
+    return kind_of(error)(told)
 
 
 def told_keys(keys: Sequence[SampleKey]) -> str:
@@ -46,10 +47,3 @@ def told_keys(keys: Sequence[SampleKey]) -> str:
 
 def _in_a_line(error: Exception) -> str:
     return str(error) if isinstance(error, StreamingError) else f"{type(error).__name__}: {error}"
-
-
-def _kind(error: Exception) -> type[StreamingError]:
-    """An error of ours keeps its class, which says best what is wrong."""
-    if isinstance(error, StreamingError) and type(error).__module__ == StreamingError.__module__:
-        return type(error)  # one of a user's may want other arguments
-    return SampleError

@@ -127,7 +127,8 @@ class ReferenceNames(KeyedAccess, TellsReplacements):
     @told
     def epoch_seed_change(self) -> bool:
         """Whether another seed draws and shuffles each epoch."""
-        return self.shuffle and self.sampling_method == "balanced"
+        settings = self._order_settings
+        return settings.shuffle and settings.sampling_method == "balanced"
 
     @told
     def cache_limit(self) -> int | None:
@@ -187,12 +188,12 @@ class ReferenceNames(KeyedAccess, TellsReplacements):
     @told
     def sample_offset_per_stream(self) -> NDArray[np.int64]:
         """Id of each stream's first sample; shape (streams,)."""
-        return _sums_before(self.samples_per_stream)
+        return _sums_before(self._source.catalog.samples_per_stream)
 
     @told
     def shard_offset_per_stream(self) -> NDArray[np.int64]:
         """Number of each stream's first shard; shape (streams,)."""
-        return _sums_before(self.shards_per_stream)
+        return _sums_before(self._source.catalog.shards_per_stream)
 
     @told
     def max_shard_size_across_all_streams(self) -> int:
@@ -200,5 +201,6 @@ class ReferenceNames(KeyedAccess, TellsReplacements):
         return max(largest_shard_bytes(index.shards) for index in self._source.catalog.indexes)
 
 
-def _sums_before(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def _sums_before(of_streams: Sequence[int]) -> NDArray[np.int64]:
+    counts = np.asarray(of_streams, np.int64)
     return np.cumsum(counts) - counts

@@ -117,8 +117,8 @@ def named_streams(
     if bool(streams) == (remote is not None or local is not None):
         raise ConfigError("give either streams= or remote=/local=, not both and not neither")
     if not streams:
-        options = {} if storage_options is None else {"storage_options": storage_options}
-        own = {**options, "remote": remote, "local": local}
+        of_dataset = {"storage_options": storage_options, "remote": remote, "local": local}
+        own = {name: value for name, value in of_dataset.items() if value is not None}
         return {"0": Stream(**{**(stream_config or {}), **own})}
     if storage_options or stream_config:
         given = "storage_options" if storage_options else "stream_config"

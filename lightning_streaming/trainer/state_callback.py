@@ -255,8 +255,18 @@ class StreamingStateCallback(Callback):
         return {
             name: self._datasets[name].state_at(known[name])
             for name, loader in loaders.items()
-            if name in known and self._datasets[name] is not loader.dataset
+            if name in known and not self._begins_with_own(name, known[name], loader.dataset)
         }
+
+    def _begins_with_own(self, name: str, cursor: Cursor, dataset: StreamingDataset) -> bool:
+        """Whether a dataset needs no state: it is known, or other data or another order for an epoch that begins.
+
+        A module may return such from a loader that is made anew for each epoch.
+        """
+        known = self._datasets[name]
+        if known is dataset:
+            return True
+        return cursor.sample_in_epoch == 0 and not passes_of(dataset).epochs.are_of(passes_of(known).epochs)
 
     def _know(self, loaders: Mapping[str, StreamingDataLoader]) -> None:
         self._datasets = {name: loader.dataset for name, loader in loaders.items()}

@@ -125,3 +125,22 @@ def test_an_error_of_ours_keeps_its_class(streams: dict[str, Stream], workers: i
     error = _error_of(loader)
     assert type(error) is EncodingError
     _assert_names_its_sample(error, streams, "transform")
+
+
+class OwnError(StreamingError):
+    """A user's own, of one of our classes."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} {second}")
+
+
+class FailingToIterate(StreamingDataset):
+    def __iter__(self) -> Any:
+        yield from super().__iter__()
+        raise OwnError("no", "good")
+
+
+def test_an_error_of_a_users_own_class_travels_as_one_that_is_known(streams: dict[str, Stream]) -> None:
+    error = _error_of(StreamingDataLoader(FailingToIterate(streams=streams, batch_size=4), num_workers=1))
+    assert (type(error), str(error)) == (SampleError, "no good")
+    assert "OwnError" in "".join(traceback.format_exception(error))

@@ -136,6 +136,21 @@ def test_an_argument_may_be_kept_as_it_was_given(root: Path, name: str, given: A
         setattr(dataset, name, "2k")
 
 
+class Shadowing(StreamingDataset):
+    """Has names of ours for things of its own."""
+
+    shuffle = None  # type: ignore[assignment]  # that is the test
+
+    def samples_per_stream(self) -> int:  # type: ignore[override]  # as well
+        return 1
+
+
+def test_a_subclass_may_have_such_a_name_for_its_own(root: Path) -> None:
+    dataset = Shadowing(remote=str(root / "a"), shuffle=True)
+    assert (dataset.shuffle, dataset.samples_per_stream()) == (None, 1)
+    assert (dataset.epoch_seed_change, dataset.sample_offset_per_stream.tolist()) == (True, [0])
+
+
 def test_streams_are_found_by_name_and_by_place(dataset: StreamingDataset) -> None:
     streams = dataset.streams
     assert streams[0] is streams["a"] is streams[-2]
@@ -197,6 +212,8 @@ def test_streams_of_one_dataset_make_another(dataset: StreamingDataset) -> None:
 def test_more_of_the_only_stream_is_said_in_its_config(root: Path) -> None:
     dataset = StreamingDataset(remote=str(root / "a"), stream_name="stream", stream_config={"repeat": 2, "remote": "x"})
     assert (dataset.epoch_size, dataset.streams[0].remote) == (58, str(root / "a"))
+    dataset = StreamingDataset(local=str(root / "b"), stream_config={"remote": str(root / "a"), "split": "x"})
+    assert (dataset.streams[0].remote, dataset.streams[0].local) == (str(root / "a"), str(root / "b"))
     passed_on = StreamingDataset(streams=[Stream(remote=str(root / "a"))], stream_name="stream", stream_config=None)
     assert passed_on.epoch_size == 29
 

@@ -9,9 +9,17 @@ from typing import Any
 import pytest
 from lightning.pytorch.utilities import CombinedLoader
 
-from lightning_streaming import StreamingDataLoader, StreamingStateCallback
+from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset, StreamingStateCallback
 from lightning_streaming.errors import ConfigError
-from tests.trainer.everywhere import Reader, check_resume_at_every_step, evaluating, ordinary, streaming, trainer_for
+from tests.trainer.everywhere import (
+    Reader,
+    SaveAtEveryStep,
+    check_resume_at_every_step,
+    evaluating,
+    ordinary,
+    streaming,
+    trainer_for,
+)
 from tests.trainer.harness import write_data
 
 pytestmark = pytest.mark.filterwarnings(
@@ -97,3 +105,47 @@ def test_one_dataset_for_training_and_validation_is_refused(data: Path, tmp_path
     one = streaming(data, "a")
     with pytest.raises(ConfigError, match="train loader 'train' and the validation loader '1' read one dataset"):
         fit(lambda: one, tmp_path, lambda: [evaluating(data), one])
+
+
+CHANGING: dict[str, Callable[[Path, int], dict[str, Any]]] = {
+    "data": lambda data, epoch: {"remote": str(data / "ab"[epoch % 2])},
+    "shuffle": lambda data, epoch: {"remote": str(data / "a"), "shuffle": epoch > 0},
+    "seed": lambda data, epoch: {"remote": str(data / "a"), "shuffle": True, "shuffle_seed": epoch},
+    "canonical nodes": lambda data, epoch: {"remote": str(data / "a"), "num_canonical_nodes": 4 - epoch},
+    "weights": lambda data, epoch: {
+        "streams": {"a": Stream(remote=str(data / "a")), "b": Stream(remote=str(data / "b"), repeat=epoch / 2)}
+    },
+}
+
+
+@pytest.mark.parametrize("changing", CHANGING)
+def test_epochs_of_other_data_or_another_order_are_read_as_they_are_asked_for(
+    changing: str, data: Path, tmp_path: Path
+) -> None:
+    made: list[int] = []
+
+    def of_epoch(epoch: int) -> StreamingDataLoader:
+        return StreamingDataLoader(StreamingDataset(**CHANGING[changing](data, epoch)), batch_size=4)
+
+    def next_loader() -> StreamingDataLoader:
+        made.append(model.trainer.current_epoch)
+        return of_epoch(made[-1])
+
+    def read(epoch: int) -> list[Any]:
+        loader = of_epoch(epoch)
+        loader.dataset.next_epoch = epoch
+        return [[epoch, number, ["id", batch["id"].tolist()]] for number, batch in enumerate(loader)]
+
+    first, *others = (read(epoch) for epoch in range(3))
+    whole = [*first, *others[0], *others[1]]
+    settings: dict[str, Any] = {"max_epochs": 3, "reload_dataloaders_every_n_epochs": 1}
+    steps = SaveAtEveryStep(tmp_path)
+    model = Reader(next_loader)
+    trainer_for(tmp_path, StreamingStateCallback(), steps, **settings).fit(model)
+    assert made == [0, 1, 2]
+    assert model.seen == whole
+    model = Reader(next_loader)
+    amid_the_second = steps.saved[len(first)]
+    trainer = trainer_for(tmp_path, StreamingStateCallback(), **settings)
+    trainer.fit(model, ckpt_path=amid_the_second, weights_only=False)
+    assert model.seen == whole
