@@ -49,7 +49,7 @@ def _run(args: Sequence[str] | None) -> int:
         return run_command(command, given[1:])
     if given[0] not in SUBCOMMANDS and not given[0].startswith("-"):
         known = ", ".join([*SUBCOMMANDS, *(command.name for command in COMMANDS)])
-        sys.stderr.write(f"{PROGRAM}: error: {given[0]!r} is not a command; choose one of {known}\n")
+        print_error(PROGRAM, f"{given[0]!r} is not a command; choose one of {known}")
         return UNUSABLE
     # Not ``given``: of arguments beside those of the process Lightning warns, and shows them, secrets too.
     failure = import_module(_TRAINER).main(args)

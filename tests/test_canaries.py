@@ -183,6 +183,8 @@ def test_no_command_shows_a_file_that_is_no_configuration(text: str) -> None:
         ("as JSON", "train.shufle=1"),
         ("as JSON", "train=[1]"),
         ("in pieces", "bath_size=2"),
+        ("one by one", f"train={{a: [{SECRET}"),
+        ("one by one", f"val.streams={{a: [{SECRET}"),
     ],
 )
 def test_no_argument_is_shown(written: str, wrong: str) -> None:

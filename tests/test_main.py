@@ -38,6 +38,11 @@ def test_a_word_that_is_no_command_is_refused_with_all_that_are() -> None:
         assert name in refused.err
 
 
+def test_what_is_no_command_is_told_without_secrets(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.main(["https://user:hush@host/index.json?sig=hush"]) == 2
+    assert "'https://host/index.json' is not a command" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("args", [["fit", "--help"], ["--config", "nowhere.yaml", "fit"], ["--print_shtab=bash"]])
 def test_all_else_goes_to_training(args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[list[str] | None] = []

@@ -38,12 +38,19 @@ def misshapen(written: Sequence[Written]) -> str | None:
     """Say which stage or stream is written as anything but a mapping; None if all are mappings."""
     for field in written:
         level = _LEVEL.fullmatch(field.name)
-        value = yaml.safe_load(field.value) if level and isinstance(field.value, str) else field.value
+        value = _parsed(field.value) if level and isinstance(field.value, str) else field.value
         is_class_or_file = isinstance(value, str) and (field.name == "data" or Path(value).is_file())
         if level and value is not None and not is_class_or_file and not isinstance(value, Mapping):
             kind = "a list" if isinstance(value, list) else "text" if isinstance(value, str) else "a number"
             return f"{field.name} must be a mapping, like {_EXAMPLES[level.lastindex or 0]}, but is {kind}"
     return None
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:  # it would show the text, which may hold secrets
+        return text
 
 
 def _wrong(data: Any) -> Iterator[tuple[str, str]]:
