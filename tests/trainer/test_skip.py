@@ -133,7 +133,6 @@ def test_a_range_given_later_is_counted_from_the_step_reached(
     assert loader["skipped"] == {"1": [0, 4, 0, 8], "2": [0, 12, 0, 12], "5-6": [0, 16, 0, 20]}
 
 
-@pytest.mark.filterwarnings("ignore:You requested to overfit")
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_an_epoch_whose_rest_is_skipped_from_now_on_is_closed(
     accumulate: int, data: Path, batches: list[Seen], tmp_path: Path
@@ -150,6 +149,7 @@ def test_validation_by_time(data: Path, batches: list[Seen], tmp_path: Path) -> 
     assert model.seen == without(batches, 2, 3)
 
 
+@pytest.mark.filterwarnings("ignore:You requested to overfit")
 def test_overfitting_skips_nothing(data: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="skip counts batches over a run, and overfit_batches"):
         skipping(data, tmp_path, ["1"]).fit(overfit_batches=2)
