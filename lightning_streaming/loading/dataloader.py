@@ -158,7 +158,8 @@ class StreamingDataLoader(LeftAsItIs, TellsReplacements):
 
     def batches_of_epoch(self) -> int:
         """Batches, on each rank, of the whole epoch that the next batch is of: without those that are skipped."""
-        return self.batches_left(Cursor(self.normalised(self.cursor()).epoch, 0))
+        # From its place on, and not anew: an epoch under way keeps the batches that it was composed of elsewhere.
+        return replace(self._deal_from(self.normalised(self.cursor())), start=0).num_batches(self.drop_last)
 
     def samples_before(self, cursor: Cursor) -> int:
         """Samples of its epoch, over all ranks, that are read before ``cursor``."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.loading.cursor import Cursor
-from lightning_streaming.loading.fingerprint import read_fingerprint
+from lightning_streaming.loading.fingerprint import is_listed, read_fingerprint
 from lightning_streaming.loading.state_fields import MOST_EPOCHS, MOST_NODES, Fields, shown
 from lightning_streaming.loading.stream_list import StreamList, read_stream_list
 from lightning_streaming.order.batch_ranges import parse_ranges
@@ -150,10 +150,18 @@ def _check_sizes(fields: Fields, position: SavedPosition) -> None:
         return
     size = position.fingerprint["order"]["epoch_size"]
     geometry, most = position.geometry, size + MOST_CANONICAL_NODES + MOST_NODES
-    if geometry is not None and geometry.global_batch_size > size:
+    if geometry is not None and geometry.global_batch_size > _most_composed(position, geometry, size):
         raise fields.contradicts(
             f"'batch_geometry' has batches of {geometry.global_batch_size} samples, of an epoch of {size}"
         )
     for name, (begin, end) in position.skipped.items():
         if max(begin[1], end[1]) > most:
             raise fields.contradicts(f"'skipped' has {name!r} at sample {max(begin[1], end[1])} of an epoch of {size}")
+
+
+def _most_composed(position: SavedPosition, geometry: BatchGeometry, size: int) -> int:
+    """Entries of an epoch of composed batches at most: each stream repeats some, even for canonical nodes and ranks."""
+    assert position.fingerprint is not None, "looked at by the caller"
+    streams = position.fingerprint["streams"]
+    num_streams = len(streams) if is_listed(streams) else size  # each draws a sample at least
+    return size + num_streams * (position.num_canonical_nodes + geometry.num_ranks)

@@ -133,27 +133,29 @@ class Deal:
         if ts.size and ts.max() >= full:
             in_turn = IN_TURN.entries(self.geometry, node, rank_of_node)
             at_end = (ts[ts >= full] * self.global_batch_size)[:, np.newaxis] + in_turn
-            steps = read_again(at_end, self.remaining, self.num_nodes, self.num_ranks)
-            entries[ts >= full] = np.where(steps < 0, -1, start + steps)
+            entries[ts >= full] = read_again(at_end, self.remaining, self.num_nodes, self.num_ranks, start)
         return np.where(entries < 0, -1, self.gaps.positions(entries)) if self.gaps.runs else entries
 
 
-def read_again(steps: NDArray[np.int64], length: int, num_nodes: int, num_ranks: int) -> NDArray[np.int64]:
-    """Send steps past the last entry back to entries to read again, and those past every rank's end to -1.
+def read_again(
+    steps: NDArray[np.int64], length: int, num_nodes: int, num_ranks: int, start: int = 0
+) -> NDArray[np.int64]:
+    """The entries of steps: those past the last one are sent back to read some again, past every rank's end to -1.
 
-    For example one node of 4 ranks reads 10 entries as 0 1 2 3 | 4 5 6 7 | 8 9 5 6. Where the entries do not reach
-    back that far, they are read again from 0: one node of 4 ranks reads 2 entries as 0 1 0 1.
+    For example one node of 4 ranks reads 10 entries as 0 1 2 3 | 4 5 6 7 | 8 9 5 6, also if it starts at 8. Where the
+    entries do not reach back that far, they are read again in turn: one node of 4 ranks reads 2 entries as 0 1 0 1.
 
     Args:
         steps: Entries counted from where dealing starts, dealt in turn; of any shape.
-        length: Entries that there are.
+        length: Entries that there are from there on.
         num_nodes: Nodes that they are dealt to.
         num_ranks: Ranks on all these nodes.
+        start: Entries before, which may be read again too, as by a run that read them itself.
     """
     past = steps >= length
     if not past.any():
-        return steps
+        return start + steps
     dealt = -(-length // num_ranks) * num_ranks
     lag = num_ranks - num_nodes + dealt - length
-    repeated = steps - lag if lag <= length else steps % max(length, 1)
-    return np.where(past, np.where(steps < dealt, repeated, -1), steps)
+    repeated = start + steps - lag if lag <= start + length else start + steps % max(length, 1)
+    return np.where(past, np.where(steps < dealt, repeated, -1), start + steps)

@@ -149,13 +149,29 @@ def count_batches_of_epoch(trainer: Trainer) -> None:
     ]
     assert combined._iterator is not None, "made before on_train_start"
     combined._iterator.limits = combined.limits
-    fetcher.length = sized_len(combined)
+    length = _length_of_epoch(combined)
+    fetcher.length = None if length == float("inf") else int(length)
     if fetcher.length is None:
         return
     trainer.fit_loop.max_batches = fetcher.length
     # Where validation goes by time there is no batch, nor an interval.
     if trainer.val_check_batch is not None and isinstance(trainer.val_check_interval, float):
         trainer.val_check_batch = max(1, int(fetcher.length * trainer.val_check_interval))
+
+
+def _length_of_epoch(combined: CombinedLoader) -> int | float:
+    """Batches of the epoch under way: more than ``len``, which bounds Lightning's count, if it was begun elsewhere."""
+    assert combined.limits is not None, "set by the caller"
+    lengths = [
+        limit if isinstance(loader, StreamingDataLoader) else min(_length(loader), limit)
+        for loader, limit in zip(combined.flattened, combined.limits, strict=True)
+    ]
+    return min(lengths) if combined._mode == "min_size" else max(lengths)
+
+
+def _length(loader: object) -> int | float:
+    length = sized_len(loader)
+    return float("inf") if length is None else length
 
 
 def _skips(loader: object) -> bool:
@@ -180,8 +196,9 @@ def fetch_anew(trainer: Trainer, finished: Collection[StreamingDataLoader]) -> N
         return
     loaders = combined.flattened
     combined.flattened = [() if any(loader is one for one in finished) else loader for loader in loaders]
+    length = fetcher.length
     iter(fetcher)
-    combined.flattened = loaders
+    combined.flattened, fetcher.length = loaders, length
 
 
 def has_loader_states(checkpoint: Mapping[str, Any]) -> bool:

@@ -296,7 +296,8 @@ class StreamingStateCallback(Callback):
                 return
             place.epoch, batches = place.epoch + 1, 0
         finished: list[StreamingDataLoader] = []
-        if batches:
+        # An epoch that was begun with smaller batches may have as many left as it would have had in these.
+        if batches or any(cursor.sample_in_epoch for cursor in place.cursors.values()):
             fit_loop.resume_epoch(trainer, place.epoch, place.batches, batches)
             if fit_loop.combination_mode(trainer) == "max_size":
                 finished = [loaders[name] for name, cursor in place.cursors.items() if cursor.sample_in_epoch == 0]

@@ -91,6 +91,21 @@ def test_a_state_with_one_thing_wrong_is_refused_or_means_what_it_says(root: Pat
     assert outcomes["refused"] > 4 * (outcomes["the same"] + outcomes["another place"])
 
 
+@pytest.mark.parametrize("canonical", [32, 64])
+@pytest.mark.parametrize("method", ["per_stream", "stratified", "device_per_stream"])
+def test_a_state_of_batches_larger_than_the_samples_of_an_epoch_is_read(
+    root: Path, method: str, canonical: int
+) -> None:
+    def make() -> StreamingDataLoader:
+        return make_loader(root / "b", batch_size=13, batching_method=method, num_canonical_nodes=canonical)
+
+    batches = iter(loader := make())
+    next(batches)  # of 12 samples, which the canonical nodes repeat
+    again = make()
+    again.load_state_dict(loader.state_dict())
+    assert [ids([batch]) for batch in again] == [ids([batch]) for batch in batches]
+
+
 @pytest.mark.parametrize("kind", ["random", "stratified", "skipped", "many streams"])
 def test_what_is_refused_when_it_is_loaded_changes_nothing(root: Path, kind: str) -> None:
     make = maker(root, **KINDS[kind])

@@ -84,7 +84,16 @@ def test_all_ranks_together_read_everything_left_in_order_and_less_than_a_round_
     assert read[: deal.remaining] == list(range(deal.start, deal.length))
     again = read[deal.remaining :]
     assert len(again) == -deal.remaining % deal.num_ranks
-    assert all(deal.start <= position < deal.length for position in again)
+    assert all(0 <= position < deal.length for position in again)
+
+
+@given(length=st.integers(0, 120), topology=topologies)
+def test_a_run_that_was_cut_anywhere_ends_like_a_whole_one(length: int, topology: Topology) -> None:
+    whole = make_deal(length, 0, topology)
+    batches = [global_batch(whole, t) for t in range(whole.num_batches())]
+    for cut in range(len(batches)):
+        rest = replace(whole, start=whole.position_after(cut))
+        assert [global_batch(rest, t) for t in range(rest.num_batches())] == batches[cut:]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities import CombinedLoader
 
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset, StreamingStateCallback
+from lightning_streaming.loading.saved_run import read_run
 from lightning_streaming.world import World
 from tests.trainer.everywhere import Reader, SaveAtEveryStep, evaluating, ordinary, trainer_for
 from tests.trainer.harness import Stopped
@@ -51,6 +52,7 @@ class Asked(NamedTuple):
     batch_size: int = 2
     algo: str = "py1e"
     samples: str = "train"
+    method: str = "random"
 
     def loader(self, data: Path) -> StreamingDataLoader:
         dataset = StreamingDataset(
@@ -58,6 +60,7 @@ class Asked(NamedTuple):
             shuffle=True,
             shuffle_algo=self.algo,  # type: ignore[arg-type]  # one of the names
             shuffle_block_size=8,
+            batching_method=self.method,  # type: ignore[arg-type]  # as well
             num_canonical_nodes=self.canonical,
             world=World(num_nodes=self.nodes, ranks_per_node=1, rank=0),
         )
@@ -271,6 +274,30 @@ def test_other_machines_have_epochs_of_their_own_length(name: str, data: Path, t
     assert_goes_on_as_a_plain_loader_does(CASES[name], data, tmp_path)
 
 
+@pytest.mark.parametrize("canonical", [None, 16])
+@pytest.mark.parametrize("method", ["stratified", "per_stream", "device_per_stream"])
+def test_an_epoch_composed_elsewhere_keeps_its_length(
+    method: str, canonical: int | None, data: Path, tmp_path: Path
+) -> None:
+    then = Asked(canonical, batch_size=1, algo="py1s", method=method)
+    now = then._replace(nodes=3, batch_size=2)
+    state = stopped(Resumed(then, now, 2), data, tmp_path / "saved.ckpt")["callbacks"][STATE_KEY]["loaders"]["train"]
+    loader = now.loader(data)
+    loader.load_state_dict(state)
+    under_way, later = len(list(loader)), len(list(loader))
+    first = -(-len(then.loader(data)) // 6) - under_way
+
+    saver, model = SaveAtEveryStep(tmp_path), Watcher(lambda: now.loader(data), data)
+    trainer = trainer_for(tmp_path, StreamingStateCallback(), saver, max_epochs=2)
+    trainer.fit(model, ckpt_path=tmp_path / "saved.ckpt", weights_only=True)
+
+    indexes = [(0, index) for index in range(first, first + under_way)] + [(1, index) for index in range(later)]
+    assert [(of, index) for of, index, _ in model.seen[2:]] == indexes
+    assert model.last_batches == [(0, first + under_way - 1), (1, later - 1)]
+    for path in saver.saved:
+        read_run(torch.load(path, weights_only=True)["callbacks"][STATE_KEY])
+
+
 def asked(nodes: st.SearchStrategy[int]) -> st.SearchStrategy[Asked]:
     return st.builds(
         Asked,
@@ -279,6 +306,7 @@ def asked(nodes: st.SearchStrategy[int]) -> st.SearchStrategy[Asked]:
         batch_size=st.integers(1, 5),
         algo=st.just("py1e"),
         samples=st.just("train"),
+        method=st.just("random"),
     )
 
 
