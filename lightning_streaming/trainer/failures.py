@@ -72,8 +72,7 @@ def failure_of(error: BaseException, checkpoint: str | None = None) -> Failure |
 
 def _of_ours(kind: type[StreamingError], text: str) -> Failure | None:
     """One of our errors, also as it comes out of a worker: with its traceback as text."""
-    causes, _, _ = text.rpartition(_CAUSED)
-    if any(not _is_library(file) for file in _FILE.findall(causes)):
+    if any(not _is_library(file) for file in _files_behind(text)):
         return None
     if _TRACEBACK in text:
         *_, last = [None, *_OURS.finditer(text)]
@@ -82,7 +81,13 @@ def _of_ours(kind: type[StreamingError], text: str) -> Failure | None:
 
 
 def _is_caused_by_user(error: BaseException) -> bool:
-    return any(not _is_library(file) for link in _causes_of(error) for file in _files(link))
+    links = _causes_of(error)
+    return any(not _is_library(file) for link in links for file in (*_files(link), *_files_behind(str(link))))
+
+
+def _files_behind(text: str) -> list[str]:
+    """The files that the causes of an error went through, of which a worker's traceback tells as text."""
+    return _FILE.findall(text.rpartition(_CAUSED)[0])
 
 
 def _causes_of(error: BaseException) -> Iterator[BaseException]:

@@ -20,6 +20,7 @@ STATE = {
     "shuffle_seed": 9176,
     "num_canonical_nodes": 1,
     "initial_physical_nodes": 1,
+    "fingerprint": None,
 }
 
 

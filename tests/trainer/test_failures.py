@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -152,10 +153,7 @@ def test_a_checkpoint_of_another_model_or_data_is_told_in_a_paragraph() -> None:
 def test_what_the_code_of_the_user_raises_keeps_its_traceback(args: list[str], kind: type[Exception]) -> None:
     with pytest.raises(kind, match=r"the user's trouble|name 'y' is not defined") as raised:
         run("fit", "--config", "run.yaml", *args)
-    shown = [str(entry.path) for entry in raised.traceback]
-    cause = raised.value.__cause__  # of an error of ours that names the sample
-    shown += [] if cause is None else [frame.filename for frame in traceback.extract_tb(cause.__traceback__)]
-    assert any("failing_" in path for path in shown) or "failing_models.py" in str(cause or raised.value)
+    assert re.search(r"File \".*failing_\w+\.py\"", "".join(traceback.format_exception(raised.value)))
 
 
 def test_debug_shows_the_whole() -> None:
