@@ -157,5 +157,6 @@ def read_again(
         return start + steps
     dealt = -(-length // num_ranks) * num_ranks
     lag = num_ranks - num_nodes + dealt - length
-    repeated = start + steps - lag if lag <= start + length else start + steps % max(length, 1)
-    return np.where(past, np.where(steps < dealt, repeated, -1), start + steps)
+    entries = start + steps
+    repeated = entries - lag if lag <= start + length else entries % max(start + length, 1)
+    return np.where(past, np.where(steps < dealt, repeated, -1), entries)
