@@ -1,7 +1,7 @@
 """Names that nothing here has: an error says which of ours is meant, or what takes the place of another library's.
 
 REPLACED     what users of MosaicML Streaming and litData write, by the class they write it to, and what to write
-tells_unknown_arguments, TellsReplacements, unknown_name
+tells_unknown_arguments, tells_replacements, unknown_name
              where it is told: calls of a class, attributes of an object, names of a module
 """
 
@@ -11,7 +11,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from lightning_streaming.errors import UnknownArgumentError
 
@@ -203,20 +203,25 @@ def tells_unknown_arguments(cls: _Class) -> _Class:
     return cls
 
 
-def tell_replacement(self: object, name: str) -> NoReturn:
-    """Say of a name that an object does not have what to use instead: to be a class's ``__getattr__``."""
-    said = _said_of(type(self), REPLACED_ATTRIBUTES).get(name)
-    if said is None:
-        object.__getattribute__(self, name)  # raises again what was raised, maybe deep in a property
-    kind = type(self).__name__
-    raise AttributeError(f"{kind!r} object has no attribute {name!r}: {str(said).format(name=name)}")
+def tells_replacements(cls: _Class) -> _Class:
+    """Let a class and its objects say of names of other libraries what to use instead.
+
+    By an attribute for each, which raises: a ``__getattr__`` would slow down every look-up of any attribute.
+    """
+    for name, said in REPLACED_ATTRIBUTES[cls.__name__].items():
+        if not hasattr(cls, name):
+            setattr(cls, name, _Replaced(cls.__name__, name, said))
+    return cls
 
 
-class TellsReplacements:
-    """An object that says of a name it does not have what to use instead."""
+class _Replaced:
+    """A name that is not there; a subclass may set it to something of its own."""
 
-    if not TYPE_CHECKING:  # or every name would be there, to a type checker
-        __getattr__ = tell_replacement
+    def __init__(self, kind: str, name: str, said: str) -> None:
+        self._words = f"{kind!r} object has no attribute {name!r}: {said.format(name=name)}"
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        raise AttributeError(self._words)
 
 
 def unknown_name(module: str, name: str, known: Iterable[str]) -> AttributeError:

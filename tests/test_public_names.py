@@ -65,7 +65,8 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def _public(kind: type, *others: type) -> set[str]:
     """Names of a class and of its instances, but for those that other classes have."""
-    return {name for name in dir(kind) if not name.startswith("_")} - {name for other in others for name in dir(other)}
+    shown = {name for name in dir(kind) if not name.startswith("_") and hasattr(kind, name)}
+    return shown - {name for other in others for name in dir(other)}
 
 
 def test_dataset_and_loader_show_what_they_promise_and_nothing_else(tmp_path: Path) -> None:

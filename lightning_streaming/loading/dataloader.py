@@ -35,7 +35,7 @@ from lightning_streaming.loading.tally import Tally
 from lightning_streaming.loading.words import words_if_empty, words_of_loader
 from lightning_streaming.order.deal import Deal
 from lightning_streaming.order.gaps import NO_GAPS
-from lightning_streaming.replaced_names import TellsReplacements, tells_unknown_arguments
+from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
 
 _log = logging.getLogger(__name__)
 
@@ -43,8 +43,9 @@ _MOST_UNCLAIMED = 1024
 """Batches whose ends are remembered for :meth:`StreamingDataLoader.claim`, should nobody claim them."""
 
 
+@tells_replacements
 @tells_unknown_arguments
-class StreamingDataLoader(LeftAsItIs, TellsReplacements):
+class StreamingDataLoader(LeftAsItIs):
     """Batches of a :class:`StreamingDataset`, the same number on every rank, from any number of workers.
 
     Each ``iter(loader)`` is a pass over the next epoch; a pass given up early still counts as one. Where it begins is

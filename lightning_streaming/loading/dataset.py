@@ -33,11 +33,12 @@ from lightning_streaming.loading.worker import prepare_worker_process
 from lightning_streaming.order.names import BatchingMethod, PartitionAlgo, SamplingMethod, ShuffleAlgo
 from lightning_streaming.order.seeds import stretched_seed
 from lightning_streaming.order.settings import OrderSettings
-from lightning_streaming.replaced_names import tells_unknown_arguments
+from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
 from lightning_streaming.units import parse_bytes
 from lightning_streaming.world import World
 
 
+@tells_replacements
 @tells_unknown_arguments
 class StreamingDataset(CountedByOthers, ReferenceNames):
     """Samples of one or several streams of shards, in an order that does not depend on how many machines read them.

@@ -10,10 +10,11 @@ from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.loading.epochs import Epochs
 from lightning_streaming.loading.source import SampleSource
 from lightning_streaming.loading.stream import Stream, StreamDefaults
-from lightning_streaming.replaced_names import TellsReplacements
+from lightning_streaming.replaced_names import tells_replacements
 
 
-class DatasetStream(TellsReplacements):
+@tells_replacements
+class DatasetStream:
     """A stream in its dataset, with the dataset's defaults filled in and its share of an epoch worked out.
 
     Making one reads nothing; :attr:`proportion`, :attr:`repeat`, :attr:`choose` and the shards need the indexes of all

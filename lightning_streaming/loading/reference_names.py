@@ -15,7 +15,6 @@ from lightning_streaming.loading.keyed_access import KeyedAccess
 from lightning_streaming.loading.passes import Passes
 from lightning_streaming.order.names import BatchingMethod, PartitionAlgo, SamplingMethod, ShuffleAlgo
 from lightning_streaming.order.settings import OrderSettings
-from lightning_streaming.replaced_names import TellsReplacements
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -55,7 +54,7 @@ def _is_same(one: object, other: object) -> bool:
     return np.array_equal(np.asarray(one, object), np.asarray(other, object))
 
 
-class ReferenceNames(KeyedAccess, TellsReplacements):
+class ReferenceNames(KeyedAccess):
     """What was asked of a dataset, and how its samples, shards and streams are numbered.
 
     What follows from the data reads the indexes at the first look. Arrays are not to be changed.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning_streaming.cache import CacheConfig
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.order.weights import StreamWeight
-from lightning_streaming.replaced_names import tell_replacement, tells_unknown_arguments
+from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
 from lightning_streaming.storage import StorageOptions, is_url, join_url, mask_url
 
 _FETCHING = ("get_shards", "prepare_shard", "set_up_local", "apply_default", "get_index_size", "_download_file")
@@ -19,6 +19,7 @@ _MOST_NAMES = 5
 """Names of streams that an error lists."""
 
 
+@tells_replacements
 @tells_unknown_arguments
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stream:
@@ -58,9 +59,6 @@ class Stream:
             raise ConfigError("a stream needs remote=, local=, or both")
         object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
         self.weight()
-
-    if not TYPE_CHECKING:  # or every name would be there, to a type checker
-        __getattr__ = tell_replacement  # no base class: command lines take apart only what is a dataclass throughout
 
     def __repr__(self) -> str:
         remote = None if self.remote is None else mask_url(self.remote)

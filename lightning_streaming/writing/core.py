@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from lightning_streaming.errors import ConfigError, EncodingError, StreamingError
 from lightning_streaming.formats.index import INDEX_BASENAME, ShardInfo, dump_index
-from lightning_streaming.replaced_names import TellsReplacements, tells_unknown_arguments
+from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
 from lightning_streaming.writing.arguments import check_counts, check_mode
 from lightning_streaming.writing.background import Background
 from lightning_streaming.writing.columns import columns_of
@@ -44,8 +44,9 @@ _WAS_TORN = (
 )
 
 
+@tells_replacements
 @tells_unknown_arguments
-class ShardWriter(ABC, TellsReplacements):
+class ShardWriter(ABC):
     """Cuts samples into shards, which are made and stored in the background; the index is published last.
 
     A ``with`` block that ends in an exception publishes no index.
