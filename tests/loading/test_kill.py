@@ -80,7 +80,11 @@ def test_training_survives_being_killed_at_any_moment(http_store: HttpStore, tmp
     for kill in range(KILLS + 1):
         trainer = context.Process(target=_train, args=(http_store.url, tmp_path))
         trainer.start()
-        if kill < KILLS:
+        if kill < KILLS and kill % 2:  # while it reads, however long a busy machine takes to get there
+            written = (tmp_path / "journal").stat().st_size
+            assert wait_until(lambda: (tmp_path / "journal").stat().st_size > written, seconds=30)  # noqa: B023
+            _kill_after(trainer, chance.uniform(0.001, 0.1))
+        elif kill < KILLS:
             _kill_after(trainer, chance.uniform(0.01, 0.5))
         lengths.append(len(_journal(tmp_path / "journal")) if kill < KILLS else 0)
     trainer.join()
