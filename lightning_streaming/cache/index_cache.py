@@ -338,8 +338,8 @@ class IndexCache:
         shown = mask_url(self._config.remote or str(self._config.local))
         if origin.remote != self._origin_digest():
             raise ConfigError(
-                f"{self._directory} holds shards of another remote than {shown}; give this stream a directory of its "
-                "own with local=, or remove that one"
+                f"{self._directory} holds shards of another remote than {shown}; correct remote= if it is mistyped, "
+                "give this stream a directory of its own with local=, or remove that one"
             )
         in_place = self._config.source_directory() is not None
         if origin.own is not None and origin.of_originals != in_place:

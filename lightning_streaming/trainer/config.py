@@ -112,8 +112,13 @@ def config_of(stage: StreamingConfig | Mapping[str, Any] | None) -> StreamingCon
     Raises:
         ConfigError: The values cannot work.
     """
-    if not isinstance(stage, Mapping):
+    if stage is None or isinstance(stage, StreamingConfig):
         return stage
+    if not isinstance(stage, Mapping):
+        raise ConfigError(
+            f"the data of a stage must be a StreamingConfig, like StreamingConfig(remote=...), but is of type "
+            f"{type(stage).__name__}"
+        )
     streams = stage.get("streams")
     if streams is not None:
         streams = {name: Stream(**one) if isinstance(one, Mapping) else one for name, one in streams.items()}

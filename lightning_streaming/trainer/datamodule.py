@@ -11,6 +11,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from torch.utils.data import default_collate
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.arguments import check_at_least
 from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.passes import passes_of
@@ -77,6 +78,10 @@ class StreamingDataModule(LightningDataModule):
         super().__init__()
         _check_stages("with_keys", with_keys)
         _check_stages("with_valid", with_valid)
+        check_at_least("batch_size", batch_size, 1)
+        check_at_least("eval_batch_size", eval_batch_size, 1)
+        check_at_least("num_workers", num_workers, 0)
+        check_at_least("prefetch_factor", prefetch_factor, 1)
         self.configs: dict[Stage, StreamingConfig | None] = {
             "train": config_of(train),
             "val": config_of(val),
@@ -228,7 +233,9 @@ class StreamingDataModule(LightningDataModule):
         if stage not in self.datasets and self.configs[stage] is not None:
             raise ConfigError(f"the data for {stage!r} is not set up yet; call setup({_RUN_OF[stage]!r}) first")
         if stage not in self.datasets:
-            raise ConfigError(f"this data module has no data for {stage!r}; pass {stage}=StreamingConfig(...)")
+            raise ConfigError(
+                f"this data module has no data for {stage!r}; pass {stage}=StreamingConfig(...), in YAML {stage}: {{remote: ...}}"
+            )
         return self.build_dataloader(stage, self.datasets[stage])
 
     def _leave_out_loaders(self) -> None:

@@ -341,3 +341,18 @@ def test_a_module_tells_its_stages_without_reading_anything(data: Path) -> None:
         f"<StreamingDataModule: train: <StreamingDataset: 0='{data / 'a'}'; index not read; at epoch 0, sample 0>; "
         f"val: <StreamingDataset: 0='https://host/val'; index not read; at epoch 0, sample 0>; {settings}"
     )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1, but got 0"),
+        ({"eval_batch_size": -4}, "eval_batch_size must be a whole number of at least 1"),
+        ({"num_workers": -1}, "num_workers must be a whole number of at least 0"),
+        ({"prefetch_factor": 0}, "prefetch_factor must be a whole number of at least 1"),
+        ({"train": "data/code"}, r"must be a StreamingConfig, like StreamingConfig\(remote=...\), but is of type str"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_at_once(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        StreamingDataModule(**wrong)
