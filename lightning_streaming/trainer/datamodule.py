@@ -233,9 +233,8 @@ class StreamingDataModule(LightningDataModule):
         if stage not in self.datasets and self.configs[stage] is not None:
             raise ConfigError(f"the data for {stage!r} is not set up yet; call setup({_RUN_OF[stage]!r}) first")
         if stage not in self.datasets:
-            raise ConfigError(
-                f"this data module has no data for {stage!r}; pass {stage}=StreamingConfig(...), in YAML {stage}: {{remote: ...}}"
-            )
+            way_out = f"pass {stage}=StreamingConfig(...), in YAML {stage}: {{remote: ...}}"
+            raise ConfigError(f"this data module has no data for {stage!r}; {way_out}")
         return self.build_dataloader(stage, self.datasets[stage])
 
     def _leave_out_loaders(self) -> None:
