@@ -71,6 +71,7 @@ def _train(data: Path, options: Options, workers: int, folder: Path, stop_after:
             read.append((epoch, batch["id"].tolist()))
             if len(read) == stop_after:
                 accelerate.save_state(str(folder), safe_serialization=False)
+                accelerate.wait_for_everyone()  # all write the same file
                 return read
     return read
 

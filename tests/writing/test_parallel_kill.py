@@ -70,6 +70,9 @@ def test_writing_survives_being_killed_at_any_moment(tmp_path: Path) -> None:
     for kill in range(KILLS):
         program = context.Process(target=_write, args=(out,))
         program.start()
+        if kill % 2 == 0:  # amid the parts, however long a busy machine takes to get there
+            before = _finished_parts(out)
+            assert wait_until(lambda: _finished_parts(out) > before, seconds=60)  # noqa: B023
         workers |= _kill_after(program, chance.uniform(0.005, 0.4), workers_too=kill % 2 == 1)
         # The next one starts at once, while workers of this one may still be alive.
         finished.append(_finished_parts(out))
