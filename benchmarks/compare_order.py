@@ -22,14 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import StateError, StreamingError
-from lightning_streaming.order.deal import Deal
 from lightning_streaming.order.draw import draw_order
-from lightning_streaming.order.geometry import epoch_geometry, layout
-from lightning_streaming.order.layout import BatchGeometry
+from lightning_streaming.order.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
 from lightning_streaming.order.plan import EpochPlan, plan_epoch, resume_position
 from lightning_streaming.order.settings import OrderSettings
-from lightning_streaming.order.shape import DatasetShape
-from lightning_streaming.order.weights import StreamWeight, resolve_weights
+from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
 from lightning_streaming.world import World
 from tests.order.reference import reference_work_array, work_array
 
@@ -201,7 +198,7 @@ class Ours:
 
     settings: OrderSettings
     plan: EpochPlan
-    deal: Deal
+    deal: Partition
     workers: int
 
     def work(self) -> NDArray[np.int64]:
@@ -237,13 +234,13 @@ def our_epoch(config: Config) -> Ours:
     )
     geometry = epoch_geometry(settings, current, config.initial_nodes)
     plan = plan_epoch(settings, shape, geometry, config.epoch, draw_order(settings, shape, config.epoch))
-    deal = Deal(
+    deal = Partition(
         length=len(plan),
         start=resume_position(plan.sequence, config.steps * current.global_batch_size, world.num_ranks),
         num_nodes=world.num_nodes,
         ranks_per_node=world.ranks_per_node,
         batch_size=config.batch_size,
-        layout=layout(settings, current, geometry),
+        layout=rank_layout(settings, current, geometry),
     )
     return Ours(settings=settings, plan=plan, deal=deal, workers=config.workers)
 

@@ -26,17 +26,21 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-from lightning_streaming.order.deal import Deal
 from lightning_streaming.order.draw import draw_order
-from lightning_streaming.order.layout import BatchGeometry
-from lightning_streaming.order.names import ShuffleAlgo
+from lightning_streaming.order.partition import BatchGeometry, Partition
 from lightning_streaming.order.plan import EpochPlan, plan_epoch
-from lightning_streaming.order.quality.cache import lru_downloads
-from lightning_streaming.order.quality.cost import largest_burst, needed_within, open_at_once, shard_visits
-from lightning_streaming.order.quality.mixing import Mixing, mixing, uniform_mixing
-from lightning_streaming.order.settings import SHUFFLE_ALGOS, OrderSettings
-from lightning_streaming.order.shape import DatasetShape
-from lightning_streaming.order.weights import StreamWeight, resolve_weights
+from lightning_streaming.order.quality import (
+    Mixing,
+    largest_burst,
+    lru_downloads,
+    mixing,
+    needed_within,
+    open_at_once,
+    shard_visits,
+    uniform_mixing,
+)
+from lightning_streaming.order.settings import SHUFFLE_ALGOS, OrderSettings, ShuffleAlgo
+from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
 from lightning_streaming.units import parse_bytes, parse_count
 
 GIB = 1024**3
@@ -118,7 +122,7 @@ def global_batches(setting: Setting, epoch: EpochPlan) -> NDArray[np.int64]:
 
 def node_batches(setting: Setting, epoch: EpochPlan, node: int) -> NDArray[np.int64]:
     """Sample ids that the ranks of a node read together, of shape (batches, samples); -1 for none."""
-    deal = Deal(length=len(epoch), start=0, **asdict(setting.geometry()))
+    deal = Partition(length=len(epoch), start=0, **asdict(setting.geometry()))
     batches = np.arange(deal.num_batches())
     positions = np.hstack([deal.batches(batches, node, rank) for rank in range(setting.ranks)])
     return np.where(positions < 0, -1, epoch.ids(np.maximum(positions, 0)))

@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from lightning_streaming.loading.share import Share
+    from lightning_streaming.loading.passes import WorkerPartition as Share
 
 MIB = 1024**2
 SEED = 9176
@@ -104,7 +104,7 @@ def _resident(field: str) -> int:
 
 def measure_ours(case: Case) -> dict[str, Any]:
     """Draw the epoch's order into the node's file, then read every worker's ids from it."""
-    import lightning_streaming.loading.share  # noqa: F401  before the meter starts
+    import lightning_streaming.loading.passes  # noqa: F401  before the meter starts
 
     with tempfile.TemporaryDirectory() as directory:
         os.environ["LIGHTNING_STREAMING_RUNTIME"] = directory
@@ -121,7 +121,7 @@ def measure_ours(case: Case) -> dict[str, Any]:
 
 def measure_rate(case: Case) -> dict[str, Any]:
     """How many ids one worker gets in a second, after a first pass has brought the order into memory."""
-    import lightning_streaming.loading.share  # noqa: F401  as its users do
+    import lightning_streaming.loading.passes  # noqa: F401  as its users do
 
     with tempfile.TemporaryDirectory() as directory:
         os.environ["LIGHTNING_STREAMING_RUNTIME"] = directory
@@ -135,15 +135,13 @@ def measure_rate(case: Case) -> dict[str, Any]:
 
 def our_share(case: Case) -> Share:
     """The epoch, planned as the loading room does, and the first worker's part of it."""
-    from lightning_streaming.loading.order_store import shared_order
-    from lightning_streaming.loading.share import Share
-    from lightning_streaming.order.deal import Deal
-    from lightning_streaming.order.geometry import epoch_geometry, layout
-    from lightning_streaming.order.layout import BatchGeometry
+    from lightning_streaming.loading.order_files import shared_order
+    from lightning_streaming.order.partition import BatchGeometry, epoch_geometry
+    from lightning_streaming.order.partition import Partition as Deal
+    from lightning_streaming.order.partition import rank_layout as layout
     from lightning_streaming.order.plan import plan_epoch
     from lightning_streaming.order.settings import OrderSettings
-    from lightning_streaming.order.shape import DatasetShape
-    from lightning_streaming.order.weights import StreamWeight, resolve_weights
+    from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
 
     shuffled: dict[str, Any] = {"shuffle": True, "shuffle_algo": case.order} if case.order != "none" else {}
     settings = OrderSettings(shuffle_seed=SEED, **shuffled).settled(case.nodes)

@@ -25,15 +25,17 @@ from typing import Any
 import numpy as np
 import numpy.random  # numpy would load it at first use
 
-from lightning_streaming.order.deal import Deal
 from lightning_streaming.order.draw import draw_order
-from lightning_streaming.order.geometry import epoch_geometry, layout
-from lightning_streaming.order.layout import BatchGeometry, Layout
-from lightning_streaming.order.names import BatchingMethod, ShuffleAlgo
+from lightning_streaming.order.partition import BatchGeometry, Layout, Partition, epoch_geometry, rank_layout
 from lightning_streaming.order.plan import plan_epoch
-from lightning_streaming.order.settings import BATCHING_METHODS, SHUFFLE_ALGOS, OrderSettings
-from lightning_streaming.order.shape import DatasetShape
-from lightning_streaming.order.weights import StreamWeight, resolve_weights
+from lightning_streaming.order.settings import (
+    BATCHING_METHODS,
+    SHUFFLE_ALGOS,
+    BatchingMethod,
+    OrderSettings,
+    ShuffleAlgo,
+)
+from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
 
 SEED = 9176
 FIRST_IDS = 1000
@@ -116,13 +118,13 @@ def first_ids(case: Case, sizes: tuple[Any, ...]) -> Any:
 
     geometry = epoch_geometry(settings, case.machines, None)
     plan = plan_epoch(settings, shape, geometry, 0, draw_order(settings, shape, 0))
-    return plan.ids(first_positions(case, len(plan), layout(settings, case.machines, geometry)))
+    return plan.ids(first_positions(case, len(plan), rank_layout(settings, case.machines, geometry)))
 
 
 def first_positions(case: Case, length: int, divided: Layout) -> Any:
     """Batches of the first rank, as the first of its workers reads them."""
     machines = case.machines
-    deal = Deal(
+    deal = Partition(
         length=length,
         start=int(length * case.place) // machines.global_batch_size * machines.global_batch_size,
         num_nodes=machines.num_nodes,

@@ -10,14 +10,13 @@ if TYPE_CHECKING:
     from lightning_streaming.formats.encodings import register_encoding, registered_encodings
     from lightning_streaming.loading.dataloader import StreamingDataLoader
     from lightning_streaming.loading.dataset import StreamingDataset
-    from lightning_streaming.loading.gather import gather_in_order
-    from lightning_streaming.loading.local_dataset import LocalDataset
     from lightning_streaming.loading.measures import LoaderStatistics, WaitTimes
-    from lightning_streaming.loading.rank_states import restore_state_global, save_state_global
-    from lightning_streaming.loading.rng import rng_for
+    from lightning_streaming.loading.ranks import gather_in_order, restore_state_global, save_state_global
+    from lightning_streaming.loading.sample_access import LocalDataset
     from lightning_streaming.loading.sample_key import KeyedBatch, SampleKey, SampleKeys
     from lightning_streaming.loading.sample_log import LoggedSample, read_sample_log
     from lightning_streaming.loading.stream import Stream
+    from lightning_streaming.loading.transform import rng_for
     from lightning_streaming.trainer.config import StreamingConfig
     from lightning_streaming.trainer.datamodule import StreamingDataModule
     from lightning_streaming.trainer.monitor import StreamingMonitor
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from lightning_streaming.writing.merge import merge, merge_under
     from lightning_streaming.writing.parallel import write_parallel
     from lightning_streaming.writing.parts import PartJob, plan_parts
-    from lightning_streaming.writing.writer import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
+    from lightning_streaming.writing.writers import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
 
 __version__ = "0.1.0"
 
@@ -71,13 +70,13 @@ __all__ = [
 
 # Found when first asked for: a tool or a writer has no use for torch, and a worker process none for lightning.
 _MODULE_OF = {
-    "CSVWriter": "writing.writer",
-    "JSONWriter": "writing.writer",
+    "CSVWriter": "writing.writers",
+    "JSONWriter": "writing.writers",
     "KeyedBatch": "loading.sample_key",
     "LoaderStatistics": "loading.measures",
-    "LocalDataset": "loading.local_dataset",
+    "LocalDataset": "loading.sample_access",
     "LoggedSample": "loading.sample_log",
-    "MDSWriter": "writing.writer",
+    "MDSWriter": "writing.writers",
     "PartJob": "writing.parts",
     "Preempted": "trainer.preemption",
     "PreemptionCheckpoint": "trainer.preemption",
@@ -90,20 +89,20 @@ _MODULE_OF = {
     "StreamingDataset": "loading.dataset",
     "StreamingMonitor": "trainer.monitor",
     "StreamingStateCallback": "trainer.state_callback",
-    "TSVWriter": "writing.writer",
+    "TSVWriter": "writing.writers",
     "WaitTimes": "loading.measures",
     "World": "world",
-    "XSVWriter": "writing.writer",
-    "gather_in_order": "loading.gather",
+    "XSVWriter": "writing.writers",
+    "gather_in_order": "loading.ranks",
     "merge": "writing.merge",
     "merge_under": "writing.merge",
     "plan_parts": "writing.parts",
     "read_sample_log": "loading.sample_log",
     "register_encoding": "formats.encodings",
     "registered_encodings": "formats.encodings",
-    "restore_state_global": "loading.rank_states",
-    "rng_for": "loading.rng",
-    "save_state_global": "loading.rank_states",
+    "restore_state_global": "loading.ranks",
+    "rng_for": "loading.transform",
+    "save_state_global": "loading.ranks",
     "write_parallel": "writing.parallel",
 }
 

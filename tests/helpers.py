@@ -14,9 +14,8 @@ import pytest
 
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset, World
 from lightning_streaming.formats.index import INDEX_BASENAME, dump_index
-from lightning_streaming.writing.mds_recipe import make_mds_recipe
-from lightning_streaming.writing.settings import parse_settings
-from lightning_streaming.writing.shard_buffer import ShardBuffer
+from lightning_streaming.writing.shard_builder import ShardBuffer
+from lightning_streaming.writing.shard_encoders import make_mds_encoder, parse_settings
 
 State = dict[str, Any]
 
@@ -31,7 +30,7 @@ def write_dataset(root: Path, samples: int = 29, *, first_id: int = 0, **writer:
 
 def write_shards(root: Path, sizes: Sequence[int]) -> Path:
     """Write samples whose ``id`` counts from 0, in shards of these sizes; gives ``root``."""
-    recipe = make_mds_recipe({"id": "int"}, parse_settings(None, None, None))
+    recipe = make_mds_encoder({"id": "int"}, parse_settings(None, None, None))
     root.mkdir(parents=True)
     first, infos = 0, []
     for number, size in enumerate(sizes):

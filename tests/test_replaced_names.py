@@ -25,7 +25,7 @@ from lightning_streaming import (
 )
 from lightning_streaming.errors import ConfigError, UnknownArgumentError
 from lightning_streaming.replaced_names import REPLACED_ARGUMENTS, REPLACED_ATTRIBUTES, REPLACED_IN_MODULE
-from lightning_streaming.writing.core import ShardWriter
+from lightning_streaming.writing.writers import ShardWriter
 from tests.helpers import make_loader, write_dataset
 
 

@@ -14,8 +14,7 @@ import matplotlib.pyplot as plt
 from lightning_streaming.order.draw import draw_order
 from lightning_streaming.order.sequence import CanonicalSequence
 from lightning_streaming.order.settings import OrderSettings
-from lightning_streaming.order.shape import DatasetShape
-from lightning_streaming.order.weights import StreamWeight, resolve_weights
+from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
 
 SHARDS = np.full(24, 100)
 CANONICAL_NODES = 2

@@ -1,33 +1,51 @@
-"""A stream's index on this node: fetched by one process, parsed once, and the same for all processes of a run."""
+"""A stream's index on this node: fetched by one process, parsed once, and the same for all processes of a run.
+
+Each index goes with a tag: files that carry it were checked by that index, or by one that agrees with it. The manifest
+ties the tag to the SHA-256 of the index. An index that only has more shards keeps the tag. Any other takes the next
+one, so that jobs which began with the index before, and still publish files, do so under a tag that is not believed any
+more. The steps are such that whoever is killed between two of them leaves files unchecked at worst.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lightning_streaming.cache.config import CacheConfig
-from lightning_streaming.cache.index_checks import checked, is_fresh, likely_digest, mark_checked_by, version_of
-from lightning_streaming.cache.index_file import LARGE_INDEX_BYTES, FoundIndex, KnownIndex, load_index
-from lightning_streaming.cache.index_forms import IndexForms
-from lightning_streaming.cache.index_lock import IndexLock, being_fetched, held_index, sweep_left_overs
-from lightning_streaming.cache.index_marks import IndexMarks
-from lightning_streaming.cache.layout import origin_of
-from lightning_streaming.cache.locks import pauses
-from lightning_streaming.cache.marks import OwnTimes, make_mark
-from lightning_streaming.cache.origin import IndexCheck, Origin, gone, read_origin, settle_origin, write_origin
-from lightning_streaming.cache.patience import Patience
-from lightning_streaming.cache.permissions import adopt_file
+from lightning_streaming.cache.config import CacheConfig, remote_digest
+from lightning_streaming.cache.file_states import CacheDirectory
+from lightning_streaming.cache.index_files import (
+    LARGE_INDEX_BYTES,
+    FoundIndex,
+    IndexForms,
+    IndexLock,
+    KnownIndex,
+    being_fetched,
+    locked_index,
+    sweep_left_overs,
+)
+from lightning_streaming.cache.manifest import (
+    CacheManifest,
+    IndexCheck,
+    OwnTags,
+    ensure_manifest,
+    make_tag,
+    next_tag,
+    read_manifest,
+    write_manifest,
+)
+from lightning_streaming.cache.shared_files import StallTimeout, adopt_file, pauses
 from lightning_streaming.errors import ConfigError, FormatError, ObjectNotFoundError, StorageError
-from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index
-from lightning_streaming.formats.index_form import Identity
+from lightning_streaming.files import join_under
+from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, Identity, parse_index
 from lightning_streaming.storage import download, join_url, mask_url
-from lightning_streaming.storage.object_version import object_version
-from lightning_streaming.storage.retry import longest_series
+from lightning_streaming.storage.location import object_version
+from lightning_streaming.storage.retries import longest_series
 
 _logger = logging.getLogger(__name__)
 
@@ -38,7 +56,7 @@ _LOOK_SECONDS = 0.2
 
 
 class IndexCache:
-    """The index of one stream, and the mark of its cache directory.
+    """The index of one stream, and the tag of its cache directory.
 
     The first call of :meth:`read` decides which index it is. Copies that are pickled after that, like those of worker
     processes, read the same one whatever happens to the remote or the file, and without asking anybody.
@@ -53,14 +71,14 @@ class IndexCache:
         self._known: KnownIndex | None = None
         # Kept, so that nobody removes the parsed form as long as processes may be started that need it.
         self._index: DatasetIndex | None = None
-        self._mark: int | None = None
+        self._tag: int | None = None
         self._came_along = False  # whether the index was here before we first fetched anything
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_index": None}
 
     @property
-    def mark(self) -> int:
+    def tag(self) -> int:
         """The modification time, in nanoseconds, of fetched files that are ours, checked by this index, and unchanged.
 
         It goes with the index, which is read if it was not yet.
@@ -68,32 +86,35 @@ class IndexCache:
         Raises:
             StreamingError: As for :meth:`read`.
         """
-        if self._mark is None:
+        if self._tag is None:
             self.read()
-        assert self._mark is not None, "a remote's index comes with one"
-        return self._mark
+        assert self._tag is not None, "a remote's index comes with one"
+        return self._tag
 
     @property
-    def own(self) -> OwnTimes:
+    def own(self) -> OwnTags:
         """Which modification times are ours in the cache directory, which is made if it is not there.
 
         Raises:
             StreamingError: As for :meth:`read`; or the directory is not for raw files of a dataset in place.
         """
         if self._config.source_directory() is None:
-            mark = self.mark
-            return OwnTimes(mark, came_with_index=self._came_along)
-        origin = read_origin(self._directory)
-        if origin is None or origin.own is None:
+            tag = self.tag
+            return OwnTags(tag, came_with_index=self._came_along)
+        manifest = read_manifest(self._directory)
+        if manifest is None or manifest.own is None:
             if not self._may_write():
-                return OwnTimes(make_mark())  # nothing there can be ours
+                return OwnTags(make_tag())  # nothing there can be ours
             with self._lock() as lock:
-                origin = self._settle_origin(lock)
-        self._check_origin(origin)
-        return OwnTimes(None)
+                manifest = self._settle_manifest(lock)
+        self._check_manifest(manifest)
+        return OwnTags(None)
 
-    def mark_in_place(self) -> int | None:
-        """What :func:`mark_checked_by` says of the index and the directory that is read in place.
+    def tag_in_place(self) -> int | None:
+        """The tag of what was fetched into the directory that is read in place, and checked by the index there.
+
+        Returns:
+            None where that directory is no cache, or one of another index by now.
 
         Raises:
             StreamingError: As for :meth:`read`.
@@ -102,7 +123,11 @@ class IndexCache:
         source = self._config.source_directory()
         assert source is not None, "it is read in place"
         assert self._known is not None, "it was read"
-        return mark_checked_by(source, self._known.digest)
+        with suppress(StorageError):
+            manifest = read_manifest(source)
+            if manifest is not None and manifest.digest == self._known.digest:
+                return manifest.tag
+        return None
 
     def read(self) -> DatasetIndex:
         """Read the stream's index.
@@ -126,7 +151,7 @@ class IndexCache:
         found = self._read_cached_or_remote() if source is None else self._read_in_place(source / INDEX_BASENAME)
         self._known = found.known
         if found.is_new:  # not before: what was read of an old one would keep it
-            self._forms.sweep(keep=found.known.digest)
+            self._forms.sweep(keep=found.digest)
         return found.index
 
     def _read_again(self, known: KnownIndex) -> DatasetIndex:
@@ -137,8 +162,8 @@ class IndexCache:
         if form is not None:
             return form.index
         with suppress(OSError, FormatError):
-            found = self._load(path, str(path), None, known.digest)
-            if found.known.digest == known.digest:
+            found = self._forms.load(path, likely=known.digest)
+            if found.digest == known.digest:
                 return found.index
         raise StorageError(
             f"the index that this run began with is gone: {path} is another one by now, and no parsed form of it is in "
@@ -149,20 +174,22 @@ class IndexCache:
         try:
             identity = Identity.of(path)
             if identity.size < LARGE_INDEX_BYTES:
-                return self._load(path, str(path), None, None)
+                return self._forms.load(path)
             likely = None
             with suppress(StorageError):  # a directory that this user may not enter
-                likely = likely_digest(read_origin(self._directory))
+                known = read_manifest(self._directory)
+                likely = None if known is None else known.digest
             form = self._forms.find(identity, likely)
             if form is not None:
                 return FoundIndex(form.index, KnownIndex(form.digest, None))
             if not self._may_write():
-                return self._load(path, str(path), None, likely)
+                return self._forms.load(path, likely=likely)
             with self._lock() as lock:
-                origin = self._settle_origin(lock)
-                found = self._load(path, str(path), lock.scratch, likely_digest(origin))
+                manifest = self._settle_manifest(lock)
+                found = self._forms.load(path, scratch=lock.scratch, likely=manifest.digest)
                 with suppress(OSError):  # another user's
-                    write_origin(self._directory, replace(origin, check=checked(found, {}, None)), lock.scratch)
+                    check = IndexCheck(digest=found.digest, checked=time.time_ns())
+                    write_manifest(self._directory, replace(manifest, check=check), lock.scratch)
                 return found
         except (FileNotFoundError, NotADirectoryError):
             raise ObjectNotFoundError(
@@ -183,67 +210,76 @@ class IndexCache:
         if not os.access(self._directory, os.W_OK):
             return self._read_foreign()
         with self._lock() as lock:
-            found = read_origin(self._directory)
+            found = read_manifest(self._directory)
             self._came_along = found is None or (found.check is not None and found.check.came_along)
-            origin = self._settle_origin(lock)
-            cached = self._load_cached(lock.scratch, likely_digest(origin))
-            if cached is not None and is_fresh(cached.known, origin.check):
-                self._mark = origin.mark
+            manifest = self._settle_manifest(lock)
+            cached = self._load_cached(lock.scratch, manifest.digest)
+            check = None if cached is None else manifest.check_of(cached.digest)
+            if cached is not None and check is not None and check.is_fresh():
+                self._tag = manifest.tag
                 return cached
             sweep_left_overs(self._directory)
             if cached is None:
-                return self._fetch(None, origin, lock)
+                return self._fetch(None, manifest, lock)
             try:
-                return self._fetch_if_changed(cached, origin, lock)
+                return self._fetch_if_changed(cached, manifest, lock)
             except ObjectNotFoundError as error:
-                raise gone(self._url, self._directory, error) from error
+                raise ObjectNotFoundError(
+                    f"{mask_url(self._url)} is not there any more, though {self._directory} keeps an index that came "
+                    f"from it ({error}); correct remote=, or put the dataset back; to read what this node keeps, whole "
+                    f"or not, give local={str(self._directory)!r} alone, without remote="
+                ) from error
             except (StorageError, FormatError) as error:
                 _logger.warning("the index in %s is used as it is, which may be old: %s", self._directory, error)
-                version = version_of(cached.known, origin) or {}
-                return self._conclude(cached, cached, checked(cached, version, None), origin, lock)
+                check = manifest.check_of(cached.digest)
+                version = {} if check is None else check.version
+                return self._conclude(cached, cached, manifest, lock, version=version, asked=False)
 
     def _read_foreign(self) -> FoundIndex:
         """Read the index of a directory that is not ours to write to, which another user may be about to fetch."""
         cached = None
-        patience = Patience(self._patience())
+        stall = StallTimeout(self._stall_seconds())
         for _ in pauses(longest=_LOOK_SECONDS):
             coming = being_fetched(self._directory)
-            origin = read_origin(self._directory)  # before the index: a later one has no say about an earlier mark
-            self._check_origin(origin)
+            manifest = read_manifest(self._directory)  # before the index: a later one has no say about an earlier tag
+            self._check_manifest(manifest)
             cached = self._load_cached(None, None)
             if cached is not None or coming is None:
                 break
-            patience.check([coming])
+            stall.check([coming])
         if cached is None:
             raise StorageError(
                 f"{self._directory} has no index that may be read, and cannot be written to; choose another directory "
                 "with local="
             )
-        is_known = origin is not None and origin.digest == cached.known.digest
-        self._mark = origin.mark if origin is not None and is_known else make_mark()
-        check = None if origin is None else origin.check
-        self._came_along = origin is None or (is_known and check is not None and check.came_along)
+        is_known = manifest is not None and manifest.digest == cached.digest
+        self._tag = manifest.tag if manifest is not None and is_known else make_tag()
+        check = None if manifest is None else manifest.check
+        self._came_along = manifest is None or (is_known and check is not None and check.came_along)
         return cached
 
     def _load_cached(self, scratch: Path | None, likely: str | None) -> FoundIndex | None:
         """The index in the cache directory; None if there is none, or one that was cut short or may not be read."""
         path = self._directory / INDEX_BASENAME
         try:
-            return self._load(path, str(path), scratch, likely)
+            return self._forms.load(path, scratch=scratch, likely=likely)
         except (FileNotFoundError, PermissionError, FormatError):
             return None
 
-    def _fetch_if_changed(self, cached: FoundIndex, origin: Origin, lock: IndexLock) -> FoundIndex:
+    def _fetch_if_changed(self, cached: FoundIndex, manifest: CacheManifest, lock: IndexLock) -> FoundIndex:
         """Ask for the remote's version of a large index; a small one is fetched in no more time than that takes."""
-        known = version_of(cached.known, origin)
-        if cached.known.is_large and known is not None:
+        check = manifest.check_of(cached.digest)
+        if cached.known.is_large and check is not None:
             with suppress(ObjectNotFoundError):  # said of every failure over HTTP; fetching it tells which
                 version = self._remote_version()
-                if version["size"] == (self._directory / INDEX_BASENAME).stat().st_size and known in ({}, version):
-                    return self._conclude(cached, cached, checked(cached, version, os.getpid()), origin, lock)
-        return self._fetch(cached, origin, lock)
+                if version["size"] == (self._directory / INDEX_BASENAME).stat().st_size and check.version in (
+                    {},
+                    version,
+                ):
+                    return self._conclude(cached, cached, manifest, lock, version=version)
+        return self._fetch(cached, manifest, lock)
 
-    def _fetch(self, cached: FoundIndex | None, origin: Origin, lock: IndexLock) -> FoundIndex:
+    def _fetch(self, cached: FoundIndex | None, manifest: CacheManifest, lock: IndexLock) -> FoundIndex:
         config = self._config
         download(
             self._url,
@@ -254,16 +290,16 @@ class IndexCache:
             timeout=config.download_timeout,
         )
         size = lock.arriving.stat().st_size
-        fetched = self._load(lock.arriving, mask_url(self._url), lock.scratch, None)
+        fetched = self._forms.load(lock.arriving, scratch=lock.scratch, shown=mask_url(self._url))
         version: Mapping[str, Any] = {}
         if fetched.known.is_large:
             with suppress(StorageError):
                 version = self._remote_version()
-        if cached is None or cached.known.digest != fetched.known.digest:
+        if cached is None or cached.digest != fetched.digest:
             self._replace(lock)
         # Of another size it is a later version, which is to be noticed next time.
-        check = checked(fetched, version if version.get("size") == size else {}, os.getpid())
-        return self._conclude(cached, fetched, check, origin, lock)
+        version = version if version.get("size") == size else {}
+        return self._conclude(cached, fetched, manifest, lock, version=version)
 
     def _replace(self, lock: IndexLock) -> None:
         """Let the index that was fetched take the place of the one before, unless that is another user's to keep."""
@@ -283,19 +319,27 @@ class IndexCache:
             raise StorageError(f"{path} cannot be written: {error}; choose another directory with local=") from error
 
     def _conclude(
-        self, cached: FoundIndex | None, found: FoundIndex, check: IndexCheck, origin: Origin, lock: IndexLock
+        self,
+        cached: FoundIndex | None,
+        found: FoundIndex,
+        manifest: CacheManifest,
+        lock: IndexLock,
+        *,
+        version: Mapping[str, Any],
+        asked: bool = True,
     ) -> FoundIndex:
-        """Note which index is here now, and find the mark that goes with it."""
-        is_same = cached is not None and cached.known.digest == found.known.digest
-        self._came_along = self._came_along and is_same and origin.digest in (None, found.known.digest)
-        check = replace(check, came_along=self._came_along)
-        marks = IndexMarks(self._directory, lock.scratch)
-        settled = marks.settle(origin, cached, found)
-        self._mark = marks.note(settled, origin, check).mark
+        """Note which index is here now, what the remote said of it, and find the tag that goes with it."""
+        is_same = cached is not None and cached.digest == found.digest
+        self._came_along = self._came_along and is_same and manifest.digest in (None, found.digest)
+        check = IndexCheck(
+            digest=found.digest,
+            checked=time.time_ns(),
+            version=version,
+            asker=os.getpid() if asked else None,
+            came_along=self._came_along,
+        )
+        self._tag = _IndexTags(self._directory, lock.scratch).settle(manifest, cached, found, check)
         return found
-
-    def _load(self, path: Path, shown: str, scratch: Path | None, likely: str | None) -> FoundIndex:
-        return load_index(path, shown, self._forms, scratch, likely)
 
     def _remote_version(self) -> dict[str, Any]:
         config = self._config
@@ -315,36 +359,159 @@ class IndexCache:
             ) from error
 
     def _lock(self) -> AbstractContextManager[IndexLock]:
-        return held_index(self._directory, self._patience())
+        return locked_index(self._directory, self._stall_seconds())
 
-    def _patience(self) -> float:
+    def _stall_seconds(self) -> float:
         return longest_series(self._config.attempts, self._config.download_timeout) + _PARSE_SECONDS
 
-    def _settle_origin(self, lock: IndexLock) -> Origin:
+    def _settle_manifest(self, lock: IndexLock) -> CacheManifest:
         in_place = self._config.source_directory() is not None
-        origin = settle_origin(self._directory, self._origin_digest(), lock.scratch, of_originals=in_place)
-        self._check_origin(origin)
-        return origin
+        manifest = ensure_manifest(self._directory, self._remote_digest(), lock.scratch, of_originals=in_place)
+        self._check_manifest(manifest)
+        return manifest
 
-    def _origin_digest(self) -> str:
+    def _remote_digest(self) -> str:
         source = self._config.source_directory()
         if source is not None:
-            return origin_of(str(source), {}).decode()
-        return origin_of(self._config.remote or "", self._config.storage_options).decode()
+            return remote_digest(str(source), {})
+        return remote_digest(self._config.remote or "", self._config.storage_options)
 
-    def _check_origin(self, origin: Origin | None) -> None:
-        if origin is None:
+    def _check_manifest(self, manifest: CacheManifest | None) -> None:
+        if manifest is None:
             return
         shown = mask_url(self._config.remote or str(self._config.local))
-        if origin.remote != self._origin_digest():
+        if manifest.remote != self._remote_digest():
             raise ConfigError(
                 f"{self._directory} holds shards of another remote than {shown}; correct remote= if it is mistyped, "
                 "give this stream a directory of its own with local=, or remove that one"
             )
         in_place = self._config.source_directory() is not None
-        if origin.own is not None and origin.of_originals != in_place:
+        if manifest.own is not None and manifest.of_originals != in_place:
             kinds = ["files fetched from", "raw files decompressed from"]
             raise ConfigError(
                 f"{self._directory} is for {kinds[not in_place]} {shown}, so it cannot be for {kinds[in_place]} there "
                 "too; give this stream another directory with local=, or remove that one"
             )
+
+
+class _IndexTags:
+    """Finds the tag of a directory that holds files of a remote; used by who holds the index's lock.
+
+    Args:
+        directory: The cache directory, which is there.
+        scratch: A file in it that nobody else writes.
+    """
+
+    def __init__(self, directory: Path, scratch: Path) -> None:
+        self._directory = directory
+        self._scratch = scratch
+
+    def settle(self, manifest: CacheManifest, old: FoundIndex | None, new: FoundIndex, check: IndexCheck) -> int | None:
+        """Find the tag for an index that is in its place by now, and tie it to that.
+
+        Files that both indexes have keep their standing, if the old one is known to be what the tag went with; those
+        that are others by now are removed. Without such an old one, all are to be checked again.
+
+        Args:
+            manifest: What was known when the lock was taken.
+            old: The index that was here; None if there was none that could be read.
+            new: The one that is here.
+            check: What is to be noted of that.
+        """
+        settled = manifest
+        known = old if old is not None and manifest.digest == old.digest else None
+        if manifest.digest != new.digest and not (known is not None and _extends(known.index, new.index)):
+            settled = self._renew(manifest, new.digest)
+            if known is not None and settled.check is None:
+                self._carry_over(manifest, settled, known, new)
+        noted = replace(settled, check=check)
+        with suppress(OSError), self._locked(settled):  # else the remote is asked again next time
+            latest = read_manifest(self._directory)
+            if latest is None or latest.tag != settled.tag:
+                return noted.tag  # another user was faster; we go on like a job that began before
+            if latest.digest not in (manifest.digest, settled.digest, check.digest):
+                noted = replace(noted, tag=next_tag(_tag_of(latest)))
+            write_manifest(self._directory, noted, self._scratch)
+        return noted.tag
+
+    def _renew(self, manifest: CacheManifest, digest: str) -> CacheManifest:
+        try:
+            with self._locked(manifest):
+                latest = read_manifest(self._directory) or manifest
+                if latest.tag != manifest.tag and latest.digest == digest:
+                    return latest  # another user adopted the same index just now
+                renewed = replace(latest, tag=next_tag(_tag_of(latest)), check=None)
+                write_manifest(self._directory, renewed, self._scratch)
+                if latest.digest is not None:
+                    _logger.info("files in %s that changed with the index are fetched again", self._directory)
+                return renewed
+        except OSError:  # another user's file: nothing there is believed
+            return replace(manifest, tag=make_tag())
+
+    def _carry_over(self, manifest: CacheManifest, renewed: CacheManifest, old: FoundIndex, new: FoundIndex) -> None:
+        own = OwnTags(manifest.tag)
+        place = CacheDirectory(self._directory, lambda: own)
+        for name, is_same in _compare_files(old.index, new.index):
+            path = join_under(self._directory, name)
+            with suppress(FileNotFoundError):
+                modified = path.stat().st_mtime_ns
+                if is_same and modified == manifest.tag:
+                    _tag_again(path, modified, _tag_of(renewed))
+                elif not is_same and own.include(modified):
+                    place.remove(path)
+
+    @contextmanager
+    def _locked(self, manifest: CacheManifest) -> Iterator[None]:
+        """Hold the usage lock, for moments: each user has an index lock of their own, but the manifest is one."""
+        with CacheDirectory(self._directory, lambda: OwnTags(_tag_of(manifest))).locked():
+            yield
+
+
+def _tag_of(manifest: CacheManifest) -> int:
+    return make_tag() if manifest.tag is None else manifest.tag
+
+
+def _tag_again(path: Path, before: int, tag: int) -> None:
+    """Change a file's tag; by its descriptor, lest another one take its name meanwhile."""
+    with suppress(OSError):  # gone, or another user's: it is checked when it is used
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            found = os.fstat(descriptor)
+            if found.st_mtime_ns == before:
+                os.utime(descriptor, ns=(found.st_atime_ns, tag))
+        finally:
+            os.close(descriptor)
+
+
+def _extends(old: DatasetIndex, new: DatasetIndex) -> bool:
+    """Whether a new index has all shards of the old one, and only more at the end, as mostly."""
+    return old.shards.starts_like(new.shards, len(old.shards))
+
+
+def _compare_files(old: DatasetIndex, new: DatasetIndex) -> Iterator[tuple[str, bool]]:
+    """Names of files of raw files that both indexes have, and whether they are the same: size and hashes.
+
+    Where one file of a pair, raw and compressed, has changed, the other counts as changed too: it may have no hash that
+    would tell. Without hashes nothing is the same for sure: sizes of numbers, for example, are always alike.
+    """
+    known = {name: content for name, content, _ in _pairs(old)}
+    for name, content, names in _pairs(new):
+        if name in known:
+            for one in names:
+                yield one, content is not None and known[name] == content
+
+
+def _pairs(index: DatasetIndex) -> Iterator[tuple[str, int | None, list[str]]]:
+    """Each raw file's name, a number that tells its content and its compressed form's, and the names of both.
+
+    There is no number where not all hashes are recorded.
+    """
+    for shard in index.shards:
+        for pair in shard.files:
+            files = [file for file in pair if file is not None]
+            content = hash(tuple(map(_content, files))) if all(file.hashes for file in files) else None
+            yield pair[0].basename, content, [file.basename for file in files]
+
+
+def _content(file: FileInfo) -> tuple[int, tuple[tuple[str, str], ...]]:
+    return file.bytes, tuple(sorted(file.hashes.items()))

@@ -1,35 +1,127 @@
-"""Makes a stream's index and shards present on this node, each fetched by one process and shared by all."""
+"""The front of the cache: makes a stream's index and shards present on this node, each fetched once for all.
+
+    hold(shard)
+      present?                            -> lock its files (shared), give their directory
+      claim it                            one process fetches; others wait, or come back later
+        present now?                      -> somebody else was faster
+        reserve room under the quota      evict, wait, or say that there is none
+        write the staging file, check it, publish it, turn its lock into a shared one
+
+The states that this leads through are drawn in :mod:`~lightning_streaming.cache.file_states`.
+"""
 
 from __future__ import annotations
 
+import enum
+import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from time import perf_counter_ns
+from typing import Any, NamedTuple
 
-from lightning_streaming.cache.arrival import claim, directory_gone, part_path
 from lightning_streaming.cache.config import CacheConfig
-from lightning_streaming.cache.fetching import Absence, Ask, Fetcher
+from lightning_streaming.cache.file_states import CacheDirectory, HeldShard, Presence, StagingFile, claim, staging_path
 from lightning_streaming.cache.index_cache import IndexCache
-from lightning_streaming.cache.locks import pauses
-from lightning_streaming.cache.marks import OwnTimes
-from lightning_streaming.cache.patience import Patience, identity
-from lightning_streaming.cache.permissions import is_reachable
-from lightning_streaming.cache.place import CachePlace
-from lightning_streaming.cache.presence import Held, Presence
-from lightning_streaming.cache.room import CacheRoom
-from lightning_streaming.cache.scan import find_entry
-from lightning_streaming.cache.sources import InPlaceSource, RemoteSource
-from lightning_streaming.cache.stamps import stamp_finished, stamp_used
-from lightning_streaming.errors import StorageError, StreamingError
+from lightning_streaming.cache.manifest import OwnTags
+from lightning_streaming.cache.quota import CacheQuota, Demand
+from lightning_streaming.cache.shared_files import (
+    FileIdentity,
+    StallTimeout,
+    directory_gone,
+    file_identity,
+    is_reachable,
+    pauses,
+)
+from lightning_streaming.cache.sources import InPlaceSource, RemoteSource, unpack
+from lightning_streaming.cache.usage import find_entry, set_finished, set_used
+from lightning_streaming.errors import (
+    DiskFullError,
+    IndexFormatError,
+    IntegrityError,
+    LockTimeoutError,
+    StorageError,
+    StreamingError,
+)
 from lightning_streaming.files import join_under
+from lightning_streaming.formats.compression import check_algorithm
 from lightning_streaming.formats.index import DatasetIndex, FileInfo, ShardInfo
 from lightning_streaming.storage import prepare
-from lightning_streaming.storage.retry import longest_series
+from lightning_streaming.storage.retries import longest_series
 
 _UNPACK_SECONDS = 60.0
 """Added to how long a download may be silent: for checking and decompressing what arrived, or for waiting for room."""
+_SWEEP_SECONDS = 5.0
+"""More than anybody needs to find out whether a staging file is dead."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Absence(enum.Enum):
+    """Why a shard is not here after one try."""
+
+    FETCHED_ELSEWHERE = enum.auto()
+    """Another process, or thread, is fetching it."""
+    NO_ROOM = enum.auto()
+    """There is no room for it."""
+    REMOVED = enum.auto()
+    """It was here, and was removed before it could be held."""
+
+
+class Miss(NamedTuple):
+    """A raw file that was not on this node when this process asked for it."""
+
+    fetched_bytes: int = 0
+    """Bytes that this process then fetched; 0 where another process did."""
+    unpack_began: int = 0
+    """When this process began to decompress it, by ``perf_counter_ns``; 0 where it did not."""
+    unpack_ended: int = 0
+    """When it had."""
+
+
+class Misses:
+    """What was not on this node when it was wanted, of one stream in this process, of each file the latest.
+
+    Threads that fetch ahead add to it while the reader takes from it: each call is one step of a dict.
+    """
+
+    def __init__(self) -> None:
+        self._by_file: dict[str, Miss] = {}
+
+    def fetched(self, basename: str, fetched_bytes: int) -> None:
+        """Note that a raw file was fetched as it is."""
+        self._by_file[basename] = Miss(fetched_bytes)
+
+    def unpacked(self, basename: str, fetched_bytes: int, unpack_began: int) -> None:
+        """Note that a raw file has just been decompressed, from one that was fetched or, of 0 bytes, was here."""
+        self._by_file[basename] = Miss(fetched_bytes, unpack_began, perf_counter_ns())
+
+    def fetched_elsewhere(self, basename: str) -> None:
+        """Note that another process, or thread, is fetching a raw file; if it is a thread of ours, it tells more."""
+        self._by_file.setdefault(basename, Miss())
+
+    def take(self, shard: ShardInfo) -> list[Miss]:
+        """What was noted of a shard's files."""
+        taken = (self._by_file.pop(raw.basename, None) for raw, _ in shard.files)
+        return [miss for miss in taken if miss is not None]
+
+    def clear(self) -> None:
+        """Forget what nobody has taken."""
+        self._by_file.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """Who wants a shard, and what may be done for it."""
+
+    quota: CacheQuota
+    """Where room for it is counted."""
+    let_go: Callable[[], object] | None = None
+    """Closes what a reader has open that cannot go on without the shard; None where nobody waits for it."""
+    spare_since: int | None = None
+    """Where nobody waits for it: nothing used at this time or later is removed for it, in nanoseconds."""
 
 
 class ShardCache:
@@ -45,11 +137,11 @@ class ShardCache:
         """The stream, as errors call it."""
         self._index = IndexCache(config)
         self._source = _source_of(config)
-        self.place = CachePlace(config.cache_directory(), self._own_times)
+        self.place = CacheDirectory(config.cache_directory(), self._own_tags)
         """The directory for what is fetched or decompressed."""
-        self._unlimited = CacheRoom([self.place])
+        self._unlimited = CacheQuota([self.place])
         self._presence = Presence(self.place, self._source)
-        self._fetcher = Fetcher(self.place, self._source, self._presence, config)
+        self._fetcher = _Fetcher(self.place, self._source, self._presence, keep_zip=config.keep_zip)
         self.misses = self._fetcher.misses
         """What was not on this node when it was asked for, until somebody takes note."""
         # Of a directory that is read in place: whether a shard's raw files are used there, by their data file.
@@ -95,7 +187,7 @@ class ShardCache:
 
     @contextmanager
     def hold(
-        self, shard: ShardInfo, room: CacheRoom | None = None, let_go: Callable[[], object] | None = None
+        self, shard: ShardInfo, quota: CacheQuota | None = None, let_go: Callable[[], object] | None = None
     ) -> Iterator[Path]:
         """Have a shard's raw files on this node, however long that takes, and nobody remove them before the block ends.
 
@@ -103,7 +195,7 @@ class ShardCache:
 
         Args:
             shard: An entry of this stream's index.
-            room: Where room for it is counted; None for no limit.
+            quota: Where room for it is counted; None for no limit.
             let_go: Closes what else the reader has open, if there is no room without that.
 
         Yields:
@@ -120,15 +212,15 @@ class ShardCache:
             LockTimeoutError: Another process is fetching the shard, and has shown no sign of life for too long.
         """
         with self._named():
-            held = self._obtain(shard, Ask(room=room or self._unlimited, let_go=let_go or _let_go_of_nothing))
-        assert isinstance(held, Held), "it waits"
+            held = self._obtain(shard, _Request(quota or self._unlimited, let_go=let_go or _let_go_of_nothing))
+        assert isinstance(held, HeldShard), "it waits"
         try:
             yield held.directory
         finally:
             held.close()
 
     def fetch_ahead(
-        self, shard: ShardInfo, room: CacheRoom | None = None, spare_since: int | None = None
+        self, shard: ShardInfo, quota: CacheQuota | None = None, spare_since: int | None = None
     ) -> Absence | None:
         """Have a shard's raw files on this node without waiting: not for who fetches it already, nor for room.
 
@@ -136,7 +228,7 @@ class ShardCache:
 
         Args:
             shard: An entry of this stream's index.
-            room: Where room for it is counted; None for no limit.
+            quota: Where room for it is counted; None for no limit.
             spare_since: Nothing used at this time or later is removed for it, in nanoseconds; None for no such time.
 
         Returns:
@@ -146,7 +238,7 @@ class ShardCache:
             StreamingError: As for :meth:`hold`.
         """
         with self._named():
-            held = self._obtain(shard, Ask(room=room or self._unlimited, spare_since=spare_since))
+            held = self._obtain(shard, _Request(quota or self._unlimited, spare_since=spare_since))
         if isinstance(held, Absence):
             return held
         held.close()
@@ -174,10 +266,10 @@ class ShardCache:
             return self._source.read_bytes(file, start, stop)
 
     def stamp(self, shard: ShardInfo, *, finished: bool) -> None:
-        """Say that a shard was used until now, or that this epoch needs it no more."""
+        """Set when a shard was last used: now, or so that it goes first, because this epoch needs it no more."""
         if not self._in_place.get(shard.raw_data.basename):
             for path in self.files_of(shard):
-                (stamp_finished if finished else stamp_used)(path)
+                (set_finished if finished else set_used)(path)
 
     def files_of(self, shard: ShardInfo) -> list[Path]:
         """Where this stream's directory has a shard's files, raw and compressed, if it has them."""
@@ -194,8 +286,8 @@ class ShardCache:
         found = [entry for entry in entries if self.place.own.include(entry.modified)]
         if not found:
             return False
-        with self._named(), self.place.held() as ledger:
-            return ledger is not None and self.place.remove_unused(ledger, found)
+        with self._named(), self.place.locked() as count:
+            return count is not None and self.place.remove_unused(count, found)
 
     def discard(self, shard: ShardInfo) -> bool:
         """Remove a shard's files from our directory, because a raw one turned out to be damaged or has vanished.
@@ -213,40 +305,43 @@ class ShardCache:
         seen = self._identities(shard)
         with self._named():
             self.place.prepare()
-            part = claim(self.place.directory, shard.raw_data.basename)
-            if part is None:
+            staging = claim(self.place.directory, shard.raw_data.basename)
+            if staging is None:
                 return True
             try:
                 if None not in seen and self._identities(shard) == seen:
+                    _logger.info("%s is damaged, so it is made anew", shard.raw_data.basename)
                     for path in self.files_of(shard):
                         self.place.remove(path)
             finally:
-                self.place.drop([part])
+                self.place.drop([staging])
         return True
 
-    def _obtain(self, shard: ShardInfo, ask: Ask) -> Held | Absence:
+    def _obtain(self, shard: ShardInfo, request: _Request) -> HeldShard | Absence:
         """Try once; or, where a reader waits for it, until it is here."""
         if self._is_in_place(shard):
             assert isinstance(self._source, InPlaceSource)
-            return Held(self._source.directory, [])
+            return HeldShard(self._source.directory)
         self.place.prepare()
-        patience = Patience(len(shard.files) * self._longest_download() + _UNPACK_SECONDS)
+        # Seconds without a byte after which whoever fetches a file must be done.
+        longest_download = longest_series(self._config.attempts, self._config.download_timeout)
+        stall = StallTimeout(len(shard.files) * longest_download + _UNPACK_SECONDS)
         for _ in pauses():
-            held = self._presence.hold(shard) or self._fetch(shard, ask)
-            if isinstance(held, Held):
-                held.stamp()
+            held = self._presence.hold(shard) or self._fetch(shard, request)
+            if isinstance(held, HeldShard):
+                held.set_used()
                 return held
-            if ask.let_go is None and held is not Absence.REMOVED:
+            if request.let_go is None and held is not Absence.REMOVED:
                 return held
-            patience.check(self._parts_of(shard))
+            stall.check(self._staging_paths(shard))
         raise AssertionError("there is no end to that")
 
-    def _fetch(self, shard: ShardInfo, ask: Ask) -> Held | Absence:
-        part = claim(self.place.directory, shard.raw_data.basename)
-        if part is None:
+    def _fetch(self, shard: ShardInfo, request: _Request) -> HeldShard | Absence:
+        staging = claim(self.place.directory, shard.raw_data.basename)
+        if staging is None:
             self.misses.fetched_elsewhere(shard.raw_data.basename)
             return Absence.FETCHED_ELSEWHERE
-        return self._fetcher.fetch(shard, part, ask)
+        return self._fetcher.fetch(shard, staging, request)
 
     def _is_in_place(self, shard: ShardInfo) -> bool:
         if not isinstance(self._source, InPlaceSource):
@@ -254,24 +349,20 @@ class ShardCache:
         name = shard.raw_data.basename
         if name not in self._in_place:
             # Only of a compressed shard could raw files be another's.
-            mark = self._index.mark_in_place() if shard.compression else None
-            self._in_place[name] = self._source.holds_raw(shard, mark)
+            tag = self._index.tag_in_place() if shard.compression else None
+            self._in_place[name] = self._source.holds_raw(shard, tag)
         return self._in_place[name]
 
-    def _identities(self, shard: ShardInfo) -> list[tuple[int, int] | None]:
+    def _identities(self, shard: ShardInfo) -> list[FileIdentity | None]:
         """What tells the raw files from others that take their place."""
-        return [identity(join_under(self.place.directory, raw.basename)) for raw, _ in shard.files]
+        return [file_identity(join_under(self.place.directory, raw.basename)) for raw, _ in shard.files]
 
-    def _parts_of(self, shard: ShardInfo) -> list[Path]:
-        """What its files are written to on their way; the lock of the first is the lock of the shard."""
+    def _staging_paths(self, shard: ShardInfo) -> list[Path]:
+        """What its files are written to; the lock of the first is the claim of the shard."""
         files = [file for file in chain(*shard.files) if file is not None and file is not shard.raw_data]
-        return [part_path(self.place.directory, file.basename) for file in [shard.raw_data, *files]]
+        return [staging_path(self.place.directory, file.basename) for file in [shard.raw_data, *files]]
 
-    def _longest_download(self) -> float:
-        """Seconds without a byte after which whoever fetches a file must be done."""
-        return longest_series(self._config.attempts, self._config.download_timeout)
-
-    def _own_times(self) -> OwnTimes:
+    def _own_tags(self) -> OwnTags:
         return self._index.own
 
     @contextmanager
@@ -300,3 +391,179 @@ def _source_of(config: CacheConfig) -> InPlaceSource | RemoteSource:
 
 def _let_go_of_nothing() -> None:
     """Nothing is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class _RawFile:
+    """One raw file to make."""
+
+    raw: FileInfo
+    compressed: FileInfo | None
+    staging: StagingFile
+    """What becomes the raw file."""
+    compressed_staging: StagingFile | None
+    """What the compressed file is fetched into; None where there is none, or it is here."""
+
+    def demands(self) -> list[Demand]:
+        """The staging files, with the bytes that each will have."""
+        found = [(self.staging, self.raw.bytes)]
+        if self.compressed_staging is not None and self.compressed is not None:
+            found.append((self.compressed_staging, self.compressed.bytes))
+        return found
+
+
+class _Fetcher:
+    """Brings the files of a stream's shards into its cache directory, each shard by whoever holds its claim."""
+
+    def __init__(
+        self, directory: CacheDirectory, source: InPlaceSource | RemoteSource, presence: Presence, *, keep_zip: bool
+    ) -> None:
+        self._directory = directory
+        self._source = source
+        self._presence = presence
+        self._keep_zip = keep_zip
+        self.misses = Misses()
+
+    def fetch(self, shard: ShardInfo, claimed: StagingFile, request: _Request) -> HeldShard | Absence:
+        """Make what is missing of a shard, and hold the shard.
+
+        Args:
+            shard: The shard.
+            claimed: The staging file of its raw data file, which this ends.
+            request: Who wants it.
+
+        Raises:
+            IntegrityError: What arrives is not what the index promises, time after time.
+            ShardCorruptError: A compressed file that is read in place is not what the index promises.
+            StorageError: A file could not be fetched.
+            IndexFormatError: Two files of the shard have one name.
+            ConfigError: The hash to check by is not recorded, or a limit cannot be kept here.
+        """
+        claims = [claimed]
+        held: HeldShard | Absence = Absence.REMOVED
+        try:
+            with ExitStack() as stack:
+                stack.callback(self._directory.drop, claims)
+                _check_names(shard)
+                held = self._fetch(shard, claims, request, stack)
+        except BaseException:
+            if isinstance(held, HeldShard):
+                held.close()
+            raise
+        return held
+
+    def _fetch(
+        self, shard: ShardInfo, claims: list[StagingFile], request: _Request, stack: ExitStack
+    ) -> HeldShard | Absence:
+        files = []
+        for raw, compressed in [pair for pair in shard.files if not self._presence.is_here(*pair)]:
+            staging = claims[0] if raw is shard.raw_data else self._claim(raw, claims)
+            compressed_staging = None
+            if compressed is not None and isinstance(self._source, RemoteSource):
+                kept = self._presence.hold_compressed(compressed)
+                if kept is not None:
+                    stack.callback(kept.close)
+                else:
+                    compressed_staging = self._claim(compressed, claims)
+            files.append(_RawFile(raw, compressed, staging, compressed_staging))
+        demands = [demand for file in files for demand in file.demands()]
+        if demands and not request.quota.reserve(
+            self._directory, demands, let_go=request.let_go, spare_since=request.spare_since
+        ):
+            return Absence.NO_ROOM
+        if not all(self._make_with_space(file, shard.compression, request) for file in files):
+            return Absence.NO_ROOM
+        # Before the claims are let go of, so that nobody comes in between.
+        return self._presence.hold(shard) or Absence.REMOVED
+
+    def _claim(self, file: FileInfo, claims: list[StagingFile]) -> StagingFile:
+        """Claim what only holders of the shard's claim ask for; but others look whether its writer is dead."""
+        for _ in pauses(_SWEEP_SECONDS):
+            staging = claim(self._directory.directory, file.basename)
+            if staging is not None:
+                claims.append(staging)
+                return staging
+        raise LockTimeoutError(
+            f"the part of {file.basename} in {self._directory.directory} is locked, and nobody fetches it"
+        )
+
+    def _make_with_space(self, file: _RawFile, algorithm: str | None, request: _Request) -> bool:
+        """Whether a file was made; False if the disk is full, and nobody waits for it."""
+        full: DiskFullError | None = None
+
+        def attempt() -> bool:
+            nonlocal full
+            try:
+                self._make(file, algorithm)
+            except DiskFullError as error:
+                _logger.info("the disk is full, so other shards are removed: %s", error)
+                full = error
+                return False
+            return True
+
+        if attempt() or request.quota.retry_with_space(
+            self._directory, file.demands(), attempt, let_go=request.let_go, spare_since=request.spare_since
+        ):
+            return True
+        if request.let_go is not None:
+            raise DiskFullError(f"{file.raw.basename}: {full}, or set a cache_limit that fits") from full
+        return False
+
+    def _make(self, file: _RawFile, algorithm: str | None) -> None:
+        with file.staging.beating():
+            tag = self._write(file, algorithm)
+        if not file.staging.publish(tag):
+            # Another user, whose claims are not ours, was faster; or it is wrong, and this says that it must stay.
+            self._presence.is_here(file.raw, file.compressed)
+        file.staging.keep_shared()
+        if file.compressed_staging is not None:
+            self._directory.drop([file.compressed_staging])
+
+    def _write(self, file: _RawFile, algorithm: str | None) -> int:
+        """Write a raw file to its staging file; gives the tag that it is to have."""
+        raw = file.raw
+        if isinstance(self._source, InPlaceSource):
+            assert file.compressed is not None, "otherwise it is used where it is"
+            assert algorithm is not None, "or the index was refused"
+            began = perf_counter_ns()
+            tag = self._source.unpack_raw(raw, file.compressed, algorithm, file.staging.path)
+            self.misses.unpacked(raw.basename, 0, began)
+            return tag
+        tag = self._directory.own.of_remote
+        if file.compressed is None or algorithm is None:
+            self._source.fetch(raw, file.staging.path)
+            self.misses.fetched(raw.basename, raw.bytes)
+        else:
+            check_algorithm(algorithm)
+            self._unpack_fetched(self._source, file, file.compressed, algorithm, tag)
+        return tag
+
+    def _unpack_fetched(
+        self, source: RemoteSource, file: _RawFile, compressed: FileInfo, algorithm: str, tag: int
+    ) -> None:
+        def unpack_from(path: Path, fetched_bytes: int = compressed.bytes) -> None:
+            began = perf_counter_ns()
+            unpack(path, source.shown(compressed), file.raw, algorithm, file.staging.path)
+            self.misses.unpacked(file.raw.basename, fetched_bytes, began)
+
+        # It may have been kept by an earlier try, for whose raw file there was no room.
+        staging = file.compressed_staging
+        if staging is not None and staging.is_unpublished():
+            source.fetch(compressed, staging.path, unpack_from)
+            if self._keep_zip:
+                staging.publish(tag)
+            return
+        kept = join_under(self._directory.directory, compressed.basename)
+        try:
+            unpack_from(kept, fetched_bytes=0)
+        except IntegrityError as error:
+            # No hash was recorded that would have told; the next try fetches it.
+            _logger.info("%s is removed, to be fetched again: %s", kept, error)
+            self._directory.remove(kept)
+            raise
+
+
+def _check_names(shard: ShardInfo) -> None:
+    names = [file.basename for file in chain(*shard.files) if file is not None]
+    if len(set(names)) < len(names):
+        raise IndexFormatError(f"the files of a shard must have different names, but are {', '.join(names)}")

@@ -1,19 +1,143 @@
-"""The two places raw files come from: a directory that is read in place, and a remote that files are fetched from."""
+"""The two places raw files come from, a directory that is read in place and a remote; and is a file the right one?"""
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from lightning_streaming.cache.config import CacheConfig
-from lightning_streaming.cache.marks import OwnTimes, mark_of_original, verified_mark
-from lightning_streaming.cache.verify import check_hash, choose_hash, find_size, unpack
-from lightning_streaming.errors import IntegrityError, ObjectNotFoundError, ShardCorruptError
+from lightning_streaming.cache.manifest import OwnTags, tag_of_original, verified_tag
+from lightning_streaming.errors import (
+    ConfigError,
+    DiskFullError,
+    IntegrityError,
+    MissingDependencyError,
+    ObjectNotFoundError,
+    ShardCorruptError,
+    StorageError,
+)
 from lightning_streaming.files import join_under
+from lightning_streaming.formats.compression import decompressed_pieces
+from lightning_streaming.formats.hashing import hash_bytes, hash_file
 from lightning_streaming.formats.index import FileInfo, ShardInfo
-from lightning_streaming.formats.raw_forms import was_written_for
+from lightning_streaming.formats.scalars import shortened
+from lightning_streaming.formats.shard import was_written_for
 from lightning_streaming.storage import download, join_url, mask_url, read_range
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_CHEAPEST_FIRST = (
+    "xxh3_64",
+    "xxh3_128",
+    "xxh128",
+    "xxh64",
+    "xxh32",
+    "sha1",
+    "sha256",
+    "sha224",
+    "blake2b",
+    "md5",
+    "sha512",
+    "sha384",
+    "blake2s",
+    "sha3_224",
+    "sha3_256",
+    "sha3_384",
+    "sha3_512",
+)
+
+
+def find_size(path: Path) -> int | None:
+    """Bytes of a file; None if there is no such file."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def choose_hash(file: FileInfo, wanted: str | None) -> str | None:
+    """Which recorded hash a file is checked by.
+
+    Args:
+        file: The file, with the hashes that the index records of it.
+        wanted: The hash the user asks for; None or empty for the cheapest recorded one that can be computed here.
+
+    Returns:
+        Its name; None if none is recorded, or only those of a package that is not installed.
+
+    Raises:
+        ConfigError: The hash the user asks for is not recorded.
+    """
+    if wanted:
+        if wanted not in file.hashes:
+            recorded = shortened(", ".join(sorted(file.hashes)) or "none")
+            raise ConfigError(
+                f"validate_hash is {wanted!r}, but the hashes recorded of {file.basename} are: {recorded}; "
+                "name one of these, or leave validate_hash out"
+            )
+        return wanted
+    return next((name for name in _CHEAPEST_FIRST if name in file.hashes and _can_compute(name)), None)
+
+
+def check_hash(path: Path, shown: str, file: FileInfo, name: str | None) -> None:
+    """Compare a file with its recorded hash.
+
+    Args:
+        path: The file to look at.
+        shown: What to call it in an error.
+        file: What the index records of it.
+        name: The recorded hash to compare; None to skip the check.
+
+    Raises:
+        IntegrityError: They differ.
+    """
+    if name is None:
+        return
+    found = hash_file(name, path)
+    if found != file.hashes[name]:
+        raise IntegrityError(f"{name} of {shown} must be {shortened(file.hashes[name], 150)}, but is {found}")
+
+
+def unpack(path: Path, shown: str, raw: FileInfo, algorithm: str, destination: Path) -> None:
+    """Decompress a file into another, with little memory but for snappy.
+
+    One that exists is written to where it is: it keeps its inode and locks, and its size, if that is right. One that
+    does not is made, in an existing directory.
+
+    Args:
+        path: The compressed file.
+        shown: What to call it in an error.
+        raw: What the index records of the raw file.
+        algorithm: How it was compressed.
+        destination: The raw file to write.
+
+    Raises:
+        IntegrityError: The data is damaged, or the raw file has another size than recorded.
+        DiskFullError: There is no room for the raw file.
+        StorageError: It cannot be written.
+        MissingDependencyError: The package that decompresses it is not installed.
+    """
+    with path.open("rb") as packed:
+        try:
+            with os.fdopen(os.open(destination, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
+                for piece in decompressed_pieces(algorithm, packed, raw.bytes):
+                    file.write(piece)
+        except ShardCorruptError as error:
+            raise IntegrityError(f"{shown} cannot be decompressed: {error}") from error
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                raise DiskFullError(f"no room to decompress {shown} into {destination.parent}: {error}") from error
+            raise StorageError(f"could not decompress {shown} into {destination}: {error}") from error
+
+
+def _can_compute(name: str) -> bool:
+    try:
+        hash_bytes(name, b"")
+    except MissingDependencyError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,15 +149,15 @@ class InPlaceSource:
     config: CacheConfig
     """The stream it belongs to."""
 
-    def holds_raw(self, shard: ShardInfo, mark: int | None) -> bool:
+    def holds_raw(self, shard: ShardInfo, tag: int | None) -> bool:
         """Whether a shard's raw files can be used where they are; False if they must be decompressed first.
 
         A raw file beside a compressed one may be another dataset's that lay there before. So it is used only with proof
-        that it is this shard's: its recorded hash, or a mark. Where nothing else is there, it must at least say so.
+        that it is this shard's: its recorded hash, or a tag. Where nothing else is there, it must at least say so.
 
         Args:
             shard: An entry of the index there.
-            mark: What files have that were fetched there and checked by this very index; None if nothing was.
+            tag: What files have that were fetched there and checked by this very index; None if nothing was.
 
         Raises:
             ObjectNotFoundError: A raw file does not exist, and no compressed one is recorded.
@@ -44,7 +168,7 @@ class InPlaceSource:
             for raw, _ in shard.files:
                 self._check_raw(raw)
             return True
-        if all(self._is_proven(raw, mark) for raw, _ in shard.files):
+        if all(self._is_proven(raw, tag) for raw, _ in shard.files):
             return True
         packed = [compressed for _, compressed in shard.files if compressed is not None]
         if any(map(self._has, packed)) or not all(self._has(raw) for raw, _ in shard.files):
@@ -70,7 +194,7 @@ class InPlaceSource:
             except IntegrityError as error:
                 raise ShardCorruptError(f"{error}; it is read in place, so put it right there") from error
 
-    def _is_proven(self, raw: FileInfo, mark: int | None) -> bool:
+    def _is_proven(self, raw: FileInfo, tag: int | None) -> bool:
         """Whether a raw file was surely made of the compressed one that the index names."""
         path = join_under(self.directory, raw.basename)
         name = choose_hash(raw, self.config.validate_hash)
@@ -78,7 +202,7 @@ class InPlaceSource:
             found = path.stat()
             if found.st_size != raw.bytes:
                 return False
-            if mark is not None and not self.config.validate_hash and found.st_mtime_ns in (mark, verified_mark(mark)):
+            if tag is not None and not self.config.validate_hash and found.st_mtime_ns in (tag, verified_tag(tag)):
                 return True
             check_hash(path, str(path), raw, name)
         except (FileNotFoundError, IntegrityError):
@@ -89,7 +213,7 @@ class InPlaceSource:
         """Decompress a file into another directory.
 
         Returns:
-            The mark of what was made: another one when the compressed file has changed.
+            The tag of what was made: another one when the compressed file has changed.
 
         Raises:
             ObjectNotFoundError: The compressed file does not exist.
@@ -105,9 +229,9 @@ class InPlaceSource:
             unpack(path, str(path), raw, algorithm, destination)
         except IntegrityError as error:
             raise ShardCorruptError(f"{error}; it is read in place, so put it right there") from error
-        return mark_of_original(found.st_mtime_ns, found.st_size)
+        return tag_of_original(found.st_mtime_ns, found.st_size)
 
-    def marks_right(self, modified: int, own: OwnTimes, compressed: FileInfo | None) -> bool:
+    def knows_tag(self, modified: int, own: OwnTags, compressed: FileInfo | None) -> bool:
         """Whether a raw file of this time was decompressed from the compressed file as it is now.
 
         Without this, a dataset that is written again in the same place would be read in its old version wherever the
@@ -119,7 +243,7 @@ class InPlaceSource:
             found = join_under(self.directory, compressed.basename).stat()
         except FileNotFoundError:
             return False
-        return modified == mark_of_original(found.st_mtime_ns, found.st_size)
+        return modified == tag_of_original(found.st_mtime_ns, found.st_size)
 
     def _has(self, file: FileInfo) -> bool:
         return find_size(join_under(self.directory, file.basename)) is not None
@@ -150,8 +274,8 @@ class RemoteSource:
     config: CacheConfig
     """The stream it belongs to."""
 
-    def fetch(self, file: FileInfo, destination: Path, accept: Callable[[Path], None]) -> None:
-        """Fetch a file into one that is there, and check it by size, by hash and by ``accept``.
+    def fetch(self, file: FileInfo, destination: Path, accept: Callable[[Path], None] | None = None) -> None:
+        """Fetch a file into one that is there, and check it by size, by hash and by ``accept``, if there is that.
 
         Raises:
             IntegrityError: What arrives is not what the index promises, time after time.
@@ -163,7 +287,8 @@ class RemoteSource:
 
         def check(path: Path) -> None:
             check_hash(path, self.shown(file), file, name)
-            accept(path)
+            if accept is not None:
+                accept(path)
 
         download(
             join_url(self.remote, file.basename),
@@ -197,14 +322,9 @@ class RemoteSource:
         check_hash(path, str(path), file, name)
         return name is not None
 
-    def marks_right(self, modified: int, own: OwnTimes, compressed: FileInfo | None) -> bool:  # noqa: ARG002
+    def knows_tag(self, modified: int, own: OwnTags, compressed: FileInfo | None) -> bool:  # noqa: ARG002
         """Whether a file of this time was checked before, by the index that we read, and is unchanged."""
-        return modified in (own.mark, self.verified_mark(own))
-
-    def verified_mark(self, own: OwnTimes) -> int:
-        """The time of a file that is right, but was put there by someone else."""
-        assert own.mark is not None, "the directory of a remote has one"
-        return verified_mark(own.mark)
+        return modified == own.of_remote or modified == verified_tag(own.of_remote)
 
     def shown(self, file: FileInfo) -> str:
         """What to call a file in an error."""

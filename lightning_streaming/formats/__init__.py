@@ -1,16 +1,13 @@
 """Bytes to samples and back.
 
-    index          index.json: which shards a dataset has; index_fields reads its JSON
-    shard          the door to a shard of any format
-    mds            one MDS shard file; mds_sample writes one sample of it, mds_decoder reads one
-    split          json, csv, tsv and xsv shards, of a data and a meta file; split_rows is one sample, split_reader
-                   reads
-    mapping        a raw file, memory-mapped
-    columns        which columns are read
-    encodings      the values of one column, by name; scalars, ndarray, images and pickles are its families,
-                   user_encodings holds what users register; parts is several payloads in one; image_files opens
-                   images, and pillow is the package that does
-    compression    whole files, smaller; codecs is the work behind each family
+    index          index.json: read, written, and kept in a parsed form; index_parser reads its JSON
+    shard_table    what an index says of a shard, and a table of a million of them
+    shard          the door to a shard of any format: whole files, single samples, raw forms
+    mds            the MDS shard file; mds_samples is one sample of it, or many as a table
+    split          json, csv, tsv and xsv shards, of a data and a meta file
+    encodings      the values of one column, by name, and those that users register; scalars, arrays and images are
+                   its families
+    compression    whole files, smaller
     hashing        whole files, told apart
 
 The bytes are those of MosaicML Streaming 0.13, index version 2.

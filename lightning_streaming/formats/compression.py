@@ -2,16 +2,24 @@
 
 An algorithm is written ``family`` or ``family:level``, for example ``zstd`` or ``zstd:19``. A file is compressed as one
 unit, its name ends in the family, and the level does not matter when it is read.
+
+Every family unpacks piece by piece, or looks at what the data says of itself first, so that neither a bomb nor an index
+that lies makes us set aside more memory than the data fills. All but snappy, whose blocks are read as a whole, need no
+more memory for a large file than for a small one.
 """
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
-from collections.abc import Iterator
-from typing import BinaryIO
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, BinaryIO, Protocol
 
-from lightning_streaming.errors import ConfigError, ShardCorruptError
-from lightning_streaming.formats.codecs import CODECS, Codec
+from lightning_streaming.errors import ConfigError, MissingDependencyError, ShardCorruptError
 
 
 def check_algorithm(algorithm: str) -> None:
@@ -21,8 +29,8 @@ def check_algorithm(algorithm: str) -> None:
         ConfigError: There is no such algorithm or level.
         MissingDependencyError: The package it needs is not installed.
     """
-    _, codec, _ = _find(algorithm)
-    codec.require()
+    family, _, _ = _find(algorithm)
+    _package(family)
 
 
 def extension(algorithm: str) -> str:
@@ -92,7 +100,7 @@ def decompressed_pieces(algorithm: str, file: BinaryIO, raw_bytes: int) -> Itera
         raise ShardCorruptError(f"{algorithm} data must hold {raw_bytes} bytes, but holds only {found}")
 
 
-def _find(algorithm: str) -> tuple[str, Codec, int]:
+def _find(algorithm: str) -> tuple[str, _Codec, int]:
     """The family, its codec, and the level that ``algorithm`` asks for."""
     family, colon, level = algorithm.partition(":")
     codec = CODECS.get(family)
@@ -104,3 +112,142 @@ def _find(algorithm: str) -> tuple[str, Codec, int]:
         levels = f"{codec.levels[0]} to {codec.levels[-1]}" if codec.levels else "none"
         raise ConfigError(f"{family} compression has levels {levels}, but got {algorithm!r}")
     return family, codec, int(level)
+
+
+# --- the work behind each family ---
+
+_PACKAGES = {"br": "brotli", "snappy": "cramjam", "zstd": "zstandard"}
+_PIECE_BYTES = 2**20
+_SMALLEST_ZSTD_WINDOW = 2**23
+"""What a zstd frame may ask for, however little it holds; any decoder must grant it."""
+_MOST_SNAPPY_RATIO = 64 / 3
+"""A copy of 64 bytes takes 3."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Codec:
+    """One family of compression."""
+
+    levels: range
+    """Levels that may be asked for; empty where the family has none."""
+    default_level: int
+    """The level when none is asked for."""
+    compress: Callable[[bytes | memoryview, int], bytes]
+    """(raw data, level) to compressed data. Raises MissingDependencyError."""
+    decompress: Callable[[BinaryIO, int], Iterator[bytes]]
+    """(compressed file, most bytes to give) to pieces of the raw data, which may be cut there.
+
+    Raises ShardCorruptError where the data is damaged, and MissingDependencyError.
+    """
+
+
+def _package(family: str) -> Any:
+    """The module behind a family; None where Python has it built in."""
+    name = _PACKAGES.get(family)
+    try:
+        return name and import_module(name)
+    except ImportError:
+        raise MissingDependencyError(
+            f"{family} compression needs the {name} package; run: pip install 'lightning-streaming[{family}]'"
+        ) from None
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+def _read_up_to(file: _Readable, most_bytes: int) -> Iterator[bytes]:
+    """Read a file of decompressed data."""
+    while piece := file.read(min(_PIECE_BYTES, most_bytes)):
+        most_bytes -= len(piece)
+        yield piece
+
+
+def _decompress_gz(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
+    try:
+        yield from _read_up_to(gzip.GzipFile(fileobj=file), most_bytes)
+    except (OSError, EOFError, zlib.error) as error:
+        raise _damaged("gz", error) from None
+
+
+def _decompress_bz2(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
+    try:
+        yield from _read_up_to(bz2.BZ2File(file), most_bytes)
+    except (OSError, EOFError, ValueError) as error:
+        raise _damaged("bz2", error) from None
+
+
+def _compress_zstd(data: bytes | memoryview, level: int) -> bytes:
+    compressed: bytes = _package("zstd").ZstdCompressor(level=level).compress(data)
+    return compressed
+
+
+def _decompress_zstd(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
+    zstandard = _package("zstd")
+    window = max(_SMALLEST_ZSTD_WINDOW, 1 << most_bytes.bit_length())
+    try:
+        # As a stream: decompressing in one call would trust the size that the data itself declares.
+        decompressor = zstandard.ZstdDecompressor(max_window_size=min(window, 2**31))
+        yield from _read_up_to(decompressor.stream_reader(file, closefd=False), most_bytes)
+    except zstandard.ZstdError as error:
+        raise _damaged("zstd", error) from None
+
+
+def _compress_br(data: bytes | memoryview, level: int) -> bytes:
+    compressed: bytes = _package("br").compress(data, quality=level)
+    return compressed
+
+
+def _decompress_br(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
+    brotli = _package("br")
+    decompressor = brotli.Decompressor()
+    try:
+        while most_bytes and not decompressor.is_finished():
+            data = file.read(_PIECE_BYTES) if decompressor.can_accept_more_data() else b""
+            piece = decompressor.process(data, output_buffer_limit=min(_PIECE_BYTES, most_bytes))
+            if not piece and not data:
+                break
+            most_bytes -= len(piece)
+            yield piece
+    except brotli.error as error:
+        raise _damaged("br", error) from None
+
+
+def _compress_snappy(data: bytes | memoryview, _level: int) -> bytes:
+    return bytes(_package("snappy").snappy.compress_raw(data))
+
+
+def _decompress_snappy(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
+    cramjam = _package("snappy")
+    data = file.read()
+    declared = _declared_snappy_bytes(data)
+    if declared > most_bytes or declared > len(data) * _MOST_SNAPPY_RATIO:
+        raise ShardCorruptError(f"{len(data)} bytes of snappy data cannot or must not hold {declared} bytes")
+    try:
+        yield bytes(cramjam.snappy.decompress_raw(data))
+    except cramjam.DecompressionError as error:
+        raise _damaged("snappy", error) from None
+
+
+def _declared_snappy_bytes(data: bytes) -> int:
+    """The raw size with which a snappy block begins: 7 bits a byte, the lowest first."""
+    declared = 0
+    for place, byte in enumerate(data[:5]):
+        declared |= (byte & 0x7F) << (7 * place)
+        if byte < 0x80:
+            return declared
+    raise ShardCorruptError(f"not sound snappy data (it begins with {data[:5]!r})")
+
+
+def _damaged(family: str, error: Exception) -> ShardCorruptError:
+    return ShardCorruptError(f"not sound {family} data ({error})")
+
+
+CODECS: Mapping[str, _Codec] = {
+    "br": _Codec(levels=range(12), default_level=11, compress=_compress_br, decompress=_decompress_br),
+    "bz2": _Codec(levels=range(1, 10), default_level=9, compress=bz2.compress, decompress=_decompress_bz2),
+    "gz": _Codec(levels=range(10), default_level=9, compress=gzip.compress, decompress=_decompress_gz),
+    "snappy": _Codec(levels=range(0), default_level=0, compress=_compress_snappy, decompress=_decompress_snappy),
+    "zstd": _Codec(levels=range(1, 23), default_level=3, compress=_compress_zstd, decompress=_decompress_zstd),
+}
+"""Every family, by the name that its files end in."""

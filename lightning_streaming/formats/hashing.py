@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from lightning_streaming.errors import ConfigError, MissingDependencyError
-from lightning_streaming.formats.checks import brief
+from lightning_streaming.formats.scalars import brief
 
 _HASHLIB_NAMES = (
     "blake2b",

@@ -1,4 +1,4 @@
-"""The MDS shard file.
+"""The MDS shard file: its bytes, its reader, and what the files of all formats have in common.
 
     bytes        content
     4            uint32 n, the number of samples
@@ -6,14 +6,19 @@
     any          config, JSON text that ends where the first sample starts
     any          the samples, back to back
 
-All integers are little-endian. The config repeats what the index says of the columns; the index is what we believe.
+All integers are little-endian. The config repeats what the index says of the columns; the index is what we believe. The
+meta file of a split shard begins with the same table of offsets.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import mmap
+import os
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +28,145 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import (
     ConfigError,
     FormatError,
+    ObjectNotFoundError,
     SampleIndexError,
     ShardCorruptError,
+    StorageError,
 )
 from lightning_streaming.files import join_under
-from lightning_streaming.formats.columns import check_columns
 from lightning_streaming.formats.index import INDEX_VERSION, MAX_RAW_BYTES, ShardInfo
-from lightning_streaming.formats.mapping import map_file
-from lightning_streaming.formats.mds_decoder import SampleDecoder, read_decoder
-from lightning_streaming.formats.offsets import check_lengths, read_offsets, table_bytes
-from lightning_streaming.formats.plain_rows import PlainRows, plain_schema
+from lightning_streaming.formats.mds_samples import PlainRows, plain_schema, read_decoder
+from lightning_streaming.formats.shard_table import check_columns
 
 _COUNT = struct.Struct("<I")
 _OFFSET_PAIR = struct.Struct("<II")
+
+# --- what the files of all formats have in common ---
+
+
+def table_bytes(num_samples: int) -> int:
+    """Bytes of the table of so many samples."""
+    return 4 + 4 * (num_samples + 1)
+
+
+def read_offsets(start: memoryview, num_samples: int, shown: str) -> NDArray[np.int64]:
+    """Read the table.
+
+    Args:
+        start: The file that begins with it; of the bytes after it nothing is read.
+        num_samples: How many samples the index says there are.
+        shown: What to call the file in an error.
+
+    Returns:
+        Array of shape (num_samples + 1,).
+
+    Raises:
+        ShardCorruptError: The file is too short, or says another number of samples.
+    """
+    stop = table_bytes(num_samples)
+    if stop > len(start):
+        raise ShardCorruptError(f"{shown} must have {stop} bytes for its offsets alone, but has {len(start)}")
+    (found,) = _COUNT.unpack_from(start)
+    if found != num_samples:
+        raise ShardCorruptError(f"{shown} must have {num_samples} samples by its index, but says it has {found}")
+    return np.frombuffer(start, "<u4", num_samples + 1, 4).astype(np.int64)
+
+
+def write_offsets(offsets: NDArray[np.int64]) -> bytes:
+    """The table of such offsets, of shape (samples + 1,)."""
+    return _COUNT.pack(len(offsets) - 1) + offsets.astype("<u4").tobytes()
+
+
+def check_lengths(
+    offsets: NDArray[np.int64], smallest_bytes: int, shown: str, largest_bytes: int | None = None
+) -> int | None:
+    """Refuse offsets that go back, or leave a sample fewer or more bytes than it can have.
+
+    Args:
+        offsets: What :func:`read_offsets` gives.
+        smallest_bytes: The fewest bytes of a sample.
+        shown: What to call the file in an error.
+        largest_bytes: The most bytes of a sample; None if these vary.
+
+    Returns:
+        The bytes of each sample if all have as many; else None, also where there is none.
+
+    Raises:
+        ShardCorruptError: Names the worst sample.
+    """
+    lengths = np.diff(offsets)
+    if not len(lengths):
+        return None
+    shortest, longest = int(lengths.min()), int(lengths.max())
+    if shortest < smallest_bytes:
+        worst, expected = int(lengths.argmin()), f"at least {smallest_bytes}"
+    elif largest_bytes is not None and longest > largest_bytes:
+        worst, expected = int(lengths.argmax()), f"no more than {largest_bytes}"
+    else:
+        return shortest if shortest == longest else None
+    raise ShardCorruptError(f"{shown}, sample {worst}: expected {expected} bytes, but the offsets say {lengths[worst]}")
+
+
+def read_places(
+    table: memoryview, info: ShardInfo, shown: str, earliest: int, smallest_bytes: int, largest_bytes: int | None = None
+) -> tuple[NDArray[np.int64], int | None]:
+    """Read the offsets of samples that follow each other up to the end of their file.
+
+    Args:
+        table: The file that begins with them.
+        info: The shard, as its index describes it.
+        shown: What to call the file in an error.
+        earliest: Where the first sample may start.
+        smallest_bytes: The fewest bytes of a sample.
+        largest_bytes: The most bytes of a sample; None if these vary.
+
+    Returns:
+        What :func:`read_offsets` and :func:`check_lengths` give.
+
+    Raises:
+        ShardCorruptError: The offsets contradict the index.
+    """
+    offsets, end = read_offsets(table, info.samples, shown), info.raw_data.bytes
+    if offsets[0] < earliest or offsets[-1] != end:
+        raise ShardCorruptError(
+            f"{shown} must hold its samples between bytes {earliest} and {end}, but they start at {offsets[0]} and end "
+            f"at {offsets[-1]}"
+        )
+    return offsets, check_lengths(offsets, smallest_bytes, shown, largest_bytes)
+
+
+def map_file(path: Path, expected_bytes: int) -> memoryview:
+    """Map a file that must have a known size; an empty one, which cannot be mapped, is an empty view.
+
+    As long as the map lives it has a shared lock on the file, by which a cache knows that the file is in use.
+
+    Raises:
+        ShardCorruptError: It has another size.
+        ObjectNotFoundError: It is not there.
+        StorageError: It cannot be opened.
+    """
+    try:
+        with path.open("rb") as file:
+            with suppress(OSError):  # a filesystem without locks, or a file that is just being removed
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            found = os.fstat(file.fileno())
+            if found.st_nlink and found.st_size != expected_bytes:
+                raise ShardCorruptError(
+                    f"{path} must have {expected_bytes} bytes by its index, but has {found.st_size}"
+                )
+            if found.st_nlink:
+                # The map keeps the file open by itself, and so the lock. Files are replaced by renaming and never cut,
+                # so it stays sound.
+                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if expected_bytes else b"")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise StorageError(f"{path} cannot be opened: {error}") from error
+    # It may also have been removed from a cache between opening and locking it.
+    raise ObjectNotFoundError(f"{path} is named by an index, but is not there")
+
+
+# --- MDS files ---
 
 
 class MDSReader:
@@ -73,7 +204,10 @@ class MDSReader:
         self._schema = plain_schema(info, columns)
         self._plain: PlainRows | None = None
         self._rows: NDArray[np.void] | None = None
-        self._sample_bytes = _check_offsets(self._view, info.samples, self._decoder, self._path)
+        smallest = self._decoder.smallest_bytes
+        largest = None if self._decoder.header.size else smallest
+        earliest = table_bytes(info.samples)
+        _, self._sample_bytes = read_places(self._view, info, str(self._path), earliest, smallest, largest)
 
     def __len__(self) -> int:
         return self._num_samples
@@ -125,13 +259,18 @@ class MDSReader:
 
 
 def encode_config(
-    schema: Mapping[str, Any], *, compression: str | None, hashes: Sequence[str], size_limit: int | None
+    schema: Mapping[str, Any],
+    shard_format: str = "mds",
+    *,
+    compression: str | None,
+    hashes: Sequence[str],
+    size_limit: int | None,
 ) -> bytes:
     """The config text of a shard, byte for byte as the original writer makes it."""
     config = {
         **schema,
         "compression": compression,
-        "format": "mds",
+        "format": shard_format,
         "hashes": hashes,
         "size_limit": size_limit,
         "version": INDEX_VERSION,
@@ -141,7 +280,7 @@ def encode_config(
 
 def shard_bytes(num_samples: int, samples_bytes: int, config_bytes: int) -> int:
     """Size of the shard file that holds so many samples, of so many bytes together."""
-    return 4 + 4 * (num_samples + 1) + config_bytes + samples_bytes
+    return table_bytes(num_samples) + config_bytes + samples_bytes
 
 
 def check_shard_bytes(size: int) -> None:
@@ -168,20 +307,4 @@ def head_bytes(ends: Sequence[int] | NDArray[np.int64], config: bytes) -> bytes:
     offsets[1:] = ends
     offsets += shard_bytes(len(ends), 0, len(config))
     check_shard_bytes(int(offsets[-1]))
-    return b"".join([_COUNT.pack(len(ends)), offsets.astype("<u4").tobytes(), config])
-
-
-def _check_offsets(view: memoryview, num_samples: int, decoder: SampleDecoder, path: Path) -> int | None:
-    """Refuse a shard whose samples would not follow each other through the rest of the file.
-
-    Returns:
-        As :func:`check_lengths`.
-    """
-    offsets = read_offsets(view, num_samples, str(path))
-    if offsets[0] < table_bytes(num_samples) or offsets[-1] != len(view):
-        raise ShardCorruptError(
-            f"{path} must hold its samples between bytes {table_bytes(num_samples)} and {len(view)}, but they start at "
-            f"{offsets[0]} and end at {offsets[-1]}"
-        )
-    largest_bytes = None if decoder.header.size else decoder.smallest_bytes
-    return check_lengths(offsets, decoder.smallest_bytes, str(path), largest_bytes)
+    return write_offsets(offsets) + config

@@ -1,19 +1,62 @@
-"""Encodings of single values: bytes, text, numbers and JSON. Numbers are little-endian."""
+"""Encodings of single values: bytes, text, numbers, JSON and pickles; and the checks that all encodings share.
+
+Numbers are little-endian. Reading a pickle runs code that whoever wrote the data chose.
+"""
 
 from __future__ import annotations
 
 import json
+import pickle
+import reprlib
 import struct
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from lightning_streaming.errors import EncodingError
-from lightning_streaming.formats.checks import brief, check_length, check_type
+
+
+def check_type(value: object, expected: type) -> None:
+    """Refuse a value of another type.
+
+    Raises:
+        EncodingError: Naming what was expected and what was found.
+    """
+    if not isinstance(value, expected):
+        raise EncodingError(f"expected {expected.__name__}, but got {type(value).__name__} {brief(value)}")
+
+
+def check_length(data: bytes | memoryview, expected: int) -> None:
+    """Refuse a payload of another length.
+
+    Raises:
+        EncodingError: Naming what was expected and what was found.
+    """
+    if len(data) != expected:
+        raise EncodingError(f"expected {expected} bytes, but found {len(data)}")
+
+
+def shortened(words: str, most: int = 400) -> str:
+    """An error's words without their middle, where damaged data made them long: the way out is at their end."""
+    if len(words) <= most:
+        return words
+    end = most // 3
+    return f"{words[: most - end - 5]} ... {words[-end:]}"
+
+
+def brief(value: object) -> str:
+    """The start of a value's repr, short enough for an error."""
+    if isinstance(value, memoryview):
+        value = bytes(value[:40])
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python refuses to write ints of thousands of digits
+        return f"a huge {type(value).__name__}"
+
 
 _IS_LITTLE_ENDIAN = sys.byteorder == "little"
 _INT = struct.Struct("<q")
@@ -62,6 +105,7 @@ class IntEncoding:
     """A Python int in 64 bits. A numpy integer is refused; a bool counts as an int."""
 
     size: int = 8
+    dtype: ClassVar[np.dtype[Any]] = np.dtype("<i8")
 
     def encode(self, value: Any) -> bytes:
         check_type(value, int)
@@ -79,8 +123,8 @@ class IntEncoding:
 
 
 @dataclass(frozen=True, slots=True)
-class NumpyIntegerEncoding:
-    """A numpy integer. Whatever ``int()`` takes may be written (3.7 becomes 3) as long as it is in range."""
+class _NumpyEncoding:
+    """A numpy number."""
 
     dtype: np.dtype[Any]
     """Little-endian."""
@@ -88,13 +132,6 @@ class NumpyIntegerEncoding:
     @property
     def size(self) -> int:
         return self.dtype.itemsize
-
-    def encode(self, value: Any) -> bytes:
-        try:
-            number = int(value)
-        except (TypeError, ValueError, OverflowError):
-            raise _not_a_number(self.dtype, value) from None
-        return _integer_bytes(number, self.size, signed=self.dtype.kind == "i")
 
     def decode(self, data: bytes | memoryview) -> Any:
         if len(data) != self.dtype.itemsize:
@@ -103,19 +140,25 @@ class NumpyIntegerEncoding:
 
     def decoder_of(self, count: int) -> DecodeMany:
         """What decodes so many payloads that follow each other."""
-        return _numpy_numbers(self.dtype, count)
+        dtype, read = self.dtype, np.frombuffer
+        return lambda data, start: read(data, dtype, count, start).flat  # makes numbers quicker than the array itself
 
 
 @dataclass(frozen=True, slots=True)
-class NumpyFloatEncoding:
+class NumpyIntegerEncoding(_NumpyEncoding):
+    """A numpy integer. Whatever ``int()`` takes may be written (3.7 becomes 3) as long as it is in range."""
+
+    def encode(self, value: Any) -> bytes:
+        try:
+            number = int(value)
+        except (TypeError, ValueError, OverflowError):
+            raise _not_a_number(self.dtype, value) from None
+        return _integer_bytes(number, self.size, signed=self.dtype.kind == "i")
+
+
+@dataclass(frozen=True, slots=True)
+class NumpyFloatEncoding(_NumpyEncoding):
     """A numpy float. Whatever numpy takes as one float may be written, rounded to this width."""
-
-    dtype: np.dtype[Any]
-    """Little-endian."""
-
-    @property
-    def size(self) -> int:
-        return self.dtype.itemsize
 
     def encode(self, value: Any) -> bytes:
         if type(value) is self.dtype.type and _IS_LITTLE_ENDIAN:
@@ -128,14 +171,9 @@ class NumpyFloatEncoding:
             raise _not_a_number(self.dtype, value)
         return number.tobytes()
 
-    def decode(self, data: bytes | memoryview) -> Any:
-        if len(data) != self.dtype.itemsize:
-            check_length(data, self.size)
-        return np.frombuffer(data, self.dtype)[0]
 
-    def decoder_of(self, count: int) -> DecodeMany:
-        """What decodes so many payloads that follow each other."""
-        return _numpy_numbers(self.dtype, count)
+NUMBERS = (IntEncoding, NumpyIntegerEncoding, NumpyFloatEncoding)
+"""Encodings whose payloads are what numpy has of their ``dtype``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +218,6 @@ class JsonEncoding:
             raise EncodingError(f"expected JSON, but found {brief(data)} ({error})") from None
 
 
-def _numpy_numbers(dtype: np.dtype[Any], count: int) -> DecodeMany:
-    read = np.frombuffer
-    return lambda data, start: read(data, dtype, count, start).flat  # makes numbers quicker than the array itself
-
-
 def _read_json(text: str) -> Any:
     """What ``json.loads`` makes of a text, in less time where there are no spaces around it."""
     try:
@@ -210,3 +243,32 @@ def _array_to_list(value: object) -> object:
     if isinstance(value, np.ndarray):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is not JSON serializable")
+
+
+_PROTOCOL = 4
+"""The default of Python 3.8 to 3.13, so the bytes do not depend on which of them writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PickleEncoding:
+    """Whatever pickle can write."""
+
+    size: None = None
+
+    def encode(self, value: Any) -> bytes:
+        try:
+            return pickle.dumps(value, _PROTOCOL)
+        except Exception as error:  # a value's own __reduce__ may raise anything
+            raise EncodingError(
+                f"expected a value that pickle can write, but got {type(value).__name__} ({_named(error)})"
+            ) from error
+
+    def decode(self, data: bytes | memoryview) -> Any:
+        try:
+            return pickle.loads(bytes(data))  # noqa: S301  # allowed by the reader: see encodings.is_unsafe
+        except Exception as error:  # damaged pickles, and the code in sound ones, raise anything
+            raise EncodingError(f"expected a pickle, but found {brief(data)} ({_named(error)})") from error
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,18 +1,22 @@
-"""One door to the shards of every format."""
+"""One door to the shards of every format: what may be read, whole files, and single samples of files elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
-from lightning_streaming.formats.columns import check_columns
+from lightning_streaming.errors import FormatError, SampleIndexError, ShardCorruptError
+from lightning_streaming.files import join_under
 from lightning_streaming.formats.compression import check_algorithm
-from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.formats.mds import MDSReader
-from lightning_streaming.formats.mds_decoder import check_safe, read_decoder
-from lightning_streaming.formats.split import read_split_layout
-from lightning_streaming.formats.split_reader import SplitReader
+from lightning_streaming.formats.index import FileInfo, ShardInfo
+from lightning_streaming.formats.mds import MDSReader, read_places, table_bytes
+from lightning_streaming.formats.mds_samples import check_safe, read_decoder
+from lightning_streaming.formats.shard_table import check_columns
+from lightning_streaming.formats.split import SplitReader, read_split_layout
 
 
 class ShardReader(Protocol):
@@ -96,3 +100,125 @@ def open_shard(
     if info.format != "mds":
         return SplitReader(info, directory, columns=columns)
     return MDSReader(info, directory, allow_unsafe_types=allow_unsafe_types, columns=columns)
+
+
+_Decode = Callable[[memoryview], dict[str, Any]]
+
+
+class FilePart(NamedTuple):
+    """A stretch of a raw file; never empty, except of an empty sample."""
+
+    file: FileInfo
+    """The file."""
+    start: int
+    """Its first byte."""
+    stop: int
+    """The byte after its last."""
+
+
+def table_part(info: ShardInfo) -> FilePart:
+    """The bytes that say where all samples of a shard are.
+
+    Raises:
+        ShardCorruptError: By the index, the file is too small for them.
+    """
+    file = info.raw_meta or info.raw_data
+    stop = table_bytes(info.samples)
+    if stop > file.bytes:
+        raise ShardCorruptError(f"{file.basename} must have {stop} bytes for its offsets alone, but has {file.bytes}")
+    return FilePart(file, 0, stop)
+
+
+class LoneSamples:
+    """Single samples of one shard.
+
+    Args:
+        info: The shard, as its index describes it.
+        table: The bytes of :func:`table_part`.
+        allow_unsafe_types: Whether encodings may be read that can run code of whoever wrote the data.
+        columns: Names of the columns to read; None for all.
+
+    Raises:
+        ShardCorruptError: The table contradicts the index.
+        IndexFormatError: The index describes columns that cannot be.
+        ConfigError: The shard lacks a wanted column, or one is unsafe and that was not allowed.
+        MissingDependencyError: A wanted column needs a package that is not installed.
+    """
+
+    def __init__(
+        self, info: ShardInfo, table: bytes, *, allow_unsafe_types: bool = False, columns: Sequence[str] | None = None
+    ) -> None:
+        check_columns(info, columns)
+        self._info = info
+        self._decode, smallest_bytes, earliest = _decoding(info, allow_unsafe_types, columns)
+        self._offsets, _ = read_places(memoryview(table), info, info.raw_data.basename, earliest, smallest_bytes)
+
+    def part(self, index: int) -> FilePart:
+        """The bytes of one sample.
+
+        Raises:
+            SampleIndexError: The index is not in [0, samples).
+        """
+        if not 0 <= index < self._info.samples:
+            raise SampleIndexError(
+                f"{self._info.raw_data.basename} has {self._info.samples} samples, but sample {index} was asked for"
+            )
+        return FilePart(self._info.raw_data, int(self._offsets[index]), int(self._offsets[index + 1]))
+
+    def decode(self, index: int, data: bytes) -> dict[str, Any]:
+        """Turn the bytes of one sample into its columns.
+
+        Raises:
+            ShardCorruptError: They are not one sample.
+            EncodingError: A column does not hold what its encoding says.
+        """
+        try:
+            return self._decode(memoryview(data))
+        except FormatError as error:
+            raise type(error)(f"{self._info.raw_data.basename}, sample {index}: {error}") from error
+
+
+def _decoding(info: ShardInfo, allow_unsafe_types: bool, columns: Sequence[str] | None) -> tuple[_Decode, int, int]:
+    """What decodes a sample, the bytes it has at least, and where in its file the first one may start."""
+    if info.format == "mds":
+        decoder = read_decoder(info, allow_unsafe_types=allow_unsafe_types, columns=columns)
+        return decoder.decode, decoder.smallest_bytes, table_bytes(info.samples)
+    layout = read_split_layout(info)
+    wanted = None if columns is None else frozenset(columns)
+    return partial(layout.decode, columns=wanted), layout.smallest_bytes, len(layout.header)
+
+
+_HEAD = struct.Struct("<II")
+_MOST_CONFIG_BYTES = 2**24
+
+
+def raw_forms(shards: Iterable[ShardInfo]) -> Iterator[FileInfo]:
+    """The raw files of compressed shards: their names are the dataset's, though it stores nothing under them."""
+    return (raw for shard in shards for raw, compressed in shard.files if compressed is not None)
+
+
+def was_written_for(shard: ShardInfo, directory: Path) -> bool:
+    """Whether the raw files of a shard say that they are of so many samples and of this compression.
+
+    Args:
+        shard: An entry of an index.
+        directory: Where the raw files are.
+    """
+    table = shard.raw_meta or shard.raw_data
+    try:
+        with join_under(directory, table.basename).open("rb") as file:
+            config = _config(file, shard, table.bytes)
+    except (OSError, ValueError, struct.error, RecursionError):
+        return False
+    return isinstance(config, dict) and config.get("compression") == shard.compression
+
+
+def _config(file: BinaryIO, shard: ShardInfo, size: int) -> Any:
+    """The config text, read as JSON: between the offsets and the samples, or the end of a meta file."""
+    count, first = _HEAD.unpack(file.read(_HEAD.size))
+    start = 4 + 4 * (count + 1)
+    stop = first if shard.raw_meta is None else size
+    if count != shard.samples or not 0 <= stop - start <= _MOST_CONFIG_BYTES:
+        return None
+    file.seek(start)
+    return json.loads(file.read(stop - start))

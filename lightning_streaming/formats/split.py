@@ -5,36 +5,63 @@
                  uint32 offsets[n + 1] in the data file: where each row starts, and where the last one ends
                  config, JSON text up to the end
 
-All integers are little-endian. A row includes its newline. The config repeats what the index says of the columns; the
-index is what we believe.
+All integers are little-endian. A row is a sample as JSON text, or as fields with a separator between them, and its
+newline. The config repeats what the index says of the columns; the index is what we believe.
 """
 
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.errors import ConfigError, EncodingError, IndexFormatError
-from lightning_streaming.formats.checks import brief, shortened
-from lightning_streaming.formats.index import INDEX_VERSION, ShardInfo
-from lightning_streaming.formats.mds import check_shard_bytes
-from lightning_streaming.formats.split_rows import KINDS, Rows, json_rows, separated_rows
+from lightning_streaming.errors import (
+    ConfigError,
+    EncodingError,
+    FormatError,
+    IndexFormatError,
+    SampleIndexError,
+    ShardCorruptError,
+)
+from lightning_streaming.files import join_under
+from lightning_streaming.formats.encodings import Encoding, encoding
+from lightning_streaming.formats.index import ShardInfo
+from lightning_streaming.formats.mds import (
+    check_lengths,
+    check_shard_bytes,
+    encode_config,
+    map_file,
+    read_offsets,
+    shard_bytes,
+    write_offsets,
+)
+from lightning_streaming.formats.mds_samples import check_names
+from lightning_streaming.formats.scalars import brief, check_type, shortened
+from lightning_streaming.formats.shard_table import check_columns
 
-SPLIT_FORMATS = ("json", "csv", "tsv", "xsv")
-"""Names of the formats whose shards have two files."""
+_OFFSET_PAIR = struct.Struct("<II")
+_FORMATS = ("json", "csv", "tsv", "xsv")
+_SEPARATORS = {"csv": ",", "tsv": "\t"}
+_COLUMN_TYPES: Mapping[str, type[str | int | float]] = {"str": str, "int": int, "float": float}
+"""The encodings that a column of a split shard can have, and the Python type of each."""
+_AS_TEXT: Mapping[str, str] = {"str": "str", "int": "str_int", "float": "str_float"}
+"""Which MDS encoding writes the same text."""
+_TEXT = encoding("str")
+_JSON = encoding("json")
 
-_IMPLIED_SEPARATORS = {"csv": ",", "tsv": "\t"}
+# --- samples and rows ---
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitLayout:
-    """How the samples of a split dataset are written; made by :func:`make_split_layout`."""
+    """How samples of a split dataset become rows, and come back; made by :func:`make_split_layout`."""
 
     format: str
     """``json``, ``csv``, ``tsv`` or ``xsv``."""
@@ -46,8 +73,10 @@ class SplitLayout:
     """What every row ends in."""
     separator: str | None
     """What is between two fields; None for json."""
-    rows: Rows
-    """Turns values into rows, and back."""
+    header: bytes
+    """What a data file has before its first row: the row of the names, or nothing."""
+    smallest_bytes: int
+    """Bytes that every row has, whatever its values are."""
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -56,11 +85,6 @@ class SplitLayout:
             return {"columns": dict(zip(self.names, self.encoding_names, strict=True)), "newline": self.newline}
         schema = {"column_names": self.names, "column_encodings": self.encoding_names, "newline": self.newline}
         return schema | {"separator": self.separator} if self.format == "xsv" else schema
-
-    @property
-    def header(self) -> bytes:
-        """What a data file has before its first row."""
-        return self.rows.header
 
     def encode(self, sample: Mapping[str, Any]) -> bytes:
         """Turn a sample into a row with its newline. What it holds beside the columns is left out.
@@ -74,7 +98,7 @@ class SplitLayout:
         except KeyError as error:
             found = ", ".join(map(repr, sample)) or "none"
             raise EncodingError(f"column {error.args[0]!r} is missing; the sample has {found}") from None
-        return self.rows.encode(values)
+        return self._join(values) + self.newline.encode()
 
     def decode(self, row: bytes | memoryview, columns: Container[str] | None = None) -> dict[str, Any]:
         """Turn a row into its columns.
@@ -87,7 +111,122 @@ class SplitLayout:
             ShardCorruptError: It is not one row.
             EncodingError: It does not hold what its columns say.
         """
-        return self.rows.decode(row, columns)
+        data, newline = bytes(row), self.newline.encode()
+        if not data.endswith(newline):
+            raise ShardCorruptError(f"expected a row that ends in {newline!r}, but found {brief(data[-40:])}")
+        return self._split(data[: len(data) - len(newline)], columns)
+
+    def _join(self, values: Sequence[Any]) -> bytes:
+        """A sample's values, in column order, without the newline."""
+        raise NotImplementedError
+
+    def _split(self, body: bytes, columns: Container[str] | None) -> dict[str, Any]:
+        """The wanted columns of a row without its newline."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _JsonLayout(SplitLayout):
+    """Rows that are JSON objects with sorted keys, of ASCII characters only.
+
+    Other keys than the columns are ignored when a row is read.
+    """
+
+    types: tuple[type[str | int | float], ...]
+    """The type of each column."""
+
+    def _join(self, values: Sequence[Any]) -> bytes:
+        for name, kind, value in zip(self.names, self.types, values, strict=True):
+            _check_value(name, kind, value)
+            if kind is str:
+                _encode_field(name, _TEXT, value)  # JSON would take half a surrogate pair, and join two halves
+        try:
+            return json.dumps(dict(zip(self.names, values, strict=True)), sort_keys=True).encode()
+        except ValueError as error:
+            raise EncodingError(f"expected numbers that Python can write in digits ({error})") from None
+
+    def _split(self, body: bytes, columns: Container[str] | None) -> dict[str, Any]:
+        found = _JSON.decode(body)
+        if type(found) is not dict:
+            raise EncodingError(f"expected a JSON object, but found {brief(found)}")
+        sample: dict[str, Any] = {}
+        for name, kind in zip(self.names, self.types, strict=True):
+            if columns is not None and name not in columns:
+                continue
+            if name not in found:
+                raise EncodingError(f"column {name!r} is missing; the row has {brief(list(found))}")
+            _check_value(name, kind, found[name])
+            sample[name] = found[name]
+        return sample
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _SeparatedLayout(SplitLayout):
+    """Rows that are fields with a separator between them: nothing is quoted, nothing escaped."""
+
+    encodings: tuple[Encoding, ...]
+    """How each field is written."""
+    between: bytes
+    """The separator."""
+    end: bytes
+    """The newline."""
+
+    def _join(self, values: Sequence[Any]) -> bytes:
+        fields = [_encode_field(*column) for column in zip(self.names, self.encodings, values, strict=True)]
+        return _join_fields(self.names, fields, self.between, self.end)
+
+    def _split(self, body: bytes, columns: Container[str] | None) -> dict[str, Any]:
+        # Bytes can be split before they are decoded: in UTF-8 no character is found inside of another.
+        fields = body.split(self.between)
+        if len(fields) != len(self.names):
+            raise ShardCorruptError(f"expected {len(self.names)} fields, but found {len(fields)} in {brief(body)}")
+        if self.end in body and any(self.end in field for field in fields):
+            raise ShardCorruptError(f"expected one row, but found more in {brief(body)}")
+        sample: dict[str, Any] = {}
+        for name, column_encoding, field in zip(self.names, self.encodings, fields, strict=True):
+            if columns is not None and name not in columns:
+                continue
+            try:
+                sample[name] = column_encoding.decode(field)
+            except EncodingError as error:
+                raise EncodingError(f"column {name!r}: {error}") from error
+        return sample
+
+
+def _join_fields(names: tuple[str, ...], fields: list[bytes], separator: bytes, newline: bytes) -> bytes:
+    """Make a row of fields that will be found in it again.
+
+    With the separator ``||`` it is not enough that no field contains it: ``a|`` and ``b`` would come back as ``a`` and
+    ``|b``.
+    """
+    body = separator.join(fields)
+    found = body.split(separator)
+    if found == fields and not (newline in body and any(newline in field for field in fields)):
+        return body
+    columns = zip(names, fields, found, strict=False)  # more are found where a field holds a separator
+    name, field = next((name, field) for name, field, back in columns if field != back or newline in field)
+    raise EncodingError(
+        f"column {name!r}: text must be free of the newline {newline.decode()!r}, and of the separator "
+        f"{separator.decode()!r} also where it meets one, because nothing is quoted, but got {brief(field.decode())}; "
+        "write json or MDS instead"
+    )
+
+
+def _check_value(name: str, kind: type, value: object) -> None:
+    try:
+        check_type(value, kind)
+    except EncodingError as error:
+        raise EncodingError(f"column {name!r}: {error}") from None
+
+
+def _encode_field(name: str, column_encoding: Encoding, value: object) -> bytes:
+    try:
+        return column_encoding.encode(value)
+    except EncodingError as error:
+        raise EncodingError(f"column {name!r}: {error}") from None
+
+
+# --- which columns there are ---
 
 
 def make_split_layout(
@@ -136,29 +275,39 @@ def _compile(
     _check_columns(shard_format, names, encoding_names)
     separator = _check_separator(shard_format, separator)
     _check_text("newline", newline, may_be_empty=shard_format == "json")  # whose rows end by themselves
+    end = newline.encode()
+    common: dict[str, Any] = {
+        "format": shard_format,
+        "names": names,
+        "encoding_names": encoding_names,
+        "newline": newline,
+        "separator": separator,
+    }
     if separator is None:
-        rows: Rows = json_rows(names, encoding_names, newline)
-    else:
-        _check_text("separator", separator)
-        rows = separated_rows(names, encoding_names, newline, separator)
-    return SplitLayout(
-        format=shard_format, names=names, encoding_names=encoding_names, newline=newline, separator=separator, rows=rows
+        types = tuple(_COLUMN_TYPES[name] for name in encoding_names)
+        return _JsonLayout(**common, header=b"", smallest_bytes=len(b"{}") + len(end), types=types)
+    _check_text("separator", separator)
+    between = separator.encode()
+    try:
+        header = _join_fields(names, [name.encode() for name in names], between, end) + end
+    except EncodingError as error:
+        raise ConfigError(f"the columns' names cannot be a header: {error}") from None
+    encodings = tuple(encoding(_AS_TEXT[name]) for name in encoding_names)
+    smallest = (len(names) - 1) * len(between) + len(end)
+    return _SeparatedLayout(
+        **common, header=header, smallest_bytes=smallest, encodings=encodings, between=between, end=end
     )
 
 
 def _check_columns(shard_format: str, names: tuple[str, ...], encoding_names: tuple[str, ...]) -> None:
-    if shard_format not in SPLIT_FORMATS:
-        raise ConfigError(f"format must be one of {', '.join(SPLIT_FORMATS)}, but got {shard_format!r}")
-    if not names or len(names) != len(encoding_names) or len(set(names)) != len(names):
-        raise ConfigError(
-            f"a sample needs at least one column, and for each its own name and an encoding, but got {names} "
-            f"and {encoding_names}"
-        )
+    if shard_format not in _FORMATS:
+        raise ConfigError(f"format must be one of {', '.join(_FORMATS)}, but got {shard_format!r}")
+    check_names(names, encoding_names)
     for name, encoding_name in zip(names, encoding_names, strict=True):
         _check_text("a column's name", name, may_be_empty=True)
-        if encoding_name not in KINDS:
+        if encoding_name not in _COLUMN_TYPES:
             raise ConfigError(
-                f"columns of {shard_format} shards must be {', '.join(KINDS)}, but column {name!r} is "
+                f"columns of {shard_format} shards must be {', '.join(_COLUMN_TYPES)}, but column {name!r} is "
                 f"{encoding_name!r}; MDS takes every encoding"
             )
 
@@ -170,7 +319,7 @@ def _check_separator(shard_format: str, separator: str | None) -> str | None:
             "xsv needs a separator" if shard_format == "xsv" else f"{shard_format} takes no separator, only xsv does"
         )
         raise ConfigError(f"{wanted}, but got {separator!r}")
-    return separator if shard_format == "xsv" else _IMPLIED_SEPARATORS.get(shard_format)
+    return separator if shard_format == "xsv" else _SEPARATORS.get(shard_format)
 
 
 def _check_text(what: str, text: str, *, may_be_empty: bool = False) -> None:
@@ -183,19 +332,14 @@ def _check_text(what: str, text: str, *, may_be_empty: bool = False) -> None:
         raise ConfigError(f"{what} must be {nature}, but got {brief(text)}")
 
 
+# --- files ---
+
+
 def split_config(
     layout: SplitLayout, *, compression: str | None, hashes: Sequence[str], size_limit: int | None
 ) -> bytes:
     """The config text of a meta file, byte for byte as the original writer makes it."""
-    config = {
-        **layout.schema,
-        "compression": compression,
-        "format": layout.format,
-        "hashes": hashes,
-        "size_limit": size_limit,
-        "version": INDEX_VERSION,
-    }
-    return json.dumps(config, sort_keys=True).encode()
+    return encode_config(layout.schema, layout.format, compression=compression, hashes=hashes, size_limit=size_limit)
 
 
 def meta_bytes(offsets: Sequence[int] | NDArray[np.int64], config: bytes) -> bytes:
@@ -210,5 +354,90 @@ def meta_bytes(offsets: Sequence[int] | NDArray[np.int64], config: bytes) -> byt
     """
     table = np.asarray(offsets, np.int64)
     check_shard_bytes(int(table[-1]))
-    check_shard_bytes(4 + 4 * len(table) + len(config))
-    return b"".join([np.array(len(table) - 1, "<u4").tobytes(), table.astype("<u4").tobytes(), config])
+    check_shard_bytes(shard_bytes(len(table) - 1, 0, len(config)))
+    return write_offsets(table) + config
+
+
+class SplitReader:
+    """A data file and its meta file, memory-mapped. Samples share no memory with the maps, so they may outlive them."""
+
+    def __init__(self, info: ShardInfo, directory: Path, *, columns: Sequence[str] | None = None) -> None:
+        """Map the raw files and check their sizes, the offsets and the header.
+
+        Args:
+            info: The shard, as its index describes it.
+            directory: Where the dataset's files are.
+            columns: Names of the columns to read; None for all.
+
+        Raises:
+            ShardCorruptError: A file is not the one that the index describes.
+            ObjectNotFoundError: A file is not there.
+            StorageError: A file cannot be opened.
+            IndexFormatError: The index describes columns that cannot be.
+            ConfigError: The shard lacks a column that was asked for.
+        """
+        assert info.raw_meta is not None  # the index of a split format was refused without it
+        self._layout = read_split_layout(info)
+        check_columns(info, columns)
+        self._columns = None if columns is None else frozenset(columns)
+        self._path = join_under(directory, info.raw_data.basename)
+        self._num_samples = info.samples
+        meta_path = join_under(directory, info.raw_meta.basename)
+        self._meta = map_file(meta_path, info.raw_meta.bytes)
+        self._data = map_file(self._path, info.raw_data.bytes)
+        _check_offsets(self._meta, info, self._layout, meta_path)
+        _check_header(self._data, self._layout.header, self._path)
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Read one sample.
+
+        Raises:
+            SampleIndexError: The index is not in [0, len).
+            ShardCorruptError: Its bytes are not one row.
+            EncodingError: A column does not hold what its encoding says.
+        """
+        if not 0 <= index < self._num_samples:
+            raise SampleIndexError(f"{self._path} has {self._num_samples} samples, but sample {index} was asked for")
+        start, stop = _OFFSET_PAIR.unpack_from(self._meta, 4 + 4 * index)
+        try:
+            if index:
+                self._check_row_before(start)
+            return self._layout.decode(self._data[start:stop], self._columns)
+        except FormatError as error:
+            raise type(error)(f"{self._path}, sample {index}: {error}") from error
+
+    def close(self) -> None:
+        """Let go of the files; nothing can be read afterwards.
+
+        Only the traceback of a failed decode can hold a map for longer.
+        """
+        self._meta.release()
+        self._data.release()
+
+    def _check_row_before(self, start: int) -> None:
+        """Refuse an offset into the middle of a row, where what is left of it can look like a row."""
+        newline = self._layout.newline.encode()
+        found = bytes(self._data[start - len(newline) : start])
+        if found != newline:
+            raise ShardCorruptError(f"expected {newline!r} before byte {start}, where it starts, but found {found!r}")
+
+
+def _check_offsets(meta: memoryview, info: ShardInfo, layout: SplitLayout, path: Path) -> None:
+    """Refuse a meta file whose rows would not follow each other from the data file's header to its end."""
+    offsets = read_offsets(meta, info.samples, str(path))
+    expected = len(layout.header), info.raw_data.bytes
+    if (offsets[0], offsets[-1]) != expected:
+        raise ShardCorruptError(
+            f"{path} must place its rows from byte {expected[0]} to {expected[1]} of {info.raw_data.basename}, but "
+            f"they start at {offsets[0]} and end at {offsets[-1]}"
+        )
+    check_lengths(offsets, layout.smallest_bytes, str(path))
+
+
+def _check_header(data: memoryview, header: bytes, path: Path) -> None:
+    found = bytes(data[: len(header)])
+    if found != header:
+        raise ShardCorruptError(f"{path} must start with {brief(header)}, its columns, but starts with {brief(found)}")

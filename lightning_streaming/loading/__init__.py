@@ -1,1 +1,1 @@
-"""Streams, order and cache brought together: samples, batches and the place in them."""
+"""Streams, order and cache brought together: samples, batches and the position in them."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, SampleIndexError
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
-from lightning_streaming.formats.plain_rows import plain_schema
+from lightning_streaming.formats.mds_samples import plain_schema
 from lightning_streaming.order.runs import RunLookup
 
 _AT_ONCE = 4096
@@ -53,7 +53,7 @@ class Catalog:
         self.shards_per_stream = [len(sizes) for sizes in self.shard_sizes_per_stream]
         self.stream_of_shard: NDArray[np.int64] = np.repeat(np.arange(len(indexes)), self.shards_per_stream)
         self._runs = RunLookup(np.cumsum(self.samples_per_shard))
-        self.shards: Sequence[ShardInfo] = AllShards(self.indexes)
+        self.shards: Sequence[ShardInfo] = _AllShards(self.indexes)
         self.num_samples = sum(self.samples_per_stream)
         """Samples of all streams together, before weighting."""
 
@@ -133,7 +133,7 @@ class Catalog:
         return self._runs.find_one(wanted)
 
 
-class AllShards(Sequence[ShardInfo]):
+class _AllShards(Sequence[ShardInfo]):
     """The shards of several indexes as one sequence; each is made when it is asked for.
 
     Args:

@@ -1,4 +1,4 @@
-"""A torch DataLoader that knows its place and can be put back there."""
+"""A torch DataLoader that knows its position and can be put back there."""
 
 from __future__ import annotations
 
@@ -15,37 +15,55 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.accelerated import AcceleratedPass, LeftAsItIs
-from lightning_streaming.loading.batch_ends import ends_of_batches
-from lightning_streaming.loading.carrier import Measured, carried, in_turn
-from lightning_streaming.loading.cursor import Cursor, Handover, PassStart
-from lightning_streaming.loading.dataset import StreamingDataset
-from lightning_streaming.loading.deliveries import Deliveries
-from lightning_streaming.loading.delivery import Delivery
-from lightning_streaming.loading.description import LOADER_SETTINGS, describe
-from lightning_streaming.loading.ending import end_workers
+from lightning_streaming.loading.dataset import StreamingDataset, describe
 from lightning_streaming.loading.epochs import OnChange
-from lightning_streaming.loading.labels import Label, add_valid, keys_of_batches, labelled
-from lightning_streaming.loading.link import Link
-from lightning_streaming.loading.measures import LoaderStatistics
+from lightning_streaming.loading.measures import LoaderStatistics, StatisticsCollector
+from lightning_streaming.loading.other_trainers import AcceleratedLoader, AcceleratedPass
 from lightning_streaming.loading.passes import passes_of
-from lightning_streaming.loading.sample_key import KeyedBatch, SampleKey, SampleKeys
-from lightning_streaming.loading.slots import make_slots
-from lightning_streaming.loading.tally import Tally
-from lightning_streaming.loading.words import words_if_empty, words_of_loader
-from lightning_streaming.order.deal import Deal
-from lightning_streaming.order.gaps import NO_GAPS
+from lightning_streaming.loading.sample_key import (
+    KeyedBatch,
+    SampleKey,
+    SampleKeys,
+    add_valid,
+    keys_of_batches,
+)
+from lightning_streaming.loading.shared_memory import SharedPassStart, make_slots
+from lightning_streaming.loading.state import Cursor, PassStart
+from lightning_streaming.loading.workers import (
+    BatchGroup,
+    Measured,
+    WorkerBatches,
+    WorkerChannel,
+    end_workers,
+    in_order,
+    start_iterator,
+)
+from lightning_streaming.order.partition import NOTHING_SKIPPED, Partition
 from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
 
 _log = logging.getLogger(__name__)
-
 _MOST_UNCLAIMED = 1024
 """Batches whose ends are remembered for :meth:`StreamingDataLoader.claim`, should nobody claim them."""
+_AT_ONCE = 1024
+"""Batches whose ends are worked out together: a step should wait for no arithmetic."""
+_SETTINGS = (
+    "batch_size",
+    "repeat_epoch",
+    "drop_last",
+    "num_workers",
+    "prefetch_factor",
+    "persistent_workers",
+    "pin_memory",
+    "collate_fn",
+    "with_keys",
+    "with_valid",
+)
+"""What a loader tells of itself."""
 
 
 @tells_replacements
 @tells_unknown_arguments
-class StreamingDataLoader(LeftAsItIs):
+class StreamingDataLoader(AcceleratedLoader):
     """Batches of a :class:`StreamingDataset`, the same number on every rank, from any number of workers.
 
     Each ``iter(loader)`` is a pass over the next epoch; a pass given up early still counts as one. Where it begins is
@@ -106,8 +124,8 @@ class StreamingDataLoader(LeftAsItIs):
         self.repeat_epoch = repeat_epoch
         self.with_keys = with_keys
         self.with_valid = with_valid
-        self._tally = Tally(list(dataset.streams))
-        self._link: Link | None = None  # with workers that live on from pass to pass
+        self._tally = StatisticsCollector(list(dataset.streams))
+        self._channel: WorkerChannel | None = None  # with workers that live on from pass to pass
         self._passes_begun = 0
         self._moved_at = 0
         self._latest: weakref.ref[LoaderPass] | None = None
@@ -119,7 +137,8 @@ class StreamingDataLoader(LeftAsItIs):
         return self._whole_epoch().num_batches(self.drop_last)
 
     def __repr__(self) -> str:
-        return words_of_loader(self)
+        settings = f"batch_size={self.batch_size}, num_workers={self.num_workers}"
+        return f"<StreamingDataLoader: {settings}; at {self.cursor()}; of {self.dataset!r}>"
 
     def __iter__(self) -> LoaderPass | AcceleratedPass:  # type: ignore[override]  # torch names a class of its own
         batches = LoaderPass(self)
@@ -190,7 +209,7 @@ class StreamingDataLoader(LeftAsItIs):
 
     def config(self) -> dict[str, Any]:
         """What was asked for, the dataset's own :meth:`~StreamingDataset.config` included, as plain values."""
-        shown = {name: getattr(self, name) for name in LOADER_SETTINGS}
+        shown = {name: getattr(self, name) for name in _SETTINGS}
         return {**describe("StreamingDataLoader", shown), "dataset": StreamingDataset.config(self.dataset)}
 
     def close(self) -> None:
@@ -202,7 +221,7 @@ class StreamingDataLoader(LeftAsItIs):
         self._forget_pass()
         self.dataset.close()
 
-    def _begin_pass(self, begins: LoaderPass) -> tuple[int, PassStart, Link, Iterator[Delivery]]:
+    def _begin_pass(self, begins: LoaderPass) -> tuple[int, PassStart, WorkerChannel, Iterator[BatchGroup]]:
         """Begin the next pass: its number, where it starts, what its workers share, and torch's iterator over them."""
         self._latest = weakref.ref(begins)
         self._passes_begun += 1
@@ -212,25 +231,20 @@ class StreamingDataLoader(LeftAsItIs):
         passes = passes_of(self.dataset)
         start = passes.begin(self.dataset.current_world(), self._samples_per_batch, self.drop_last)
         passes.tell_unsuited(start)
-        # Workers that live on keep what they were told; those of a pass given up have another link.
-        link = self._link if self._iterator is not None and self._link is not None else self._new_link()
-        self._link = link if self.persistent_workers else None
-        link.handover.assign(start)
+        # Workers that live on keep what they were told; those of a pass given up have another channel.
+        channel = self._channel if self._iterator is not None and self._channel is not None else self._new_channel()
+        self._channel = channel if self.persistent_workers else None
+        channel.pass_start.assign(start)
         self._tally.begin_pass(self.num_workers)
         if self.drop_last and (why := why_empty(self)):
             _log.warning(why)
-        return self._passes_begun, start, link, carried(self, self._deliveries(link), link)
+        return self._passes_begun, start, channel, start_iterator(self, self._worker_batches(channel))
 
     def _end_workers(self, batches: Iterator[Any] | None) -> None:
         """End the workers behind torch's iterator of a pass, persistent ones too."""
         end_workers(batches)
         if batches is self._iterator:
-            self._iterator = self._link = None
-
-    def _labels(self) -> list[Label]:
-        """What batches are given beside what was collated."""
-        wanted: list[tuple[bool, Label]] = [(self.with_valid, add_valid), (self.with_keys, KeyedBatch)]
-        return [label for is_wanted, label in wanted if is_wanted]
+            self._iterator = self._channel = None
 
     def _is_current(self, number: int) -> bool:
         """Whether this pass is the latest and the loader was not moved since, so that its batches count.
@@ -252,13 +266,13 @@ class StreamingDataLoader(LeftAsItIs):
         self._unclaimed.append(end)
         passes_of(self.dataset).hand_out(start, end)
 
-    def _new_link(self) -> Link:
+    def _new_channel(self) -> WorkerChannel:
         slots = None if self._is_pinned() else make_slots(self.num_workers, (self.prefetch_factor or 0) + 1)
-        return Link(Handover(len(passes_of(self.dataset).epochs.skipped)), slots)
+        return WorkerChannel(SharedPassStart(len(passes_of(self.dataset).epochs.skipped)), slots)
 
-    def _deliveries(self, link: Link) -> Deliveries:
+    def _worker_batches(self, channel: WorkerChannel) -> WorkerBatches:
         pinned = self._is_pinned()
-        return Deliveries(self.dataset, link, self.collate_fn, drop_last=self.drop_last, one_by_one=pinned)
+        return WorkerBatches(self.dataset, channel, self.collate_fn, drop_last=self.drop_last, one_by_one=pinned)
 
     def _is_pinned(self) -> bool:
         """Whether torch has a thread that takes batches from the workers and pins them, one by one."""
@@ -270,17 +284,12 @@ class StreamingDataLoader(LeftAsItIs):
         self._end = None
         self._unclaimed.clear()
 
-    def _whole_epoch(self) -> Deal:
-        return replace(self._deal_from(Cursor(0, 0)), gaps=NO_GAPS)
+    def _whole_epoch(self) -> Partition:
+        return replace(self._deal_from(Cursor(0, 0)), gaps=NOTHING_SKIPPED)
 
-    def _deal_from(self, cursor: Cursor) -> Deal:
+    def _deal_from(self, cursor: Cursor) -> Partition:
         world = self.dataset.current_world()
         return passes_of(self.dataset).epochs.deal_from(cursor, world, self._samples_per_batch, self.drop_last)
-
-
-def why_empty(loader: StreamingDataLoader) -> str | None:
-    """Why no epoch of a loader has a batch; None if epochs have some."""
-    return words_if_empty(loader._whole_epoch(), loader.drop_last)
 
 
 class LoaderPass(Iterator[Any]):
@@ -295,7 +304,7 @@ class LoaderPass(Iterator[Any]):
         self._number = 0
         self._under_way: _UnderWay | None = None
         self._ends: Iterator[Cursor] = iter(())
-        self._labels = loader._labels()
+        self._with_valid, self._with_keys = loader.with_valid, loader.with_keys
         self._keys: Iterator[SampleKeys] = iter(())
 
     def __next__(self) -> Any:
@@ -308,15 +317,15 @@ class LoaderPass(Iterator[Any]):
         try:
             made = next(under_way.batches, None)
         except BaseException:
-            self._loader._end_workers(under_way.deliveries)
+            self._loader._end_workers(under_way.groups)
             raise
         waited = perf_counter_ns() - asked
         end = next(self._ends, None)
         if made is None or end is None:
             raise _at_end(made, end)
         batch, measures = made
-        if self._labels:
-            batch = labelled(batch, next(self._keys), self._labels)
+        if self._with_valid or self._with_keys:
+            batch = self._labelled(batch, next(self._keys))
         self._loader._hand_out(under_way.start, end, measures, waited)
         self._under_way = under_way
         return batch
@@ -324,23 +333,27 @@ class LoaderPass(Iterator[Any]):
     def close(self) -> None:
         """Hand out no more, and end the workers; those that are in the middle of a sample within a second or two."""
         under_way, self._under_way = self._under_way, None
-        self._loader._end_workers(under_way and under_way.deliveries)
+        self._loader._end_workers(under_way and under_way.groups)
         self._keys = iter(())  # which hold the order, maybe a mapped file
+
+    def _labelled(self, batch: Any, keys: SampleKeys) -> Any:
+        batch = add_valid(batch, keys) if self._with_valid else batch
+        return KeyedBatch(batch, keys) if self._with_keys else batch
 
     def _begin(self) -> None:
         loader = self._loader
-        self._number, start, link, deliveries = loader._begin_pass(self)
-        self._under_way = _UnderWay(start, deliveries, in_turn(deliveries, link, loader.num_workers))
+        self._number, start, channel, groups = loader._begin_pass(self)
+        self._under_way = _UnderWay(start, groups, in_order(groups, channel, loader.num_workers))
         passes = passes_of(loader.dataset)
         deal = passes.epochs.deal(start)
-        self._ends = ends_of_batches(deal, start.cursor, loader.drop_last)
-        if self._labels:
+        self._ends = _ends_of_batches(deal, start.cursor, loader.drop_last)
+        if self._with_valid or self._with_keys:
             self._keys = keys_of_batches(start, passes.epochs.plan(start), deal, passes.catalog)
 
 
 class _UnderWay(NamedTuple):
     start: PassStart
-    deliveries: Iterator[Delivery]
+    groups: Iterator[BatchGroup]
     """torch's iterator."""
     batches: Iterator[Measured]
 
@@ -353,4 +366,27 @@ def _at_end(made: Measured | None, end: Cursor | None) -> Exception:
         f"the pass has {'fewer' if end else 'more'} batches than its epoch; a dataset must hand out exactly the "
         "samples of its share; an __iter__ that makes fewer or more of them is for torch's DataLoader, and here a "
         "collate_fn= does that"
+    )
+
+
+def _ends_of_batches(deal: Partition, start: Cursor, drop_last: bool) -> Iterator[Cursor]:
+    """Where each batch of a pass ends; the last one, at the beginning of the next epoch."""
+    batches = deal.num_batches(drop_last)
+    for first in range(1, batches, _AT_ONCE):
+        for position in deal.positions_after(np.arange(first, min(first + _AT_ONCE, batches))).tolist():
+            yield Cursor(start.epoch, position)
+    if batches:
+        yield start.passes_later(1)
+
+
+def why_empty(loader: StreamingDataLoader) -> str | None:
+    """Why no epoch of a loader has a batch; None if epochs have some."""
+    epoch = loader._whole_epoch()
+    if epoch.num_batches(loader.drop_last) or not loader.drop_last:
+        return None
+    samples = epoch.samples_per_rank()
+    ranks = "the only rank" if epoch.num_ranks == 1 else f"each of {epoch.num_ranks} ranks"
+    return (
+        f"drop_last=True leaves no batch at all: an epoch has {samples} samples for {ranks}, and a batch has "
+        f"{epoch.batch_size}; pass drop_last=False, a batch_size of {samples} at most, or more data"
     )

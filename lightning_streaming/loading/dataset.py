@@ -6,41 +6,52 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import fields, replace
+from itertools import islice
 from math import ceil
 from typing import Any
 
+import numpy as np
 from torch.utils.data import get_worker_info
 
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.accelerated import CountedByOthers
-from lightning_streaming.loading.arguments import check_at_least, check_stream_class, parse_epoch_size
-from lightning_streaming.loading.cursor import Cursor
-from lightning_streaming.loading.dataset_streams import Asked, DatasetStreams, as_asked
-from lightning_streaming.loading.description import describe_dataset
 from lightning_streaming.loading.epochs import Epochs, OnChange
-from lightning_streaming.loading.passes import Passes
-from lightning_streaming.loading.reading import WorkerPass
+from lightning_streaming.loading.other_trainers import AcceleratedDataset
+from lightning_streaming.loading.passes import Passes, WorkerPass, WorkerSamples
 from lightning_streaming.loading.reference_names import ReferenceNames, told
-from lightning_streaming.loading.samples import WorkerSamples
-from lightning_streaming.loading.source import SampleSource
-from lightning_streaming.loading.state import read_state
-from lightning_streaming.loading.stream import StreamDefaults, named_streams
-from lightning_streaming.loading.watchers import WatchSettings
-from lightning_streaming.loading.words import words_of_dataset
-from lightning_streaming.loading.worker import prepare_worker_process
-from lightning_streaming.order.names import BatchingMethod, PartitionAlgo, SamplingMethod, ShuffleAlgo
-from lightning_streaming.order.seeds import stretched_seed
-from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.loading.sample_log import WatchSettings
+from lightning_streaming.loading.sample_source import SampleSource
+from lightning_streaming.loading.state import Cursor, read_state
+from lightning_streaming.loading.stream import Asked, DatasetStreams, Stream, StreamDefaults, as_asked, named_streams
+from lightning_streaming.loading.workers import prepare_worker_process
+from lightning_streaming.order.settings import (
+    BatchingMethod,
+    OrderSettings,
+    PartitionAlgo,
+    SamplingMethod,
+    ShuffleAlgo,
+    stretched_seed,
+)
 from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
-from lightning_streaming.units import parse_bytes
+from lightning_streaming.storage import mask_url
+from lightning_streaming.units import check_at_least, parse_bytes, parse_count
 from lightning_streaming.world import World
+
+_MOST_STREAMS = 4
+"""Streams that are shown one by one."""
+_NOT_SHOWN = {"self", "__class__", "remote", "local", "storage_options", "world", "stream_name", "stream_config"}
+"""What the streams say, may be secret, or belongs to the machines."""
+_STREAM_SETTINGS = (
+    *("split", "proportion", "repeat", "choose"),
+    *("download_retry", "download_timeout", "validate_hash", "keep_zip"),
+)
+"""What a stream tells of itself beside where it is."""
 
 
 @tells_replacements
 @tells_unknown_arguments
-class StreamingDataset(CountedByOthers, ReferenceNames):
+class StreamingDataset(AcceleratedDataset, ReferenceNames):
     """Samples of one or several streams of shards, in an order that does not depend on how many machines read them.
 
     Making one does no I/O: indexes are read at the first ``len``, ``iter`` or ``[i]``. Iterate over it through
@@ -144,48 +155,32 @@ class StreamingDataset(CountedByOthers, ReferenceNames):
         check_at_least("batch_size", batch_size, 1)
         check_at_least("predownload", predownload, 1)
         check_at_least("replication", replication, 1)
-        check_stream_class(stream_name, stream_config)
+        _check_stream_class(stream_name, stream_config)
         named = named_streams(as_asked(streams), remote, local, storage_options, stream_config)
         self.batch_size = batch_size
         self.predownload = predownload
         self.replication = replication
         self.world = world
         watched = WatchSettings(sample_log, watchdog_seconds)
-        settings = OrderSettings(
-            shuffle=shuffle,
-            shuffle_algo=shuffle_algo,
-            shuffle_seed=shuffle_seed,
-            shuffle_block_size=shuffle_block_size,
-            num_canonical_nodes=num_canonical_nodes,
-            sampling_method=sampling_method,
-            sampling_granularity=sampling_granularity,
-            partition_algo=partition_algo,
-            batching_method=batching_method,
-        )
+        settings = OrderSettings(**_of_fields(OrderSettings, asked))
         if stretch_seed:
             settings = replace(settings, shuffle_seed=stretched_seed(settings.shuffle_seed))
         if shuffle_algo == "py1b":
             warnings.warn("shuffle_algo='py1b' is deprecated; use 'py1br'", DeprecationWarning, stacklevel=2)
-        defaults = StreamDefaults(
-            split=split,
-            download_retry=download_retry,
-            download_timeout=download_timeout,
-            validate_hash=validate_hash,
-            keep_zip=keep_zip,
-        )
+        defaults = StreamDefaults(**_of_fields(StreamDefaults, asked))
         caches = {name: ShardCache(stream.cache_config(name, defaults)) for name, stream in named.items()}
         limit = None if cache_limit is None else parse_bytes(cache_limit, "cache_limit")
         source = SampleSource(caches, allow_unsafe_types, columns, limit)
         super().__init__(source, on_demand, transform, seed_global_rng, settings.shuffle_seed)
         misses = {name: cache.misses for name, cache in caches.items()}
         weights = [stream.weight() for stream in named.values()]
-        samples = parse_epoch_size(epoch_size)
+        samples = _parse_epoch_size(epoch_size)
         epochs = Epochs(settings, weights, samples, source, batch_size, skip)
         self._passes = Passes(epochs, source, misses, predownload, watched)
         self.streams = DatasetStreams(named, defaults, epochs, source)
         log = None if sample_log is None else os.fspath(sample_log)
         parsed = {"streams": named, "epoch_size": samples, "cache_limit": limit, "sample_log": log}
-        self._asked = describe_dataset({**asked, **parsed})
+        self._asked = _describe_dataset({**asked, **parsed})
 
     @told
     def epoch_size(self) -> int:
@@ -197,8 +192,13 @@ class StreamingDataset(CountedByOthers, ReferenceNames):
         return ceil(self.epoch_size / self.current_world().num_ranks)
 
     def __repr__(self) -> str:
-        asked = {name: stream.asked for name, stream in self.streams.items()}
-        return words_of_dataset(asked, self._source.known_catalog, self._passes.handed_out() or self.next_cursor())
+        streams = islice(self.streams.items(), _MOST_STREAMS)
+        shown = [f"{name}={_where(stream.asked)!r}" for name, stream in streams]
+        if len(self.streams) > _MOST_STREAMS:
+            shown.append(f"and {len(self.streams) - _MOST_STREAMS} more streams")
+        catalog = self._source.known_catalog
+        size = "index not read" if catalog is None else f"{catalog.num_samples} samples"
+        return f"<StreamingDataset: {', '.join(shown)}; {size}; at {self._passes.handed_out() or self.next_cursor()}>"
 
     def config(self) -> dict[str, Any]:
         """What was asked for, as plain values without secrets: to log, and to compare with that of another run."""
@@ -292,6 +292,10 @@ class StreamingDataset(CountedByOthers, ReferenceNames):
         self._check_reader(None)  # a worker that is spawned knows nothing of its reader
         return dict(self.__dict__)
 
+    def _iterates_as_usual(self) -> bool:
+        """Whether a pass hands out what :meth:`__iter__` of this class gives, not that of a subclass."""
+        return type(self).__iter__ is StreamingDataset.__iter__
+
     def _next_pass_of_worker(self, worker: int, num_workers: int) -> WorkerPass:
         """In a worker of a plain torch DataLoader."""
         start = self._passes.begin_in_worker(worker, self.current_world(), self._own_batch_size())
@@ -302,3 +306,83 @@ class StreamingDataset(CountedByOthers, ReferenceNames):
         if self.batch_size is None:
             raise ConfigError("pass batch_size= to the dataset, or iterate through a StreamingDataLoader that has one")
         return self.batch_size
+
+
+def _of_fields(config: type[OrderSettings | StreamDefaults], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those arguments that a config has fields for."""
+    return {field.name: arguments[field.name] for field in fields(config)}
+
+
+def _parse_epoch_size(epoch_size: int | float | str | None) -> int | None:
+    """The epoch size as a number; None for None, 0 and "", as MosaicML Streaming has it."""
+    if not epoch_size:
+        return None
+    samples = parse_count(epoch_size, "epoch_size")
+    if samples == 0:
+        raise ConfigError(f"epoch_size must be at least one sample, but got {epoch_size!r}")
+    return samples
+
+
+def _check_stream_class(stream_name: str, stream_config: Mapping[str, Any] | None) -> None:
+    """Refuse what would be looked up in a registry of stream classes, and arguments that are none.
+
+    Raises:
+        ConfigError: It is another name than "stream", or ``stream_config`` is no mapping.
+    """
+    if not isinstance(stream_config or {}, Mapping):
+        raise ConfigError(
+            f"stream_config must map arguments of Stream to values, but got a {type(stream_config).__name__}"
+        )
+    if stream_name != "stream":
+        raise ConfigError(
+            f"stream_name={stream_name!r} would name a class in a registry, which is not served; make the stream and "
+            "give it as streams=[Stream(remote=..., storage_options=...)]"
+        )
+
+
+def _where(stream: Stream) -> str:
+    place = stream.local if stream.remote is None else stream.remote
+    return mask_url(str(place))
+
+
+def _describe_dataset(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a dataset as plain values; URLs without passwords, nothing of the storage options.
+
+    Args:
+        arguments: By name, parsed; ``streams`` as named :class:`~lightning_streaming.Stream` values.
+    """
+    shown = {name: _plain(value) for name, value in arguments.items() if name not in _NOT_SHOWN}
+    streams = {name: _describe_stream(stream) for name, stream in arguments["streams"].items()}
+    return {"type": "StreamingDataset", **shown, "streams": streams}
+
+
+def describe(kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Some arguments as plain values.
+
+    Args:
+        kind: What they are the arguments of.
+        arguments: By name.
+    """
+    return {"type": kind, **{name: _plain(value) for name, value in arguments.items()}}
+
+
+def _describe_stream(stream: Stream) -> dict[str, Any]:
+    return {
+        "remote": None if stream.remote is None else mask_url(str(stream.remote)),  # a Path is taken too
+        "local": None if stream.local is None else str(stream.local),
+        **{name: getattr(stream, name) for name in _STREAM_SETTINGS},
+    }
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON has it; functions by name."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}.{named.__qualname__}"

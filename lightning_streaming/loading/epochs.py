@@ -1,39 +1,48 @@
-"""The order of a dataset's epochs: its settings, the streams' weights, and what a saved position says about both."""
+"""The order of a dataset's epochs: settings, weights, skipped batches, and what a saved position says about them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from textwrap import indent
 from typing import Literal, get_args
 
-from lightning_streaming.errors import ConfigError, StateMismatchError
-from lightning_streaming.loading.canonical_nodes import ALWAYS_FINE, check_canonical_nodes
-from lightning_streaming.loading.cursor import Cursor, PassStart
-from lightning_streaming.loading.differences import in_words, refusal
-from lightning_streaming.loading.fingerprint import Fingerprint
-from lightning_streaming.loading.order_ahead import OrderAhead
-from lightning_streaming.loading.order_store import shared_order
-from lightning_streaming.loading.skipped import SkippedBatches
-from lightning_streaming.loading.source import SampleSource
-from lightning_streaming.loading.state import SavedPosition
-from lightning_streaming.order.batch_ranges import BatchRange, Dealing
-from lightning_streaming.order.batching import EpochSequence
-from lightning_streaming.order.deal import Deal
-from lightning_streaming.order.gaps import NO_GAPS, Gaps, Place, Stretch, epoch_not_left_out, gaps_in
-from lightning_streaming.order.geometry import epoch_geometry, layout
-from lightning_streaming.order.layout import BatchGeometry
+from lightning_streaming.errors import ConfigError, StateError, StateMismatchError
+from lightning_streaming.loading.fingerprint import Fingerprint, in_words, refusal
+from lightning_streaming.loading.order_files import OrderAhead, shared_order
+from lightning_streaming.loading.sample_source import SampleSource
+from lightning_streaming.loading.state import Cursor, PassStart, SavedPosition
+from lightning_streaming.order.batchings import EpochSequence
+from lightning_streaming.order.partition import (
+    NOTHING_SKIPPED,
+    BatchGeometry,
+    EpochPosition,
+    Partition,
+    SkippedPositions,
+    SkippedRange,
+    epoch_geometry,
+    first_epoch_not_skipped,
+    rank_layout,
+    skipped_in_epoch,
+)
 from lightning_streaming.order.plan import EpochPlan, epoch_sequence, plan_epoch, resume_position
 from lightning_streaming.order.settings import OrderSettings
-from lightning_streaming.order.shape import DatasetShape
-from lightning_streaming.order.weights import ResolvedWeights, StreamWeight, resolve_weights
+from lightning_streaming.order.skips import (
+    BatchRange,
+    EpochPartitions,
+    TrainProgress,
+    locate_batch_ranges,
+    parse_batch_ranges,
+)
+from lightning_streaming.order.weights import DatasetShape, ResolvedWeights, StreamWeight, resolve_weights
 from lightning_streaming.world import World
 
 _log = logging.getLogger(__name__)
-
 OnChange = Literal["error", "warn"]
 """What to do about a saved position whose data or order settings have changed since: refuse it, or say so and go on."""
+_ALWAYS_FINE = 2**16
+"""Canonical nodes that an epoch may have however few its samples: this many take seconds at most."""
 
 
 class Epochs:
@@ -57,7 +66,7 @@ class Epochs:
         batch_size: int | None = None,
         skip: Sequence[int | str] = (),
     ) -> None:
-        self.skipped = SkippedBatches(skip)
+        self.skipped = _SkippedBatches(skip)
         self.reader = ""
         """What messages call whoever reads these epochs, where there are several: like "train loader 'text'"."""
         self._asked = settings
@@ -116,9 +125,9 @@ class Epochs:
             self._initial_nodes = world.num_nodes
         self._settings = self._settings.settled(self._initial_nodes)
         nodes = self._settings.num_canonical_nodes or 0
-        if nodes > ALWAYS_FINE:
+        if nodes > _ALWAYS_FINE:
             is_asked = nodes == self._asked.num_canonical_nodes
-            check_canonical_nodes(nodes, self.weights.epoch_size, is_asked=is_asked, told=self._told())
+            _check_canonical_nodes(nodes, self.weights.epoch_size, is_asked=is_asked, told=self._told())
         self._check_loaded()
         return self._settings
 
@@ -176,20 +185,20 @@ class Epochs:
         """Keep no order that was made ahead."""
         self._ahead.close()
 
-    def deal(self, start: PassStart) -> Deal:
+    def deal(self, start: PassStart) -> Partition:
         """How the samples of a pass are dealt to ranks and batches."""
         settings, current = self._settings_of(start), _geometry(start.world, start.batch_size)
-        return Deal(
+        return Partition(
             length=len(self._sequence(settings, start.geometry, start.cursor.epoch)),
             start=start.cursor.sample_in_epoch,
             num_nodes=start.world.num_nodes,
             ranks_per_node=start.world.ranks_per_node,
             batch_size=start.batch_size,
-            layout=layout(settings, current, start.geometry),
+            layout=rank_layout(settings, current, start.geometry),
             gaps=start.gaps,
         )
 
-    def deal_from(self, cursor: Cursor, world: World, batch_size: int, drop_last: bool = False) -> Deal:
+    def deal_from(self, cursor: Cursor, world: World, batch_size: int, drop_last: bool = False) -> Partition:
         """How the samples from ``cursor`` to the end of its epoch would be dealt; none of them at the end."""
         self._batch_size, self._drop_last = batch_size, drop_last
         return self.deal(self._start_at(cursor, world, batch_size))
@@ -212,9 +221,9 @@ class Epochs:
         position = resume_position(sequence, cursor.sample_in_epoch, world.num_ranks, self._told())
         if gaps.kept_before(position) < gaps.kept_before(len(sequence)) and self._has_batches(cursor.epoch, world):
             return Cursor(cursor.epoch, position)
-        epoch = epoch_not_left_out(self._stretches(world).values(), cursor.epoch + 1)
+        epoch = first_epoch_not_skipped(self._stretches(world).values(), cursor.epoch + 1)
         while not self._has_batches(epoch, world):
-            epoch = epoch_not_left_out(self._stretches(world).values(), epoch + 1)
+            epoch = first_epoch_not_skipped(self._stretches(world).values(), epoch + 1)
         return Cursor(epoch, 0)
 
     def later(self, cursor: Cursor, samples: int, world: World) -> Cursor:
@@ -246,7 +255,7 @@ class Epochs:
             streams=self._fingerprint().stream_list,
         )
 
-    def _stretches(self, world: World) -> Mapping[BatchRange, Stretch]:
+    def _stretches(self, world: World) -> Mapping[BatchRange, SkippedRange]:
         """Where skipped batches are; as long as nobody knows how large a batch is, those placed by a saved position."""
         if not self.skipped or self._batch_size is None:
             return self.skipped.placed()
@@ -254,18 +263,18 @@ class Epochs:
         key = settings, world.num_nodes, world.ranks_per_node, self._batch_size, self._drop_last
         return self.skipped.stretches(key, lambda place: self._dealing(place, world))
 
-    def _dealing(self, place: Place, world: World) -> Dealing:
+    def _dealing(self, place: EpochPosition, world: World) -> EpochPartitions:
         whole = self._whole_epoch(Cursor(*place), world), self._whole_epoch(Cursor(place[0] + 1, 0), world)
-        return Dealing(now=whole[0], later=whole[1], drop_last=self._drop_last)
+        return EpochPartitions(now=whole[0], later=whole[1], drop_last=self._drop_last)
 
-    def _whole_epoch(self, cursor: Cursor, world: World) -> Deal:
+    def _whole_epoch(self, cursor: Cursor, world: World) -> Partition:
         """How the epoch of ``cursor`` is dealt from its first sample, with nothing skipped."""
         batch_size = self._known_batch_size()
         geometry = self._geometry_at(cursor, world, batch_size)
-        return self.deal(self._start_with(Cursor(cursor.epoch, 0), world, batch_size, geometry, NO_GAPS))
+        return self.deal(self._start_with(Cursor(cursor.epoch, 0), world, batch_size, geometry, NOTHING_SKIPPED))
 
-    def _gaps(self, epoch: int, world: World) -> Gaps:
-        return gaps_in(self._stretches(world).values(), epoch) if self.skipped else NO_GAPS
+    def _gaps(self, epoch: int, world: World) -> SkippedPositions:
+        return skipped_in_epoch(self._stretches(world).values(), epoch) if self.skipped else NOTHING_SKIPPED
 
     def _has_batches(self, epoch: int, world: World) -> bool:
         """Whether skipping has left at least one batch of an epoch."""
@@ -289,7 +298,7 @@ class Epochs:
         return self._start_with(cursor, world, batch_size, geometry, self._gaps(cursor.epoch, world))
 
     def _start_with(
-        self, cursor: Cursor, world: World, batch_size: int, geometry: BatchGeometry, gaps: Gaps
+        self, cursor: Cursor, world: World, batch_size: int, geometry: BatchGeometry, gaps: SkippedPositions
     ) -> PassStart:
         settings = self.settle(world)
         assert settings.num_canonical_nodes is not None, "settled"
@@ -373,3 +382,99 @@ class Epochs:
 
 def _geometry(world: World, batch_size: int) -> BatchGeometry:
     return BatchGeometry(num_nodes=world.num_nodes, ranks_per_node=world.ranks_per_node, batch_size=batch_size)
+
+
+class _SkippedBatches:
+    """Ranges of global batches, and where their samples are.
+
+    A range is placed with the global batch of the run that was first asked to skip it. A saved position carries that
+    place, so that a run with other ranks or batch sizes leaves out the same samples.
+
+    Args:
+        asked: What the user wrote, like ["12000-12100", "15000"].
+
+    Raises:
+        ConfigError: It is not written so, or ranges overlap.
+    """
+
+    def __init__(self, asked: Iterable[int | str] = ()) -> None:
+        self._ranges = parse_batch_ranges(asked, "skip")
+        self._known: dict[BatchRange, SkippedRange] = {}
+        self._counted: TrainProgress | None = None
+        self._latest: tuple[Hashable, dict[BatchRange, SkippedRange]] | None = None
+        self._told = False
+
+    def __len__(self) -> int:
+        return len(self._ranges)
+
+    def load(self, saved: Mapping[str, SkippedRange]) -> None:
+        """Take what a saved position says of the ranges that are asked for; others are read again from here on."""
+        self._known = {one: saved[str(one)] for one in self._ranges if str(one) in saved}
+        self._counted, self._latest, self._told = None, None, False
+
+    def count_from(self, counted: TrainProgress) -> None:
+        """Count batches from here on, as a trainer does. What was placed for a trainer that has begun stays there."""
+        if self._counted is not None and self._latest is not None and counted.steps:
+            self._known = self._latest[1]
+        self._counted, self._latest = counted, None
+
+    def placed(self) -> Mapping[BatchRange, SkippedRange]:
+        """The ranges whose places are known without asking how epochs are dealt."""
+        return self._known
+
+    def stretches(
+        self, key: Hashable, dealing: Callable[[EpochPosition], EpochPartitions]
+    ) -> Mapping[BatchRange, SkippedRange]:
+        """Where the samples of every range are.
+
+        Args:
+            key: Of all that ``dealing`` depends on: while it stays the same, so do the places.
+            dealing: How the epoch of a place and those after it are dealt. Asked only if a range is new.
+        """
+        new = [one for one in self._ranges if one not in self._known]
+        if not new:
+            return self._known
+        if self._latest is None or self._latest[0] != key:
+            counted = self._counted or TrainProgress()
+            found = locate_batch_ranges(new, self._known, counted, dealing(counted.place))
+            self._latest = key, {one: self._known.get(one) or found[one] for one in self._ranges}
+        return self._latest[1]
+
+    def tell(self, place: EpochPosition, stretches: Mapping[BatchRange, SkippedRange], told: str = "") -> None:
+        """Say once which ranges were asked for too late: a run that goes on at ``place`` has read them.
+
+        Args:
+            place: Where the run goes on.
+            stretches: Where the ranges are.
+            told: What the message begins with.
+        """
+        late = [str(one) for one, (_, stop) in stretches.items() if one not in self._known and stop <= place]
+        if late and not self._told:
+            words = "%sskip: batches %s have been read already, so nothing is left out for them"
+            _log.warning(words, told, ", ".join(late))
+        self._told = True
+
+
+def _check_canonical_nodes(nodes: int, epoch_size: int, *, is_asked: bool, told: str) -> None:
+    """Refuse many more canonical nodes than samples.
+
+    Args:
+        nodes: Canonical nodes.
+        epoch_size: Samples of an epoch.
+        is_asked: Whether the user asked for them, rather than a saved position.
+        told: What a message about the saved position begins with.
+
+    Raises:
+        ConfigError: There are too many, and they were asked for.
+        StateError: There are too many, and a saved position has them.
+    """
+    most = max(_ALWAYS_FINE, epoch_size)
+    if nodes <= most:
+        return
+    words = f"{nodes}, and an epoch of {epoch_size} samples has {most} at most"
+    if is_asked:
+        raise ConfigError(f"num_canonical_nodes is {words}; ask for fewer")
+    raise StateError(
+        f"{told}'num_canonical_nodes' of the saved position is {words}; it is of other data, or was edited: go on from "
+        "another checkpoint"
+    )

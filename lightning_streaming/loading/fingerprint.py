@@ -1,25 +1,45 @@
-"""What a saved position belongs to: the data, stream by stream, and the settings of its order.
+"""What a saved position belongs to, data and settings of its order, and how to say what has changed of them.
 
 A state carries it as "fingerprint", in full as long as the streams are few. Beyond, one digest stands for all of them,
-and a :class:`~lightning_streaming.loading.stream_list.StreamList` helps to tell what has changed.
+and "streams" beside it helps to tell which of them has changed:
+
+    {"hashes": "sha1", "digests": "q83vEjRW...", "width": 4, "names": "eJyLVipWslJQKk5V..."}
+
+"digests" are a few bytes for each stream, in their order, in Base64: of its shards and samples where the names are
+there too, otherwise of its name as well. "names" are a JSON list, compressed. Where there is no room for that they are
+left out, and a change is told by what the stream's neighbours are called.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+import zlib
+from base64 import b64decode, b64encode
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from textwrap import indent
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_streaming.loading.catalog import Catalog
-from lightning_streaming.loading.differences import Difference, differences
-from lightning_streaming.loading.state_fields import Fields
-from lightning_streaming.loading.stream_list import StreamFacts, StreamList, list_streams, stream_changes
 from lightning_streaming.order.settings import BATCHING_METHODS, SAMPLING_METHODS, SHUFFLE_ALGOS, OrderSettings
 from lightning_streaming.order.weights import ResolvedWeights
 
-LONGEST_LIST = 3072
+if TYPE_CHECKING:
+    from lightning_streaming.loading.state import Fields
+
+
+_LONGEST_LIST = 3072
 """Characters up to which a state describes its streams; so it stays below 4 KB."""
+_WIDTHS = (4, 3, 2)
+"""Bytes of a stream's digest, as many as there is room for."""
+_MOST_NAMES = 1 << 20
+"""Bytes of JSON up to which names are unpacked: many times what a state has room for."""
+_VARIOUS = "various"
+"""Where streams have different hashes, and there are too many to tell each."""
+_MOST_ROWS = 24
+"""Differences that are told one by one."""
 
 
 class Fingerprint:
@@ -53,13 +73,13 @@ class Fingerprint:
             for stream, name in enumerate(catalog.stream_names)
         }
         streams: dict[str, Any] = self._described
-        if len(json.dumps(streams)) > LONGEST_LIST:
+        if len(json.dumps(streams)) > _LONGEST_LIST:
             whole = {"samples": catalog.num_samples, "digest": _digest(streams)}
             streams = {f"all {len(streams)} streams": whole}
         self.saved: dict[str, Any] = {"order": order, "streams": streams}
         """As a state carries it."""
-        room = LONGEST_LIST - len(json.dumps(streams))
-        self.stream_list = list_streams(self._facts(), room, with_names=streams is not self._described)
+        room = _LONGEST_LIST - len(json.dumps(streams))
+        self.stream_list = _list_streams(self._facts(), room, with_names=streams is not self._described)
         """What a state carries beside it, if there is room: never compared, but of help where something differs."""
 
     def differences(self, saved: Mapping[str, Any], listed: StreamList | None) -> list[Difference]:
@@ -77,15 +97,15 @@ class Fingerprint:
             return found
         if streams == self.saved["streams"]:
             return found
-        changes = [] if listed is None else stream_changes(listed, self._facts())
+        changes = [] if listed is None else _stream_changes(listed, self._facts())
         return [*found, *(changes or self._in_all(streams))]
 
-    def _facts(self) -> dict[str, StreamFacts]:
+    def _facts(self) -> dict[str, _StreamFacts]:
         return {name: self._facts_of(name) for name in self._described}
 
-    def _facts_of(self, name: str) -> StreamFacts:
+    def _facts_of(self, name: str) -> _StreamFacts:
         one, table = self._described[name], self._indexes[name].shards
-        return StreamFacts(
+        return _StreamFacts(
             outline=f"{one['shards']} {one['samples drawn']} {table.outline()}",
             hashes=table.hash_names(),
             samples=one["samples"],
@@ -115,13 +135,13 @@ class Fingerprint:
         if alike is None:
             yield one
         if then is not None:
-            yield Difference(f"streams.{name}.hashes", in_short(then), in_short(facts.hashes))
+            yield Difference(f"streams.{name}.hashes", _in_short(then), _in_short(facts.hashes))
 
 
-def in_short(hashes: tuple[str, ...]) -> str:
+def _in_short(hashes: tuple[str, ...]) -> str:
     """Names of hashes as a message shows them.
 
-    >>> in_short(()), in_short(("md5", "sha1"))
+    >>> _in_short(()), _in_short(("md5", "sha1"))
     ('none', 'md5, sha1')
     """
     return ", ".join(hashes) or "none"
@@ -164,3 +184,238 @@ def _read_stream(fields: Fields) -> dict[str, Any]:
 
 def _digest(value: object) -> str:
     return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _StreamFacts:
+    """What tells a stream from what it was."""
+
+    outline: str
+    """Of its shards and samples; nothing of its name or of hashes."""
+    hashes: tuple[str, ...]
+    """Names of the hashes in its index."""
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamList:
+    """The streams of a saved position."""
+
+    digests: tuple[bytes, ...]
+    """One for each stream, all of one length."""
+    names: tuple[str, ...] | None
+    """None if they are within the digests, or told elsewhere."""
+    of_names: bool
+    """Whether names are within the digests."""
+    hashes: str
+    """Names of the hashes of all streams, with commas between."""
+
+    def as_state(self) -> dict[str, Any]:
+        """The dict that :func:`read_stream_list` turns back into this value."""
+        return {
+            "hashes": self.hashes,
+            ("named digests" if self.of_names else "digests"): b64encode(b"".join(self.digests)).decode(),
+            "width": len(self.digests[0]),
+            **({} if self.names is None else {"names": _packed(self.names)}),
+        }
+
+    def hashes_of(self, place: int, now: _StreamFacts) -> tuple[tuple[str, ...] | None, bool]:
+        """The hashes that a stream had, None if nobody knows or they are the same; and whether all else is the same."""
+        if self.of_names or self.hashes == _VARIOUS or place >= len(self.digests):
+            return None, False
+        then = tuple(self.hashes.split(",")) if self.hashes else ()
+        is_alike = self.digests[place] == _short(now.outline, len(self.digests[place]))
+        return (None if then == now.hashes else then), is_alike
+
+
+def _list_streams(streams: Mapping[str, _StreamFacts], room: int, *, with_names: bool) -> StreamList | None:
+    """As much as there is room for; None if that is nothing.
+
+    Args:
+        streams: By name, in their order.
+        room: Characters that it may have.
+        with_names: Whether nothing else tells their names.
+    """
+    kinds = {one.hashes for one in streams.values()}
+    hashes = ",".join(kinds.pop()) if len(kinds) == 1 else _VARIOUS
+    for names in (tuple(streams), None) if with_names else (None,):
+        of_names = with_names and names is None
+        for width in _WIDTHS:
+            digests = tuple(_short(_told(name, one, of_names), width) for name, one in streams.items())
+            listed = StreamList(digests=digests, names=names, of_names=of_names, hashes=hashes)
+            if len(json.dumps(listed.as_state())) <= room:
+                return listed
+    return None
+
+
+def read_stream_list(fields: Fields) -> StreamList:
+    """A saved list that has been found sound.
+
+    Raises:
+        StateError: It was not written by :meth:`StreamList.as_state`.
+    """
+    of_names = "named digests" in fields
+    key = "named digests" if of_names else "digests"
+    width = fields.whole_number("width", min(_WIDTHS), max(_WIDTHS))
+    text = fields.text(key)
+    try:
+        joined = b64decode(text, validate=True)
+    except ValueError:
+        raise fields.wrong(key, "Base64") from None
+    if not joined or len(joined) % width:
+        raise fields.wrong(key, f"{width} bytes for each stream, in Base64")
+    digests = tuple(joined[start : start + width] for start in range(0, len(joined), width))
+    names = _unpacked(fields) if "names" in fields else None
+    if names is not None and (of_names or len(names) != len(digests)):
+        raise fields.contradicts(f"there are {len(names)} 'names' and {len(digests)} digests")
+    return StreamList(digests=digests, names=names, of_names=of_names, hashes=fields.text("hashes"))
+
+
+def _stream_changes(then: StreamList, now: Mapping[str, _StreamFacts]) -> list[Difference]:
+    """Which streams have left, come, changed, or been renamed or moved; empty where the list does not tell."""
+    if then.names is not None:
+        return _changes_by_name(then.names, then, now)
+    return _changes_by_place(then, now) if then.of_names else []
+
+
+def _changes_by_name(names: Sequence[str], then: StreamList, now: Mapping[str, _StreamFacts]) -> list[Difference]:
+    width = len(then.digests[0])
+    digests = dict(zip(names, then.digests, strict=True))
+    data = {name: _short(one.outline, width) for name, one in now.items()}
+    left, come = [name for name in names if name not in now], [name for name in now if name not in digests]
+    found = []
+    for name in left:
+        # The same data under another name; of several with the same data, the one that comes first.
+        renamed = next((other for other in come if data[other] == digests[name]), None)
+        if renamed is not None:
+            come.remove(renamed)
+        found.append(Difference(f"streams.{name}", "there", "'absent'" if renamed is None else f"named {renamed!r}"))
+    found += [Difference(f"streams.{name}", "'absent'", f"{now[name].samples} samples") for name in come]
+    stayed = [name for name in names if name in now]
+    for name in stayed:
+        if digests[name] != data[name]:
+            found.append(Difference(f"streams.{name}.digest", digests[name].hex(), data[name].hex()))
+    if not left and not come and list(now) != stayed:
+        places = dict(zip(now, range(len(now)), strict=True))
+        moved = [(name, place) for place, name in enumerate(names) if places[name] != place]
+        found += [Difference(f"streams.{name}.place", str(place), str(places[name])) for name, place in moved]
+    return [*found, *_changes_of_hashes(then, now)]
+
+
+def _changes_of_hashes(then: StreamList, now: Mapping[str, _StreamFacts]) -> list[Difference]:
+    kinds = {",".join(one.hashes) for one in now.values()}
+    if kinds == {then.hashes} or then.hashes == _VARIOUS:
+        return []
+    were, are = (" or ".join(one.replace(",", ", ") or "none" for one in sorted(of)) for of in ({then.hashes}, kinds))
+    return [Difference("streams.*.hashes", were, are)]
+
+
+def _changes_by_place(then: StreamList, now: Mapping[str, _StreamFacts]) -> list[Difference]:
+    width = len(then.digests[0])
+    digests = {name: _short(_told(name, one, True), width) for name, one in now.items()}
+    names = {digest: name for name, digest in digests.items()}
+    known = Counter(then.digests)
+    found, before = [], ""
+    for place, digest in enumerate(then.digests):
+        if digest in names:
+            before = f", after {names[digest]!r}"
+        else:
+            found.append(Difference(f"streams[{place}]", f"a stream{before}", "changed, renamed or 'absent'"))
+    come = [name for name, digest in digests.items() if digest not in known]
+    found += [Difference(f"streams.{name}", "'absent', or other", f"{now[name].samples} samples") for name in come]
+    return [*found, *_changes_of_hashes(then, now)]
+
+
+def _told(name: str, one: _StreamFacts, of_names: bool) -> str:
+    return f"{json.dumps(name)} {one.outline}" if of_names else one.outline
+
+
+def _short(text: str, width: int) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=width).digest()
+
+
+def _packed(names: Sequence[str]) -> str:
+    return b64encode(zlib.compress(json.dumps(names).encode(), 9)).decode()
+
+
+def _unpacked(fields: Fields) -> tuple[str, ...]:
+    packed = fields.text("names")
+    try:
+        names: Any = json.loads(zlib.decompressobj().decompress(b64decode(packed, validate=True), _MOST_NAMES))
+    except (ValueError, zlib.error, RecursionError):
+        raise fields.wrong("names", "a compressed list of texts") from None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise fields.wrong("names", "a compressed list of texts")
+    return tuple(names)
+
+
+class Difference(NamedTuple):
+    """One setting, or one number of the data, that is not what it was."""
+
+    setting: str
+    """Where it is in the fingerprint, like "order.shuffle"."""
+    saved: str
+    """What it was, in few words."""
+    now: str
+    """What it is."""
+
+
+def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    """Each difference between two fingerprints.
+
+    >>> differences({"order": {"shuffle": True}}, {"order": {"shuffle": False}})
+    [Difference(setting='order.shuffle', saved='True', now='False')]
+    """
+    return list(_differences(saved, now, ""))
+
+
+def in_words(found: Sequence[Difference]) -> str:
+    """Differences as plain text: one as a phrase, several as a table whose columns are two spaces apart.
+
+    >>> in_words([Difference("order.shuffle", "True", "False")])
+    'order.shuffle: saved True, now False'
+    >>> print(in_words([Difference("order.shuffle", "True", "False"), Difference("streams.0.shards", "6", "3")]))
+    setting           saved  now
+    order.shuffle     True   False
+    streams.0.shards  6      3
+    """
+    if len(found) == 1:
+        return f"{found[0].setting}: saved {found[0].saved}, now {found[0].now}"
+    rows = [("setting", "saved", "now"), *found[:_MOST_ROWS]]
+    wide = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, wide, strict=True)).rstrip() for row in rows]
+    more = len(found) - _MOST_ROWS
+    return "\n".join([*lines, f"and {more} more"] if more > 0 else lines)
+
+
+def refusal(found: Sequence[Difference]) -> str:
+    """What to say of a saved position that is refused for these differences, with the way out."""
+    table = f"the saved position belongs to other data or another order:\n{indent(in_words(found), '  ')}"
+    way_out = 'resume with on_change="warn" to go on from the same position all the same.'
+    hashes = [one for one in found if one.setting.endswith(".hashes")]
+    if not hashes:
+        return f"{table}\nPut these back, or {way_out}"
+    changes = "; ".join(dict.fromkeys(f"{one.saved} → {one.now}" for one in hashes))
+    if len(hashes) == len(found):
+        return (
+            f"{table}\nOnly what the indexes tell of the shards differs (hashes: {changes}); their names, samples and "
+            f"sizes are the same. If the shards were not written anew, {way_out}"
+        )
+    anew = f"Data that is written anew with other hashes (hashes: {changes}) has other shards."
+    return f"{table}\n{anew} Put it back, or {way_out}"
+
+
+def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], where: str) -> Iterator[Difference]:
+    for key in [*saved, *(key for key in now if key not in saved)]:
+        name = f"{where}.{key}" if where else str(key)
+        before, after = saved.get(key, "absent"), now.get(key, "absent")
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            yield from _differences(before, after, name)
+        elif before != after:
+            yield Difference(name, _brief(before), _brief(after))
+
+
+def _brief(value: object) -> str:
+    if isinstance(value, Mapping):
+        return f"{value.get('samples', '?')} samples"
+    return repr(value)

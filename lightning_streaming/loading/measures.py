@@ -1,13 +1,22 @@
-"""What a loader has handed out and what that took: sums over its batches, and the arithmetic of waiting."""
+"""What a loader has handed out and what that took.
+
+:class:`BatchMeter` measures in the process that makes batches, :class:`StatisticsCollector` adds up in the one that
+consumes them, and :class:`LoaderStatistics` is what users see.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, fields
+from itertools import chain
+from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+from lightning_streaming.cache.shard_cache import Misses
+from lightning_streaming.loading.catalog import Catalog
 
 
 class WaitTimes(NamedTuple):
@@ -32,33 +41,6 @@ class WaitTimes(NamedTuple):
 
 _NO_WAIT = WaitTimes()
 _Seconds = NDArray[np.float64]
-
-
-def split_wait(
-    wait: _Seconds, *, download: _Seconds, decompress: _Seconds, work: _Seconds, are_first: NDArray[np.bool_]
-) -> tuple[_Seconds, _Seconds, _Seconds, _Seconds, _Seconds]:
-    """Say why the consumer of some batches waited for them. Arrays of shape (batches,), all times in one unit.
-
-    As much of a wait as making the batch took is shared out like that work; a consumer who came late waited for its end
-    only, and nobody knows for which part of it. What is left was spent on other things. For example a wait of 8 for a
-    batch whose 4 of work were 1 of download and 3 of decoding: 1 and 3, and 4 in the queue.
-
-    Args:
-        wait: How long the consumer waited for each batch.
-        download: How long the worker that made the batch waited for files.
-        decompress: How long it waited for decompression.
-        work: How long it took for the batch, both included.
-        are_first: Which batches are the first of their pass.
-
-    Returns:
-        The fields of :class:`WaitTimes`, for each batch.
-    """
-    explained = np.minimum(wait, work)
-    share = np.divide(explained, work, out=np.zeros_like(work), where=work > 0)
-    for_download, for_decompress = download * share, decompress * share
-    rest = wait - explained
-    start = np.where(are_first, rest, 0.0)
-    return for_download, for_decompress, explained - for_download - for_decompress, rest - start, start
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,3 +88,231 @@ class LoaderStatistics:
 def _counts() -> list[Any]:
     apart = ("samples_per_stream", "wait", "shards_open")
     return [one for one in fields(LoaderStatistics) if one.name not in apart]
+
+
+def split_wait(
+    wait: _Seconds, *, download: _Seconds, decompress: _Seconds, work: _Seconds, are_first: NDArray[np.bool_]
+) -> tuple[_Seconds, _Seconds, _Seconds, _Seconds, _Seconds]:
+    """Say why the consumer of some batches waited for them. Arrays of shape (batches,), all times in one unit.
+
+    As much of a wait as making the batch took is shared out like that work; a consumer who came late waited for its end
+    only, and nobody knows for which part of it. What is left was spent on other things. For example a wait of 8 for a
+    batch whose 4 of work were 1 of download and 3 of decoding: 1 and 3, and 4 in the queue.
+
+    Args:
+        wait: How long the consumer waited for each batch.
+        download: How long the worker that made the batch waited for files.
+        decompress: How long it waited for decompression.
+        work: How long it took for the batch, both included.
+        are_first: Which batches are the first of their pass.
+
+    Returns:
+        The fields of :class:`WaitTimes`, for each batch.
+    """
+    explained = np.minimum(wait, work)
+    share = np.divide(explained, work, out=np.zeros_like(work), where=work > 0)
+    for_download, for_decompress = download * share, decompress * share
+    rest = wait - explained
+    start = np.where(are_first, rest, 0.0)
+    return for_download, for_decompress, explained - for_download - for_decompress, rest - start, start
+
+
+class BatchMeasures(NamedTuple):
+    """What it took to make one batch."""
+
+    samples: int = 0
+    sample_bytes: int = 0
+    """Bytes of its samples as they are stored uncompressed."""
+    download_ns: int = 0
+    """Time for which their reader waited for files to be on this node, but for decompression."""
+    decompress_ns: int = 0
+    """Time for which it waited for files to be decompressed."""
+    work_ns: int = 0
+    """Time from the first sample to the collated batch, the two above included."""
+    shards_opened: int = 0
+    cache_hits: int = 0
+    """Of those, how many were on this node when this process first wanted them."""
+    fetched_bytes: int = 0
+    """Bytes that this process fetched of the others, or had fetched ahead."""
+    shards_open: int = 0
+    """Shards that are mapped now."""
+
+
+NUM_MEASURES = len(BatchMeasures._fields)
+_Counts = tuple[int, ...]
+"""Of a batch: its samples, their bytes, and its samples of each stream."""
+_AT_ONCE = 256
+"""Batches that are noted before they are added up: a note is all that a step should have to wait for."""
+
+
+class BatchMeter:
+    """What this process has measured since it began its batch; whoever makes the batch says where that ends.
+
+    Args:
+        misses: Where each stream's cache notes what was not there, by stream name.
+        is_read: Whether anybody asks for what is measured.
+    """
+
+    def __init__(self, misses: Mapping[str, Misses], is_read: bool) -> None:
+        self._misses = dict(misses)
+        self._is_read = is_read
+        self._began = 0
+        self._download_ns = self._decompress_ns = 0
+        self._opened = self._hits = self._fetched_bytes = 0
+        self._counts: Iterator[_Counts] = iter(())
+        self._no_counts: _Counts = (0,) * (2 + len(self._misses))  # of batches that are none of the plan's
+        self._open: Sized = ()
+
+    def begin_pass(self, open_shards: Sized) -> None:
+        """Forget what was measured before; the first batch begins now."""
+        for misses in self._misses.values():
+            misses.clear()
+        self._open, self._counts = open_shards, iter(())
+        self._begin_batches()
+
+    def begin_window(self, catalog: Catalog, shards: NDArray[np.int64], batch_size: int) -> None:
+        """Say which shards the samples of the next batches are in."""
+        if self._is_read:
+            # Whoever iterates over the samples for the loader may look further ahead than the batch under way.
+            self._counts = chain(self._counts, _count_batches(catalog, shards, batch_size))
+
+    def begin_batch(self) -> None:
+        """Say that the first sample of the next batch is wanted."""
+        self._began = perf_counter_ns()
+
+    def opened(self, began: int, catalog: Catalog, shard: int) -> None:
+        """Note that a shard was opened, for which the reader has waited since ``began``, by ``perf_counter_ns``."""
+        ended = perf_counter_ns()
+        stream = catalog.stream_names[int(catalog.stream_of_shard[shard])]
+        missed = self._misses[stream].take(catalog.shards[shard])
+        if missed:  # else it was only mapped, as a part of decoding
+            unpacking = sum(max(0, min(ended, miss.unpack_ended) - max(began, miss.unpack_began)) for miss in missed)
+            self._decompress_ns += unpacking
+            self._download_ns += ended - began - unpacking
+        self._opened += 1
+        self._hits += not missed
+        self._fetched_bytes += sum(miss.fetched_bytes for miss in missed)
+
+    def end_batches(self, batches: int) -> NDArray[np.int64]:
+        """Note that some batches are made, which were made as one.
+
+        Returns:
+            Array of shape (batches, numbers): of each batch its :class:`BatchMeasures`, then its samples per stream.
+            What the batches took together is said of the first, for which their consumer waits.
+        """
+        counts = np.array([next(self._counts, self._no_counts) for _ in range(batches)], np.int64)
+        measures = np.zeros((batches, NUM_MEASURES + len(self._misses)), np.int64)
+        took = BatchMeasures(
+            download_ns=self._download_ns,
+            decompress_ns=self._decompress_ns,
+            work_ns=perf_counter_ns() - self._began,
+            shards_opened=self._opened,
+            cache_hits=self._hits,
+            fetched_bytes=self._fetched_bytes,
+        )
+        measures[0, :NUM_MEASURES] = took
+        measures[:, :2] = counts[:, :2]
+        measures[:, NUM_MEASURES - 1] = len(self._open)
+        measures[:, NUM_MEASURES:] = counts[:, 2:]
+        self._begin_batches()
+        return measures
+
+    def _begin_batches(self) -> None:
+        self._download_ns = self._decompress_ns = 0
+        self._opened = self._hits = self._fetched_bytes = 0
+        self.begin_batch()
+
+
+def _count_batches(catalog: Catalog, shards: NDArray[np.int64], batch_size: int) -> Iterator[_Counts]:
+    """The counts of consecutive batches, the last one maybe of fewer samples."""
+    num_streams = len(catalog.stream_names)
+    num_batches = -(-len(shards) // batch_size)
+    firsts = np.arange(num_batches) * batch_size
+    samples = np.minimum(batch_size, len(shards) - firsts)
+    sample_bytes = np.add.reduceat(catalog.mean_sample_bytes[shards], firsts, dtype=np.float64)
+    if num_streams == 1:
+        per_stream = samples[:, None]
+    else:
+        cells = np.repeat(np.arange(num_batches) * num_streams, samples) + catalog.stream_of_shard[shards]
+        per_stream = np.bincount(cells, minlength=num_batches * num_streams).reshape(num_batches, num_streams)
+    counts = np.column_stack([samples, np.rint(sample_bytes).astype(np.int64), per_stream])
+    return map(tuple, counts.tolist())
+
+
+class StatisticsCollector:
+    """Adds up what the workers of one loader have measured.
+
+    Args:
+        streams: Names of the streams whose samples are counted.
+    """
+
+    def __init__(self, streams: Sequence[str]) -> None:
+        self._streams = list(streams)
+        self._sums = np.zeros(NUM_MEASURES + len(self._streams), np.int64)
+        self._wait = WaitTimes()
+        self._batches = 0
+        self._open_in_worker: dict[int, int] = {}
+        self._num_workers = 1
+        self._next_batch = 0
+        """Of the pass, that is not added up yet."""
+        self._noted: list[tuple[NDArray[np.int64], int]] = []
+
+    def begin_pass(self, num_workers: int) -> None:
+        """Count the batches of another pass, made by so many processes in turn."""
+        self._add_up()
+        self._num_workers, self._next_batch = max(1, num_workers), 0
+        self._open_in_worker = {}
+
+    def add(self, measures: NDArray[np.int64], wait_ns: int) -> None:
+        """Count the next batch of the pass.
+
+        Args:
+            measures: What it took, as :meth:`BatchMeter.end_batches` says.
+            wait_ns: For how long its consumer waited.
+        """
+        self._noted.append((measures, wait_ns))
+        if len(self._noted) == _AT_ONCE:
+            self._add_up()
+
+    def statistics(self) -> LoaderStatistics:
+        """What was counted so far."""
+        self._add_up()
+        values = self._sums.tolist()
+        sums = BatchMeasures(*values[:NUM_MEASURES])
+        return LoaderStatistics(
+            batches=self._batches,
+            samples=sums.samples,
+            samples_per_stream=dict(zip(self._streams, values[NUM_MEASURES:], strict=True)),
+            sample_bytes=sums.sample_bytes,
+            wait=self._wait,
+            shards_opened=sums.shards_opened,
+            cache_hits=sums.cache_hits,
+            fetched_bytes=sums.fetched_bytes,
+            shards_open=sum(self._open_in_worker.values()),
+        )
+
+    def _add_up(self) -> None:
+        """Add what was noted since the last time to the sums."""
+        if not self._noted:
+            return
+        measures, waits = zip(*self._noted, strict=True)
+        rows, batches = np.stack(measures), self._next_batch + np.arange(len(waits))
+        columns = dict(zip(BatchMeasures._fields, rows.T, strict=False))  # those of streams follow
+        parts = split_wait(
+            _seconds(waits),
+            download=_seconds(columns["download_ns"]),
+            decompress=_seconds(columns["decompress_ns"]),
+            work=_seconds(columns["work_ns"]),
+            are_first=batches == 0,
+        )
+        self._wait = WaitTimes(*(sum_ + float(part.sum()) for sum_, part in zip(self._wait, parts, strict=True)))
+        self._sums += rows.sum(axis=0)
+        self._batches += len(waits)
+        workers = (batches % self._num_workers).tolist()
+        self._open_in_worker.update(zip(workers, columns["shards_open"].tolist(), strict=True))
+        self._next_batch += len(waits)
+        self._noted = []
+
+
+def _seconds(nanoseconds: ArrayLike) -> NDArray[np.float64]:
+    return np.asarray(nanoseconds, np.float64) * 1e-9

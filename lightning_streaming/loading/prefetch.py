@@ -1,31 +1,43 @@
-"""Fetching the shards that a worker is about to need, in the order it will need them."""
+"""Which shards a worker is about to need, to fetch them ahead; and which it needs no more, to make room.
+
+A worker lets go of a shard after its own last sample of it. That others may go on with it is known from what all
+workers of the node read: the shard is *finished* once all must have read on beyond the batch that has the last.
+"""
 
 from __future__ import annotations
 
 import math
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 _ROOM_SECONDS = 5.0
 """How often to look for room while the reader stays with its shard: other processes make room too."""
-
-
 _BATCHES, _SAMPLES, _SHARDS = 8, 64, 4
+_MOST_SAMPLES = 2 * 10**8
+"""Above this the plan is not read ahead to its end: shards then go by when they were used."""
+_FEW_SAMPLES = 2**16
+"""So few samples are looked through at once, before the first is read."""
+_ROUNDS_BEHIND = 2
+"""How many batches behind another a worker may be: as many as torch asks of each ahead, unless told otherwise."""
 
 
-class Reach(NamedTuple):
+class Lookahead(NamedTuple):
     """How many of its samples a worker looks ahead."""
 
     at_first: int
-    """Before its first batch is read, which is not to share the link with many shards that only later ones need."""
+    """Before its first batch is read, which is not to share the network with many shards that only later ones need."""
     later: int
 
 
-def default_reach(batch_size: int, samples_per_shard: float, readers: int) -> Reach:
+def default_lookahead(batch_size: int, samples_per_shard: float, readers: int) -> Lookahead:
     """How far to look if nobody says: 8 batches, and then also 4 shards read in order.
 
-    Fewer shards than that would leave the link idle between one and the next.
+    Fewer shards than that would leave the network idle between one and the next.
 
     Args:
         batch_size: Samples per batch.
@@ -33,7 +45,7 @@ def default_reach(batch_size: int, samples_per_shard: float, readers: int) -> Re
         readers: Workers of all this node's ranks, who share each shard that is read in order.
     """
     at_first = max(_BATCHES * batch_size, _SAMPLES)
-    return Reach(at_first, max(at_first, math.ceil(_SHARDS * samples_per_shard / readers)))
+    return Lookahead(at_first, max(at_first, math.ceil(_SHARDS * samples_per_shard / readers)))
 
 
 class ShardNeed(NamedTuple):
@@ -53,14 +65,14 @@ class ShardPrefetcher:
         fetch: Brings one shard to this node; called from several threads, outside any lock of ours. It may leave a
             shard that another process is fetching; whoever reads it then waits. False says that there is no room: all
             threads then wait until the reader has moved on.
-        reach: Samples to look ahead of the reader.
+        lookahead: Samples to look ahead of the reader.
         num_threads: Shards fetched at a time.
     """
 
     def __init__(
-        self, needs: Iterator[ShardNeed], fetch: Callable[[int], bool], reach: Reach, num_threads: int = 4
+        self, needs: Iterator[ShardNeed], fetch: Callable[[int], bool], lookahead: Lookahead, num_threads: int = 4
     ) -> None:
-        self._progress = _Progress(needs, reach)
+        self._progress = _PrefetchState(needs, lookahead)
         self._fetch = fetch
         for number in range(num_threads):
             # Daemon threads: a download that stalls must not keep a process alive that wants to end.
@@ -95,13 +107,13 @@ class ShardPrefetcher:
             self._progress.changed.notify_all()
 
 
-class _Progress:
+class _PrefetchState:
     """What reader and threads share. Fields change only while holding ``changed``, except the dict ``failures``."""
 
-    def __init__(self, needs: Iterator[ShardNeed], reach: Reach) -> None:
+    def __init__(self, needs: Iterator[ShardNeed], lookahead: Lookahead) -> None:
         self.changed = threading.Condition()
         self.needs = needs
-        self.reach = reach
+        self.lookahead = lookahead
         self.samples_read = 0
         self.moves = 0
         self.waiting_for_room: int | None = None
@@ -109,7 +121,7 @@ class _Progress:
         self.failures: dict[int, Exception] = {}
 
     def next_shard(self) -> int | None:
-        """Wait until the next shard in order comes into reach; None when there is nothing more to fetch."""
+        """Wait until the next shard in order comes within the lookahead; None when there is nothing more to fetch."""
         with self.changed:
             if self.closed:
                 return None
@@ -121,7 +133,7 @@ class _Progress:
             return None if self.closed else need.shard
 
     def _horizon(self) -> int:
-        return self.samples_read + (self.reach.later if self.samples_read else self.reach.at_first)
+        return self.samples_read + (self.lookahead.later if self.samples_read else self.lookahead.at_first)
 
     def wait_for_room(self, shard: int, moves: int) -> bool:
         """Wait until a shard may find room that found none; the shards after it wait as well.
@@ -147,7 +159,7 @@ class _Progress:
                 self.changed.notify_all()
 
 
-def _fetch_in_order(progress: _Progress, fetch: Callable[[int], bool]) -> None:
+def _fetch_in_order(progress: _PrefetchState, fetch: Callable[[int], bool]) -> None:
     while (shard := progress.next_shard()) is not None:
         try:
             _fetch_when_there_is_room(progress, fetch, shard)
@@ -157,7 +169,120 @@ def _fetch_in_order(progress: _Progress, fetch: Callable[[int], bool]) -> None:
             progress.found_room(shard)
 
 
-def _fetch_when_there_is_room(progress: _Progress, fetch: Callable[[int], bool], shard: int) -> None:
+def _fetch_when_there_is_room(progress: _PrefetchState, fetch: Callable[[int], bool], shard: int) -> None:
     moves = progress.moves
     while not fetch(shard) and progress.wait_for_room(shard, moves):
         moves = progress.moves
+
+
+class BatchShards(NamedTuple):
+    """The shards of some batches' samples, in order of batches."""
+
+    batches: NDArray[np.int64]
+    """The batch of each sample, of shape (samples,), not descending."""
+    shards: NDArray[np.int64]
+    """The shard of each sample, of shape (samples,)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodePlan:
+    """What one worker reads in a pass, and what all workers of its node read together."""
+
+    worker: int
+    """The worker's first batch."""
+    num_workers: int
+    """Batches from one of the worker's to its next."""
+    num_shards: int
+    """Shards of the dataset."""
+    num_samples: int
+    """About how many samples the node reads."""
+    own: Callable[[], Iterator[NDArray[np.int64]]]
+    """Gives the shard of each of the worker's samples in order, as arrays one after another."""
+    of_node: Callable[[], Iterator[BatchShards]]
+    """Gives the same of all samples of the node."""
+
+
+class _Found(NamedTuple):
+    last: NDArray[np.int64]
+    """The worker's last sample of each shard, counted among its own; -1 for a shard that it does not read."""
+    finished: list[int]
+    """The worker's shards in the order in which the node is done with them."""
+    after: list[int]
+    """After how many of the worker's batches each of them is finished."""
+
+
+class LastUses:
+    """The last uses of shards, found by going through the plan once, beside reading."""
+
+    def __init__(self, plan: NodePlan) -> None:
+        self._plan = plan
+        self._found: _Found | None = None
+        self._num_told = 0
+        self._closed = False
+        if plan.num_samples <= _FEW_SAMPLES:
+            self._find()
+        elif plan.num_samples <= _MOST_SAMPLES:
+            threading.Thread(target=self._find, name="last-uses", daemon=True).start()
+
+    def among(self, shards: NDArray[np.int64], first_sample: int) -> NDArray[np.bool_]:
+        """Which of some consecutive samples are this worker's last of their shards; none as long as that is not known.
+
+        Args:
+            shards: The shard of each sample, of shape (samples,).
+            first_sample: How many samples were read before them.
+        """
+        if self._found is None:
+            return np.zeros(len(shards), np.bool_)
+        is_last: NDArray[np.bool_] = self._found.last[shards] == np.arange(first_sample, first_sample + len(shards))
+        return is_last
+
+    def finished(self, batches_read: int) -> list[int]:
+        """Shards that nobody on this node needs any more; each is told once.
+
+        Args:
+            batches_read: How many batches this worker has read.
+        """
+        if self._found is None:
+            return []
+        told, after = self._num_told, self._found.after
+        while self._num_told < len(after) and after[self._num_told] <= batches_read:
+            self._num_told += 1
+        return self._found.finished[told : self._num_told]
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._closed = True
+
+    def _find(self) -> None:
+        plan = self._plan
+        last, last_batch = np.full((2, plan.num_shards), -1, np.int64)
+        samples_before = 0
+        for shards in plan.own():
+            # Where a shard is named more than once, numpy keeps the last.
+            last[shards] = np.arange(samples_before, samples_before + len(shards))
+            samples_before += len(shards)
+            if self._closed:
+                return
+        for batches, shards in plan.of_node():
+            last_batch[shards] = batches
+            if self._closed:
+                return
+        mine = np.flatnonzero(last >= 0)
+        after = batches_until(last_batch[mine], plan.worker, plan.num_workers)
+        order = np.argsort(after, kind="stable")
+        self._found = _Found(last, mine[order].tolist(), after[order].tolist())
+
+
+def batches_until(batches: NDArray[np.int64], worker: int, num_workers: int) -> NDArray[np.int64]:
+    """How many batches a worker has read when all workers are done with those up to a given one.
+
+    For example the second of three workers reads batches 1, 4, 7, 10, ...: after one of them it is beyond batch 1, and
+    after three all of them are, even one that is two rounds behind.
+
+    Args:
+        batches: Batches, counted over all workers.
+        worker: The worker's first batch.
+        num_workers: Batches from one of the worker's to its next.
+    """
+    passed: NDArray[np.int64] = 1 - (worker - batches) // num_workers
+    return passed + _ROUNDS_BEHIND

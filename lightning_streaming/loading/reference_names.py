@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.cache.limits import largest_shard_bytes
+from lightning_streaming.cache.quota import largest_shard_bytes
 from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.loading.dataset_streams import DatasetStreams
-from lightning_streaming.loading.keyed_access import KeyedAccess
 from lightning_streaming.loading.passes import Passes
-from lightning_streaming.order.names import BatchingMethod, PartitionAlgo, SamplingMethod, ShuffleAlgo
-from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.loading.sample_access import KeyedAccess
+from lightning_streaming.loading.stream import DatasetStreams
+from lightning_streaming.order.settings import BatchingMethod, OrderSettings, PartitionAlgo, SamplingMethod, ShuffleAlgo
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -1,9 +1,16 @@
-"""The key of a sample: where it is stored and when it was read, enough to make it again."""
+"""The key of a sample: where it is stored and when it was read, enough to make it again.
+
+A loader adds keys, or a mask of the samples that count, to its batches on request. Both are worked out in the process
+that consumes the batches, from the plan of the pass alone. Nothing comes from the workers, so it is all the same what
+transform, collate and pinning make of a batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, fields
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
@@ -11,6 +18,17 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.catalog import Catalog
+from lightning_streaming.loading.state import PassStart
+from lightning_streaming.order.partition import Partition
+from lightning_streaming.order.plan import EpochPlan, are_first_reads
+
+_WINDOW_SAMPLES = 8192
+"""Samples whose keys are worked out together: enough for numpy to be fast, few enough to start at once."""
+_VALID = "valid"
+"""Name of the mask in a batch."""
+Row = tuple[int, int, int, int]
+"""Position of a sample in the epoch, its shard over all streams, its index there; and what is no watcher's business."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,3 +199,64 @@ class KeyedBatch(NamedTuple):
     """What the collate function made."""
     keys: SampleKeys
     """One key for each sample that it was given."""
+
+
+def keys_of_rows(catalog: Catalog, start: PassStart) -> Callable[[Row], SampleKey]:
+    """What finds the key of a sample of this pass."""
+    first_shards = [0, *accumulate(catalog.shards_per_stream)]
+
+    def key(row: Row) -> SampleKey:
+        position, shard, index, _ = row
+        stream = int(catalog.stream_of_shard[shard])
+        return SampleKey(
+            stream=catalog.stream_names[stream],
+            shard=shard - first_shards[stream],
+            index=index,
+            epoch=start.cursor.epoch,
+            position=position,
+            shuffle_seed=start.shuffle_seed,
+        )
+
+    return key
+
+
+def keys_of_batches(start: PassStart, plan: EpochPlan, deal: Partition, catalog: Catalog) -> Iterator[SampleKeys]:
+    """The keys of each batch that one rank reads in a pass, the last one maybe of fewer samples."""
+    node, rank_of_node = start.world.node, start.world.rank_of_node
+    of_pass = Pass(tuple(catalog.stream_names), start.cursor.epoch, start.shuffle_seed)
+    first_shards = np.cumsum([0, *catalog.shards_per_stream[:-1]])
+    num_batches = deal.num_batches()
+    step = max(1, _WINDOW_SAMPLES // deal.batch_size)
+    for first in range(0, num_batches, step):
+        batches = np.arange(first, min(first + step, num_batches))
+        positions = deal.batches(batches, node, rank_of_node)
+        are_first = are_first_reads(plan.sequence, deal, batches, node, rank_of_node)
+        read = positions >= 0  # only an epoch's last batch has gaps
+        shards, indexes = catalog.places(plan.ids(positions[read]))
+        streams = catalog.stream_of_shard[shards]
+        rows = np.stack([positions[read], streams, shards - first_shards[streams], indexes], axis=1)
+        first_reads = are_first[read]
+        stops = np.cumsum(read.sum(axis=1)).tolist()
+        for begin, stop in zip([0, *stops[:-1]], stops, strict=True):
+            yield SampleKeys.make(of_pass, rows[begin:stop], first_reads[begin:stop])
+
+
+def add_valid(batch: Any, keys: SampleKeys) -> Any:
+    """The batch, a dict, with the mask ``valid`` of those samples that no rank has read before.
+
+    Raises:
+        ConfigError: It is no dict, or has such an entry already.
+    """
+    if not isinstance(batch, MutableMapping):
+        raise ConfigError(
+            f"with_valid adds an entry to batches that are dicts, but this one is a {type(batch).__name__}; use "
+            "with_keys=True, which serves every kind of batch, and keys.valid"
+        )
+    if _VALID in batch:
+        raise ConfigError(
+            f"with_valid adds an entry {_VALID!r}, but the batch has one already; rename that column, or use "
+            "with_keys=True and keys.valid"
+        )
+    batch = copy(batch)  # a collate function may hand out the same dict each time
+    batch[_VALID] = keys.valid
+    return batch

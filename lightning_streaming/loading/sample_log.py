@@ -1,18 +1,121 @@
-"""A log of the samples that each worker read: a line of JSON for each, written before the sample is read."""
+"""Watching a worker's samples one by one: a log of what was read, and a watchdog that tells of one that takes too long.
+
+A pass that nobody watches runs without any of this.
+"""
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from lightning_streaming.errors import FormatError
-from lightning_streaming.loading.sample_key import SampleKey
-from lightning_streaming.loading.watch import Row
+from torch.utils.data import get_worker_info
+
+from lightning_streaming.errors import ConfigError, FormatError
+from lightning_streaming.loading.sample_key import Row, SampleKey, keys_of_rows
+from lightning_streaming.loading.sample_source import SampleSource
+from lightning_streaming.loading.state import PassStart
+
+_TOO_LONG = 10**6
+"""Seconds that no sample takes, and that every clock can wait."""
+_NO_MORE = object()
+
+
+@dataclass(frozen=True, slots=True)
+class WatchSettings:
+    """Which watch a person asked for."""
+
+    sample_log: str | os.PathLike[str] | None
+    """Directory for logs of the samples read; None for no log."""
+    watchdog_seconds: float | None
+    """How long one sample may take before the watchdog tells; None for no watchdog."""
+
+    def __post_init__(self) -> None:
+        if self.sample_log is not None and not (isinstance(self.sample_log, (str, os.PathLike)) and self.sample_log):
+            raise ConfigError(f"sample_log must be a directory to write logs to, but got {self.sample_log!r}")
+        if self.watchdog_seconds is not None:
+            _require_seconds("watchdog_seconds", self.watchdog_seconds)
+
+    def watch(self, source: SampleSource, start: PassStart, worker: int) -> SampleWatch | None:
+        """The watch over a worker's pass; None if nobody asked for any."""
+        if self.sample_log is None and self.watchdog_seconds is None:
+            return None
+        return SampleWatch(partial(self._watchers, source, start, worker))
+
+    def _watchers(self, source: SampleSource, start: PassStart, worker: int) -> Sequence[Watcher]:
+        key = keys_of_rows(source.catalog, start)
+        rank = start.world.rank
+        log = None if self.sample_log is None else _sample_log_path(self.sample_log, rank, worker)
+        watchers: list[Watcher] = [] if log is None else [_SampleLog(log, key)]
+        if self.watchdog_seconds is not None:
+            stacks = None if log is None else log.with_suffix(".stacks")
+            watchers.append(_Watchdog(self.watchdog_seconds, f"worker {worker} of rank {rank}", key, stacks))
+        return watchers
+
+
+def _require_seconds(setting: str, seconds: object) -> None:
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < _TOO_LONG:
+        raise ConfigError(f"{setting} must be a number of seconds above 0 and below 10**6, but got {seconds!r}")
+
+
+class Watcher(Protocol):
+    """Someone who is told of each sample. All of it happens in the thread that reads."""
+
+    def asked(self) -> None:
+        """The next sample is asked for; nobody knows which one yet."""
+
+    def begun(self, row: Row) -> None:
+        """It is this one: it is going to be fetched, decoded and transformed."""
+
+    def given(self) -> None:
+        """It is handed out."""
+
+    def close(self) -> None:
+        """No more samples are asked for."""
+
+
+class SampleWatch:
+    """Tells watchers about the samples of one worker's pass, in order.
+
+    Args:
+        watchers: Makes those who are told, when the first sample is asked for.
+    """
+
+    def __init__(self, watchers: Callable[[], Sequence[Watcher]]) -> None:
+        self._make = watchers
+        self._watchers: Sequence[Watcher] = ()
+
+    def rows(self, rows: Iterator[Row]) -> Iterator[Row]:
+        """The same rows; each is told of when it is asked for, which is when its sample is read."""
+        for row in rows:
+            for watcher in self._watchers:
+                watcher.begun(row)
+            yield row
+
+    def samples(self, samples: Generator[Any, None, None]) -> Generator[Any, None, None]:
+        """The same samples; the watch ends with the last of them."""
+        with ExitStack() as stack:
+            stack.enter_context(closing(samples))
+            self._watchers = [stack.enter_context(closing(watcher)) for watcher in self._make()]
+            while True:
+                for watcher in self._watchers:
+                    watcher.asked()
+                sample = next(samples, _NO_MORE)
+                for watcher in self._watchers:
+                    watcher.given()
+                if sample is _NO_MORE:
+                    return
+                yield sample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +130,7 @@ class LoggedSample:
     """Which sample; ``restore_sample`` makes it again."""
 
 
-def sample_log_path(directory: str | os.PathLike[str], rank: int, worker: int) -> Path:
+def _sample_log_path(directory: str | os.PathLike[str], rank: int, worker: int) -> Path:
     """Where the log of one worker is.
 
     Args:
@@ -52,7 +155,7 @@ def read_sample_log(path: str | os.PathLike[str]) -> Iterator[LoggedSample]:
                 yield _parsed(line, f"line {number} of {os.fspath(path)}")
 
 
-class SampleLog:
+class _SampleLog:
     """Writes the log of one worker's pass; one system call a sample, so that a killed process has written all of it.
 
     Args:
@@ -99,3 +202,88 @@ def _parsed(line: bytes, where: str) -> LoggedSample:
         return LoggedSample(time=values.pop("time"), pid=values.pop("pid"), key=SampleKey.from_dict(values))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{where} is not one of a sample log, but {line[:200]!r}") from error
+
+
+class _Watchdog:
+    """Writes the stacks of all threads to stderr, once a sample, when one takes longer than it should.
+
+    The reader leaves a note of when it asked and for what, which takes it well under a microsecond. A thread looks at
+    the note when the time could be up, so at most twice in ``seconds``. In a worker process, which has no other use for
+    it, Python's own ``faulthandler`` looks after that thread: it tells where a worker is that holds the interpreter
+    itself, as a call into C may, after twice the time and without the sample's key.
+
+    Args:
+        seconds: How long a sample may take, from being asked for to being handed out.
+        name: Whose samples, for the first line.
+        key: Finds the key of a sample.
+        also_to: A file to add the same text to.
+    """
+
+    def __init__(self, seconds: float, name: str, key: Callable[[Row], SampleKey], also_to: Path | None) -> None:
+        self._seconds = seconds
+        self._name = name
+        self._key = key
+        self._also_to = also_to
+        self._asked_at: float | None = None
+        self._row: Row | None = None
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    def asked(self) -> None:
+        """The time begins."""
+        self._row = None
+        self._asked_at = time.monotonic()
+
+    def begun(self, row: Row) -> None:
+        """For the first line, if need be."""
+        self._row = row
+
+    def given(self) -> None:
+        """The time is over; what the reader does with the sample is none of it."""
+        self._asked_at = None
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._closed.set()
+
+    def _watch(self) -> None:
+        told, wait, in_worker = None, self._seconds, get_worker_info() is not None
+        while True:
+            if in_worker:
+                faulthandler.dump_traceback_later(2 * self._seconds, file=2)  # unless it is called again before
+            if self._closed.wait(wait):
+                break
+            asked_at, wait = self._asked_at, self._seconds
+            if asked_at is None or asked_at == told:
+                continue
+            left = asked_at + self._seconds - time.monotonic()
+            if left > 0:
+                wait = left
+            else:
+                told = asked_at
+                self._tell()
+        if in_worker:
+            faulthandler.cancel_dump_traceback_later()
+
+    def _tell(self) -> None:
+        row = self._row
+        which = "which one is not known yet" if row is None else json.dumps(self._key(row).as_dict())
+        text = f"{self._name} has been at one sample for {self._seconds:g} s: {which}\n{_stacks()}\n"
+        sys.stderr.write(text)
+        sys.stderr.flush()
+        if self._also_to is not None:
+            self._also_to.parent.mkdir(parents=True, exist_ok=True)
+            with self._also_to.open("a") as file:
+                file.write(text)
+
+
+def _stacks() -> str:
+    """What every other thread of this process is doing, the innermost call last."""
+    frames = sys._current_frames()
+    threads = {thread.ident: thread.name for thread in threading.enumerate()}
+    own = threading.get_ident()
+    return "\n".join(
+        f"Thread {threads.get(ident, ident)!r}:\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in frames.items()
+        if ident != own
+    )

@@ -1,24 +1,80 @@
-"""The user's transform of each sample, with randomness that belongs to the sample."""
+"""The user's transform of each sample, with randomness keyed by the sample; and how an error in it is told.
+
+The generator of a sample is a function of seed, epoch and position. So augmentation is the same after any resume, with
+any number of workers or ranks, and for one sample made again alone.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import get_worker_info
 
-from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.rng import global_generators_kept, rng_for, seed_global_generators
+from lightning_streaming.errors import ConfigError, SampleError, StreamingError
+from lightning_streaming.loading.sample_key import SampleKey
 
-KeyedTransform = Callable[[dict[str, Any], int], Any]
+_TRANSFORM_KEY = 0x7472616E  # keeps these streams apart from those that shuffle, which are keyed by seed + epoch
+_WORKER_KEY = 0x776F726B
+_MOST_KEYS = 8
+"""Keys that an error names."""
+_KeyedTransform = Callable[[dict[str, Any], int], Any]
 """Turns a decoded sample, and its position in the epoch, into what is handed out."""
 KeyedSample = Callable[[int, int], Any]
 """Makes what is handed out of a sample's id and its position in the epoch."""
+
+
+def rng_for(seed: int, epoch: int, position: int) -> np.random.Generator:
+    """The random generator of one sample.
+
+    Args:
+        seed: The dataset's shuffle seed.
+        epoch: Epoch the sample is read in.
+        position: The sample's place in the epoch's global sequence.
+    """
+    return np.random.default_rng([_TRANSFORM_KEY, seed, epoch, position])
+
+
+def rng_of_worker(seed: int, epoch: int, position: int, rank: int, worker: int) -> np.random.Generator:
+    """The random generator that a worker process begins with: no two workers of a run draw the same numbers.
+
+    Args:
+        seed: The dataset's shuffle seed.
+        epoch: Epoch of the pass that it is started for.
+        position: Where in the epoch's global sequence that pass begins.
+        rank: Among the ranks that read different samples.
+        worker: Among the workers of that rank.
+    """
+    return np.random.default_rng([_WORKER_KEY, seed, epoch, position, rank, worker])
+
+
+def seed_global_generators(rng: np.random.Generator) -> None:
+    """Seed ``random``, ``numpy.random`` and torch's CPU generator from ``rng``, for transforms that use those."""
+    first, second, third = (int(word) for word in rng.integers(0, 2**32, size=3))
+    random.seed(first)
+    np.random.seed(second)  # noqa: NPY002  the legacy generator is what such transforms draw from
+    torch.default_generator.manual_seed(third)
+
+
+@contextmanager
+def global_generators_kept() -> Iterator[None]:
+    """Leave those generators as they were: this process may be the one that trains."""
+    states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        torch.default_generator.set_state(states[2])
 
 
 class SampleTransform:
@@ -44,7 +100,7 @@ class SampleTransform:
         """The same with another function."""
         return SampleTransform(function, self._seeds)
 
-    def keyed(self, shuffle_seed: int, epoch: int) -> KeyedTransform | None:
+    def keyed(self, shuffle_seed: int, epoch: int) -> _KeyedTransform | None:
         """The transform as a function of sample and position; None if there is none.
 
         Args:
@@ -133,3 +189,44 @@ def _wants_rng(transform: Callable[..., Any]) -> bool:
         return "rng" in inspect.signature(transform).parameters
     except ValueError:  # a builtin like dict, which does not tell
         return False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Making:
+    """How samples are made in a pass. The users' own code is in one of the two, or in neither."""
+
+    transform: _KeyedTransform | None
+    """Applied to the decoded sample, where nobody makes samples in a way of their own."""
+    make: KeyedSample | None
+    """Makes a sample of its id and position, where a subclass of the dataset says how."""
+    name: str
+    """Whose code that is, for errors."""
+
+
+def failed_sample(error: Exception, name: str, key: SampleKey) -> StreamingError:
+    """What to raise from an error of the user's own code about a sample."""
+    told = (
+        f"{name} failed on sample {key.index} of shard {key.shard} of stream {key.stream!r}: {_in_a_line(error)}\n"
+        f"This sample alone, as it failed: dataset.restore_sample({json.dumps(key.as_dict())})"
+    )
+    return kind_of(error)(told)
+
+
+def told_keys(keys: Sequence[SampleKey]) -> str:
+    """How an error names samples of a batch."""
+    if len(keys) == 1:
+        return f"\nThis sample alone: dataset.restore_sample({json.dumps(keys[0].as_dict())})"
+    shown = "\n".join(f"  {json.dumps(key.as_dict())}" for key in keys[:_MOST_KEYS])
+    more = f"\n  and {len(keys) - _MOST_KEYS} more" if len(keys) > _MOST_KEYS else ""
+    return f"\nIts samples, by the keys with which dataset.restore_sample(key) gives each alone:\n{shown}{more}"
+
+
+def _in_a_line(error: Exception) -> str:
+    return str(error) if isinstance(error, StreamingError) else f"{type(error).__name__}: {error}"
+
+
+def kind_of(error: Exception) -> type[StreamingError]:
+    """The class that an error is told with: its own if it is ours, which says best what is wrong."""
+    if isinstance(error, StreamingError) and type(error).__module__ == StreamingError.__module__:
+        return type(error)  # one of a user's may want other arguments
+    return SampleError

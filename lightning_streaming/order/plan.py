@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, StateError
-from lightning_streaming.order.batching import BATCHINGS, EpochFacts, EpochSequence
+from lightning_streaming.order.batchings import BATCHINGS, EpochSequence, EpochSpec
 from lightning_streaming.order.draw import Order
-from lightning_streaming.order.layout import BatchGeometry
+from lightning_streaming.order.partition import INTERLEAVED, BatchGeometry, Partition
+from lightning_streaming.order.sequence import CanonicalSequence
 from lightning_streaming.order.settings import OrderSettings
-from lightning_streaming.order.shape import DatasetShape
+from lightning_streaming.order.weights import DatasetShape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -65,13 +66,13 @@ def epoch_sequence(settings: OrderSettings, shape: DatasetShape, geometry: Batch
     Args:
         settings: Settled; see :meth:`OrderSettings.settled`.
         shape: The data.
-        geometry: What batches are made for; see :func:`~lightning_streaming.order.geometry.epoch_geometry`.
+        geometry: What batches are made for; see :func:`~lightning_streaming.order.partition.epoch_geometry`.
         epoch: Counts from 0.
 
     Raises:
         ConfigError: Batches cannot be made so from this data.
     """
-    facts = EpochFacts(settings=settings, shape=shape, geometry=geometry, epoch=epoch)
+    facts = EpochSpec(settings=settings, shape=shape, geometry=geometry, epoch=epoch)
     return BATCHINGS[settings.batching_method](facts)
 
 
@@ -83,7 +84,7 @@ def plan_epoch(
     Args:
         settings: Settled; see :meth:`OrderSettings.settled`.
         shape: The data.
-        geometry: What batches are made for; see :func:`~lightning_streaming.order.geometry.epoch_geometry`.
+        geometry: What batches are made for; see :func:`~lightning_streaming.order.partition.epoch_geometry`.
         epoch: Counts from 0.
         order: What :func:`~lightning_streaming.order.draw.draw_order` gave for the same settings, data and epoch.
 
@@ -99,7 +100,7 @@ def resume_position(sequence: EpochSequence, consumed: int, num_ranks: int, told
     Args:
         sequence: The epoch's.
         consumed: Samples as a saved state counts them, replication divided out.
-        num_ranks: Ranks to deal to.
+        num_ranks: Ranks that read.
         told: What an error begins with.
 
     Returns:
@@ -117,3 +118,48 @@ def resume_position(sequence: EpochSequence, consumed: int, num_ranks: int, told
             'on_change="warn" to begin the next epoch, or move the place with `lightning-streaming state set`'
         )
     return len(sequence) if consumed >= len(sequence) else min(consumed, sequence.read_once)
+
+
+def are_first_reads(
+    sequence: EpochSequence, partition: Partition, ts: NDArray[np.int64], node: int, rank_of_node: int
+) -> NDArray[np.bool_]:
+    """Which reads of some batches no rank, this one or another, makes earlier in the epoch.
+
+    Over all ranks and batches of an epoch, each place of the order has exactly one first read. Of the composed
+    sequences (every batching method but ``random``) what a stream repeats to fill its last batch is not told apart.
+
+    Args:
+        sequence: The epoch's.
+        partition: How it is divided.
+        ts: Global batches, counted from where the partition starts.
+        node: In ``[0, partition.num_nodes)``.
+        rank_of_node: In ``[0, partition.ranks_per_node)``.
+
+    Returns:
+        Of shape (len(ts), batch_size), like ``partition.batches``; False where that is -1.
+    """
+    positions = partition.batches(ts, node, rank_of_node)
+    are_first = positions >= 0
+    at_end = ts >= partition.remaining // partition.global_batch_size
+    if at_end.any():
+        entries = ts[at_end, np.newaxis] * partition.global_batch_size + INTERLEAVED.entries(
+            partition.geometry, node, rank_of_node
+        )
+        are_first[at_end] &= entries < partition.remaining
+    if isinstance(sequence, CanonicalSequence):
+        are_first &= ~_are_repeats(sequence, positions)
+    return are_first
+
+
+def _are_repeats(sequence: CanonicalSequence, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether the sequence reads a place again; False for a position of -1."""
+    slices = sequence.num_canonical_nodes
+    if sequence.num_samples <= slices:  # each slice has one sample, or none of its own
+        _, first_positions = np.unique(sequence.places(np.arange(len(sequence))), return_index=True)
+        return ~np.isin(positions, first_positions) & (positions >= 0)
+    are_repeats = positions >= sequence.read_once
+    # In the last round before, a slice with one sample less reads the one of the round before again.
+    last_round = ~are_repeats & (positions >= sequence.read_once - slices)
+    ours = positions[last_round]
+    are_repeats[last_round] = sequence.places(ours) == sequence.places(ours - slices)
+    return are_repeats

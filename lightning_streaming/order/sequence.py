@@ -1,9 +1,9 @@
 """One sequence from many canonical nodes.
 
 Samples lie in an order, cut into ``C`` slices, the canonical nodes. The sequence reads the first sample of each slice,
-then the second of each, and so on. A :class:`~lightning_streaming.order.deal.Deal` hands it out in global batches. So
-what the model sees, and in which order, does not change with the machines as long as ``C`` is a multiple of ``P``, the
-number of nodes. All this is arithmetic: nothing here is as long as an epoch.
+then the second of each, and so on. A :class:`~lightning_streaming.order.partition.Partition` divides it into global
+batches. So what the model sees, and in which order, does not change with the machines as long as ``C`` is a multiple of
+``P``, the number of nodes. All this is arithmetic: nothing here is as long as an epoch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class CanonicalSequence:
     num_canonical_nodes: int
     """Slices of them, C."""
     num_nodes: int
-    """Nodes to deal to, P; a multiple or a divisor of C."""
+    """Nodes, P; a multiple or a divisor of C."""
 
     def __post_init__(self) -> None:
         samples, canonical, nodes = self.num_samples, self.num_canonical_nodes, self.num_nodes
@@ -87,10 +87,7 @@ class CanonicalSequence:
         Raises:
             SampleIndexError: A position lies outside the sequence.
         """
-        if positions.size and not (positions.min() >= 0 and positions.max() < len(self)):
-            raise SampleIndexError(
-                f"positions must be in [0, {len(self)}), but range from {positions.min()} to {positions.max()}"
-            )
+        check_positions(positions, len(self))
         if self.num_canonical_nodes == 1 and not self._is_scarce and not self._padding:
             return positions
         steps = positions // self.num_canonical_nodes
@@ -118,7 +115,7 @@ class CanonicalSequence:
         """The most samples that a reader of the whole epoch counts, over all ranks, with those read twice.
 
         Args:
-            num_ranks: Ranks that the sequence is dealt to.
+            num_ranks: Ranks that read the sequence.
         """
         whole_rounds = -(-len(self) // num_ranks) * num_ranks
         # The reference may count up to one sample a rank beyond its samples.
@@ -128,3 +125,15 @@ class CanonicalSequence:
 def fits(num_canonical_nodes: int, num_nodes: int) -> bool:
     """Whether nodes have whole canonical nodes, or canonical nodes whole nodes, so that the work is even."""
     return num_canonical_nodes % num_nodes == 0 or num_nodes % num_canonical_nodes == 0
+
+
+def check_positions(positions: NDArray[np.int64], length: int, called: str = "positions") -> None:
+    """Refuse positions outside ``[0, length)``.
+
+    Raises:
+        SampleIndexError: There is one.
+    """
+    if positions.size and not (positions.min() >= 0 and positions.max() < length):
+        raise SampleIndexError(
+            f"{called} must be in [0, {length}), but range from {positions.min()} to {positions.max()}"
+        )

@@ -1,18 +1,36 @@
-"""What a person writes about order, and the defaults that only a world can fill in."""
+"""What a user writes about order, its checks, and the defaults that only the number of nodes can fill in."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Literal, get_args
+
+import numpy as np
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.order.names import (
-    BatchingMethod,
-    PartitionAlgo,
-    SamplingMethod,
-    ShuffleAlgo,
-    require_known,
-)
+
+ShuffleAlgo = Literal["blockwise", "naive", "py1b", "py1br", "py1e", "py1s", "py2s"]
+PartitionAlgo = Literal["orig", "relaxed"]
+SamplingMethod = Literal["balanced", "fixed"]
+BatchingMethod = Literal["device_per_stream", "per_stream", "random", "stratified"]
+
+
+def require_known(setting: str, name: str, known: Iterable[str]) -> None:
+    """Refuse a name that is not known.
+
+    Args:
+        setting: The setting that got the name, as the user spells it.
+        name: What the user wrote.
+        known: Names that work.
+
+    Raises:
+        ConfigError: ``name`` is none of them.
+    """
+    known = sorted(known)
+    if name not in known:
+        raise ConfigError(f"{setting} must be one of {', '.join(known)}, but got {name!r}")
+
 
 DEFAULT_SHUFFLE_SEED = 9176
 
@@ -95,3 +113,14 @@ class OrderSettings:
 def _check_whole(name: str, value: int, least: int, most: int = LARGEST_SEED) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise ConfigError(f"{name} must be a whole number in [{least}, {most}], but got {value!r}")
+
+
+def stretched_seed(shuffle_seed: int) -> int:
+    """The seed that the 0.2 line shuffled with, and that its saved states carry.
+
+    With it ``shuffle_algo="py2s"`` gives that line's order. Later releases shuffle with the seed itself.
+
+    >>> stretched_seed(9176)
+    929017944557228080
+    """
+    return int(np.random.default_rng(shuffle_seed).integers(2**60))

@@ -1,4 +1,4 @@
-"""How many samples each stream gives to an epoch."""
+"""How many samples each stream gives to an epoch, and the shape of the data that order is worked out from."""
 
 from __future__ import annotations
 
@@ -138,3 +138,33 @@ def _resolved(proportion: NDArray[np.float64], choose: NDArray[np.int64], totals
         choose=tuple(choose.tolist()),
         epoch_size=int(choose.sum()),
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DatasetShape:
+    """All that order knows about the data."""
+
+    shard_sizes: tuple[NDArray[np.int64], ...]
+    """Samples in each shard, per stream."""
+    weights: ResolvedWeights
+    """Samples per epoch of each stream."""
+
+    def __post_init__(self) -> None:
+        if len(self.shard_sizes) != len(self.weights.choose):
+            raise ConfigError(
+                f"each stream needs one weight, but got {len(self.shard_sizes)} streams and "
+                f"{len(self.weights.choose)} weights"
+            )
+        for stream, sizes in enumerate(self.shard_sizes):
+            if sizes.size == 0 or sizes.min() < 0 or sizes.sum() < 1:
+                raise ConfigError(f"stream {stream} has no samples; remove it")
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in all streams; sample ids are below it."""
+        return sum(int(sizes.sum()) for sizes in self.shard_sizes)
+
+    @property
+    def epoch_size(self) -> int:
+        """Samples that an epoch draws."""
+        return self.weights.epoch_size

@@ -1,184 +1,91 @@
-"""Fetches objects and parts of them from a store, with attempts, deadlines and errors that say what to do."""
+"""Brings an object into a sink: in chunks at once over one event loop, or as one stream from filesystems that block."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+import asyncio
+import heapq
+import math
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from pathlib import Path
-from threading import Event
 from typing import Any
 
-from lightning_streaming.errors import ConfigError, DownloadError, IntegrityError, StreamingError
-from lightning_streaming.storage import blocking
-from lightning_streaming.storage.attempts import Attempts, Deadline
-from lightning_streaming.storage.bodies import RemoteObject
-from lightning_streaming.storage.fetch import Fetch
+from lightning_streaming.errors import IntegrityError, StreamingError
 from lightning_streaming.storage.filesystems import abandon, kind_of, open_filesystem, run_on_loop
-from lightning_streaming.storage.lanes import CONNECTIONS, next_turn
-from lightning_streaming.storage.progress import Progress, run_watched
-from lightning_streaming.storage.retry import longest_series
-from lightning_streaming.storage.secrets import secrets_of
-from lightning_streaming.storage.sinks import FileSink, Gate, MemorySink, Sink, write_error
+from lightning_streaming.storage.requests import RemoteObject, Span
+from lightning_streaming.storage.retries import Attempts, Deadline, StallClock, longest_attempt, run_watched, watched
+from lightning_streaming.storage.sinks import Gate, Sink
 from lightning_streaming.storage.urls import mask_url
 
-_UNKNOWN_BYTES = 64 << 20
-
-
-def download(
-    url: str,
-    options: Mapping[str, Any],
-    destination: Path,
-    *,
-    expected_bytes: int | None,
-    retry: int,
-    timeout: float,
-    check: Callable[[Path], None] | None = None,
-    connections: int = CONNECTIONS,
-) -> None:
-    """Fetch an object into a file.
-
-    A file that exists is written to where it is: it keeps its inode and locks, and is neither replaced nor removed. One
-    that does not is made, and removed if this raises. Large objects come in parts, several at once.
-
-    Args:
-        url: URL or local path of the object.
-        options: Arguments of its filesystem.
-        destination: File to write; in an existing directory, under a name that nobody reads yet.
-        expected_bytes: Size the object must have; None if it is not known, and then it comes in one stream.
-        retry: Attempts in total, at least 1, for each part, and for the object when it fails the check.
-        timeout: Seconds in which something must arrive; an attempt in which something does takes as long as it must.
-        check: Looks at what arrived and raises IntegrityError if it is not as promised; then all of it is fetched
-            again.
-        connections: Parts in flight at once, at least 1, counted over all downloads of this process; the download
-            that began first goes first.
-
-    Raises:
-        ObjectNotFoundError: There is no such object or bucket.
-        AccessDeniedError: No credentials, or not the right ones.
-        ConfigError: The options were refused, or no filesystem serves the URL.
-        MissingDependencyError: The package that serves the URL is not installed.
-        IntegrityError: What arrives has another size than expected, or fails the check, time after time.
-        DownloadError: Every attempt failed.
-        DiskFullError: There is no room for it.
-        StorageError: The store refused for another reason, or ``destination`` cannot be written.
-    """
-    if connections < 1:
-        raise ConfigError(f"connections must be at least 1, but is {connections}")
-    attempts = _attempts(url, options, retry, timeout, expected_bytes)
-    turn = next_turn()
-    with _opened(destination) as sink:
-        for made in count(1):
-            if expected_bytes is not None:
-                sink.resize(expected_bytes)
-            _Order(url, options, attempts, timeout, sink, turn, connections).fetch(expected_bytes)
-            try:
-                _run_check(check, destination)
-            except IntegrityError as error:
-                pause = attempts.pause_after(error, made)
-            else:
-                return
-            Event().wait(pause)
-
-
-def read_bytes(url: str, options: Mapping[str, Any], *, retry: int, timeout: float) -> bytes:
-    """Fetch a small object into memory.
-
-    Args:
-        url: URL or local path of the object.
-        options: Arguments of its filesystem.
-        retry: Attempts in total, at least 1.
-        timeout: Seconds in which something must arrive.
-
-    Raises:
-        StorageError: As for :func:`download`.
-        ConfigError: As for :func:`download`.
-        MissingDependencyError: As for :func:`download`.
-    """
-    sink = MemorySink()
-    _Order(url, options, _attempts(url, options, retry, timeout, None), timeout, sink).fetch(None)
-    return bytes(sink.data)
-
-
-def read_range(url: str, options: Mapping[str, Any], start: int, stop: int, *, retry: int, timeout: float) -> bytes:
-    """Fetch a few bytes of an object; it does not wait for downloads that are under way.
-
-    From a store that ignores ranges the object is fetched up to their end, and thrown away.
-
-    Args:
-        url: URL or local path of the object.
-        options: Arguments of its filesystem.
-        start: The first byte.
-        stop: The byte after the last.
-        retry: Attempts in total, at least 1.
-        timeout: Seconds in which something must arrive.
-
-    Raises:
-        IntegrityError: The object ends before ``stop``.
-        StorageError: As for :func:`download`.
-        ConfigError: As for :func:`download`.
-        MissingDependencyError: As for :func:`download`.
-    """
-    if stop <= start:
-        return b""
-    sink = MemorySink()
-    attempts = _attempts(url, options, retry, timeout, stop - start)
-    _Order(url, options, attempts, timeout, sink).fetch_span(start, stop)
-    return bytes(sink.data)
+CONNECTIONS = 16
+"""Chunks in flight, unless a caller says otherwise."""
+_OF_NODE = 64
+"""Chunks in flight of all processes of a node that have said how many they are."""
+_LEAST = 2
+CHUNK_BYTES = 8 << 20
+"""About how long a chunk is: long enough that its request costs little, short enough that several share an object."""
+_ALIGNMENT = 64 << 10
+_READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
+class Download:
     """One object to fetch, whichever kind of filesystem it is on."""
 
     url: str
-    options: Mapping[str, Any]
-    attempts: Attempts
-    timeout: float
+    options: Mapping[str, Any] = field(repr=False)
     sink: Sink
-    turn: int | None = None
+    """Where its bytes go."""
+    attempts: Attempts
+    """How often each chunk is tried."""
+    deadline: Deadline
+    """When all of it must be there; the attempts know it too."""
+    timeout: float
+    """Seconds in which something must arrive."""
+    ticket: int | None = None
+    """Its place in the queue for connection slots; None to use none."""
     connections: int = CONNECTIONS
+    """Chunks at once, counted over the process."""
 
-    def fetch(self, size: int | None) -> None:
-        """Fetch all of it; None if its size is not known."""
+    def whole(self, size: int | None) -> None:
+        """Fetch all of it; None if its size is not known.
+
+        Raises:
+            StreamingError: It cannot be fetched, or is longer or shorter.
+        """
         if size is None:
-            self._run(Fetch.unknown, blocking.drain)
+            self._run(_Transfer.unknown, _drain)
         else:
-            self._run(partial(Fetch.whole, size=size), partial(blocking.receive, start=0, stop=size, is_last=True))
+            self._run(partial(_Transfer.whole, size=size), partial(_receive, start=0, stop=size, is_last=True))
 
-    def fetch_span(self, start: int, stop: int) -> None:
-        """Fetch the bytes from ``start`` up to, not including, ``stop``."""
-        read = partial(blocking.receive, start=start, stop=stop, is_last=False)
-        self._run(partial(Fetch.span, start=start, stop=stop), read, origin=start)
+    def span(self, start: int, stop: int) -> None:
+        """Fetch the bytes from ``start`` up to, not including, ``stop``; at least one.
 
-    def _run(self, on_loop: Callable[[Fetch], Any], in_thread: Callable[..., None], origin: int = 0) -> None:
+        Raises:
+            StreamingError: They cannot be fetched, or the object ends before.
+        """
+        read = partial(_receive, start=start, stop=stop, is_last=False)
+        self._run(partial(_Transfer.span, start=start, stop=stop), read, origin=start)
+
+    def _run(self, on_loop: Callable[[_Transfer], Any], in_thread: Callable[..., None], origin: int = 0) -> None:
         filesystem, path = self.attempts.run(partial(open_filesystem, self.url, self.options))
         kind = kind_of(filesystem, self.url)
         if kind is None:
             self.attempts.run(partial(self._run_in_thread, in_thread))
-            return
-        fetch = Fetch(
-            wanted=RemoteObject(filesystem, path, kind, mask_url(self.url)),
-            sink=self.sink,
-            attempts=self.attempts,
-            timeout=self.timeout,
-            origin=origin,
-            turn=self.turn,
-            connections=self.connections,
-        )
-        run_on_loop(filesystem, on_loop(fetch))
+        else:
+            wanted = RemoteObject(filesystem, path, kind, mask_url(self.url))
+            run_on_loop(filesystem, on_loop(_Transfer(self, wanted, origin)))
 
     def _run_in_thread(self, read: Callable[..., None]) -> None:
         filesystem, path = open_filesystem(self.url, self.options)
-        deadline = self.attempts.deadline
-        assert deadline is not None
-        deadline.begin()
-        gate, progress = Gate(self.sink), Progress()
-        source = blocking.Source(filesystem, path, mask_url(self.url), progress)
+        self.deadline.begin()
+        gate, clock = Gate(self.sink), StallClock()
+        source = _BlockingObject(filesystem, path, mask_url(self.url), clock)
         try:
-            run_watched(partial(read, source, gate), progress, self.timeout, deadline.left())
+            run_watched(partial(read, source, gate), clock, self.timeout, self.deadline.left())
         except TimeoutError:
             abandon(filesystem)
             raise
@@ -186,38 +93,258 @@ class _Order:
             gate.close()
 
 
-def _attempts(url: str, options: Mapping[str, Any], retry: int, timeout: float, size: int | None) -> Attempts:
-    return Attempts(
-        purpose=f"download {mask_url(url)}",
-        options=options,
-        retry=retry,
-        failure=DownloadError,
-        deadline=Deadline(longest_series(retry, timeout, _UNKNOWN_BYTES if size is None else size)),
-        hidden=secrets_of(url),
-    )
+@dataclass(slots=True)
+class Chunk:
+    """A run of an object's bytes that one request at a time fetches."""
+
+    start: int
+    """Its first byte."""
+    stop: int
+    """The byte after its last."""
+    is_last: bool
+    """Whether the object must end where it does."""
+    at: int
+    """The first byte that has not arrived yet."""
+
+    @property
+    def span(self) -> Span | None:
+        """The first byte to ask for, and the one after the last; None for the whole object.
+
+        For the last chunk one byte more than there should be, so that a longer object is noticed. Never empty.
+        """
+        if self.at == 0 and self.is_last:
+            return None
+        return self.at, self.stop + self.is_last
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[FileSink]:
-    """Open a file to write to; remove it after an error if it was not there before."""
-    sink = FileSink(path)
+def cut_chunks(size: int, chunk_bytes: int = CHUNK_BYTES) -> list[Chunk]:
+    """Cut an object into chunks of nearly equal length; one up to half as long again as a chunk stays whole.
+
+    Args:
+        size: Bytes of the object.
+        chunk_bytes: Bytes a chunk should have.
+    """
+    number = max(1, (size + chunk_bytes // 2) // chunk_bytes)
+    length = max(1, math.ceil(size / number / _ALIGNMENT) * _ALIGNMENT)
+    starts = range(0, max(size, 1), length)
+    return [Chunk(start, min(start + length, size), start + length >= size, start) for start in starts]
+
+
+@dataclass(frozen=True, slots=True)
+class _Transfer:
+    """A download on fsspec's event loop, each chunk of it tried again by itself."""
+
+    download: Download
+    wanted: RemoteObject
+    origin: int
+    """The byte of the object that goes to the beginning of the sink."""
+
+    async def whole(self, size: int) -> None:
+        chunks = cut_chunks(size)
+        if len(chunks) > 1:
+            try:
+                await _all_or_none([self._chunk(chunk, size, is_alone=False) for chunk in chunks])
+            except _WholeBodyError:
+                chunks = [Chunk(0, size, is_last=True, at=0)]
+            else:
+                return
+        await self._chunk(chunks[0], size, is_alone=True)
+
+    async def span(self, start: int, stop: int) -> None:
+        await self._chunk(Chunk(start, stop, is_last=False, at=start), stop, is_alone=True)
+
+    async def unknown(self) -> None:
+        async def find_size() -> int | None:
+            return await watched(self.wanted.size(), StallClock(), self.download.timeout, self.download.deadline.left())
+
+        async def attempt() -> None:
+            async with self._slot():
+                clock = StallClock()
+                await watched(self._drain(clock), clock, self.download.timeout, self.download.deadline.left())
+
+        size = await self.download.attempts.run_async(find_size)
+        if size is None:
+            await self.download.attempts.run_async(attempt)
+        else:
+            self.download.sink.resize(size)
+            await self.whole(size)
+
+    async def _chunk(self, chunk: Chunk, size: int, *, is_alone: bool) -> None:
+        async def attempt() -> None:
+            async with self._slot():
+                if chunk.at == chunk.stop:
+                    chunk.at = chunk.start  # all of it came, and yet something was wrong
+                clock = StallClock()
+                timeout = self.download.timeout + self.wanted.silence(chunk.span)
+                longest = longest_attempt(self.download.timeout, chunk.stop - chunk.start)
+                longest = min(longest, self.download.deadline.left())
+                await watched(self._receive(chunk, size, is_alone, clock), clock, timeout, longest)
+
+        await self.download.attempts.run_async(attempt)
+
+    async def _receive(self, chunk: Chunk, size: int, is_alone: bool, clock: StallClock) -> None:
+        async with self.wanted.open(chunk.span) as body:
+            clock.mark()
+            if body.is_whole and not is_alone:
+                raise _WholeBodyError
+            unwanted = chunk.at - body.start
+            while data := await body.read():
+                fresh = memoryview(data)[unwanted:]
+                unwanted = max(unwanted - len(data), 0)
+                room = chunk.stop - chunk.at
+                if len(fresh) > room and chunk.is_last:
+                    raise _too_long(self.wanted.shown, size)
+                self.download.sink.write(chunk.at - self.origin, fresh[:room])
+                chunk.at += min(len(fresh), room)
+                clock.mark()
+                if len(fresh) > room:  # of a whole body, more is not wanted
+                    return
+        if chunk.at < chunk.stop:
+            raise _too_short(self.wanted.shown, size, chunk.at)
+
+    async def _drain(self, clock: StallClock) -> None:
+        self.download.sink.resize(0)
+        size = 0
+        async with self.wanted.open(None) as body:
+            clock.mark()
+            while data := await body.read():
+                self.download.sink.write(size, data)
+                size += len(data)
+                clock.mark()
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        ticket, connections = self.download.ticket, self.download.connections
+        async with nullcontext() if ticket is None else slots_of_process().one(ticket, connections):
+            self.download.deadline.begin()
+            yield
+
+
+class _WholeBodyError(StreamingError):
+    """A store that ignores ranges, which no other attempt would change."""
+
+
+async def _all_or_none(work: list[Coroutine[Any, Any, None]]) -> None:
+    """Await some work; when one piece fails, cancel the others, and raise its error."""
+    tasks = [asyncio.ensure_future(one) for one in work]
     try:
-        yield sink
-    except BaseException:
-        if sink.is_new:
-            path.unlink(missing_ok=True)
-        raise
+        await asyncio.gather(*tasks)
     finally:
-        sink.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _run_check(check: Callable[[Path], None] | None, path: Path) -> None:
-    if check is None:
-        return
-    try:
-        check(path)
-    except StreamingError:
-        raise
-    except OSError as error:
-        # It may write, for example what it decompresses.
-        raise write_error(Path(error.filename or path), error) from error
+@dataclass(frozen=True, slots=True)
+class _BlockingObject:
+    """An object on a filesystem that blocks, like sftp and the local one."""
+
+    filesystem: Any
+    path: str
+    """Where in it."""
+    shown: str
+    """Its URL as it may be shown."""
+    clock: StallClock
+    """Marked when something arrives."""
+
+
+def _receive(source: _BlockingObject, sink: Sink, *, start: int, stop: int, is_last: bool) -> None:
+    """Read the bytes from ``start`` up to, not including, ``stop``, where the object must end if they are the last."""
+    at = start
+    with source.filesystem.open(source.path, "rb") as stream:
+        if is_last and hasattr(stream, "prefetch"):
+            stream.prefetch()  # of paramiko, which otherwise asks for each 32 KiB only when the last have come
+        if start:
+            stream.seek(start)
+        while at < stop:
+            data = stream.read(min(_READ_BYTES, stop - at))
+            if not data:
+                raise _too_short(source.shown, stop, at)
+            sink.write(at - start, data)
+            at += len(data)
+            source.clock.mark()
+        if is_last and stream.read(1):
+            raise _too_long(source.shown, stop)
+
+
+def _drain(source: _BlockingObject, sink: Sink) -> None:
+    """Read a whole object of any size."""
+    sink.resize(0)
+    size = 0
+    with source.filesystem.open(source.path, "rb") as stream:
+        while data := stream.read(_READ_BYTES):
+            sink.write(size, data)
+            size += len(data)
+            source.clock.mark()
+
+
+def _too_long(shown: str, size: int) -> IntegrityError:
+    return IntegrityError(f"the index promises {size} bytes of {shown}, but more arrived")
+
+
+def _too_short(shown: str, size: int, at: int) -> IntegrityError:
+    return IntegrityError(f"the index promises {size} bytes of {shown}, but none arrived beyond the first {at}")
+
+
+@dataclass
+class ConnectionSlots:
+    """How many chunks a process fetches at once, over all its downloads: the one that began first goes first.
+
+    To be used in the thread of its event loop only.
+    """
+
+    in_flight: int = 0
+    most: int = CONNECTIONS
+    """Slots there are, whatever whoever asks knows of."""
+    _waiting: list[tuple[int, int, int, asyncio.Future[None]]] = field(default_factory=list)
+    _arrivals: count[int] = field(default_factory=count)
+
+    @asynccontextmanager
+    async def one(self, ticket: int, connections: int) -> AsyncIterator[None]:
+        """Hold one slot, once there are fewer than ``connections`` in use.
+
+        Args:
+            ticket: Lower ones go first; see :func:`next_ticket`.
+            connections: Slots that whoever asks knows of, at least 1.
+        """
+        granted = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (ticket, next(self._arrivals), connections, granted))
+        self._grant()
+        try:
+            await granted
+            yield
+        finally:
+            if granted.done() and not granted.cancelled():
+                self.in_flight -= 1
+            granted.cancel()
+            self._grant()
+
+    def _grant(self) -> None:
+        while self._waiting:
+            _, _, connections, granted = self._waiting[0]
+            if not granted.done():
+                if self.in_flight >= min(connections, self.most):
+                    return
+                self.in_flight += 1
+                granted.set_result(None)
+            heapq.heappop(self._waiting)
+
+
+_tickets = count()
+# Keyed by process: what a forked child inherits counts chunks that only its parent has in flight.
+_slots: dict[int, ConnectionSlots] = {}
+
+
+def next_ticket() -> int:
+    """A number for a download that begins now, higher than those before."""
+    return next(_tickets)
+
+
+def slots_of_process() -> ConnectionSlots:
+    """The slots of this process."""
+    return _slots.setdefault(os.getpid(), ConnectionSlots())
+
+
+def share_connections(processes: int) -> None:
+    """Say among how many processes of this node the connections are to be shared, this one included."""
+    slots_of_process().most = max(_LEAST, min(CONNECTIONS, _OF_NODE // processes))

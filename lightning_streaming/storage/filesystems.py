@@ -16,9 +16,9 @@ from types import MethodType
 from typing import Any, TypeVar
 
 from lightning_streaming.errors import ConfigError, MissingDependencyError
-from lightning_streaming.storage.progress import Progress, run_watched, watched
-from lightning_streaming.storage.urls import endpoint_of, mask_url, scheme_of, user_of
-from lightning_streaming.storage.variables import expand
+from lightning_streaming.storage.retries import StallClock, run_watched, watched
+from lightning_streaming.storage.secrets import expand, expand_known
+from lightning_streaming.storage.urls import HTTP_SCHEMES, mask_url, scheme_of, user_of
 
 _Result = TypeVar("_Result")
 
@@ -29,7 +29,6 @@ _opened: dict[tuple[int, int, str], Any] = {}
 
 _S3_SCHEMES = ("s3", "s3a")
 _GCS_SCHEMES = ("gs", "gcs")
-_HTTP_SCHEMES = ("http", "https")
 _CONNECT_SECONDS = 10
 _OPEN_SECONDS = 60
 _NO_LIMIT_SECONDS = 86_400
@@ -77,7 +76,7 @@ def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     if filesystem is None:
         make = functools.partial(cls, **arguments, skip_instance_cache=True)
         # One that blocks may connect at once, and stall.
-        filesystem = make() if cls.async_impl else run_watched(make, Progress(), math.inf, _OPEN_SECONDS)
+        filesystem = make() if cls.async_impl else run_watched(make, StallClock(), math.inf, _OPEN_SECONDS)
         _leave_retries_to_us(filesystem, url)
         filesystem = _opened.setdefault(key, filesystem)  # unless another thread was faster
     return filesystem, cls._strip_protocol(url)
@@ -95,7 +94,7 @@ def kind_of(filesystem: Any, url: str) -> str | None:
     """``"http"``, ``"s3"`` or ``"gcs"``, ``"other"`` for another asynchronous filesystem, None for one that blocks."""
     if not filesystem.async_impl:
         return None
-    kinds = {"http": _HTTP_SCHEMES, "s3": _S3_SCHEMES, "gcs": _GCS_SCHEMES}
+    kinds = {"http": HTTP_SCHEMES, "s3": _S3_SCHEMES, "gcs": _GCS_SCHEMES}
     kind = next((kind for kind, schemes in kinds.items() if scheme_of(url) in schemes), "other")
     # Whoever asked gcsfs for its gRPC variant has buckets that may not answer over HTTP.
     return "other" if kind == "gcs" and type(filesystem).__module__ != "gcsfs.core" else kind
@@ -111,29 +110,33 @@ def run_on_loop(filesystem: Any, work: Coroutine[Any, Any, _Result]) -> _Result:
         raise
 
 
-def call(filesystem: Any, method: str, *args: object, timeout: float | None) -> Any:
+def call(filesystem: Any, method: str, *args: object, timeout: float) -> Any:
     """Call a method of a filesystem under a deadline.
 
     Args:
         filesystem: An fsspec filesystem.
-        method: For example ``"get_file"``.
+        method: For example ``"put_file"``.
         args: What to pass to it.
-        timeout: Seconds, after which the transfer is cancelled with a TimeoutError; None for no limit. A
-            filesystem that is not asynchronous, like sftp, cannot be cancelled: it is left alone with its transfer.
+        timeout: Seconds, after which the transfer is cancelled with a TimeoutError. A filesystem that is not
+            asynchronous, like sftp, cannot be cancelled: it is left alone with its transfer.
     """
-    if not filesystem.async_impl:
-        return _call_blocking(filesystem, method, *args, timeout=timeout)
-    longest = math.inf if timeout is None else timeout
-    return run_on_loop(filesystem, watched(getattr(filesystem, f"_{method}")(*args), Progress(), math.inf, longest))
-
-
-def _call_blocking(filesystem: Any, method: str, *args: object, timeout: float | None) -> Any:
-    longest = math.inf if timeout is None else timeout
+    if filesystem.async_impl:
+        work = getattr(filesystem, f"_{method}")(*args)
+        return run_on_loop(filesystem, watched(work, StallClock(), math.inf, timeout))
     try:
-        return run_watched(lambda: getattr(filesystem, method)(*args), Progress(), math.inf, longest)
+        return run_watched(lambda: getattr(filesystem, method)(*args), StallClock(), math.inf, timeout)
     except TimeoutError:
         abandon(filesystem)
         raise
+
+
+def endpoint_of(url: str, options: Mapping[str, Any]) -> str | None:
+    """The endpoint that storage options or AWS variables choose for a URL; None for the store's own."""
+    options = expand_known(options)
+    chosen = options.get("endpoint_url") or (options.get("client_kwargs") or {}).get("endpoint_url")
+    if chosen is None and scheme_of(url) in ("s3", "s3a"):
+        chosen = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    return chosen
 
 
 def _filesystem_class(url: str) -> Any:
@@ -190,7 +193,7 @@ def _with_our_settings(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
         options = {"use_listings_cache": False, **options}
     if scheme in _S3_SCHEMES:
         return {**options, "config_kwargs": {**_s3_config(url, options), **(options.get("config_kwargs") or {})}}
-    if scheme in _HTTP_SCHEMES:
+    if scheme in HTTP_SCHEMES:
         # A compressed answer would be unpacked on the way, and then its size is not the size in the index.
         headers = {"Accept-Encoding": "identity", **(options.get("headers") or {})}
         return {"timeout": None, **options, "headers": headers}

@@ -1,4 +1,4 @@
-"""Keeps secrets out of error messages, and out of the tracebacks that are printed with them."""
+"""Storage options, the environment variables they take, and how secrets in them and in URLs are kept out of texts."""
 
 from __future__ import annotations
 
@@ -6,16 +6,27 @@ import base64
 import binascii
 import html
 import json
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, unquote_plus, urlsplit
 
-from lightning_streaming.errors import StorageError
-from lightning_streaming.storage.options import is_public, is_secret_name
+from lightning_streaming.errors import ConfigError, StorageError
 from lightning_streaming.storage.urls import is_url, mask_url, user_of
-from lightning_streaming.storage.variables import HIDDEN, expand_known
 
+HIDDEN = "***"
+"""What is shown in place of a secret."""
+_PUBLIC = ("endpoint_url", "region_name", "profile", "project")
+"""Texts that are no secrets: they say where a store is, or which credentials to look up."""
+_SECRET_NAME = re.compile(
+    r"(?:^|[_-])(?:key|secret|token|pass|passwd|password|pin|auth|authorization|sig|signature|cookie|credentials?)"
+    r"(?:$|[_-])",
+    re.IGNORECASE,
+)
+_MUST = "storage_options must map names to values, like {'anon': True}"
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_REFERENCES = re.compile(r"(?:(?:bearer|basic|token) +)?(?:\$\{[A-Za-z_]\w*\})+", re.IGNORECASE)
 _URL_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
 _BETWEEN_PIECES = re.compile(r"[\s;,=:&\"'|]+")
 _NO_SECRETS = {"true", "false", "null", "none", "anon"}
@@ -23,6 +34,127 @@ _SHORTEST_SECRET = 4
 # What is shorter, as a piece of a text or as a user, is rather a name, which occurs elsewhere too.
 _SHORTEST_PIECE = 6
 _SHORTEST_QUERY_SECRET = 12
+
+
+class StorageOptions(Mapping[str, Any]):
+    """Storage options that print, log and represent themselves without secrets.
+
+    Looked up, iterated over or pickled they are what was given: a filesystem, and a worker process, need that.
+
+    Args:
+        options: By name, as fsspec's filesystem takes them. None: none.
+
+    Raises:
+        ConfigError: They are no mapping from names to values. What they are is not shown: it may be secret.
+    """
+
+    __slots__ = ("_options",)
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        if not isinstance(options, Mapping | None):
+            raise ConfigError(f"{_MUST}, but are of type {type(options).__name__}")
+        for name in options or ():
+            if not isinstance(name, str):
+                raise ConfigError(f"{_MUST}, but have a name of type {type(name).__name__}")
+        self._options = dict(options or {})
+
+    def __getitem__(self, name: str) -> Any:
+        return self._options[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._options)
+
+    def __len__(self) -> int:
+        return len(self._options)
+
+    def __repr__(self) -> str:
+        return repr(shown_options(self))
+
+
+def expand(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Storage options with each ``${NAME}`` in a text, at any depth, replaced by that environment variable.
+
+    To be done when a filesystem is opened, and the result kept nowhere else: the value may be a secret.
+
+    Raises:
+        ConfigError: A variable is not set, or a secret was left out when these options were printed.
+    """
+    expanded: dict[str, Any] = _map_texts(options, _expanded)
+    return expanded
+
+
+def expand_known(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Like :func:`expand`, but a variable that is not set stays as it is written."""
+    expanded: dict[str, Any] = _map_texts(
+        options, lambda text: _REFERENCE.sub(lambda found: os.environ.get(found[1], found[0]), text)
+    )
+    return expanded
+
+
+def _expanded(text: str) -> str:
+    if text == HIDDEN:
+        raise ConfigError(
+            f"storage_options hold {HIDDEN}, which stands for a secret that was not printed; write the name of an "
+            'environment variable instead, like "${STORE_SECRET}", or leave the option out'
+        )
+    return _REFERENCE.sub(_value_of, text)
+
+
+def _value_of(reference: re.Match[str]) -> str:
+    if reference[1] not in os.environ:
+        raise ConfigError(
+            f"storage_options take the environment variable {reference[1]}, but it is not set; set it where this "
+            "process starts, or leave the option out"
+        )
+    return os.environ[reference[1]]
+
+
+def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _map_texts(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_map_texts(item, change) for item in value)
+    return value
+
+
+def is_public(name: str) -> bool:
+    """Whether a text under this name is harmless, but for what a URL in it may hold."""
+    return name in _PUBLIC
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a name sounds like that of a secret, so that a number under it is one."""
+    return _SECRET_NAME.search(name) is not None
+
+
+def shown_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Storage options as they may be shown, at any depth: ``***`` for each text that is not known to be harmless.
+
+    Texts of nothing but environment variables, like ``"${STORE_SECRET}"``, stay: they name the secret only.
+    """
+    return {str(name): _shown(option, str(name)) for name, option in options.items()}
+
+
+def without_hidden(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as :func:`shown_options` gives them, without what is hidden in them."""
+    kept = {name: without_hidden(one) if isinstance(one, Mapping) else one for name, one in options.items()}
+    return {name: one for name, one in kept.items() if one != HIDDEN and not (isinstance(one, list) and HIDDEN in one)}
+
+
+def _shown(value: Any, name: str) -> Any:
+    if isinstance(value, Mapping):
+        return shown_options(value)
+    if isinstance(value, list | tuple):
+        return [_shown(one, name) for one in value]
+    if isinstance(value, str) and is_public(name):
+        return mask_url(value)
+    if isinstance(value, str) and _REFERENCES.fullmatch(value):
+        return value
+    if value is None or isinstance(value, bool):
+        return value
+    return value if isinstance(value, int | float) and not is_secret_name(name) else HIDDEN
 
 
 def redact(text: str, options: Mapping[str, Any], hidden: Iterable[str] = ()) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from lightning_streaming.errors import DiskFullError, StorageError
+from lightning_streaming.errors import DiskFullError, StorageError, StreamingError
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -37,10 +39,17 @@ class FileSink:
         self._lock = threading.Lock()
         self._descriptor: int | None = None
         self.is_new = not path.exists()
-        try:
+        with disk_errors(path):
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise write_error(path, error) from error
+
+    def __enter__(self) -> FileSink:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close the file; after an error remove it, if it was not there before."""
+        if kind is not None and self.is_new:
+            self._path.unlink(missing_ok=True)
+        self.close()
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Put bytes at an offset.
@@ -50,13 +59,10 @@ class FileSink:
             StorageError: They cannot be written, or the file was closed.
         """
         left = memoryview(data)
-        with self._lock:
-            try:
-                while left:
-                    written = os.pwrite(self._opened(), left, offset)
-                    offset, left = offset + written, left[written:]
-            except OSError as error:
-                raise write_error(self._path, error) from error
+        with self._lock, disk_errors(self._path):
+            while left:
+                written = os.pwrite(self._opened(), left, offset)
+                offset, left = offset + written, left[written:]
 
     def resize(self, size: int) -> None:
         """Make the file ``size`` bytes long; what is added takes no room yet.
@@ -65,12 +71,9 @@ class FileSink:
             DiskFullError: As for :meth:`write`.
             StorageError: As for :meth:`write`.
         """
-        with self._lock:
-            try:
-                if os.fstat(self._opened()).st_size != size:
-                    os.ftruncate(self._opened(), size)
-            except OSError as error:
-                raise write_error(self._path, error) from error
+        with self._lock, disk_errors(self._path):
+            if os.fstat(self._opened()).st_size != size:
+                os.ftruncate(self._opened(), size)
 
     def close(self) -> None:
         """Close the file."""
@@ -137,10 +140,24 @@ class MemorySink:
         del self.data[size:]
 
 
-def write_error(path: Path, error: OSError) -> StorageError:
-    """The error to raise where the disk, not the store, has failed."""
-    if isinstance(error, StorageError):
-        return error
-    if error.errno in _DISK_FULL:
-        return DiskFullError(f"no room left to write {path}: {error}; make room there, or choose another directory")
-    return StorageError(f"could not write {path}: {error}; make it writable, or choose another directory")
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Tell in words where the disk, not the store, fails while ``path`` is written.
+
+    Raises:
+        DiskFullError: There is no room.
+        StorageError: It cannot be written for another reason.
+    """
+    try:
+        yield
+    except StreamingError:  # some are an OSError too
+        raise
+    except OSError as error:
+        place = error.filename or path
+        if error.errno in _DISK_FULL:
+            raise DiskFullError(
+                f"no room left to write {place}: {error}; make room there, or choose another directory"
+            ) from error
+        raise StorageError(
+            f"could not write {place}: {error}; make it writable, or choose another directory"
+        ) from error

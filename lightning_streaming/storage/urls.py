@@ -1,24 +1,34 @@
-"""Locations: which are local, how they are joined, and how they are shown to people."""
+"""URLs: which locations are local, how they are joined, shown, and told apart from a signature. Pure."""
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
-
-from lightning_streaming.storage.signatures import without_signature
-from lightning_streaming.storage.variables import expand_known
+from urllib.parse import quote, unquote_plus
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.:-]*)://")
 _LOCAL_SCHEMES = ("file", "local")
-_HTTP_SCHEMES = ("http", "https")
+HTTP_SCHEMES = ("http", "https")
 # In these the part before "@" names a container, as in abfs://container@account.dfs.core.windows.net/path.
 _CONTAINER_SCHEMES = ("abfs", "abfss", "wasb", "wasbs")
 _HOSTS_WITH_COLONS = ("[", "arn:")
 _PORT = re.compile(r"\d*")
+_SIGNED_BY = {
+    "x-amz-signature": "x-amz-",
+    "x-goog-signature": "x-goog-",
+    "q-signature": "q-",
+}
+"""Of a parameter that is a signature: what the names of those that go with it begin with. All in lower case."""
+_SIGNED_WITH = {
+    # S3 and GCS of old, CloudFront, OSS
+    "signature": (
+        "signature expires awsaccesskeyid googleaccessid ossaccesskeyid security-token x-amz-security-token "
+        "key-pair-id policy hash-algorithm"
+    ),
+    # shared access signatures of Azure
+    "sig": ("sig sv st se sr sp ss srt spr sip si sdd skoid sktid skt ske sks skv saoid suoid scid sduoid skdutid"),
+}
+"""Of a parameter that is a signature: the names of those that go with it."""
 
 
 def scheme_of(location: str) -> str:
@@ -47,7 +57,7 @@ def join_url(url: str, *parts: str) -> str:
     "https://host/data?sig=x", "a b.mds")`` is ``https://host/data/a%20b.mds?sig=x``.
     """
     query = ""
-    if scheme_of(url) in _HTTP_SCHEMES:
+    if scheme_of(url) in HTTP_SCHEMES:
         url, mark, rest = url.partition("?")
         query, parts = mark + rest, tuple(quote(part) for part in parts)
     match = _SCHEME.match(url)
@@ -78,42 +88,28 @@ def user_of(url: str) -> str:
     return host.rpartition("@")[0]
 
 
-def location_key(location: str, options: Mapping[str, Any]) -> str:
-    """A text that differs where data may differ: for telling locations apart, never for showing.
-
-    User and password are left out. The query stays in, because it may select the data; but over HTTP without what signs
-    it, which is another one each time that it is renewed. The endpoint and the account
-    stay in, because ``s3://data`` is another bucket on another endpoint.
-
-    Args:
-        location: URL or path; a path is made absolute.
-        options: The storage options it is opened with.
-    """
-    path = local_path(location)
-    if path is not None:
-        return os.path.normpath(path.absolute())
-    place = [endpoint_of(location, options), expand_known(options).get("account_name")]
-    shown = _without_user(location)
-    if scheme_of(location) in _HTTP_SCHEMES:
-        start, _, query = shown.partition("?")
-        query = without_signature(query.partition("#")[0])
-        shown = f"{start.rstrip('/')}?{query}" if query else start
-    return "\n".join([shown.rstrip("/"), *(str(part) for part in place if part)])
-
-
-def endpoint_of(url: str, options: Mapping[str, Any]) -> str | None:
-    """The endpoint that storage options or AWS variables choose for a URL; None for the store's own."""
-    options = expand_known(options)
-    chosen = options.get("endpoint_url") or (options.get("client_kwargs") or {}).get("endpoint_url")
-    if chosen is None and scheme_of(url) in ("s3", "s3a"):
-        chosen = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    return chosen
-
-
-def _without_user(url: str) -> str:
+def without_user(url: str) -> str:
+    """The URL without user and password."""
     scheme, separator, rest = url.partition("://")
     host = re.split("[/?#]", rest, maxsplit=1)[0]
     path = rest[len(host) :]
     if scheme.lower() not in _CONTAINER_SCHEMES:
         host = host.rpartition("@")[2]
     return scheme + separator + host + path
+
+
+def without_signature(query: str) -> str:
+    """What a query says but for a signature of a known kind, and what goes with that.
+
+    Parameters of these names stay where there is no signature: there they may select the data.
+
+    Args:
+        query: What follows the question mark of a URL.
+    """
+    pieces = query.split("&")
+    names = [unquote_plus(piece.partition("=")[0]).lower() for piece in pieces]
+    begins = tuple(begin for kind, begin in _SIGNED_BY.items() if kind in names)
+    signed = {name for kind, all_of in _SIGNED_WITH.items() if kind in names for name in all_of.split()}
+    return "&".join(
+        piece for piece, name in zip(pieces, names, strict=True) if name not in signed and not name.startswith(begins)
+    )

@@ -120,7 +120,7 @@ def run_command(command: Command, args: Sequence[str]) -> int:
         SystemExit: The arguments cannot be parsed, or ask for help; or the process was told to end.
     """
     tool = import_module(command.module)
-    parser = _Parser(
+    parser = _CommandParser(
         prog=f"{PROGRAM} {command.name}",
         description=tool.__doc__,
         formatter_class=RawDescriptionHelpFormatter,
@@ -146,7 +146,7 @@ def run_command(command: Command, args: Sequence[str]) -> int:
     return code
 
 
-class _Parser(ArgumentParser):
+class _CommandParser(ArgumentParser):
     """A parser that answers a mistake with what is wrong and where to read on, not with all there is to read."""
 
     def error(self, message: str) -> NoReturn:

@@ -1,8 +1,13 @@
-"""A source to a dataset: what workers run, and how their parts become one."""
+"""A source to a dataset: what workers run, how their parts become one, and with what a conversion may go on.
+
+What a conversion was begun with is written down beside what it writes, so that only the same one goes on there. Parts
+whose input was changed since they were begun begin again, the others stay.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,34 +16,39 @@ from pathlib import Path
 from typing import Any
 
 from lightning_streaming.errors import ConfigError, FormatError, PartError, StreamingError
+from lightning_streaming.files import remove_partials
 from lightning_streaming.formats.index import INDEX_BASENAME
-from lightning_streaming.tools.changed_parts import begin_changed_again
-from lightning_streaming.tools.claim import find_small, remove_small
-from lightning_streaming.tools.console import counted, progress
-from lightning_streaming.tools.conversion_plan import Plan, check_plan, record_plan
-from lightning_streaming.tools.packing import COLUMN, Packer, PackingSettings, Tally, documents
-from lightning_streaming.tools.sources.columns import ColumnPlan, Sample, encoded_rows
-from lightning_streaming.tools.sources.digests import digest_groups
-from lightning_streaming.tools.sources.source import Part, Source, put_together
+from lightning_streaming.storage import join_url, local_path
+from lightning_streaming.tools.commands import PROGRAM
+from lightning_streaming.tools.console import counted, print_note, progress
+from lightning_streaming.tools.sources.row_encoding import ColumnPlan, Sample, encoded_rows
+from lightning_streaming.tools.sources.row_source import (
+    InputPart,
+    RowSource,
+    digest_groups,
+    digest_of,
+    put_together,
+    traits,
+)
 from lightning_streaming.tools.stored_dataset import StoredDataset
-from lightning_streaming.tools.tokens import load_tokenizer
-from lightning_streaming.writing.names import CONVERSION_PLAN, PARTS_PLAN
+from lightning_streaming.tools.tokens import COLUMN, Packer, PackingSettings, TokenCounts, documents, load_tokenizer
+from lightning_streaming.writing.directories import CONVERSION_PLAN, PARTS_PLAN, check_is_directory
 from lightning_streaming.writing.parallel import run_job
-from lightning_streaming.writing.parts import PartJob, plan_parts
-from lightning_streaming.writing.settings import ShardSettings
-from lightning_streaming.writing.writer import MDSWriter
+from lightning_streaming.writing.parts import PartJob, PartPlan, dump_plan, make_plan, parse_plan, plan_parts
+from lightning_streaming.writing.shard_encoders import ShardSettings
+from lightning_streaming.writing.writers import MDSWriter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowConversion:
     """Rows become samples. It is called with a part, in any process."""
 
-    source: Source
+    source: RowSource
     plan: ColumnPlan
     limit: int | None
     """Rows at which a part ends; None for no limit."""
 
-    def __call__(self, part: Part) -> Iterator[Sample]:
+    def __call__(self, part: InputPart) -> Iterator[Sample]:
         """The samples of a part."""
         yield from islice(encoded_rows(self.source, self.plan, part), self.limit)
 
@@ -47,14 +57,14 @@ class RowConversion:
 class TextConversion:
     """Documents become blocks of tokens. It is called with a part, in any process."""
 
-    source: Source
+    source: RowSource
     settings: PackingSettings
     limit: int | None
     """Documents at which a part ends; None for no limit."""
     tallies: str
-    """Folder in which each part leaves a file with its :class:`Tally` when it is done."""
+    """Folder in which each part leaves a file with its :class:`TokenCounts` when it is done."""
 
-    def __call__(self, part: Part) -> Iterator[Sample]:
+    def __call__(self, part: InputPart) -> Iterator[Sample]:
         """The blocks of a part, as samples."""
         tokenizer = load_tokenizer(self.settings.tokenizer)
         packer = Packer(self.settings.block_length, self.settings.dtype)
@@ -64,17 +74,17 @@ class TextConversion:
             num_tokens += len(tokens)
             for block in packer.add(tokens):
                 yield {COLUMN: block}
-        tally = Tally(documents=num_documents, tokens=num_tokens, dropped=packer.num_pending)
+        tally = TokenCounts(documents=num_documents, tokens=num_tokens, dropped=packer.num_pending)
         Path(self.tallies, f"{part.number}.json").write_text(json.dumps(asdict(tally)))
 
 
-def sum_tallies(folder: str) -> Tally:
+def sum_tallies(folder: str) -> TokenCounts:
     """What the parts left in a folder, together."""
     files = sorted(Path(folder).iterdir())
-    return sum((Tally(**json.loads(file.read_text())) for file in files), Tally())
+    return sum((TokenCounts(**json.loads(file.read_text())) for file in files), TokenCounts())
 
 
-def cut_source(source: Source, most: int, limit: int | None) -> list[Part]:
+def cut_source(source: RowSource, most: int, limit: int | None) -> list[InputPart]:
     """The parts of a source: they depend on the input and on these arguments alone, never on the workers.
 
     Args:
@@ -89,8 +99,8 @@ def cut_source(source: Source, most: int, limit: int | None) -> list[Part]:
     pieces = source.pieces(most)
     groups = list(put_together(pieces, most)) if limit is None else [tuple(pieces)]
     if len(groups) < 2:
-        return [Part(0, groups[0] if groups else ())]
-    return [Part(*one) for one in zip(range(len(groups)), groups, digest_groups(source, groups), strict=True)]
+        return [InputPart(0, groups[0] if groups else ())]
+    return [InputPart(*one) for one in zip(range(len(groups)), groups, digest_groups(source, groups), strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,10 +129,10 @@ class Target:
 
 
 def write_parts(
-    parts: Sequence[Part],
-    convert: Callable[[Part], Iterator[Sample]],
+    parts: Sequence[InputPart],
+    convert: Callable[[InputPart], Iterator[Sample]],
     target: Target,
-    plan: Plan,
+    plan: _Plan,
     *,
     workers: int,
     resume: bool,
@@ -145,10 +155,10 @@ def write_parts(
         FormatError: There are no samples; nothing stays.
         StreamingError: What a part cannot read, or a writer not write.
     """
-    is_new = check_plan(target.out, plan, parts, resume=resume)
+    is_new = _check_plan(target.out, plan, parts, resume=resume)
     if len(parts) > 1:
         if is_new:
-            record_plan(target.out, plan)
+            _record_plan(target.out, plan)
         _write_several(parts, convert, target, workers=workers, resume=resume)
         return
     samples = convert(parts[0])
@@ -156,15 +166,20 @@ def write_parts(
     if not first:
         raise FormatError(target.why_empty)
     if is_new:
-        record_plan(target.out, plan)
+        _record_plan(target.out, plan)
     _write_one(chain(first, samples), target)
 
 
 def _write_several(
-    parts: Sequence[Part], convert: Callable[[Part], Iterator[Sample]], target: Target, *, workers: int, resume: bool
+    parts: Sequence[InputPart],
+    convert: Callable[[InputPart], Iterator[Sample]],
+    target: Target,
+    *,
+    workers: int,
+    resume: bool,
 ) -> None:
     if resume:
-        begin_changed_again(parts, target.out, target.columns, target.settings)
+        _begin_changed_again(parts, target.out, target.columns, target.settings)
     job = plan_parts(parts, convert, target.out.location, mode="resume" if resume else "create", **target.arguments)
     try:
         count = run_job(job, parts, num_workers=min(workers, len(parts)), progress_bar=sys.stderr.isatty())
@@ -178,17 +193,17 @@ def _write_several(
     job.publish()
 
 
-def _remove_empty(job: PartJob[Part], out: StoredDataset) -> None:
+def _remove_empty(job: PartJob[InputPart], out: StoredDataset) -> None:
     """Remove parts that hold nothing but an index of no samples, and what was written down of them."""
     for place in [*(replace(out, location=job.location(number)) for number in range(job.num_parts)), out]:
         for name in (INDEX_BASENAME, PARTS_PLAN, CONVERSION_PLAN):
-            remove_small(place, name)
+            place.remove_small(name)
         if place.directory is not None and not any(place.directory.iterdir()):
             place.directory.rmdir()
 
 
 def _write_one(samples: Iterator[Sample], target: Target) -> None:
-    is_finished = find_small(target.out, INDEX_BASENAME) is not None
+    is_finished = target.out.find_small(INDEX_BASENAME) is not None
     # Also a new one: only so can it be gone on with.
     with (
         MDSWriter(out=target.out.location, mode="resume", **target.arguments) as writer,
@@ -215,3 +230,189 @@ def _pass_over(samples: Iterator[Sample], count: int, out: str) -> None:
             f"{out} holds {counted(count, 'sample')} already, but SOURCE gives only {found:,}, so it is not "
             "what the conversion was begun with; give the same SOURCE and options, or choose another OUT"
         )
+
+
+_Plan = Mapping[str, Any]
+"""What is compared, by the name that people know it by; values are those of JSON."""
+
+_VERSION = 1
+_FILES = "files of SOURCE"
+_LONGEST_SHOWN = 80
+
+
+def describe(
+    source: RowSource,
+    parts: Sequence[InputPart],
+    columns: Mapping[str, str],
+    settings: ShardSettings,
+    options: Mapping[str, Any],
+) -> _Plan:
+    """All that decides on the shards of a conversion.
+
+    Args:
+        source: What is converted. The content of several parts is compared elsewhere; of a single one the names of the
+            files are, because the rows that are written already are only counted.
+        parts: How it was cut.
+        columns: Column name to encoding.
+        settings: How shards are cut, compressed and hashed.
+        options: Others that were given, as they are typed.
+    """
+    is_one = len(parts) == 1
+    plan = {
+        **options,
+        **{f"--columns {name}": encoding for name, encoding in columns.items()},
+        "--compression": settings.compression,
+        "--hashes": list(settings.hashes),
+        "--size-limit": settings.size_limit,
+        **{f"the {name} of SOURCE": value for name, value in traits(source).items()},
+        "the number of parts": "one" if is_one else "several",
+        _FILES: _files(parts[0]) if is_one else None,
+    }
+    made: dict[str, Any] = json.loads(json.dumps(plan))  # lists for tuples, as it will be read
+    return made
+
+
+def _check_plan(out: StoredDataset, plan: _Plan, parts: Sequence[InputPart], *, resume: bool) -> bool:
+    """Refuse to write where something else lies, or was begun. Nothing is touched.
+
+    Returns:
+        Whether nothing is there yet, so that :func:`_record_plan` has to say what is begun.
+
+    Raises:
+        ConfigError: There is something to begin with, or what is gone on with was begun with other options.
+        StorageError: The store does not say what is there.
+    """
+    if out.directory is not None:
+        check_is_directory(out.directory)
+    text = out.find_small(CONVERSION_PLAN) if resume else None
+    if text is None:
+        _check_is_new(out, resume=resume)
+        return True
+    found = list(_differences(_parse(text, out), plan, parts))
+    if found:
+        raise ConfigError(
+            f"{out.shown} was begun with other options: {'; '.join(found)}. Go on with those it was begun with, or "
+            "convert to another place"
+        )
+    return False
+
+
+def _record_plan(out: StoredDataset, plan: _Plan) -> None:
+    """Say what is begun, before anything of it is written.
+
+    Raises:
+        StorageError: It could not be written.
+    """
+    if out.directory is not None:
+        remove_partials(out.directory / CONVERSION_PLAN)
+    out.put_small(CONVERSION_PLAN, json.dumps({"version": _VERSION, "plan": plan}, indent=1).encode())
+
+
+def _parse(text: bytes, out: StoredDataset) -> dict[str, Any]:
+    try:
+        root = json.loads(text)
+        version, plan = root["version"], dict(root["plan"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{CONVERSION_PLAN} in {out.shown} is damaged ({error}); convert to another place") from None
+    if version != _VERSION:
+        raise ConfigError(f"{out.shown} was begun by another version of this tool; convert to another place")
+    return plan
+
+
+def _differences(begun: _Plan, now: _Plan, parts: Sequence[InputPart]) -> Iterator[str]:
+    for key in dict.fromkeys([*now, *begun]):
+        was, becomes = begun.get(key), now.get(key)
+        if was == becomes or (key == _FILES and was == _beginning(parts, was)):
+            continue
+        if key == _FILES and was and becomes:
+            yield f"the files of SOURCE have other names, or others are before them ({becomes[0]} files, was {was[0]})"
+        elif key != _FILES:
+            yield f"{key} is {_shown(becomes)}, but was {_shown(was)} when writing began"
+
+
+def _files(part: InputPart, most: int | None = None) -> list[Any]:
+    """How many files a part has, and a digest of their names; of the first ones, which is what a longer part keeps."""
+    paths = list(dict.fromkeys(piece.path for piece in part.pieces))
+    root = os.path.commonpath([os.path.dirname(path) for path in paths]) if paths else ""  # noqa: PTH120
+    names = [os.path.relpath(path, root) for path in paths][:most]
+    return [len(names), digest_of(names)]
+
+
+def _beginning(parts: Sequence[InputPart], was: Any) -> list[Any] | None:
+    """What is said of as many files as there were; files may have been added behind them."""
+    return _files(parts[0], was[0]) if was and len(parts) == 1 else None
+
+
+def _shown(value: object) -> str:
+    if value is None or value == []:
+        return "none"
+    text = str(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+def _check_is_new(out: StoredDataset, *, resume: bool) -> None:
+    directory = local_path(out.location)
+    if directory is None:
+        found = out.list_files()
+    else:
+        found = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
+    if resume:  # a plan that was not whole is as good as none
+        found = [name for name in found if not name.startswith(f"{CONVERSION_PLAN}.")]
+    if found and resume:
+        raise ConfigError(
+            f"{out.shown} holds {found[0]}, but no {CONVERSION_PLAN} that says with what a conversion was begun, so "
+            "--resume cannot tell whether it is the same; choose another place, or remove what is there"
+        )
+    if found:
+        raise ConfigError(
+            f"{out.shown} must be new or empty, but holds {found[0]}; add --resume to go on with a conversion that "
+            "was stopped, or choose another place"
+        )
+
+
+def _begin_changed_again(
+    parts: Sequence[InputPart], out: StoredDataset, columns: Mapping[str, str], settings: ShardSettings
+) -> None:
+    """Make a dataset that was begun one that is gone on with, where only what is in the files was changed.
+
+    A changed part loses its index first, so that it is not taken for finished, and then the plan is replaced: stopped
+    in between, the next run does the same again. Where there are fewer parts now nothing is done, and plan_parts
+    refuses in its own words.
+
+    Args:
+        parts: What is to be converted now.
+        out: Where it was begun, if it was.
+        columns: Column name to encoding.
+        settings: How shards are cut, compressed and hashed.
+
+    Raises:
+        ConfigError: The dataset is finished, so that it must not change any more.
+        StorageError: The store does not answer.
+    """
+    text = out.find_small(PARTS_PLAN)
+    if text is None:
+        return
+    begun = parse_plan(text, out.shown)
+    wanted = make_plan(parts, columns, settings)
+    if not _may_go_on(begun, wanted):
+        return
+    changed = [number for number, one in enumerate(wanted.inputs) if one not in begun.inputs[number : number + 1]]
+    if not changed:
+        return
+    if out.find_small(INDEX_BASENAME) is not None:
+        raise ConfigError(
+            f"{out.shown} is a finished dataset, which does not change, but its source did since: now input "
+            f"{changed[0]} is {wanted.inputs[changed[0]]}; convert it to another place"
+        )
+    for number in changed:
+        part = replace(out, location=join_url(out.location, f"part.{number:06}"))
+        if part.find_small(INDEX_BASENAME) is not None:
+            part.remove_small(INDEX_BASENAME)
+    out.put_small(PARTS_PLAN, dump_plan(wanted))
+    again = f"{counted(len(changed), 'part')} of {len(parts):,} begin again, because their input changed"
+    print_note(f"{PROGRAM} convert", f"{again}; the first is part {changed[0]}")
+
+
+def _may_go_on(begun: PartPlan, wanted: PartPlan) -> bool:
+    """Whether two plans differ in the content of inputs alone; there may be more of them now."""
+    return begun.settings == wanted.settings and len(begun.inputs) <= len(wanted.inputs)

@@ -25,44 +25,26 @@ from __future__ import annotations
 
 import shlex
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
-from lightning_streaming.errors import ConfigError, EncodingError
-from lightning_streaming.storage import local_path, mask_url
+from lightning_streaming.errors import ConfigError, EncodingError, StreamingError
+from lightning_streaming.storage import download, local_path, mask_url
+from lightning_streaming.tools import conversion, options, tokens
+from lightning_streaming.tools.commands import PROGRAM
 from lightning_streaming.tools.console import FINE, print_json, print_note
-from lightning_streaming.tools.conversion import (
-    RowConversion,
-    Target,
-    TextConversion,
-    cut_source,
-    sum_tallies,
-    write_parts,
-)
-from lightning_streaming.tools.conversion_plan import describe
-from lightning_streaming.tools.given import command_without_columns
-from lightning_streaming.tools.options import (
-    add_json,
-    add_storage_options,
-    add_workers,
-    positive,
-    storage_options,
-    usable_cpus,
-)
-from lightning_streaming.tools.packing import COLUMN, PackingSettings
-from lightning_streaming.tools.sources.columns import Sample, SampleEncoder, choose_columns, parse_columns
-from lightning_streaming.tools.sources.delimited import Delimited
-from lightning_streaming.tools.sources.detect import KINDS, open_source
-from lightning_streaming.tools.sources.location import Location, local_source
-from lightning_streaming.tools.sources.source import Part, Source
-from lightning_streaming.tools.stored_dataset import StoredDataset, find_dataset
-from lightning_streaming.tools.summary import summarize
-from lightning_streaming.tools.tokens import BYTES, DTYPES, choose_dtype, find_end, fingerprint, load_tokenizer
+from lightning_streaming.tools.sources import KINDS, open_source
+from lightning_streaming.tools.sources.csv_and_json import Delimited
+from lightning_streaming.tools.sources.row_encoding import Sample, SampleEncoder, choose_columns, parse_columns
+from lightning_streaming.tools.sources.row_source import InputPart, RowSource
+from lightning_streaming.tools.stored_dataset import StoredDataset, find_dataset, summarize
 from lightning_streaming.units import format_bytes, parse_bytes
-from lightning_streaming.writing.names import CONVERSION_PLAN
-from lightning_streaming.writing.settings import parse_settings
+from lightning_streaming.writing.directories import CONVERSION_PLAN
+from lightning_streaming.writing.shard_encoders import parse_settings
 
 _PROGRAM = "lightning-streaming convert"
 _SMALLEST_PART = 1024
@@ -83,13 +65,17 @@ def add_arguments(parser: ArgumentParser) -> None:
         "times, and then other columns are left out. All columns by default",
     )
     parser.add_argument("--separator", metavar="X", help="between cells of CSV, for example ';'; a comma by default")
-    parser.add_argument("--limit", metavar="N", type=positive, help="stop after the first N rows; done by one process")
+    parser.add_argument(
+        "--limit", metavar="N", type=options.positive, help="stop after the first N rows; done by one process"
+    )
     parser.add_argument("--compression", metavar="NAME[:LEVEL]", help="for example zstd or zstd:19; none by default")
     parser.add_argument("--hashes", metavar="NAME,...", default="", help="hashes to record, for example sha1,xxh3_64")
     parser.add_argument(
         "--size-limit", metavar="SIZE", default="64mb", help="most raw bytes of a shard; 64mb by default"
     )
-    add_workers(parser, usable_cpus(), "processes that convert parts; by default one for each processor")
+    options.add_workers(
+        parser, options.usable_cpus(), "processes that convert parts; by default one for each processor"
+    )
     parser.add_argument(
         "--part-size",
         metavar="SIZE",
@@ -101,9 +87,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--resume", action="store_true", help="go on where a run with the same source and options was stopped"
     )
     _add_tokenizing(parser)
-    add_json(parser)
-    add_storage_options(parser, of="OUT")
-    add_storage_options(parser, "--source-options", of="SOURCE")
+    options.add_json(parser)
+    options.add_storage_options(parser, of="OUT")
+    options.add_storage_options(parser, "--source-options", of="SOURCE")
 
 
 def _add_tokenizing(parser: ArgumentParser) -> None:
@@ -111,20 +97,22 @@ def _add_tokenizing(parser: ArgumentParser) -> None:
     group.add_argument(
         "--tokenize",
         action="store_true",
-        help=f"write one column, {COLUMN}: documents packed end to end into blocks that are all full. What is left at "
-        "the end of each part is dropped, and its size told",
+        help=f"write one column, {tokens.COLUMN}: documents packed end to end into blocks that are all full. What "
+        "is left at the end of each part is dropped, and its size told",
     )
-    group.add_argument("--tokenizer", metavar="FILE.json", help=f"file of the tokenizers package, or {BYTES} for UTF-8")
-    group.add_argument("--block-length", metavar="N", type=positive, help="tokens in a block")
-    group.add_argument("--dtype", choices=DTYPES, help="of the tokens; the smallest that holds them by default")
+    group.add_argument(
+        "--tokenizer", metavar="FILE.json", help=f"file of the tokenizers package, or {tokens.BYTES} for UTF-8"
+    )
+    group.add_argument("--block-length", metavar="N", type=options.positive, help="tokens in a block")
+    group.add_argument("--dtype", choices=tokens.DTYPES, help="of the tokens; the smallest that holds them by default")
     group.add_argument("--eot", metavar="ID", help="token to put after each document: its number, or its name")
     group.add_argument("--text-column", metavar="NAME", help="column of the documents; text by default")
 
 
 def run(args: Namespace) -> int:
     """Convert, and say what was written."""
-    out = find_dataset(args.out, storage_options(args.storage_options))
-    with local_source(args.source, storage_options(args.source_options)) as location:
+    out = find_dataset(args.out, options.storage_options(args.storage_options))
+    with _local_source(args.source, options.storage_options(args.source_options)) as location:
         _check_is_apart(location.path, args.out)
         source = _separated(open_source(location.path, args.kind), args.separator)
         try:
@@ -149,7 +137,7 @@ def run(args: Namespace) -> int:
 
 def _with_room_made(words: str, args: Namespace, out: StoredDataset) -> str:
     """A way out that is a command, with the removal of what was written before it, which has other columns."""
-    command = f"run: {command_without_columns(args.given)} "
+    command = f"run: {_command_without_columns(args.given)} "
     if out.directory is None:
         return words.replace(command, f"remove what is in {out.shown}, and {command}")
     if not (out.directory / CONVERSION_PLAN).is_file():  # nothing is there, or nothing of ours
@@ -166,7 +154,7 @@ def _why_empty(args: Namespace) -> str:
     )
 
 
-def _separated(source: Source, separator: str | None) -> Source:
+def _separated(source: RowSource, separator: str | None) -> RowSource:
     """The source with the separator that was asked for; it is not guessed, but a wrong one is told."""
     if isinstance(source, Delimited):
         if separator is not None:
@@ -177,32 +165,32 @@ def _separated(source: Source, separator: str | None) -> Source:
     return source
 
 
-def _convert(args: Namespace, source: Source, out: StoredDataset, location: Location) -> dict[str, Any]:
+def _convert(args: Namespace, source: RowSource, out: StoredDataset, location: _Location) -> dict[str, Any]:
     unused = [name for name in _ONLY_TO_TOKENIZE if getattr(args, name) is not None]
     if unused:
         raise ConfigError(f"--{unused[0].replace('_', '-')} is for --tokenize; add it, or leave this out")
     schema = source.schema()
-    plan = choose_columns(schema, parse_columns(args.columns, schema.columns), command_without_columns(args.given))
+    plan = choose_columns(schema, parse_columns(args.columns, schema.columns), _command_without_columns(args.given))
     shown = ", ".join(f"{name} {encoding}" for name, encoding in plan.encodings.items())
     print_note(_PROGRAM, f"columns, told from {location.shown_in(schema.told_by)}: {shown}")
     SampleEncoder(source, plan)  # raises where the source cannot have these encodings
-    conversion = RowConversion(source=source, plan=plan, limit=args.limit)
-    _write(args, source, conversion, out, plan.encodings, {"--tokenize": False})
+    rows = conversion.RowConversion(source=source, plan=plan, limit=args.limit)
+    _write(args, source, rows, out, plan.encodings, {"--tokenize": False})
     return {"columns": dict(plan.encodings)}
 
 
-def _tokenize(args: Namespace, source: Source, out: StoredDataset) -> dict[str, Any]:
+def _tokenize(args: Namespace, source: RowSource, out: StoredDataset) -> dict[str, Any]:
     settings = _packing(args, source)
-    columns = {COLUMN: settings.encoding}
-    print_note(_PROGRAM, f"columns: {COLUMN} {settings.encoding}")
+    columns = {tokens.COLUMN: settings.encoding}
+    print_note(_PROGRAM, f"columns: {tokens.COLUMN} {settings.encoding}")
     with TemporaryDirectory(prefix="lightning_streaming_") as tallies:
-        conversion = TextConversion(source=source, settings=settings, limit=args.limit, tallies=tallies)
-        _write(args, source, conversion, out, columns, _described(settings))
-        tally = sum_tallies(tallies)
+        blocks = conversion.TextConversion(source=source, settings=settings, limit=args.limit, tallies=tallies)
+        _write(args, source, blocks, out, columns, _described(settings))
+        tally = conversion.sum_tallies(tallies)
     return {"columns": columns, "documents": tally.documents, "tokens": tally.tokens, "dropped_tokens": tally.dropped}
 
 
-def _packing(args: Namespace, source: Source) -> PackingSettings:
+def _packing(args: Namespace, source: RowSource) -> tokens.PackingSettings:
     """Check what was asked for against the tokenizer and the columns of the source."""
     missing = [name for name in ("tokenizer", "block_length") if getattr(args, name) is None]
     if missing:
@@ -216,19 +204,19 @@ def _packing(args: Namespace, source: Source) -> PackingSettings:
             f"there is no column {text_column!r} to tokenize; {schema.told_by} has the columns "
             f"{', '.join(schema.columns)}; choose one by --text-column"
         )
-    tokenizer = load_tokenizer(args.tokenizer)
-    end = None if args.eot is None else find_end(tokenizer, args.eot)
-    dtype = choose_dtype(max(tokenizer.num_ids, 0 if end is None else end + 1), args.dtype)
-    return PackingSettings(
+    tokenizer = tokens.load_tokenizer(args.tokenizer)
+    end = None if args.eot is None else tokens.find_end(tokenizer, args.eot)
+    dtype = tokens.choose_dtype(max(tokenizer.num_ids, 0 if end is None else end + 1), args.dtype)
+    return tokens.PackingSettings(
         tokenizer=args.tokenizer, text_column=text_column, block_length=args.block_length, dtype=dtype, end=end
     )
 
 
-def _described(settings: PackingSettings) -> dict[str, Any]:
+def _described(settings: tokens.PackingSettings) -> dict[str, Any]:
     """What decides on blocks, by the names of the options."""
     return {
         "--tokenize": True,
-        "--tokenizer": fingerprint(settings.tokenizer),
+        "--tokenizer": tokens.fingerprint(settings.tokenizer),
         "--block-length": settings.block_length,
         "--dtype": settings.dtype,
         "--eot": settings.end,
@@ -238,8 +226,8 @@ def _described(settings: PackingSettings) -> dict[str, Any]:
 
 def _write(
     args: Namespace,
-    source: Source,
-    convert: Callable[[Part], Iterator[Sample]],
+    source: RowSource,
+    convert: Callable[[InputPart], Iterator[Sample]],
     out: StoredDataset,
     columns: Mapping[str, str],
     options: Mapping[str, Any],
@@ -249,11 +237,11 @@ def _write(
         raise ConfigError(f"--part-size must be at least {_SMALLEST_PART} bytes, but got {args.part_size!r}")
     hashes = sorted({name for name in args.hashes.split(",") if name})
     settings = parse_settings(args.compression, hashes, args.size_limit)
-    target = Target(out=out, columns=columns, settings=settings, why_empty=_why_empty(args))
-    parts = cut_source(source, part_size, args.limit)
+    target = conversion.Target(out=out, columns=columns, settings=settings, why_empty=_why_empty(args))
+    parts = conversion.cut_source(source, part_size, args.limit)
     given = {"--limit": args.limit, "--part-size": part_size, **options}
-    plan = describe(source, parts, columns, settings, given)
-    write_parts(parts, convert, target, plan, workers=args.workers, resume=args.resume)
+    plan = conversion.describe(source, parts, columns, settings, given)
+    conversion.write_parts(parts, convert, target, plan, workers=args.workers, resume=args.resume)
 
 
 def _check_is_apart(source: str, out: str) -> None:
@@ -275,3 +263,73 @@ def _print(result: Mapping[str, Any]) -> None:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" + "s" * (number != 1)
+
+
+_LEFT_OUT = {"--columns": True, "--resume": False}
+"""Options, and whether a value follows."""
+_SECRET = ("--storage-options", "--source-options")
+
+
+def _command_without_columns(given: Sequence[str]) -> str:
+    """The ``convert`` that was typed, to be begun anew with other columns."""
+    return shlex.join([PROGRAM, "convert", *_kept(given)])
+
+
+def _kept(given: Sequence[str]) -> Iterator[str]:
+    words = iter(given)
+    for word in words:
+        option, equals, value = word.partition("=")
+        if option in _LEFT_OUT:
+            if _LEFT_OUT[option] and not equals:
+                next(words, None)
+        elif option in _SECRET:
+            pair = value if equals else next(words, "")
+            yield from (option, f"{pair.partition('=')[0]}=...")
+        else:
+            yield mask_url(word)
+
+
+_DOWNLOAD_SECONDS = 24 * 3600.0
+"""For one attempt at a source that is a URL; it may be any size."""
+
+
+class _Location(NamedTuple):
+    """Where a source is."""
+
+    path: str
+    """On this machine."""
+    name: str
+    """What it is called to people."""
+
+    def shown_in(self, words: str) -> str:
+        """Words that name the source as people know it."""
+        return words.replace(self.path, self.name)
+
+
+@contextmanager
+def _local_source(location: str, options: Mapping[str, Any]) -> Iterator[_Location]:
+    """The source on this machine; of a URL a copy, which is removed again, and which no error names.
+
+    Args:
+        location: Path, pattern, or the URL of one file.
+        options: Arguments of the filesystem of the URL.
+
+    Raises:
+        ConfigError: The URL names no file.
+        StorageError: It could not be fetched.
+    """
+    here = local_path(location)
+    if here is not None:
+        yield _Location(str(here), str(here))
+        return
+    name = PurePosixPath(urlsplit(location).path).name
+    if not name:
+        raise ConfigError(f"a SOURCE that is a URL must be one file, but got {mask_url(location)}")
+    with TemporaryDirectory(prefix="lightning_streaming_") as folder:
+        copy = _Location(str(Path(folder, "source", name)), mask_url(location))
+        Path(copy.path).parent.mkdir()
+        download(location, options, Path(copy.path), expected_bytes=None, retry=5, timeout=_DOWNLOAD_SECONDS)
+        try:
+            yield copy
+        except StreamingError as error:
+            raise type(error)(copy.shown_in(str(error))) from error

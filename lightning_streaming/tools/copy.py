@@ -15,29 +15,39 @@ shards that are not written over stay. Both are told. Without recorded hashes a 
 
 from __future__ import annotations
 
+import hashlib
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence, Set
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from lightning_streaming.errors import ConfigError, IntegrityError, ObjectNotFoundError, StorageError
-from lightning_streaming.formats.compression import check_algorithm
-from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index
-from lightning_streaming.formats.raw_forms import raw_forms
+from lightning_streaming.cache.sources import find_size
+from lightning_streaming.errors import ConfigError, IntegrityError, ObjectNotFoundError, ShardCorruptError, StorageError
+from lightning_streaming.files import appears_whole, remove_partials
+from lightning_streaming.formats.compression import check_algorithm, decompressed_pieces
+from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, parse_index
+from lightning_streaming.formats.shard import raw_forms
 from lightning_streaming.storage import location_key, prepare
-from lightning_streaming.storage.listing import list_files
-from lightning_streaming.tools.carry import Cargo, cargo_of, carry, is_there
-from lightning_streaming.tools.claim import CLAIM_BASENAME, OVER_OTHERS, claim_of, find_small, put_small, remove_small
+from lightning_streaming.tools import shard_checks
 from lightning_streaming.tools.commands import PROGRAM
-from lightning_streaming.tools.console import BAD, FINE, counted, print_json, print_note, progress
+from lightning_streaming.tools.console import BAD, FINE, counted, print_json, print_note, print_table, progress
 from lightning_streaming.tools.options import add_json, add_storage_options, add_workers, storage_options
-from lightning_streaming.tools.repair import check_hash_names
-from lightning_streaming.tools.stored_dataset import RETRY, TIMEOUT, StoredDataset, find_dataset
-from lightning_streaming.tools.tables import print_table
-from lightning_streaming.tools.unnamed import shown, unnamed_files
+from lightning_streaming.tools.shard_checks import first_few
+from lightning_streaming.tools.stored_dataset import StoredDataset, find_dataset
 from lightning_streaming.units import format_bytes
-from lightning_streaming.writing.names import CONVERSION_PLAN, PARTS_PLAN
+from lightning_streaming.writing.directories import CONVERSION_PLAN, PARTS_PLAN
+
+CLAIM_BASENAME = f"{INDEX_BASENAME}.copying"
+"""The file that says which dataset is being copied, while a copy is under way.
+
+It is there before the first file that the copy writes, and is removed after the index is published. So an interrupted
+copy knows its own files again, without reading them back from a store.
+"""
+_OVER_OTHERS = b" over others"
+"""What a claim ends in while files of others, which have the right size maybe, are not all written over."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -57,8 +67,8 @@ def run(args: Namespace) -> int:
     source, out = _places(args)
     index_text = source.read_index_text()
     index = parse_index(index_text, source.shown)
-    check_hash_names(index, source.shown)
-    cargo = cargo_of(index)
+    shard_checks.check_hash_names(index, source.shown)
+    cargo = _cargo_of(index)
     if not args.quick:
         for algorithm in {one.compression for one in cargo if one.compression is not None}:
             check_algorithm(algorithm)
@@ -66,7 +76,7 @@ def run(args: Namespace) -> int:
     to_copy = taken.to_copy
     failures = _carry_all(to_copy, source, out, args)
     if not failures:
-        put_small(out, INDEX_BASENAME, index_text)
+        out.put_small(INDEX_BASENAME, index_text)
         _give_up_claim(out)
     copied = [one for one in to_copy if one.file.basename not in failures]
     report = {
@@ -79,7 +89,7 @@ def run(args: Namespace) -> int:
         "copied_again_for_want_of_hashes": sum(one.file.basename in taken.untold for one in copied),
         "complete": not failures,
         "removed_files": taken.removed,
-        "unnamed_files": unnamed_files(taken.found, index),
+        "unnamed_files": shard_checks.unnamed_files(taken.found, index),
         "bad_files": [{"file": file, "problem": words} for file, words in sorted(failures.items())],
     }
     (print_json if args.json else _print_report)(report)
@@ -110,13 +120,19 @@ def _is_within(out: StoredDataset, source: StoredDataset) -> bool:
     return out_store == source_store and out_place.startswith(source_place + "/")
 
 
+def _claim_of(source: StoredDataset, index_text: bytes) -> bytes:
+    """What the claim of a copy says: a digest of where the dataset is and what its index holds."""
+    key = location_key(source.location, source.options)
+    return hashlib.sha256(key.encode() + b"\n" + index_text).hexdigest().encode()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Taken:
     """A destination that is this copy's."""
 
     found: set[str]
     """All files that were there."""
-    to_copy: list[Cargo]
+    to_copy: list[_Cargo]
     """What is not there yet."""
     untold: set[str]
     """Those of the same dataset that were there, with no recorded hash that would tell what they hold."""
@@ -132,30 +148,30 @@ def _take_possession(
     Raises:
         ConfigError: There is another dataset, or files of one, and it may not be written over.
     """
-    found_index = find_small(out, INDEX_BASENAME)
+    found_index = out.find_small(INDEX_BASENAME)
     if found_index not in (None, index_text) and not args.exist_ok:
         raise ConfigError(f"{out.shown} holds another dataset; choose another place, or --exist-ok to write over it")
-    claim, found_claim = claim_of(source, index_text), find_small(out, CLAIM_BASENAME) or b""
+    claim, found_claim = _claim_of(source, index_text), out.find_small(CLAIM_BASENAME) or b""
     trusted = found_index in (None, index_text) and found_claim == claim
-    found = set(list_files(out.location, out.options, retry=RETRY, timeout=TIMEOUT))
-    cargo = cargo_of(index)
+    found = set(out.list_files())
+    cargo = _cargo_of(index)
     right = _which_are_there([one for one in cargo if one.file.basename in found], out, trusted, args.workers)
     to_copy = [one for one in cargo if one.file.basename not in right]
     written_over = [] if trusted else [one.file.basename for one in to_copy if one.file.basename in found]
     is_ours = found_index == index_text or found_claim.startswith(claim)
     raw = _doubtful_raw_forms(index, found, out)
-    is_over_others = found_claim == claim + OVER_OTHERS
+    is_over_others = found_claim == claim + _OVER_OTHERS
     foreign = ([] if is_ours else written_over) + ([] if is_over_others else raw)
     if foreign and not args.exist_ok:
         raise ConfigError(_refusal(foreign, source, out))
     if to_copy:
         if found_index is not None:  # while files change, there is no dataset here
-            remove_small(out, INDEX_BASENAME)
+            out.remove_small(INDEX_BASENAME)
         for name in found & {CONVERSION_PLAN, PARTS_PLAN}:  # what was begun here before must not be gone on with
-            remove_small(out, name)
-        put_small(out, CLAIM_BASENAME, claim + OVER_OTHERS if written_over or raw else claim)
+            out.remove_small(name)
+        out.put_small(CLAIM_BASENAME, claim + _OVER_OTHERS if written_over or raw else claim)
     for name in raw:
-        remove_small(out, name)
+        out.remove_small(name)
     again = written_over if found_index == index_text else []
     untold = {one.file.basename for one in to_copy if not one.file.hashes and one.file.basename in again}
     return _Taken(found=found - set(raw), to_copy=to_copy, untold=untold, removed=raw)
@@ -167,25 +183,22 @@ def _doubtful_raw_forms(index: DatasetIndex, found: Set[str], out: StoredDataset
     Whoever reads the copy in place might take them for its shards.
     """
     there = [raw for raw in raw_forms(index.shards) if raw.basename in found]
-    return [raw.basename for raw in there if out.directory is None or not is_there(raw, out, trusted=False)]
+    return [raw.basename for raw in there if out.directory is None or not _is_there(raw, out, trusted=False)]
 
 
 def _refusal(foreign: Sequence[str], source: StoredDataset, out: StoredDataset) -> str:
     return (
         f"{out.shown} holds {counted(len(foreign), 'file')} that are not those of {source.shown}, or cannot be told "
-        f"from others, because no hashes are recorded: {shown(foreign)}; choose another place, or --exist-ok to "
+        f"from others, because no hashes are recorded: {first_few(foreign)}; choose another place, or --exist-ok to "
         "replace or remove them"
     )
 
 
-def _which_are_there(cargo: Sequence[Cargo], out: StoredDataset, trusted: bool, workers: int) -> set[str]:
-    with (
-        ThreadPoolExecutor(workers) as pool,
-        progress(len(cargo), "look at what is there", "files") as advance,
-    ):
+def _which_are_there(cargo: Sequence[_Cargo], out: StoredDataset, trusted: bool, workers: int) -> set[str]:
+    with ThreadPoolExecutor(workers) as pool, progress(len(cargo), "look at what is there", "files") as advance:
 
-        def look(one: Cargo) -> bool:
-            right = is_there(one.file, out, trusted=trusted)
+        def look(one: _Cargo) -> bool:
+            right = _is_there(one.file, out, trusted=trusted)
             advance(1)
             return right
 
@@ -193,7 +206,7 @@ def _which_are_there(cargo: Sequence[Cargo], out: StoredDataset, trusted: bool, 
         return {one.file.basename for one, right in zip(cargo, found, strict=True) if right}
 
 
-def _carry_all(cargo: Sequence[Cargo], source: StoredDataset, out: StoredDataset, args: Namespace) -> dict[str, str]:
+def _carry_all(cargo: Sequence[_Cargo], source: StoredDataset, out: StoredDataset, args: Namespace) -> dict[str, str]:
     """Copy files; those that the source does not have as promised, by name, with the reason."""
     failures = {}
     with (
@@ -213,7 +226,7 @@ def _carry_all(cargo: Sequence[Cargo], source: StoredDataset, out: StoredDataset
     return failures
 
 
-def _failure_of(cargo: Cargo, source: StoredDataset, out: StoredDataset, *, quick: bool) -> str | None:
+def _failure_of(cargo: _Cargo, source: StoredDataset, out: StoredDataset, *, quick: bool) -> str | None:
     try:
         carry(cargo, source, out, quick=quick)
     except (IntegrityError, ObjectNotFoundError) as error:
@@ -222,10 +235,10 @@ def _failure_of(cargo: Cargo, source: StoredDataset, out: StoredDataset, *, quic
 
 
 def _give_up_claim(out: StoredDataset) -> None:
-    if find_small(out, CLAIM_BASENAME) is None:
+    if out.find_small(CLAIM_BASENAME) is None:
         return
     try:
-        remove_small(out, CLAIM_BASENAME)
+        out.remove_small(CLAIM_BASENAME)
     except StorageError as error:
         print_note(f"{PROGRAM} copy", f"{CLAIM_BASENAME} is of no more use, but could not be removed: {error}")
 
@@ -243,8 +256,114 @@ def _print_report(report: dict[str, Any]) -> None:
         again = counted(report["copied_again_for_want_of_hashes"], "file")
         print(f"{again} copied again, though there: the index records no hashes that would tell what they hold")
     if report["removed_files"]:
-        print(f"removed, because they could be taken for shards of this dataset: {shown(report['removed_files'])}")
+        print(f"removed, because they could be taken for shards of this dataset: {first_few(report['removed_files'])}")
     if report["unnamed_files"]:
-        print(f"of no part of this dataset, and left as they were: {shown(report['unnamed_files'])}")
+        print(f"of no part of this dataset, and left as they were: {first_few(report['unnamed_files'])}")
     if not report["complete"]:
         print("no index was published; mend the source, for example with verify --repair, and copy again")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Cargo:
+    """One stored file, and how its content can be checked."""
+
+    file: FileInfo
+    """What the index says of it."""
+    raw_bytes: int
+    """Its size once it is decompressed."""
+    compression: str | None
+    """How it is compressed."""
+
+
+def _cargo_of(index: DatasetIndex) -> list[_Cargo]:
+    """The stored files of a dataset, each once."""
+    cargo = {}
+    for shard in index.shards:
+        for raw, compressed in shard.files:
+            file = compressed or raw
+            cargo[file.basename] = _Cargo(file=file, raw_bytes=raw.bytes, compression=shard.compression)
+    return list(cargo.values())
+
+
+def carry(cargo: _Cargo, source: StoredDataset, out: StoredDataset, *, quick: bool) -> None:
+    """Copy a file. It appears whole, and only if it is what the index promises.
+
+    Args:
+        cargo: The file.
+        source: Where it is.
+        out: Where it goes.
+        quick: Whether a compressed file need not be decompressed to see that it holds what it should.
+
+    Raises:
+        IntegrityError: It is not what the index promises.
+        ObjectNotFoundError: It is not there.
+        StorageError: A store does not answer, or refuses.
+    """
+    if out.directory is not None:
+        target = out.path(cargo.file.basename)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        remove_partials(target)
+        with appears_whole(target) as partial:
+            shard_checks.fetch_checked(source, cargo.file, partial)
+            _check_content(cargo, partial, quick)
+        return
+    with TemporaryDirectory(prefix="lightning_streaming_") as scratch:
+        path = Path(scratch) / "file"
+        if source.directory is not None:
+            path = source.path(cargo.file.basename)
+            _check_file(cargo.file, path)
+        else:
+            shard_checks.fetch_checked(source, cargo.file, path)
+        _check_content(cargo, path, quick)
+        out.upload(path, cargo.file.basename)
+    found = out.size_of(cargo.file.basename)
+    if found != cargo.file.bytes:
+        raise IntegrityError(f"{cargo.file.bytes} bytes of {cargo.file.basename} were sent, but the store has {found}")
+
+
+def _is_there(file: FileInfo, out: StoredDataset, *, trusted: bool) -> bool:
+    """Whether the file at the destination is the one that the index promises.
+
+    Args:
+        file: What the index says of it.
+        out: Where it may be.
+        trusted: Whether only copies of this very dataset put files there. Then a file on a store is known by its size,
+            and one of which the index records no hash by its size everywhere.
+
+    Raises:
+        StorageError: The store does not answer.
+    """
+    if out.size_of(file.basename) != file.bytes:
+        return False
+    if not file.hashes or (trusted and out.directory is None):
+        return trusted
+    with TemporaryDirectory(prefix="lightning_streaming_") as scratch:
+        path = Path(scratch) / "file"
+        if out.directory is None:
+            out.fetch(file, path)
+        else:
+            path = out.path(file.basename)
+        try:
+            shard_checks.check_hashes(path, file)
+        except IntegrityError:
+            return False
+    return True
+
+
+def _check_file(file: FileInfo, path: Path) -> None:
+    size = find_size(path)
+    if size != file.bytes:
+        found = "it is missing" if size is None else f"it has {size:,}"
+        raise IntegrityError(f"the index promises {file.bytes:,} bytes of {file.basename}, but {found}")
+    shard_checks.check_hashes(path, file)
+
+
+def _check_content(cargo: _Cargo, path: Path, quick: bool) -> None:
+    if quick or cargo.compression is None:
+        return
+    try:
+        with path.open("rb") as file:
+            for _ in decompressed_pieces(cargo.compression, file, cargo.raw_bytes):
+                pass
+    except ShardCorruptError as error:
+        raise IntegrityError(f"{cargo.file.basename} cannot be decompressed: {error}") from error

@@ -12,15 +12,29 @@ replaces the file in one step, and what was there before stays as CKPT.bak, CKPT
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable
-from inspect import getdoc
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lightning_streaming.tools.options import add_json, add_storage_options, not_negative, positive
-from lightning_streaming.tools.states.edit import import_state, set_place, skip
-from lightning_streaming.tools.states.show import show
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.state import Cursor, SavedPosition
+from lightning_streaming.order.partition import EpochPosition
+from lightning_streaming.tools import checkpoints, state_moves
+from lightning_streaming.tools.checkpoints import Places, SavedLoader, TrainerPlace, find_places
+from lightning_streaming.tools.console import FINE, counted, print_json, print_table
+from lightning_streaming.tools.options import (
+    add_action,
+    add_json,
+    add_storage_options,
+    not_negative,
+    positive,
+    storage_options,
+)
+from lightning_streaming.tools.state_moves import StreamSeen
+from lightning_streaming.tools.stored_dataset import find_dataset
 
 _LOADER = "name of the train loader; needed if there are several"
 
@@ -28,10 +42,10 @@ _LOADER = "name of the train loader; needed if there are several"
 def add_arguments(parser: ArgumentParser) -> None:
     """Say what it can be told."""
     actions = parser.add_subparsers(metavar="ACTION", required=True, help="what to do; ACTION --help explains each")
-    _add_show(actions.add_parser("show", help="show the place", **_described(show)))
-    _add_set(actions.add_parser("set", help="move it to a sample of an epoch", **_described(set_place)))
-    _add_skip(actions.add_parser("skip", help="move it forward", **_described(skip)))
-    _add_import(actions.add_parser("import", help="take it from MosaicML Streaming", **_described(import_state)))
+    _add_show(add_action(actions, "show", "show the place", show))
+    _add_set(add_action(actions, "set", "move it to a sample of an epoch", _set_place))
+    _add_skip(add_action(actions, "skip", "move it forward", skip))
+    _add_import(add_action(actions, "import", "take it from MosaicML Streaming", _import_state))
 
 
 def run(args: Namespace) -> int:
@@ -40,16 +54,7 @@ def run(args: Namespace) -> int:
     return code
 
 
-def _described(action: Callable[[Namespace], int]) -> dict[str, Any]:
-    return {
-        "description": getdoc(action),
-        "formatter_class": RawDescriptionHelpFormatter,
-        "allow_abbrev": False,
-    }
-
-
 def _add_show(parser: ArgumentParser) -> None:
-    parser.set_defaults(action=show)
     _add_checkpoint(parser)
     parser.add_argument("--loader", metavar="NAME", help="show this one alone")
     parser.add_argument(
@@ -65,7 +70,6 @@ def _add_show(parser: ArgumentParser) -> None:
 
 
 def _add_set(parser: ArgumentParser) -> None:
-    parser.set_defaults(action=set_place)
     _add_checkpoint(parser)
     parser.add_argument("--epoch", metavar="E", type=not_negative, required=True, help="epoch of the data, from 0")
     parser.add_argument(
@@ -76,7 +80,6 @@ def _add_set(parser: ArgumentParser) -> None:
 
 
 def _add_skip(parser: ArgumentParser) -> None:
-    parser.set_defaults(action=skip)
     _add_checkpoint(parser)
     amount = parser.add_mutually_exclusive_group(required=True)
     amount.add_argument("--samples", metavar="N", type=positive, help="so many samples, by all ranks")
@@ -86,7 +89,6 @@ def _add_skip(parser: ArgumentParser) -> None:
 
 
 def _add_import(parser: ArgumentParser) -> None:
-    parser.set_defaults(action=import_state)
     parser.add_argument("source", metavar="SRC", help="file with the state: of Composer, or of torch.save or JSON")
     parser.add_argument(
         "checkpoint",
@@ -110,3 +112,302 @@ def _add_output(parser: ArgumentParser) -> None:
         help="also take a checkpoint with objects of any class, which can run any code of whoever wrote it",
     )
     add_json(parser)
+
+
+def show(args: Namespace) -> int:
+    """Show the place of each train loader: epoch, sample, what it belongs to, and what was read of each stream.
+
+    Nothing that the file names is run, and no tensor of it is read.
+    """
+    places = find_places(checkpoints.find_state_file(Path(args.checkpoint)).peek(), args.checkpoint)
+    chosen = places.loaders
+    if args.loader is not None or args.data:
+        name = places.choose(args.loader)
+        chosen = {name: places.loaders[name]}
+    options = storage_options(args.storage_options)
+    counted = {name: _count(loader, args.data, options) for name, loader in chosen.items()}
+    if args.json:
+        loaders = {name: _loader_as_json(loader, *counted[name]) for name, loader in chosen.items()}
+        print_json({"file": args.checkpoint, "trainer": _trainer_as_json(places.trainer), "loaders": loaders})
+        return FINE
+    _print_head(args.checkpoint, places.trainer)
+    for name, loader in chosen.items():
+        _print_loader(name, loader, *counted[name])
+    return FINE
+
+
+def _count(loader: SavedLoader, data: Sequence[str], options: Mapping[str, Any]) -> tuple[int | None, list[StreamSeen]]:
+    """The size of an epoch and what was read of each stream, as far as the state or the data tell."""
+    seen = state_moves.seen_by_fingerprint(loader.position)
+    if not data:
+        return loader.epoch_size, seen
+    if loader.position.fingerprint is None:  # then it was not weighted, as far as anybody can know
+        sizes = [find_dataset(place.partition("=")[2] or place, options).read_index().num_samples for place in data]
+        return sum(sizes), []
+    if not seen:
+        raise ConfigError("the state does not list its streams, so --data has nothing to count by")
+    counts = state_moves.this_epoch_by_data(loader.position, _places(data, [one.name for one in seen]), options)
+    return loader.epoch_size, [replace(one, this_epoch=count) for one, count in zip(seen, counts, strict=True)]
+
+
+def _places(data: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """``NAME=PLACE`` by name; a place may hold an equals sign, and a lone one need not be named."""
+    pairs = [text.partition("=") for text in data]
+    if len(data) == len(names) == 1 and pairs[0][0] != names[0]:
+        return {names[0]: data[0]}
+    return {name: place for name, _, place in pairs}
+
+
+_BARE = (".pt", ".json")
+"""What the name of a file with a state alone ends with."""
+
+
+def _set_place(args: Namespace) -> int:
+    """Move the place to a sample of an epoch.
+
+    ``Trainer.fit(ckpt_path=CKPT)`` then goes on with this sample. The trainer's epoch and batches are moved with it;
+    weights, optimizer and the global step stay. Of several loaders only the named one is moved, and the trainer stays.
+    """
+    edited = _Edited(args)
+    name = edited.before.choose(args.loader)
+    return edited.move({name: state_moves.placed(edited.before.loaders[name], Cursor(args.epoch, args.sample))})
+
+
+def skip(args: Namespace) -> int:
+    """Move the place forward, for example over samples that make the loss diverge.
+
+    An epoch's end leads into the next epoch. How many samples a batch of all ranks has is saved by the run; with
+    --batches all loaders are moved, and the trainer's count of batches with them.
+    """
+    edited = _Edited(args)
+    before = edited.before
+    if args.samples is not None:
+        name = before.choose(args.loader)
+        return edited.move({name: state_moves.samples_later(before.loaders[name], args.samples)})
+    names = tuple(before.loaders) if args.loader is None else (before.choose(args.loader),)
+    return edited.move(state_moves.batches_later(before, names, args.batches))
+
+
+def _import_state(args: Namespace) -> int:
+    """Take the place of a run with MosaicML Streaming, release 0.2 or later, or of any file with a state.
+
+    Put it into a checkpoint of Lightning, which then resumes there; or make a file with the state alone, for
+    ``load_state_dict``. Such a state tells nothing of its data, so nothing is checked on resume: give the dataset the
+    settings it had there.
+    """
+    found = find_places(checkpoints.find_state_file(Path(args.source)).peek(), args.source)
+    position = found.loaders[_chosen_source(found, args.name)].position
+    target = Path(args.checkpoint)
+    if target.suffix in _BARE and not target.exists():
+        checkpoints.write_new(target, position.as_state(), is_json=target.suffix == ".json")
+        _print_moves(target, None, None, find_places(position.as_state(), args.checkpoint), as_json=args.json)
+        return FINE
+    return _Edited(args).put(position, args.loader)
+
+
+class _Edited:
+    """A file that is being edited: its content is changed here, and then written.
+
+    Args:
+        args: ``checkpoint``, ``out``, ``allow_unsafe_types`` and ``json``.
+    """
+
+    def __init__(self, args: Namespace) -> None:
+        self._args = args
+        if args.out is not None and Path(args.checkpoint).is_dir():
+            raise ConfigError("--out makes one file, and this checkpoint is a directory; copy it, and edit the copy")
+        self._file = checkpoints.find_state_file(Path(args.checkpoint))
+        self._content = self._file.load(allow_unsafe_types=args.allow_unsafe_types)
+
+    @cached_property
+    def before(self) -> Places:
+        """The places that the file holds."""
+        return find_places(self._content, self._args.checkpoint)
+
+    def move(self, moved: Mapping[str, Cursor]) -> int:
+        """Move these loaders, and the trainer with them; then write."""
+        trainer = state_moves.trainer_at(self.before, moved)
+        for name, cursor in moved.items():
+            state = checkpoints.at(self._content, self.before.loaders[name].keys)
+            state.update(cursor._asdict())
+            if cursor.sample_in_epoch == 0:  # an epoch that begins is batched by whoever reads it
+                state.pop("batch_geometry", None)
+        if trainer is not None:
+            checkpoints.move_trainer(self._content, trainer.epoch, trainer.batches)
+        return self._write(self.before)
+
+    def put(self, position: SavedPosition, name: str | None) -> int:
+        """Put a place into a checkpoint, in place of the one it has, if any; then write."""
+        before = self.before if checkpoints.holds_places(self._content) else None
+        if name is None:
+            name = "train" if before is None else before.choose(None)
+        position = state_moves.imported(position, before, name)
+        trained = checkpoints.trained_batches(self._content)
+        checkpoints.add_place(self._content, name, position.as_state())
+        after = find_places(self._content, self._args.checkpoint)
+        assert after.trainer is not None, "just put there"
+        if len(after.loaders) == 1:
+            epoch, sample = position.cursor
+            size = after.loaders[name].global_batch
+            batches = (
+                0
+                if sample == 0
+                else trained
+                if size is None
+                else after.loaders[name].samples_read(position.cursor) // size
+            )
+            fits = after.trainer.batches_in_epoch == 0 or batches < after.trainer.batches_in_epoch
+            checkpoints.move_trainer(self._content, epoch, batches if fits else 0)
+        else:
+            checkpoints.move_trainer(self._content, after.trainer.settled.epoch, after.trainer.settled.batches)
+        return self._write(before)
+
+    def _write(self, before: Places | None) -> int:
+        after = find_places(self._content, self._args.checkpoint)  # nothing is written that could not be read
+        out: Path | None = self._args.out
+        backup = None
+        if out is None:
+            backup = self._file.replace(self._content)
+        else:
+            checkpoints.write_new(out, self._content, is_json=self._file.is_json)
+        written = out or self._file.path
+        _print_moves(written, backup, before, after, as_json=self._args.json)
+        return FINE
+
+
+def _chosen_source(found: Places, name: str | None) -> str:
+    """The state that was named; else the only one, or the only one for training."""
+    if name is None and len(found.loaders) > 1:
+        of_training = [one for one in found.loaders if one.split(".")[-1] == "train"]
+        if len(of_training) == 1:
+            return of_training[0]
+    if name is None and len(found.loaders) > 1:
+        raise ConfigError(f"there are {len(found.loaders)} states; say --source, one of {', '.join(found.loaders)}")
+    return found.choose(name)
+
+
+def _loader_as_json(loader: SavedLoader, epoch_size: int | None, streams: Sequence[StreamSeen]) -> dict[str, Any]:
+    """One loader's place and what it belongs to, with the streams that were counted."""
+    position = loader.position
+    return {
+        "epoch": position.cursor.epoch,
+        "sample_in_epoch": position.cursor.sample_in_epoch,
+        "epoch_size": epoch_size,
+        "epoch_done": _share(position.cursor, epoch_size),
+        "shuffle_seed": position.shuffle_seed,
+        "num_canonical_nodes": position.num_canonical_nodes,
+        "initial_physical_nodes": position.initial_physical_nodes,
+        "samples_per_global_batch": loader.global_batch,
+        "batch_geometry": None if position.geometry is None else asdict(position.geometry),
+        "skipped": {name: [Cursor(*place)._asdict() for place in ends] for name, ends in position.skipped.items()},
+        "fingerprint": position.fingerprint,
+        "streams": [asdict(stream) for stream in streams],
+    }
+
+
+def _trainer_as_json(trainer: TrainerPlace | None) -> dict[str, Any] | None:
+    """How far the trainer has come."""
+    return None if trainer is None else asdict(trainer)
+
+
+def _print_head(shown: str, trainer: TrainerPlace | None) -> None:
+    """Print what the file is of."""
+    if trainer is None:
+        print(f"{shown}: no checkpoint of StreamingStateCallback, but it holds the place of a dataset\n")
+        return
+    of = f" of {trainer.batches_in_epoch}" if trainer.batches_in_epoch else ""
+    step = "" if trainer.global_step is None else f", global step {trainer.global_step}"
+    print(f"{shown}: trainer at epoch {trainer.epoch}, {trainer.batches}{of} batches done{step}\n")
+
+
+def _print_loader(name: str, loader: SavedLoader, epoch_size: int | None, streams: Sequence[StreamSeen]) -> None:
+    """Print one loader's place, its fingerprint, and what was read of each stream."""
+    facts = _loader_as_json(loader, epoch_size, ())
+    order = (loader.position.fingerprint or {}).get("order", {})
+    rows = [
+        ("epoch", str(facts["epoch"])),
+        ("sample in epoch", _sample(loader.position.cursor, epoch_size)),
+        ("global batch", "-" if loader.global_batch is None else counted(loader.global_batch, "sample")),
+        ("shuffle seed", str(facts["shuffle_seed"])),
+        ("canonical nodes", str(facts["num_canonical_nodes"])),
+        ("nodes at first", str(facts["initial_physical_nodes"] or "-")),
+        *((f"skips {batches}", _ends(*ends)) for batches, ends in loader.position.skipped.items()),
+        *((key.replace("_", " "), _value(value)) for key, value in order.items()),
+    ]
+    print_table(name, ("", ""), rows, head=False)
+    listed = (loader.position.fingerprint or {}).get("streams", {})
+    if not listed:
+        print("no fingerprint: it is not known to which data and order this place belongs\n")
+        return
+    if not streams:
+        print(f"{', '.join(listed)}: too many for the state to tell each\n")
+        return
+    heads = ("stream", "samples", "per epoch", "before", "this epoch", "in all", "digest")
+    cells = [
+        (one.name, *map(_number, (one.samples, one.drawn, one.before, one.this_epoch, one.total)), digest)
+        for one, digest in zip(streams, (stream["digest"] for stream in listed.values()), strict=True)
+    ]
+    print_table(f"samples read, {name}", heads, cells, right=heads[1:-1])
+    if any(one.this_epoch is None for one in streams):
+        print("what this epoch has read of each stream is told with --data NAME=PLACE for each of them\n")
+
+
+def _print_moves(written: Path, backup: Path | None, before: Places | None, after: Places, *, as_json: bool) -> None:
+    """Print what was written, from where each loader was moved to where, and where the trainer stands.
+
+    Args:
+        written: The file.
+        backup: The file that holds what was there before, if there was one.
+        before: The places it held.
+        after: The places it holds.
+        as_json: Whether to print it for programs.
+    """
+    cursors = {} if before is None else {name: loader.position.cursor for name, loader in before.loaders.items()}
+    if as_json:
+        loaders = {
+            name: {
+                "from": cursors[name]._asdict() if name in cursors else None,
+                "to": loader.position.cursor._asdict(),
+            }
+            for name, loader in after.loaders.items()
+        }
+        trainer = _trainer_as_json(after.trainer)
+        print_json({"file": str(written), "backup": backup and str(backup), "loaders": loaders, "trainer": trainer})
+        return
+    for name, loader in after.loaders.items():
+        come = f"from {_cursor_words(cursors[name])} " if name in cursors else ""
+        print(f"{written}: {name} {come}to {_cursor_words(loader.position.cursor)}")
+    if after.trainer is not None:
+        print(f"the trainer goes on in epoch {after.trainer.epoch}, after batch {after.trainer.batches}")
+    if backup is not None:
+        print(f"what was there before: {backup}")
+
+
+def _ends(start: EpochPosition, stop: EpochPosition) -> str:
+    if start == stop:
+        return "nothing: it was asked for too late"
+    last = f"{stop[1]:,}" if start[0] == stop[0] else _cursor_words(Cursor(*stop))
+    return f"epoch {start[0]}, samples {start[1]:,} to {last}"
+
+
+def _cursor_words(cursor: Cursor) -> str:
+    return f"epoch {cursor.epoch}, sample {cursor.sample_in_epoch}"
+
+
+def _share(cursor: Cursor, epoch_size: int | None) -> float | None:
+    return round(min(1.0, cursor.sample_in_epoch / epoch_size), 6) if epoch_size else None
+
+
+def _sample(cursor: Cursor, epoch_size: int | None) -> str:
+    share = _share(cursor, epoch_size)
+    if share is None:
+        return f"{cursor.sample_in_epoch:,}"
+    return f"{cursor.sample_in_epoch:,} of {epoch_size:,}, {share:.1%}"
+
+
+def _value(value: object) -> str:
+    return "-" if value is None else f"{value:,}" if type(value) is int else str(value)
+
+
+def _number(number: int | None) -> str:
+    return "-" if number is None else f"{number:,}"

@@ -1,20 +1,28 @@
-"""Where a dataset is, as it was typed, and how its files get from there to this machine."""
+"""Where a dataset is, as it was typed; how its files get from there to this machine; what its index adds up to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from lightning_streaming.cache.sources import find_size
 from lightning_streaming.errors import ConfigError, ObjectNotFoundError
-from lightning_streaming.files import join_under
-from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, parse_index
-from lightning_streaming.storage import download, is_url, join_url, local_path, mask_url, read_bytes
+from lightning_streaming.files import appears_whole, join_under
+from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, parse_index
+from lightning_streaming.storage import download, is_url, join_url, local_path, mask_url, read_bytes, read_range, upload
+from lightning_streaming.storage.location import list_files, object_size, remove
+from lightning_streaming.writing.destination import Directory
 
-RETRY = 4
+_RETRY = 4
 """Attempts to fetch a file, in total."""
-TIMEOUT = 600.0
+_TIMEOUT = 600.0
 """Seconds that each attempt may take: tools also fetch shards that no training would."""
 
 
@@ -55,7 +63,7 @@ class StoredDataset:
             StorageError: The store does not give it.
         """
         if self.directory is None:
-            return read_bytes(self.url(INDEX_BASENAME), self.options, retry=RETRY, timeout=TIMEOUT)
+            return read_bytes(self.url(INDEX_BASENAME), self.options, retry=_RETRY, timeout=_TIMEOUT)
         try:
             return (self.directory / INDEX_BASENAME).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
@@ -88,10 +96,69 @@ class StoredDataset:
             self.options,
             destination,
             expected_bytes=file.bytes,
-            retry=RETRY if self.directory is None else 1,
-            timeout=TIMEOUT,
+            retry=_RETRY if self.directory is None else 1,
+            timeout=_TIMEOUT,
             check=check,
         )
+
+    def read_range(self, basename: str, start: int, stop: int) -> bytes:
+        """Some bytes of one of its files, from ``start`` up to ``stop`` (exclusive)."""
+        return read_range(self.url(basename), self.options, start, stop, retry=_RETRY, timeout=_TIMEOUT)
+
+    def size_of(self, basename: str) -> int | None:
+        """How many bytes one of its files has; None if there is no such file."""
+        if self.directory is not None:
+            return find_size(self.path(basename))
+        return object_size(self.url(basename), self.options, retry=_RETRY, timeout=_TIMEOUT)
+
+    def list_files(self) -> list[str]:
+        """The names of all files that are there, relative to it."""
+        return list_files(self.location, self.options, retry=_RETRY, timeout=_TIMEOUT)
+
+    def upload(self, path: Path, basename: str) -> None:
+        """Send a file to the store."""
+        upload(path, self.url(basename), self.options, retry=_RETRY, timeout=_TIMEOUT)
+
+    def find_small(self, basename: str) -> bytes | None:
+        """The content of a small file; None if there is no such file.
+
+        Raises:
+            StorageError: The store does not answer.
+        """
+        try:
+            if self.directory is not None:  # what a disk refuses is no matter of a network
+                return Directory(self.directory).get(basename)
+            return read_bytes(self.url(basename), self.options, retry=_RETRY, timeout=_TIMEOUT)
+        except ObjectNotFoundError:
+            return None
+
+    def put_small(self, basename: str, data: bytes) -> None:
+        """Write a small file, whole or not at all.
+
+        Raises:
+            StorageError: It could not be written.
+        """
+        if self.directory is not None:
+            path = self.path(basename)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with appears_whole(path) as partial:
+                partial.write_bytes(data)
+            return
+        with TemporaryDirectory(prefix="lightning_streaming_") as scratch:
+            path = Path(scratch) / "file"
+            path.write_bytes(data)
+            self.upload(path, basename)
+
+    def remove_small(self, basename: str) -> None:
+        """Remove a file that :meth:`put_small` wrote, or an index that is to be replaced.
+
+        Raises:
+            StorageError: The store refuses.
+        """
+        if self.directory is not None:
+            self.path(basename).unlink(missing_ok=True)
+        else:
+            remove(self.url(basename), self.options, retry=_RETRY)
 
 
 def find_dataset(location: str, options: Mapping[str, Any]) -> StoredDataset:
@@ -122,3 +189,103 @@ def _no_index(directory: Path) -> str:
     beneath = sorted(path.parent.name for path in directory.glob(f"*/{INDEX_BASENAME}"))
     hint = f"; there are datasets in {', '.join(beneath[:5])} beneath it" if beneath else ""
     return f"{directory} has no {INDEX_BASENAME}, so it is not a dataset{hint}"
+
+
+_MOST_BINS = 8
+_HARDLY = 20
+
+
+class Column(NamedTuple):
+    """One column, as the index describes it."""
+
+    name: str
+    encoding: str
+    bytes: int | None
+    """Size of each value; None where it varies or the format does not say."""
+
+
+class Bin(NamedTuple):
+    """Shards of similar size."""
+
+    smallest: int
+    """Raw bytes; the bin holds shards from here ..."""
+    largest: int
+    """... to here; only the last bin holds those of just this size."""
+    shards: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """A dataset in numbers."""
+
+    samples: int
+    shards: int
+    raw_bytes: int
+    """Of all files, uncompressed."""
+    stored_bytes: int
+    """Of all files as they are stored."""
+    formats: Mapping[str, int]
+    """Format to the number of shards that have it; also of the next three."""
+    compressions: Mapping[str | None, int]
+    hashes: Mapping[tuple[str, ...], int]
+    size_limits: Mapping[int | None, int]
+    columns: Mapping[Column, int]
+    """Each column to the number of shards that have it just so."""
+    samples_per_shard: tuple[int, float, int] | None
+    """Fewest, mean and most; None if there are no shards."""
+    sizes: tuple[Bin, ...]
+    """How large the shards are, uncompressed, from the smallest on."""
+
+
+def summarize(index: DatasetIndex) -> Summary:
+    """Add up an index."""
+    raw_sizes = [sum(raw.bytes for raw, _ in shard.files) for shard in index.shards]
+    counts = index.samples_per_shard()
+    return Summary(
+        samples=index.num_samples,
+        shards=len(index.shards),
+        raw_bytes=sum(raw_sizes),
+        stored_bytes=sum((stored or raw).bytes for shard in index.shards for raw, stored in shard.files),
+        formats=Counter(shard.format for shard in index.shards),
+        compressions=Counter(shard.compression for shard in index.shards),
+        hashes=Counter(shard.hashes for shard in index.shards),
+        size_limits=Counter(shard.size_limit for shard in index.shards),
+        columns=_count_columns(index.shards),
+        samples_per_shard=(int(counts.min()), float(counts.mean()), int(counts.max())) if len(counts) else None,
+        sizes=histogram(raw_sizes),
+    )
+
+
+def columns_of(schema: Mapping[str, Any]) -> tuple[Column, ...]:
+    """The columns of a shard, from what the index says of it."""
+    if "columns" in schema:
+        return tuple(Column(name, encoding, None) for name, encoding in sorted(schema["columns"].items()))
+    names, encodings = schema["column_names"], schema["column_encodings"]
+    sizes = schema.get("column_sizes", (None,) * len(names))
+    return tuple(map(Column, names, encodings, sizes))
+
+
+def histogram(sizes: Sequence[int]) -> tuple[Bin, ...]:
+    """Sort sizes into bins of one width: at most eight, and one where they hardly differ."""
+    if not sizes:
+        return ()
+    smallest, largest = min(sizes), max(sizes)
+    differ = (largest - smallest) * _HARDLY > largest
+    num_bins = min(_MOST_BINS, len(set(sizes))) if differ else 1
+    edges = [smallest + (largest - smallest) * number // num_bins for number in range(num_bins + 1)]
+    counts, _ = np.histogram(sizes, edges if smallest < largest else [smallest, smallest + 1])
+    return tuple(Bin(*ends, int(count)) for ends, count in zip(pairwise(edges), counts, strict=True))
+
+
+def _count_columns(shards: Sequence[ShardInfo]) -> dict[Column, int]:
+    # Shards of one writer share their schema, so a million of them are counted by a handful of objects.
+    schemas: dict[int, Mapping[str, Any]] = {}  # holding them keeps their ids from being given to others
+    counts: Counter[int] = Counter()
+    for schema in (shard.schema for shard in shards):
+        schemas.setdefault(id(schema), schema)
+        counts[id(schema)] += 1
+    columns: Counter[Column] = Counter()
+    for key, schema in schemas.items():
+        for column in columns_of(schema):
+            columns[column] += counts[key]
+    return dict(columns)

@@ -17,29 +17,33 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError, StreamingError
+from lightning_streaming.loading.catalog import Catalog
+from lightning_streaming.loading.dataset import StreamingDataset
+from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.loading.sample_access import find_shard
 from lightning_streaming.loading.sample_key import SampleKey
-from lightning_streaming.tools.console import FINE, counted, print_json, print_note
-from lightning_streaming.tools.options import add_json, add_ranks, not_negative, positive
-from lightning_streaming.tools.traces.fields import fields_of
-from lightning_streaming.tools.traces.reads import Read, reads_of_key, reads_of_sample, reads_of_step
-from lightning_streaming.tools.traces.run import Asked, TracedRun, traced_run
-from lightning_streaming.tools.traces.show import as_json, print_reads, print_step
+from lightning_streaming.loading.state import Cursor
+from lightning_streaming.order.partition import Partition
+from lightning_streaming.order.plan import EpochPlan
+from lightning_streaming.tools.console import FINE, counted, print_json, print_note, print_table, printable_name, render
+from lightning_streaming.tools.options import add_json, add_run, not_negative, positive
+from lightning_streaming.tools.traced_run import TracedRun, TraceRequest, traced_run
 
 _PROGRAM = "lightning-streaming trace"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Say what it can be told."""
-    parser.add_argument(
-        "--config",
-        metavar="C",
-        action="append",
-        required=True,
-        help="configuration of the run; of several, as with fit, a later one overrides what an earlier one says",
-    )
     wanted = parser.add_mutually_exclusive_group(required=True)
     wanted.add_argument("--step", metavar="N", type=not_negative, help="tell what this global step reads")
     wanted.add_argument(
@@ -49,7 +53,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "JSON, from with_keys=True or from this tool, for one very read",
     )
     parser.add_argument("--rank", metavar="R", type=not_negative, help="only what this rank reads; all by default")
-    add_ranks(parser)
+    add_run(parser)
     parser.add_argument("--accumulate", metavar="K", type=positive, help="batches per step (accumulate_grad_batches)")
     parser.add_argument(
         "--ckpt",
@@ -80,7 +84,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Print the samples of a step, or the reads of a sample."""
     changes = dict(args.set) | ({} if args.batch_size is None else {"batch_size": str(args.batch_size)})
-    asked = Asked(
+    asked = TraceRequest(
         configs=args.config,
         changes=changes,
         nodes=args.nodes,
@@ -113,15 +117,15 @@ def _show(traced: TracedRun, reads: Sequence[Read], args: Namespace) -> None:
     shown: dict[int, dict[str, str]] = {}
     failure = None
     try:
-        shown = fields_of(traced.loader.dataset, reads, fetch=args.fields)
+        shown = _fields_of(traced.loader.dataset, reads, fetch=args.fields)
     except StreamingError as error:  # what is known without them is shown first
         failure = error
     if args.json:
-        print_json(as_json(traced, reads, shown))
+        print_json(_as_json(traced, reads, shown))
     elif args.step is not None:
-        print_step(f"step {args.step}, epoch {reads[0].key.epoch}, {_topology(traced)}", traced, reads, shown)
+        _print_step(f"step {args.step}, epoch {reads[0].key.epoch}, {_topology(traced)}", traced, reads, shown)
     elif reads:
-        print_reads(f"sample {args.sample}, {_topology(traced)}", traced, reads, shown)
+        _print_reads(f"sample {args.sample}, {_topology(traced)}", traced, reads, shown)
     else:
         print(f"{args.sample} is not read in {counted(args.epochs, 'epoch')} from epoch {traced.begins.epoch} on")
     if failure is not None:
@@ -153,3 +157,265 @@ def _parse_change(text: str) -> tuple[str, str]:
     if not name or not equals:
         raise ArgumentTypeError("must be written FIELD=VALUE")
     return name.removeprefix("data.").removeprefix("init_args."), value
+
+
+_COLUMNS_SHOWN = 3
+_WHEN = ("step", "epoch")
+_WHERE = ("batch", "rank", "place", "position")
+
+
+def _as_json(run: TracedRun, reads: Sequence[Read], shown: Mapping[int, Mapping[str, str]]) -> dict[str, Any]:
+    """The run as it was understood, and every read; the keys are those that ``restore_sample`` takes."""
+    return {
+        "run": {
+            "nodes": run.num_nodes,
+            "ranks_per_node": run.ranks_per_node,
+            "replication": run.replication,
+            "batch_size": run.loader.samples_per_global_batch * run.replication // run.num_ranks,
+            "begins": {
+                "epoch": run.begins.epoch,
+                "sample_in_epoch": run.begins.sample_in_epoch,
+                "global_step": run.steps.first_step,
+            },
+        },
+        "reads": [
+            {
+                "step": read.step,
+                "epoch": read.key.epoch,
+                "batch": read.batch,
+                "ranks": list(range(read.rank, read.rank + run.replication)),
+                "place": read.place,
+                "sample": read.sample,
+                "key": read.key.as_dict(),
+                "fields": shown.get(read.sample),
+            }
+            for read in reads
+        ],
+    }
+
+
+def _print_step(title: str, run: TracedRun, reads: Sequence[Read], shown: Mapping[int, Mapping[str, str]]) -> None:
+    """Print one line for each read of one step; of its fields the first few."""
+    rows = [[*_where(run, read), _fields(shown.get(read.sample, {}))] for read in reads]
+    _print_table(title, [*_WHERE, "sample", "fields"], rows, bool(shown))
+
+
+def _print_reads(title: str, run: TracedRun, reads: Sequence[Read], shown: Mapping[int, Mapping[str, str]]) -> None:
+    """Print one line for each read of some step; of its fields the first few."""
+    rows = [
+        [f"{read.step:,}", str(read.key.epoch), *_where(run, read), _fields(shown.get(read.sample, {}))]
+        for read in reads
+    ]
+    _print_table(title, [*_WHEN, *_WHERE, "sample", "fields"], rows, bool(shown))
+
+
+def _print_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], with_fields: bool) -> None:
+    kept = heads if with_fields else heads[:-1]
+    print_table(title, kept, [row[: len(kept)] for row in rows], right=(*_WHEN, *_WHERE))
+
+
+def _where(run: TracedRun, read: Read) -> Sequence[str]:
+    key, last = read.key, read.rank + run.replication - 1
+    ranks = str(read.rank) if read.rank == last else f"{read.rank}-{last}"
+    sample = f"{printable_name(key.stream)}:{key.shard}:{key.index}"
+    return str(read.batch), ranks, str(read.place), f"{key.position:,}", sample
+
+
+def _fields(values: Mapping[str, str]) -> str:
+    few = [f"{printable_name(column)}: {value}" for column, value in list(values.items())[:_COLUMNS_SHOWN]]
+    return ", ".join(few) + (", …" if len(values) > _COLUMNS_SHOWN else "") or "-"
+
+
+def _fields_of(dataset: StreamingDataset, reads: Iterable[Read], *, fetch: bool) -> dict[int, dict[str, str]]:
+    """The columns of samples, each value in a few words.
+
+    Args:
+        dataset: Reads single samples by their bytes alone, where it can.
+        reads: Of which samples.
+        fetch: Whether to read also those whose shard is not on this node.
+
+    Returns:
+        By sample id; samples that are not read are left out.
+
+    Raises:
+        FormatError: A sample is damaged.
+        StorageError: It could not be fetched.
+    """
+    is_here = cache(lambda shard: _has(dataset, shard))
+    shown: dict[int, dict[str, str]] = {}
+    for read in reads:
+        if read.sample in shown or not (fetch or is_here(passes_of(dataset).catalog.place(read.sample).shard)):
+            continue
+        values = StreamingDataset.get_item(dataset, read.sample)  # the columns, whatever a subclass makes of them
+        shown[read.sample] = {column: render(value) for column, value in values.items()}
+    return shown
+
+
+def _has(dataset: StreamingDataset, shard: int) -> bool:
+    """Whether a shard is on this node; nothing is fetched to find out."""
+    stream = dataset.streams[int(passes_of(dataset).catalog.stream_of_shard[shard])]
+    return ShardCache(stream.cache_config()).has(passes_of(dataset).catalog.shards[shard])
+
+
+_AT_A_TIME = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Read:
+    """One sample in one batch."""
+
+    step: int
+    """The trainer's ``global_step`` while the sample is trained on."""
+    batch: int
+    """Batch of the epoch, as the trainer counts: its ``batch_idx``."""
+    rank: int
+    """Rank that reads it; with replication, the first of those that do."""
+    place: int
+    """Place in the batch."""
+    sample: int
+    """Id over all streams, as ``dataset[sample]`` takes it."""
+    key: SampleKey
+
+
+def reads_of_step(run: TracedRun, step: int, rank: int | None = None) -> list[Read]:
+    """The samples of a global step, by rank, batch and place.
+
+    Args:
+        run: The run.
+        step: The trainer's ``global_step`` in the step; the first is 0.
+        rank: Only what this rank reads; None for all.
+
+    Raises:
+        ConfigError: The run has no such step or rank.
+    """
+    if rank is not None and not rank < run.num_ranks:
+        raise ConfigError(f"there is no rank {rank}; the run has {run.num_ranks}, see --nodes and --ranks-per-node")
+    epoch, of_epoch = run.steps.find(step)
+    ranks = range(0, run.num_ranks, run.replication) if rank is None else [rank]
+    return list(_EpochReads.of(run, epoch).in_batches(run.steps.of_epoch(epoch).batches_of(of_epoch), ranks))
+
+
+def reads_of_sample(run: TracedRun, stream: str, shard: int, index: int, epochs: int) -> list[Read]:
+    """When a sample is read: all times in the first epoch that reads it, in order.
+
+    Args:
+        run: The run.
+        stream: Name of the stream.
+        shard: Counted within the stream.
+        index: Counted within the shard.
+        epochs: How many epochs to look through, from where the run begins.
+
+    Raises:
+        SampleIndexError: There is no such sample.
+    """
+    sample = _sample_id(passes_of(run.loader.dataset).catalog, stream, shard, index)
+    for epoch in range(run.begins.epoch, run.begins.epoch + epochs):
+        reads = _EpochReads.of(run, epoch)
+        found = [read for position in reads.positions_of(sample) for read in reads.of_position(position)]
+        if found:
+            return sorted(found, key=lambda read: (read.batch, read.rank, read.place))
+    return []
+
+
+def reads_of_key(run: TracedRun, key: SampleKey) -> list[Read]:
+    """When the sample with this key is read, in the very place that the key names.
+
+    Raises:
+        SampleIndexError: There is no such sample.
+        ConfigError: The run reads another sample at that place, or none.
+    """
+    sample = _sample_id(passes_of(run.loader.dataset).catalog, key.stream, key.shard, key.index)
+    begins = run.begins
+    if (key.epoch, key.position) < begins:
+        raise ConfigError(
+            f"epoch {key.epoch}, position {key.position} lies before the checkpoint, which is at {begins}"
+        )
+    reads = _EpochReads.of(run, key.epoch)
+    there = reads.plan.ids(np.asarray([key.position]))[0] if key.position < len(reads.plan) else None
+    if there != sample or reads.of_pass_seed != key.shuffle_seed:
+        raise ConfigError(
+            f"the run does not read this sample at position {key.position} of epoch {key.epoch}, so the key is of "
+            "another run: other data, seed or order; ask for STREAM:SHARD:INDEX instead"
+        )
+    return reads.of_position(key.position)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _EpochReads:
+    """One epoch, as far as the run reads it."""
+
+    run: TracedRun
+    epoch: int
+    plan: EpochPlan
+    deal: Partition
+    of_pass_seed: int
+
+    @classmethod
+    def of(cls, run: TracedRun, epoch: int) -> _EpochReads:
+        dataset = run.loader.dataset
+        dataset.seek(run.begins if epoch == run.begins.epoch else Cursor(epoch, 0))
+        batch_size = run.loader.samples_per_global_batch // dataset.current_world().num_ranks
+        start = passes_of(dataset).begin(dataset.current_world(), batch_size, run.loader.drop_last)
+        plan, deal = passes_of(dataset).epochs.plan(start), passes_of(dataset).epochs.deal(start)
+        return cls(run=run, epoch=epoch, plan=plan, deal=deal, of_pass_seed=start.shuffle_seed)
+
+    def in_batches(self, batches: range, ranks: Sequence[int]) -> Iterator[Read]:
+        """What these ranks read in batches, which are counted from the first one that the run reads."""
+        for rank in ranks:
+            reader = self.run.reader(rank)
+            positions = self.deal.batches(np.asarray(batches), reader.node, reader.rank_of_node)
+            for batch, row in zip(batches, positions, strict=True):
+                read = row[row >= 0]
+                ids = self.plan.ids(read)
+                for place in range(len(read)):
+                    yield self._read(batch, rank, place, int(read[place]), int(ids[place]))
+
+    def positions_of(self, sample: int) -> list[int]:
+        """Where in the rest of the epoch a sample stands."""
+        found: list[NDArray[np.int64]] = []
+        for start in range(self.deal.start, len(self.plan), _AT_A_TIME):
+            ids = self.plan.ids_between(start, min(start + _AT_A_TIME, len(self.plan)))
+            found.append(np.flatnonzero(ids == sample) + start)
+        return [int(position) for positions in found for position in positions]
+
+    def of_position(self, position: int) -> list[Read]:
+        """Who reads a position, and when; more than once where it is read again to keep the ranks even."""
+        batches = self.run.steps.of_epoch(self.epoch).batches
+        size = self.deal.global_batch_size
+        # Only what fills no global batch is dealt in another way, and only there anything is read again.
+        last = range(self.deal.remaining // size, self.deal.num_batches())
+        entry = self.deal.gaps.kept_before(position) - self.deal.gaps.kept_before(self.deal.start)
+        candidates = sorted({entry // size, *last})
+        ranks = range(0, self.run.num_ranks, self.run.replication)
+        return [
+            read
+            for batch in candidates
+            if batch < batches
+            for read in self.in_batches(range(batch, batch + 1), ranks)
+            if read.key.position == position
+        ]
+
+    def _read(self, batch: int, rank: int, place: int, position: int, sample: int) -> Read:
+        steps, catalog = self.run.steps, passes_of(self.run.loader.dataset).catalog
+        stored = catalog.place(sample)
+        key = SampleKey(
+            stream=catalog.stream_names[stored.stream],
+            shard=stored.shard - sum(catalog.shards_per_stream[: stored.stream]),
+            index=stored.sample,
+            epoch=self.epoch,
+            position=position,
+            shuffle_seed=self.of_pass_seed,
+        )
+        return Read(
+            step=steps.global_step(self.epoch, batch),
+            batch=steps.of_epoch(self.epoch).done + batch,
+            rank=rank,
+            place=place,
+            sample=sample,
+            key=key,
+        )
+
+
+def _sample_id(catalog: Catalog, stream: str, shard: int, index: int) -> int:
+    key = SampleKey(stream=stream, shard=shard, index=index, epoch=0, position=0, shuffle_seed=0)
+    return int(catalog.first_sample_of_shard[find_shard(catalog, key)]) + index

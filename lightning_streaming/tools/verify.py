@@ -17,7 +17,7 @@ file is not deleted but renamed to NAME.damaged. Without --repair, the shards ar
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
@@ -27,22 +27,20 @@ from lightning_streaming.errors import ConfigError, StreamingError
 from lightning_streaming.formats.encodings import is_unsafe
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.shard import check_shard
-from lightning_streaming.storage.listing import list_files
-from lightning_streaming.tools.console import BAD, FINE, print_json, progress
-from lightning_streaming.tools.examine import Job, Problem, examine, not_compared, stored_files
+from lightning_streaming.tools import shard_checks
+from lightning_streaming.tools.console import BAD, FINE, counted, print_json, print_table, progress
 from lightning_streaming.tools.options import (
+    add_dataset,
     add_json,
     add_storage_options,
     add_workers,
     storage_options,
     usable_cpus,
 )
-from lightning_streaming.tools.repair import Repair, find_index, repair
-from lightning_streaming.tools.stored_dataset import TIMEOUT, StoredDataset, find_dataset
-from lightning_streaming.tools.summary import columns_of
-from lightning_streaming.tools.unnamed import unnamed_files
-from lightning_streaming.tools.verify_report import print_report
-from lightning_streaming.writing.engines.interrupts import ignore_interrupts, without_interrupts
+from lightning_streaming.tools.shard_checks import Job, Problem, Repair, first_few
+from lightning_streaming.tools.stored_dataset import StoredDataset, columns_of, find_dataset
+from lightning_streaming.units import format_bytes
+from lightning_streaming.writing.parallel import ignore_interrupts, without_interrupts
 
 _BYTES_FOR_A_PROCESS = 2**29
 """Raw bytes that are checked in about the time it takes to start a process."""
@@ -50,15 +48,10 @@ _BYTES_FOR_A_PROCESS = 2**29
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Say what it can be told."""
-    parser.add_argument("dataset", metavar="DATASET", help="directory or URL of a dataset, or of its index.json")
+    add_dataset(parser)
     parser.add_argument("--quick", action="store_true", help="check sizes and hashes of stored files only")
     parser.add_argument(
         "--repair", metavar="SOURCE", help="fetch bad files of a directory again, from another directory or a URL"
-    )
-    parser.add_argument(
-        "--allow-unsafe-types",
-        action="store_true",
-        help="also decode columns of encoding pkl, which can run any code of whoever wrote the data",
     )
     add_workers(parser, None, "processes to check with; one for each processor by default, fewer for small datasets")
     add_json(parser)
@@ -70,7 +63,7 @@ def run(args: Namespace) -> int:
     options = storage_options(args.storage_options)
     place = find_dataset(args.dataset, options)
     source = None if args.repair is None else _repair_source(place, find_dataset(args.repair, options))
-    index, index_repair = find_index(place, source)
+    index, index_repair = shard_checks.find_index(place, source)
     _check_readable(index, args)
     found = _examine_all(place, index, args)
     repairs = {} if source is None else _repair_all(place, index, found, source, args)
@@ -82,7 +75,7 @@ def run(args: Namespace) -> int:
         "not_compared": _not_compared(place, index) if args.quick else [],
         "bad_shards": [_bad_shard(index, number, problems, repairs.get(number)) for number, problems in found.items()],
     }
-    (print_json if args.json else print_report)(report)
+    (print_json if args.json else _print_report)(report)
     return FINE if report["sound"] else BAD
 
 
@@ -132,13 +125,13 @@ def _examine_all(place: StoredDataset, index: DatasetIndex, args: Namespace) -> 
 def _map(jobs: Sequence[Job], workers: int) -> Any:
     """Examine shards in order, in this process or in several."""
     if workers <= 1:
-        yield from map(examine, jobs)
+        yield from map(shard_checks.examine, jobs)
         return
     # Spawned, because a fork would copy the threads of a store's client in whatever state they are.
     with ProcessPoolExecutor(workers, get_context("spawn"), ignore_interrupts) as pool:
         try:
             with without_interrupts():  # all processes are started here
-                found = pool.map(examine, jobs)
+                found = pool.map(shard_checks.examine, jobs)
             yield from found
         except BrokenProcessPool:
             raise StreamingError(
@@ -158,7 +151,7 @@ def _repair_all(
     repairs = {}
     with progress(len(found), "repair", "shards") as advance:
         for number in found:
-            repairs[number] = repair(_job(place, index.shards[number], args), source)
+            repairs[number] = shard_checks.repair(_job(place, index.shards[number], args), source)
             advance(1)
     return repairs
 
@@ -167,11 +160,15 @@ def _unnamed(place: StoredDataset, index: DatasetIndex) -> list[str] | None:
     """Files that look like shards, and that the index does not name; None on a store, which need not be listed."""
     if place.directory is None:
         return None
-    return unnamed_files(list_files(place.location, {}, retry=1, timeout=TIMEOUT), index)
+    return shard_checks.unnamed_files(place.list_files(), index)
 
 
 def _not_compared(place: StoredDataset, index: DatasetIndex) -> list[str]:
-    return [] if place.directory is None else [name for shard in index.shards for name in not_compared(place, shard)]
+    return (
+        []
+        if place.directory is None
+        else [name for shard in index.shards for name in shard_checks.not_compared(place, shard)]
+    )
 
 
 def _is_repaired(repair: Repair | None) -> bool:
@@ -184,7 +181,7 @@ def _totals(place: StoredDataset, index: DatasetIndex, *, quick: bool) -> dict[s
         "checked": "sizes and hashes" if quick else "everything",
         "shards": len(index.shards),
         "samples": index.num_samples,
-        "stored_bytes": sum(file.bytes for shard in index.shards for file in stored_files(shard)),
+        "stored_bytes": sum(file.bytes for shard in index.shards for file in shard_checks.stored_files(shard)),
     }
 
 
@@ -198,3 +195,60 @@ def _bad_shard(index: DatasetIndex, number: int, problems: Sequence[Problem], re
         "not_repaired_because": None if repair is None else repair.failure,
         "kept_aside": [] if repair is None else list(repair.kept_aside),
     }
+
+
+def _print_report(report: Mapping[str, Any]) -> None:
+    """Print one line if all is sound; else each bad shard, and what can be done."""
+    bad = report["bad_shards"]
+    if report["index_repaired"]:
+        print("The index was missing or damaged, and was fetched again.")
+    if not bad:
+        print(
+            f"{report['dataset']}: {counted(report['shards'], 'shard')}, {counted(report['samples'], 'sample')}, "
+            f"{format_bytes(report['stored_bytes'])}; {report['checked']} checked, all sound"
+        )
+        _print_unnamed(report)
+        return
+    print_table(f"bad shards of {report['dataset']}", ("shard", "samples", "file", "what is wrong"), list(_rows(bad)))
+    print(f"{len(bad):,} of {counted(report['shards'], 'shard')} bad; {report['checked']} checked")
+    for line in _outcome(bad):
+        print(line)
+    _print_unnamed(report)
+
+
+def _print_unnamed(report: Mapping[str, Any]) -> None:
+    if report["unnamed_files"]:
+        print(f"not named by the index, to be removed when you like: {first_few(report['unnamed_files'])}")
+    if report["not_compared"]:
+        print(f"not compared with the compressed files, as it is without --quick: {first_few(report['not_compared'])}")
+
+
+def _rows(bad: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str, str]]:
+    for shard in bad:
+        for position, problem in enumerate(shard["problems"]):
+            heads = ("", "") if position else (str(shard["shard"]), _samples(shard))
+            yield (*heads, problem["file"], problem["problem"])
+
+
+def _outcome(bad: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    repaired = [shard for shard in bad if shard["repaired"]]
+    if repaired:
+        yield f"repaired: {_numbers(repaired)}"
+    kept = [name for shard in bad for name in shard["kept_aside"]]
+    if kept:
+        yield f"kept aside, to be removed when you like: {', '.join(kept)}"
+    for shard in bad:
+        if shard["not_repaired_because"] is not None:
+            yield f"shard {shard['shard']} not repaired: {shard['not_repaired_because']}"
+    left = [shard for shard in bad if not shard["repaired"]]
+    if left:
+        yield f"to write again, or to fetch with --repair SOURCE: {_numbers(left)}"
+
+
+def _numbers(shards: Sequence[Mapping[str, Any]]) -> str:
+    return "; ".join(f"shard {shard['shard']}, samples {_samples(shard)}" for shard in shards)
+
+
+def _samples(shard: Mapping[str, Any]) -> str:
+    first, samples = shard["first_sample"], shard["samples"]
+    return f"{first} to {first + samples - 1}" if samples else "none"

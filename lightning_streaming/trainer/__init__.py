@@ -1,1 +1,1 @@
-"""The Lightning front door: the only room that imports lightning."""
+"""Training with Lightning: the only room that imports it."""

@@ -1,31 +1,48 @@
-"""``lightning-streaming fit --config run.yaml``: Lightning's command line with a streaming data module."""
+"""``lightning-streaming fit --config run.yaml``: Lightning's command line with a streaming data module.
+
+``StreamingCLI`` and ``main`` run it; ``read_run`` reads the same files for the tools, without model and trainer; at the
+end stands how ``--print_config`` explains each field.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 import sys
-from argparse import SUPPRESS, Action, ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Sequence
+import traceback
+from argparse import SUPPRESS, Action, ArgumentError, ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from inspect import getmro
+from pathlib import Path
+from textwrap import wrap
 from typing import Any, NoReturn
 
+import docstring_parser
 import jsonargparse
-from jsonargparse import DefaultHelpFormatter, set_parsing_settings
+import yaml  # type: ignore[import-untyped]
+from jsonargparse import ActionConfigFile, DefaultHelpFormatter, set_parsing_settings  # type: ignore[attr-defined]
+from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.stream import Stream
-from lightning_streaming.storage.options import shown_options, without_hidden
-from lightning_streaming.storage.secrets import redact
-from lightning_streaming.trainer.comments import with_comments
-from lightning_streaming.trainer.complaints import words_of_parsing
-from lightning_streaming.trainer.config import StreamingConfig
+from lightning_streaming.storage.secrets import redact, shown_options, without_hidden
+from lightning_streaming.trainer.cli_errors import (
+    STAGES,
+    CliFailure,
+    failure_of,
+    named_error,
+    secrets_in,
+    without_lines,
+    words_of_parsing,
+    written_in,
+)
+from lightning_streaming.trainer.config import StreamingConfig, shown
 from lightning_streaming.trainer.datamodule import StreamingDataModule
-from lightning_streaming.trainer.failures import Failure, failure_of
 from lightning_streaming.trainer.help import DESCRIPTION
-from lightning_streaming.trainer.parsing import config_error_behind, error_of_user_behind, look_for_modules_here
-from lightning_streaming.trainer.shown import shown
-from lightning_streaming.trainer.stages import STAGES, named_error
-from lightning_streaming.trainer.written import secrets_in, written_in
 
 _USAGE = "%(prog)s [--config FILE] [--FIELD VALUE ...]"
 _PRINT = "--print_config"
@@ -42,7 +59,7 @@ class StreamingCLI(LightningCLI):
     """
 
     def __init__(self, args: Sequence[str] | None = None) -> None:
-        look_for_modules_here()
+        _look_for_modules_here()
         set_parsing_settings(docstring_parse_attribute_docstrings=True)
         super().__init__(
             datamodule_class=StreamingDataModule,
@@ -51,7 +68,7 @@ class StreamingCLI(LightningCLI):
             save_config_callback=_SaveConfigWithoutSecrets,
             # A run that is resumed into the same directory has its configuration there already.
             save_config_kwargs={"overwrite": True},
-            parser_class=_Parser,
+            parser_class=_StreamingParser,
             parser_kwargs={
                 "description": DESCRIPTION,
                 "formatter_class": _Formatter,
@@ -74,7 +91,7 @@ class StreamingCLI(LightningCLI):
         try:
             super().instantiate_classes()
         except ValueError as error:
-            failed = config_error_behind(error) or error_of_user_behind(error)
+            failed = _config_error_behind(error) or _user_error_behind(error)
         else:
             return
         if isinstance(failed, ConfigError):
@@ -82,7 +99,7 @@ class StreamingCLI(LightningCLI):
         raise failed
 
 
-def main(args: Sequence[str] | None = None) -> Failure | None:
+def main(args: Sequence[str] | None = None) -> CliFailure | None:
     """Run the command line.
 
     Args:
@@ -107,11 +124,40 @@ def main(args: Sequence[str] | None = None) -> Failure | None:
     return None
 
 
+def _config_error_behind(error: BaseException | None) -> ConfigError | None:
+    """The error of ours that jsonargparse has wrapped into its own; None if there is none."""
+    while error is not None and not isinstance(error, ConfigError):
+        error = error.__cause__
+    return error
+
+
+def _user_error_behind(error: BaseException) -> BaseException:
+    """The error that jsonargparse has wrapped into its own, whose words repeat the configuration; itself if none."""
+    while type(error) is ValueError and error.__cause__ is not None and _raised_by_jsonargparse(error):
+        error = error.__cause__
+    return error
+
+
+def _raised_by_jsonargparse(error: BaseException) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and "jsonargparse" in Path(frames[-1].filename).parts
+
+
+def _look_for_modules_here() -> None:
+    """Find modules of the current directory, too: a configuration names the user's own by class_path.
+
+    A console script does not look for modules where it is called.
+    """
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+
+
 class _Formatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
     """Types and defaults of options, and descriptions with their line breaks."""
 
 
-class _Parser(LightningArgumentParser):
+class _StreamingParser(LightningArgumentParser):
     """A parser whose errors name the field and the reason, and whose printed configuration explains itself."""
 
     _given: Sequence[str] = ()
@@ -133,21 +179,25 @@ class _Parser(LightningArgumentParser):
     def dump(self, namespace: jsonargparse.Namespace, *args: Any, **settings: Any) -> str:
         """The configuration as YAML, without secrets; where ``--print_config`` asks, with a comment on every field."""
         text: str = super().dump(shown(namespace), *args, **settings)
-        return with_comments(text) if hasattr(_outermost(self), "print_config") else text
+        return _with_comments(text) if hasattr(_outermost(self), "print_config") else text
 
 
-def _options(parser: ArgumentParser) -> list[str]:
-    """The long options of a parser and its subcommands, without dashes."""
-    found = [option.removeprefix("--") for action in parser._actions for option in action.option_strings]
-    inner = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
-    return found + [option for parsers in inner for one in parsers.values() for option in _options(one)]
+def _options(parser: ArgumentParser) -> dict[str, Any]:
+    """The long options of a parser and its subcommands, without dashes, and their types; Any where it has none."""
+    found: dict[str, Any] = {}
+    for action in parser._actions:
+        for one in action.choices.values() if isinstance(action.choices, dict) else ():
+            found |= _options(one)
+        kind = getattr(action, "_typehint", Any)
+        found |= {option.removeprefix("--"): kind for option in action.option_strings}
+    return found
 
 
-def _outermost(parser: Any) -> _Parser:
+def _outermost(parser: Any) -> _StreamingParser:
     """The parser of the whole command line, which has one for each subcommand."""
     while hasattr(parser, "parent_parser"):
         parser = parser.parent_parser
-    outermost: _Parser = parser
+    outermost: _StreamingParser = parser
     return outermost
 
 
@@ -192,3 +242,138 @@ class _SaveConfigWithoutSecrets(SaveConfigCallback):
     def __init__(self, parser: LightningArgumentParser, config: jsonargparse.Namespace, **kwargs: Any) -> None:
         public = shown(config, hide=lambda options: without_hidden(shown_options(options)))
         super().__init__(parser, public, **kwargs)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenRun:
+    """What configuration files say of data and trainer; models and callbacks are left unread."""
+
+    datamodule: StreamingDataModule
+    trainer: Mapping[str, Any]
+    """The trainer's settings as they are written; no defaults are added."""
+
+
+def read_run(files: Sequence[str], changes: Mapping[str, Any]) -> WrittenRun:
+    """Read the configuration files of ``lightning-streaming fit``.
+
+    The model is not imported, and nothing is set up.
+
+    Args:
+        files: Paths; what a later one says overrides an earlier one.
+        changes: More settings of the data, by dotted name without ``data.``, like ``"train.shuffle_seed"``.
+
+    Raises:
+        ConfigError: A file cannot be read, or its data cannot be made; the message names the field.
+    """
+    _look_for_modules_here()
+    contents = [_read(file) for file in files]
+    trainer = {name: value for content in contents for name, value in (content.get("trainer") or {}).items()}
+    parser = LightningArgumentParser(exit_on_error=False)
+    parser.add_argument("--config", action=ActionConfigFile)
+    parser.add_lightning_class_args(StreamingDataModule, "data", subclass_mode=True)
+    parser.set_defaults({"data": {"class_path": "lightning_streaming.StreamingDataModule"}})
+    args = [f"--config={json.dumps({'data': content['data']})}" for content in contents if content.get("data")]
+    args += [f"--data.{name}={value}" for name, value in changes.items()]
+    try:
+        datamodule = parser.instantiate_classes(parser.parse_args(args))["data"]
+    except (ArgumentError, ValueError) as error:
+        cause = _config_error_behind(error)
+        words = str(cause) if cause else f"{', '.join(files)}: {words_of_parsing(str(error), args)}"
+        # Not from the error, which repeats parts of the configuration.
+        raise ConfigError(redact(words, {}, secrets_in(args))) from None
+    return WrittenRun(datamodule=datamodule, trainer=trainer)
+
+
+def _read(file: str) -> Mapping[str, Any]:
+    try:
+        content = yaml.safe_load(Path(file).read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"there is no {file}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file} is not a configuration: {without_lines(error)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not a configuration: {error}") from error
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{file} is not a configuration, which has model:, data: and trainer:")
+    inner = content.get("fit")
+    return inner if isinstance(inner, Mapping) else content
+
+
+_WIDTH = 120
+_LINE = re.compile(r"(?P<indent> *)(?P<key>[^\s:#-][^:]*):(?P<value>.*)")
+_STAGE = re.compile(r"data\.(train|val|test|predict)")
+_STREAMS = re.compile(rf"{_STAGE.pattern}\.streams")
+_TOP = {
+    "seed_everything": "Seed of weights and all else that is random; the order of the data has its own, shuffle_seed.",
+    "trainer": "Arguments of lightning.pytorch.Trainer.",
+    "model": "Your LightningModule; class_path names it, init_args are its arguments.",
+    "data": "The data module; class_path may be left out, or name your own.",
+    "optimizer": "Only for models that leave it to the command line.",
+    "lr_scheduler": "Only for models that leave it to the command line.",
+    "ckpt_path": 'Checkpoint to go on from, mid-epoch, exactly there; "last" for the newest, or none yet.',
+    "weights_only": "Whether a checkpoint may hold plain values and tensors alone. null: as torch decides.",
+}
+
+
+def _with_comments(text: str) -> str:
+    """Put a comment above each field.
+
+    Args:
+        text: YAML in blocks, without comments.
+    """
+    return "".join(f"{line}\n" for line in _lines(text))
+
+
+def _lines(text: str) -> Iterator[str]:
+    levels: list[tuple[int, str]] = []
+    classes: dict[str, str] = {"trainer": "lightning.pytorch.Trainer"}
+    explained: set[str] = set()
+    for line in text.splitlines():
+        match = _LINE.fullmatch(line)
+        if match is None:  # an item of a list, or a text of several lines
+            yield line
+            continue
+        indent, key = len(match["indent"]), match["key"]
+        levels = [level for level in levels if level[0] < indent] + [(indent, key)]
+        name = ".".join(one for _, one in levels if one != "init_args")
+        parent = name.rpartition(".")[0]
+        if key == "class_path":
+            classes[parent] = match["value"].strip()
+        words = _explanation(parent, key, classes, explained)
+        yield from (f"{match['indent']}# {row}" for row in wrap(words, max(40, _WIDTH - 2 - indent)))
+        yield line
+
+
+def _explanation(parent: str, key: str, classes: Mapping[str, str], explained: set[str]) -> str:
+    """What a field means; each field of the streams is explained at the first stream alone."""
+    if not parent:
+        return _TOP.get(key, "")
+    if _STAGE.fullmatch(parent):
+        return _of_class(StreamingConfig).get(key, "")
+    above, _, _ = parent.rpartition(".")
+    if _STREAMS.fullmatch(above):
+        known = "" if f"streams.{key}" in explained else _of_class(Stream).get(key, "")
+        explained.add(f"streams.{key}")
+        return known
+    return _of_class(_find(classes[parent])).get(key, "") if parent in classes else ""
+
+
+def _find(class_path: str) -> Any:
+    module, _, name = class_path.rpartition(".")
+    return Trainer if name == "Trainer" else getattr(import_module(module), name)
+
+
+def _of_class(documented: Any) -> dict[str, str]:
+    """Each argument of a class in the words of its docstring, or that of a class it extends."""
+    texts: dict[str, str] = {}
+    classes: list[Any] = list(reversed(getmro(documented)))
+    for one in classes:
+        for text in (one.__doc__, one.__init__.__doc__):
+            params = docstring_parser.parse(text or "").params
+            texts |= {param.arg_name: _as_yaml(param.description or "") for param in params}
+    return texts
+
+
+def _as_yaml(words: str) -> str:
+    """A description for readers of YAML, who see no markup, and write null for None."""
+    return re.sub(r"\bNone\b", "null", " ".join(words.replace("``", "").split()))

@@ -11,13 +11,12 @@ from lightning.pytorch import LightningDataModule, Trainer
 from torch.utils.data import default_collate
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.arguments import check_at_least
 from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.passes import passes_of
-from lightning_streaming.trainer.config import StreamingConfig, config_of
-from lightning_streaming.trainer.shown import shown
+from lightning_streaming.trainer.config import StreamingConfig, config_of, shown
 from lightning_streaming.trainer.state_callback import StreamingStateCallback
+from lightning_streaming.units import check_at_least
 from lightning_streaming.world import World
 
 Stage = Literal["train", "val", "test", "predict"]

@@ -16,10 +16,11 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.worker import SHIELDED_SIGNALS
-from lightning_streaming.trainer import interruption
-from lightning_streaming.trainer.whole_checkpoint import save_whole
+from lightning_streaming.loading.workers import SHIELDED_SIGNALS
+from lightning_streaming.trainer import lightning_internals
+from lightning_streaming.trainer.lightning_internals import save_whole
 
 DEFAULT_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 
@@ -81,8 +82,10 @@ class PreemptionCheckpoint(OnExceptionCheckpoint):
         if threading.current_thread() is not threading.main_thread():
             rank_zero_warn("PreemptionCheckpoint hears no signal: only a process's main thread can handle them.")
         self._received, self._batches, self._validating, self._saving = [], 0, False, False
-        interruption.put_last(trainer, self)
-        interruption.take_over(trainer, self._signals, interruption.in_this_process_alone(self._received.append))
+        lightning_internals.put_last(trainer, self)
+        lightning_internals.take_over(
+            trainer, self._signals, lightning_internals.in_this_process_alone(self._received.append)
+        )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Look for signals that came during the sanity check."""
@@ -123,15 +126,15 @@ class PreemptionCheckpoint(OnExceptionCheckpoint):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Have a validation that is cut short begin again; checkpoints of others are theirs."""
         if self._saving and self._validating:
-            interruption.repeat_validation(checkpoint)
+            lightning_checkpoint.repeat_validation(checkpoint)
 
     def on_exception(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         """Save nothing: an exception is not a preemption."""
-        interruption.give_back(trainer)
+        lightning_internals.give_back(trainer)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Hand a signal that came too late for training to whoever else handles it now."""
-        interruption.give_back(trainer)
+        lightning_internals.give_back(trainer)
         if stage == "fit" and self._received:
             signal.raise_signal(self._received[0])
 
@@ -143,10 +146,10 @@ class PreemptionCheckpoint(OnExceptionCheckpoint):
         rank_zero_info(f"{' and '.join(one.name for one in signals)} received: saving {self.ckpt_path}.")
         self._saving = True
         save_whole(trainer, self.ckpt_path)
-        if interruption.asks_for_requeue(trainer, signals) and trainer.is_global_zero:
-            interruption.requeue()
+        if lightning_internals.asks_for_requeue(trainer, signals) and trainer.is_global_zero:
+            lightning_internals.requeue()
         self._received = []
-        raise Preempted(interruption.exit_status(trainer, signals[0]))
+        raise Preempted(lightning_internals.exit_status(trainer, signals[0]))
 
 
 def _highest(trainer: Trainer, values: list[float]) -> list[float]:

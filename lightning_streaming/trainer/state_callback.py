@@ -1,28 +1,33 @@
-"""The one authority for the place in the data: counts what the weights have seen, saves it, goes on from it."""
+"""The one authority for the place in the data: counts what the weights have seen, saves it, goes on from it.
+
+Read it in the order of a run: ``on_load_checkpoint`` takes the place out of the checkpoint, ``on_train_start`` moves
+loaders and trainer there, ``on_train_batch_end`` counts, ``state_dict`` saves.
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from math import ceil
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import CombinedLoader, rank_zero_info, rank_zero_warn
+from torch.utils.data import IterableDataset
 
+from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import ConfigError, StateError
-from lightning_streaming.loading.cursor import Cursor
-from lightning_streaming.loading.dataloader import StreamingDataLoader
+from lightning_streaming.loading.dataloader import StreamingDataLoader, why_empty
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.epochs import OnChange
+from lightning_streaming.loading.other_trainers import datasets_within
 from lightning_streaming.loading.passes import passes_of
-from lightning_streaming.loading.saved_run import CALLBACK_KEY, RUN_VERSION, read_run
-from lightning_streaming.trainer import fit_loop, progress_bar
-from lightning_streaming.trainer.loader_checks import check_for_batches, check_loaders
-from lightning_streaming.trainer.place import Place, batches_done, counted
-from lightning_streaming.trainer.resume_report import report_resume
-from lightning_streaming.trainer.shown import shown
+from lightning_streaming.loading.state import CALLBACK_KEY, RUN_VERSION, Cursor, read_run
+from lightning_streaming.order.skips import TrainProgress
+from lightning_streaming.trainer import lightning_internals
+from lightning_streaming.trainer.config import shown
 
 
 class StreamingStateCallback(Callback):
@@ -43,7 +48,7 @@ class StreamingStateCallback(Callback):
         if on_change not in ("error", "warn"):
             raise ConfigError(f'on_change must be "error" or "warn", but got {on_change!r}')
         self._on_change: OnChange = on_change
-        self._place: Place | None = None
+        self._place: _TrainedSoFar | None = None
         self._restored: Mapping[str, Any] | None = None
         self._put_back: dict[str, tuple[StreamingDataset, Cursor]] = {}
         self._first: dict[str, Cursor] = {}
@@ -85,14 +90,14 @@ class StreamingStateCallback(Callback):
 
         And be told of the train loaders when they are made.
         """
-        fit_loop.put_first(trainer, self)
+        lightning_internals.put_first(trainer, self)
         if stage == "fit":
             self._restored, self._put_back = None, {}
-            if fit_loop.is_untouched(trainer):  # a callback may serve one trainer after another
+            if lightning_internals.is_untouched(trainer):  # a callback may serve one trainer after another
                 self._place = None
             elif self._place is not None and not self._place.is_finished:
-                fit_loop.count_as_under_way(trainer, self._place.epoch)
-            fit_loop.when_loaders_are_made(trainer, self._put_loaders_back)
+                lightning_internals.count_as_under_way(trainer, self._place.epoch)
+            lightning_internals.when_loaders_are_made(trainer, self._put_loaders_back)
         # Lightning doubts the length of every iterable dataset; that of ours is exact, on every rank.
         warnings.filterwarnings("ignore", "Your `IterableDataset` has `__len__` defined", category=UserWarning)
 
@@ -114,39 +119,41 @@ class StreamingStateCallback(Callback):
             return
         state = checkpoint.get("callbacks", {}).get(self.state_key)
         if state is None:
-            if not fit_loop.has_loader_states(checkpoint):
+            if not lightning_checkpoint.has_loader_states(checkpoint):
                 rank_zero_warn(
                     "The checkpoint holds no place in the streaming data: it was saved without StreamingStateCallback. "
                     "Its epoch begins again at the first sample."
                 )
             return
         run = read_run(state)
-        fit_loop.keep_loader_states_from_lightning(checkpoint)
+        lightning_checkpoint.drop_loader_states(checkpoint)
         if run.trainer is None:  # saved before the first batch, as Lightning's tuners do
             self._place, self._begins_again = None, True
             return
         self._restored, self._put_back = state, {}
-        place = Place(**asdict(run.trainer))
-        fit_loop.check_trained(checkpoint, place.epoch, place.batches)
+        place = _TrainedSoFar(**asdict(run.trainer))
+        lightning_checkpoint.check_trained(checkpoint, place.epoch, place.batches)
         if not place.is_finished:
-            fit_loop.reopen_epoch(checkpoint, place.epoch)
-        if fit_loop.has_loaders(trainer):  # strategies that load checkpoints late: a schedule has asked for lengths
-            self._put_loaders_back(fit_loop.streaming_loaders(trainer))
+            lightning_checkpoint.reopen_epoch(checkpoint, place.epoch)
+        if lightning_internals.has_loaders(
+            trainer
+        ):  # strategies that load checkpoints late: a schedule has asked for lengths
+            self._put_loaders_back(lightning_internals.streaming_loaders(trainer))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put trainer and loaders at the saved place, or note where they begin."""
-        if fit_loop.is_untouched(trainer):  # Lightning's tuners try steps and take them back
+        if lightning_internals.is_untouched(trainer):  # Lightning's tuners try steps and take them back
             self._place = None
-        loaders = fit_loop.streaming_loaders(trainer)
-        check_loaders(trainer, loaders)
+        loaders = lightning_internals.streaming_loaders(trainer)
+        _check_loaders(trainer, loaders)
         self._put_loaders_back(loaders)
         self._know(loaders)
         if self._restored is not None:
             restored, self._restored = self._restored, None
             cursors = {name: self._put_back[name][1] for name in loaders}
-            self._place = Place(**restored["trainer"], cursors=cursors)
+            self._place = _TrainedSoFar(**restored["trainer"], cursors=cursors)
             self._go_to_place(trainer, loaders)
-            report_resume(trainer, self._place.cursors, loaders, restored.get("samples_per_global_batch", {}))
+            _report_resume(trainer, self._place.cursors, loaders, restored.get("samples_per_global_batch", {}))
             return
         if not loaders:
             rank_zero_warn(
@@ -158,14 +165,14 @@ class StreamingStateCallback(Callback):
             # What Lightning's tuners read before the first batch is read again.
             begins = {name: Cursor(0, 0) for name in loaders} | self._first if self._begins_again else {}
             self._first = {name: begins.get(name, loader.cursor()) for name, loader in loaders.items()}
-            self._place = Place(epoch=trainer.current_epoch, cursors=dict(self._first))
+            self._place = _TrainedSoFar(epoch=trainer.current_epoch, cursors=dict(self._first))
         self._begins_again = False
         self._go_to_place(trainer, loaders)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let every loader begin an epoch of the data."""
-        progress_bar.begin_epoch_at_zero(trainer)
-        loaders = fit_loop.streaming_loaders(trainer)
+        lightning_internals.show_next_epoch(trainer)
+        loaders = lightning_internals.streaming_loaders(trainer)
         self._know(loaders)
         if not loaders or self._place is None:
             return
@@ -177,7 +184,7 @@ class StreamingStateCallback(Callback):
         place.epoch, place.batches = trainer.current_epoch, 0
         self._note_beginnings()
         self._seek(trainer, loaders)
-        place.batches_in_epoch = fit_loop.batches_in_epoch(trainer)
+        place.batches_in_epoch = lightning_internals.batches_in_epoch(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Let the progress bar know the epoch that goes on."""
@@ -200,11 +207,11 @@ class StreamingStateCallback(Callback):
             return
         self._is_placed = False
         self._batches_trained += 1
-        for name, loader in fit_loop.streaming_loaders(trainer).items():
+        for name, loader in lightning_internals.streaming_loaders(trainer).items():
             end = loader.claim()
             if end is not None:
                 self._ends[name] = end
-        if fit_loop.weights_have_seen_the_batch(trainer):
+        if lightning_internals.weights_have_seen_the_batch(trainer):
             self._place.batches = self._batches_trained
             self._place.cursors = dict(self._ends)
 
@@ -219,14 +226,14 @@ class StreamingStateCallback(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say so where no epoch has a batch."""
-        check_for_batches(trainer, fit_loop.streaming_loaders(trainer))
+        _check_for_batches(trainer, lightning_internals.streaming_loaders(trainer))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Let the workers of the train loaders go. The place stays, for whoever saves it now.
 
         Lightning keeps what it was reading if the exception came up in a validation during training.
         """
-        for loader in fit_loop.streaming_loaders(trainer).values():
+        for loader in lightning_internals.streaming_loaders(trainer).values():
             loader.close()
 
     def _put_loaders_back(self, loaders: Mapping[str, StreamingDataLoader]) -> None:
@@ -278,19 +285,19 @@ class StreamingStateCallback(Callback):
         assert place is not None, "set by the caller"
         known = {name: place.cursors.get(name, loader.cursor()) for name, loader in loaders.items()}
         for name, loader in loaders.items():
-            passes_of(loader.dataset).epochs.skipped.count_from(counted(trainer, place, known[name]))
+            passes_of(loader.dataset).epochs.skipped.count_from(_counted(trainer, place, known[name]))
         place.cursors = {name: loader.normalised(known[name]) for name, loader in loaders.items()}
         ended = {name for name, cursor in place.cursors.items() if cursor.epoch > known[name].epoch}
         self._seek(trainer, loaders)
         # A loader may be read more than once in one epoch of the trainer; overfitting goes back to the first time.
         passes = {name: place.batches // max(1, len(loader)) for name, loader in loaders.items()}
         self._pass_epochs = {name: max(0, cursor.epoch - passes[name]) for name, cursor in place.cursors.items()}
-        batches = 0 if place.is_finished else batches_done(trainer, place, loaders, ended)
-        in_epoch = fit_loop.batches_in_epoch(trainer)
+        batches = 0 if place.is_finished else _batches_done(trainer, place, loaders, ended)
+        in_epoch = lightning_internals.batches_in_epoch(trainer)
         if place.is_finished or 0 < in_epoch <= batches:
             place.cursors = {name: self._next_beginning(trainer, name) for name in loaders}
             self._note_beginnings()
-            if fit_loop.lightning_closes_the_epoch(trainer):
+            if lightning_internals.lightning_closes_the_epoch(trainer):
                 self._batches_not_shown = in_epoch
                 self._seek(trainer, loaders)
                 return
@@ -298,17 +305,17 @@ class StreamingStateCallback(Callback):
         finished: list[StreamingDataLoader] = []
         # An epoch that was begun with smaller batches may have as many left as it would have had in these.
         if batches or any(cursor.sample_in_epoch for cursor in place.cursors.values()):
-            fit_loop.resume_epoch(trainer, place.epoch, place.batches, batches)
-            if fit_loop.combination_mode(trainer) == "max_size":
+            lightning_internals.resume_epoch(trainer, place.epoch, place.batches, batches)
+            if lightning_internals.combination_mode(trainer) == "max_size":
                 finished = [loaders[name] for name, cursor in place.cursors.items() if cursor.sample_in_epoch == 0]
         else:
-            fit_loop.begin_epoch(trainer, place.epoch)
+            lightning_internals.begin_epoch(trainer, place.epoch)
             self._is_placed = True
         place.batches = batches
         self._batches_not_shown = batches or None
         self._seek(trainer, loaders)
-        place.batches_in_epoch = fit_loop.batches_in_epoch(trainer)
-        fit_loop.fetch_anew(trainer, finished)
+        place.batches_in_epoch = lightning_internals.batches_in_epoch(trainer)
+        lightning_internals.fetch_anew(trainer, finished)
 
     def _note_beginnings(self) -> None:
         assert self._place is not None, "set by the caller"
@@ -319,7 +326,7 @@ class StreamingStateCallback(Callback):
         assert place is not None, "set by the caller"
         for name, loader in loaders.items():
             loader.seek(place.cursors[name])
-        fit_loop.count_batches_of_epoch(trainer)
+        lightning_internals.count_batches_of_epoch(trainer)
         self._ends = dict(place.cursors)
         self._batches_trained = place.batches
 
@@ -329,11 +336,149 @@ class StreamingStateCallback(Callback):
         cursor = self._place.cursors.get(name)
         if cursor is None:
             return self._datasets[name].next_cursor()
-        if fit_loop.is_overfitting(trainer):
+        if lightning_internals.is_overfitting(trainer):
             return Cursor(self._pass_epochs.get(name, cursor.epoch), 0)
         return cursor if cursor.sample_in_epoch == 0 else Cursor(cursor.epoch + 1, 0)
 
     def _show_place(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._batches_not_shown is not None:
-            progress_bar.begin_epoch_at(trainer, pl_module, self._batches_not_shown)
+            lightning_internals.show_epoch_from(trainer, pl_module, self._batches_not_shown)
             self._batches_not_shown = None
+
+
+@dataclass(slots=True)
+class _TrainedSoFar:
+    """How far training has come, in the trainer's words and in the data's."""
+
+    epoch: int = 0
+    """The trainer's current epoch."""
+    batches: int = 0
+    """Batches of it whose gradients are in the weights."""
+    batches_in_epoch: int = 0
+    """Batches that this epoch has for the trainer, on each rank."""
+    cursors: dict[str, Cursor] = field(default_factory=dict)
+    """For each loader, the end of what the weights have seen."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the weights have seen the whole epoch, though the trainer may not have closed it yet."""
+        return 0 < self.batches_in_epoch <= self.batches
+
+
+def _counted(trainer: Trainer, place: _TrainedSoFar, cursor: Cursor) -> TrainProgress:
+    """Which number the next batch of a loader has, as loggers count."""
+    return TrainProgress(
+        steps=lightning_internals.batches_trained(trainer, place.epoch, place.batches),
+        place=cursor,
+        steps_in_epoch=place.batches if cursor.sample_in_epoch else 0,
+        limit=trainer.limit_train_batches,
+    )
+
+
+def _batches_done(
+    trainer: Trainer, place: _TrainedSoFar, loaders: Mapping[str, StreamingDataLoader], ended: Collection[str] = ()
+) -> int:
+    """Batches of the trainer's epoch that lie before the place, in batches of this run.
+
+    They are worked out from what is left of the loader that decides when the epoch ends, because its ranks and batch
+    size may have changed since the place was saved.
+
+    Args:
+        trainer: The trainer.
+        place: Where training stands.
+        loaders: The streaming ones, by name.
+        ended: Those that have come to the end of the epoch they were in, as today's data or list of batches to skip
+            has nothing left of it.
+    """
+    decides = min if lightning_internals.combination_mode(trainer) == "min_size" else max
+    name = decides(loaders, key=lambda name: loaders[name].batches_of_epoch())
+    loader, cursor = loaders[name], place.cursors[name]
+    left, whole = loader.batches_left(cursor), loader.batches_of_epoch()
+    limit = lightning_internals.batches_in_epoch(trainer)
+    if limit > whole or limit == 0:  # another kind of loader decides
+        return place.batches
+    if name in ended and place.batches:
+        return limit
+    if limit == whole:
+        return limit - left
+    if isinstance(trainer.limit_train_batches, int):
+        return max(place.batches, limit - left)
+    global_batch = loader.samples_per_global_batch
+    return limit - ceil(max(0, limit * global_batch - loader.samples_before(cursor)) / global_batch)
+
+
+def _report_resume(
+    trainer: Trainer,
+    cursors: Mapping[str, Cursor],
+    loaders: Mapping[str, StreamingDataLoader],
+    global_batches_then: Mapping[str, int],
+) -> None:
+    """One line for each loader, and another where its batches were of another size over all ranks."""
+    for name, cursor in cursors.items():
+        rank_zero_info(
+            f"Resumed {name!r} at epoch {cursor.epoch}, sample {cursor.sample_in_epoch} "
+            f"(step {trainer.global_step}, {trainer.ckpt_path})."
+        )
+        loader = loaders[name]
+        then, now = global_batches_then.get(name), loader.samples_per_global_batch
+        if then is not None and then != now:
+            rank_zero_info(
+                f"The global batch of {name!r} was {then} samples and is {now} now: {loader.batches_left(cursor)} "
+                f"batches are left of epoch {cursor.epoch}, and a whole one has {len(loader)}."
+            )
+
+
+def _check_loaders(trainer: Trainer, loaders: Mapping[str, StreamingDataLoader]) -> None:
+    """Refuse train loaders whose place nobody could tell, or that others would move.
+
+    Raises:
+        ConfigError: A loader of torch's own reads a StreamingDataset; a CombinedLoader within other train loaders holds
+            streaming ones; or two train loaders, or one and a validation loader, read the same dataset.
+    """
+    for name, loader in lightning_internals.named_loaders(trainer.train_dataloader):
+        within = loader.flattened if isinstance(loader, CombinedLoader) else [loader]
+        if any(_reads_past_us(one) for one in within):
+            raise ConfigError(
+                f"the train loader {name or 'train'!r} is a torch DataLoader that reads a StreamingDataset: no "
+                "checkpoint would hold its place in the data, and a resumed run would read samples again. Use "
+                "StreamingDataLoader; what a dataset around it does, a transform or the loader's collate_fn can do"
+            )
+        if isinstance(loader, CombinedLoader) and any(isinstance(one, StreamingDataLoader) for one in within):
+            raise ConfigError(
+                f"the train loader {name!r} is a CombinedLoader within other train loaders, and the place of the "
+                "streaming loaders in it cannot be told; give Lightning one CombinedLoader of them all"
+            )
+    found = [(f"train loader {name!r}", loader) for name, loader in loaders.items()]
+    for name, loader in lightning_internals.named_loaders(trainer.val_dataloaders):
+        if isinstance(loader, StreamingDataLoader):
+            found.append((f"validation loader {name or 'val'!r}", loader))
+    first_readers: dict[int, str] = {}
+    for reader, loader in found:
+        first = first_readers.setdefault(id(loader.dataset), reader)
+        if first != reader and first.startswith("train"):
+            raise ConfigError(
+                f"the {first} and the {reader} read one dataset, so each would move the other's place in it; give each "
+                "a StreamingDataset of its own"
+            )
+
+
+def _reads_past_us(loader: object) -> bool:
+    """Whether a loader that is none of ours iterates over a dataset of ours; what picks single samples may."""
+    dataset = getattr(loader, "dataset", None)
+    if isinstance(loader, StreamingDataLoader) or not isinstance(dataset, IterableDataset):
+        return False
+    return any(isinstance(one, StreamingDataset) for one in datasets_within(dataset))
+
+
+def _check_for_batches(trainer: Trainer, loaders: Mapping[str, StreamingDataLoader]) -> None:
+    """In ``on_fit_end``: tell why there was nothing to train on, which Lightning takes for a run that has ended.
+
+    Raises:
+        ConfigError: An epoch of a train loader has fewer samples than a batch, and those are to be left out.
+    """
+    if lightning_internals.batches_in_epoch(trainer) or not trainer.limit_train_batches:
+        return
+    for name, loader in loaders.items():
+        why = why_empty(loader)
+        if why is not None:
+            raise ConfigError(f"train loader {name!r}: {why}")

@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from lightning_streaming.errors import ConfigError, ObjectNotFoundError, ShardCorruptError, StorageError
+from tqdm.auto import tqdm
+
+from lightning_streaming.errors import ConfigError, ShardCorruptError, StorageError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo, parse_index
-from lightning_streaming.formats.raw_forms import raw_forms
-from lightning_streaming.storage import local_path, mask_url
-from lightning_streaming.storage.filesystems import prepare
-from lightning_streaming.storage.options import StorageOptions
+from lightning_streaming.formats.shard import raw_forms
+from lightning_streaming.storage import Location, StorageOptions, local_path, mask_url
+from lightning_streaming.storage.location import system_errors, written_whole
 from lightning_streaming.writing.directories import (
-    check_is_directory,
-    has_first_hash,
-    prepare_directory,
-    stored_names,
-    tidy_directory,
-)
-from lightning_streaming.writing.names import (
     CONVERSION_PLAN,
     PARTS_PLAN,
     WRITING,
+    check_is_directory,
+    has_first_hash,
+    instead_of_others,
     is_raw_form,
     is_shard_file,
+    prepare_directory,
     record_name,
     record_number,
+    remove_empty_folder,
+    stored_names,
+    tidy_directory,
 )
-from lightning_streaming.writing.place import Bucket, Directory, Place
-from lightning_streaming.writing.progress import Progress
-from lightning_streaming.writing.sole_writer import instead_of_others
 
 
 class Destination:
@@ -62,24 +62,21 @@ class Destination:
             ConfigError: ``out`` is not one of these, nothing serves its URL, or ``storage_options`` is no mapping.
             MissingDependencyError: The package that serves the URL is not installed.
         """
-        storage_options = StorageOptions(storage_options)
-        directory, self._remote = parse_out(out)
+        options = StorageOptions(storage_options)
+        directory, remote = parse_out(out)
         if directory is None and keep_local:
             raise ConfigError("keep_local=True needs a directory to keep files in; write out=(directory, URL)")
-        own = None
-        if directory is not None and (keep_local or self._remote is None):
-            check_is_directory(directory)
-            own = Directory(directory)
-        self.truth: Place
+        kept = directory if keep_local or remote is None else None
+        for path in (kept, local_path(remote or "")):
+            if path is not None:
+                check_is_directory(path)
+        self.truth = Location(remote or str(directory), options, attempts=retry)
         """Where the dataset is looked for."""
-        if self._remote is not None:
-            self.truth = _remote_place(self._remote, storage_options or {}, retry)
-        else:
-            assert own is not None
-            self.truth = own
-        self._own = own
-        self._mirror = None if own is self.truth else own
-        self._progress = Progress(shown=progress_bar)
+        if self.truth.path is None:
+            self.truth.prepare()  # while this process has one thread
+        self._is_remote = remote is not None
+        self._own = None if kept is None else _OwnDirectory(kept)
+        self._progress = _StoringProgress(shown=progress_bar)
 
     def start_anew(self, *, exist_ok: bool) -> None:
         """Make room for a new dataset.
@@ -91,11 +88,11 @@ class Destination:
             ConfigError: There is a dataset, be it unfinished, or the directory holds what may not be removed.
             StorageError: The store does not say whether there is a dataset under the URL.
         """
-        if self._remote is not None and not exist_ok:
-            _refuse_published(self.truth, self._remote)
+        if self._is_remote and not exist_ok:
+            _refuse_published(self.truth)
         for directory in self._directories():
-            prepare_directory(directory.path, exist_ok=exist_ok)
-        if self._remote is not None and exist_ok:
+            prepare_directory(directory, exist_ok=exist_ok)
+        if self._is_remote and exist_ok:
             _retract(self.truth)
 
     def check_raw_forms(self, shard_format: str) -> None:
@@ -106,22 +103,22 @@ class Destination:
         Raises:
             ConfigError: There are.
         """
-        if isinstance(self.truth, Directory) or self._remote is None:
+        if self.truth.path is not None:
             return
         found = sorted(name for name in self.truth.sizes() if is_raw_form(name, shard_format))
         if found:
             raise ConfigError(
-                f"{mask_url(self._remote)} holds {len(found)} uncompressed shards, like {found[0]}, which some readers "
+                f"{self.truth} holds {len(found)} uncompressed shards, like {found[0]}, which some readers "
                 "would take for what the compressed ones hold; choose another place, or write with mode='create' and "
                 "exist_ok=True, which removes those that share a name"
             )
 
     def remove_raw_forms(self, shards: Iterable[ShardInfo]) -> None:
         """Remove uncompressed shards under a URL that compressed ones were written over; directories have none."""
-        there = {} if isinstance(self.truth, Directory) else self.truth.sizes()
+        there = self.truth.sizes() if self.truth.path is None else {}
         for raw in raw_forms(shards):
             if raw.basename in there:
-                self.truth.remove(raw.basename)
+                (self.truth / raw.basename).remove()
 
     def tidy(self, shards: Iterable[ShardInfo]) -> None:
         """Remove what a killed writer left in directories, but for the files of these shards.
@@ -131,7 +128,7 @@ class Destination:
         """
         named = {name for shard in shards for name in stored_names(shard)}
         for directory in self._directories():
-            tidy_directory(directory.path, named, is_copy=directory is not self.truth)
+            tidy_directory(directory, named, is_copy=directory != self.truth.path)
 
     def check_stored(self, shards: Iterable[ShardInfo]) -> None:
         """Make sure, before an index names these shards, that they are there, by their sizes.
@@ -157,20 +154,21 @@ class Destination:
         Raises:
             ShardCorruptError: A shard is not what its index promises.
         """
-        if self._mirror is None:
+        mirror = self._mirror
+        if mirror is None:
             return
-        there = self._mirror.sizes()
+        there = Location(str(mirror.path)).sizes()
         files = [(compressed or raw, shard.hashes) for shard in shards for raw, compressed in shard.files]
         for file, kinds in files:
-            path = self._mirror.path / file.basename
+            path = mirror.path / file.basename
             is_same = kinds and there.get(file.basename) == file.bytes and has_first_hash(path, file, kinds)
             if not is_same:
-                data = self.truth.get(file.basename)
+                data = (self.truth / file.basename).read()
                 if len(data) != file.bytes:
                     raise ShardCorruptError(f"{file.basename} must have {file.bytes} bytes, but has {len(data)}")
-                self._mirror.put(file.basename, data)
+                mirror.put(file.basename, data)
         if index is not None:
-            self._mirror.put(INDEX_BASENAME, index)
+            mirror.put(INDEX_BASENAME, index)
 
     def published(self) -> tuple[DatasetIndex, bytes] | None:
         """The index and its text; None while there is none.
@@ -178,11 +176,8 @@ class Destination:
         Raises:
             IndexFormatError: It cannot be read.
         """
-        try:
-            text = self.truth.get(INDEX_BASENAME)
-        except ObjectNotFoundError:
-            return None
-        return parse_index(text, INDEX_BASENAME), text
+        text = (self.truth / INDEX_BASENAME).read_if_there()
+        return None if text is None else (parse_index(text, INDEX_BASENAME), text)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -193,8 +188,8 @@ class Destination:
         """
         with ExitStack() as held:
             for directory in self._directories():
-                if directory.path.is_dir():
-                    held.enter_context(instead_of_others(directory.path))
+                if directory.is_dir():
+                    held.enter_context(instead_of_others(directory))
             yield
 
     def put(self, name: str, *pieces: bytes | memoryview) -> None:
@@ -215,18 +210,22 @@ class Destination:
         """
         num_bytes = sum(map(len, pieces))
         self._progress.expect(num_bytes)
-        self.truth.put(name, *pieces)
+        if self._is_remote or self._own is None:
+            (self.truth / name).put(*pieces)
+        else:
+            self._own.put(name, *pieces)
         self._progress.stored(num_bytes)
 
     def make_folder(self, name: str) -> None:
         """Make a folder in each directory."""
         for directory in self._directories():
-            directory.make_folder(name)
+            with system_errors("make a directory"):
+                (directory / name).mkdir(parents=True, exist_ok=True)
 
     def remove_folder(self, name: str) -> None:
         """Remove an empty folder from each directory."""
         for directory in self._directories():
-            directory.remove_folder(name)
+            remove_empty_folder(directory / name)
 
     def undo(self) -> None:
         """Remove from the local directory what was put there, because the dataset will not be whole."""
@@ -237,8 +236,71 @@ class Destination:
         """Nothing more is put."""
         self._progress.close()
 
-    def _directories(self) -> list[Directory]:
-        return [place for place in (self.truth, self._mirror) if isinstance(place, Directory)]
+    @property
+    def _mirror(self) -> _OwnDirectory | None:
+        """The directory of a pair, if it is filled too."""
+        return self._own if self._is_remote else None
+
+    def _directories(self) -> list[Path]:
+        """Those of this machine that are written to, the truth first."""
+        mirror = None if self._mirror is None else self._mirror.path
+        return [path for path in (self.truth.path, mirror) if path is not None]
+
+
+class _OwnDirectory:
+    """A directory of this machine, and what was put there, so that it can be taken back."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._was_there = path.exists()
+        self._written: dict[str, int] = {}
+        """Name to inode, known before the file has its name."""
+
+    def put(self, name: str, *pieces: bytes | memoryview) -> None:
+        with written_whole(self.path / name) as partial, partial.open("wb") as file:
+            self._written[name] = os.fstat(file.fileno()).st_ino
+            file.writelines(pieces)
+
+    def undo(self) -> None:
+        """Remove what was put, and the directory, if it was not there before and nothing else is in it.
+
+        A file that another program put in place of one of these stays.
+        """
+        for name, inode in sorted(self._written.items()):
+            with system_errors("remove a file"):
+                path = self.path / name
+                if path.exists() and path.stat().st_ino == inode:
+                    path.unlink(missing_ok=True)
+        if not self._was_there:
+            remove_empty_folder(self.path)
+
+
+class _StoringBar(tqdm):  # type: ignore[misc]
+    monitor_interval = 0  # no thread that outlives the writer
+
+
+class _StoringProgress:
+    """A bar of the bytes stored, of those that are ready to be; or nothing to be seen."""
+
+    def __init__(self, *, shown: bool) -> None:
+        self._lock = threading.Lock()
+        self._bar = _StoringBar(total=0, unit="B", unit_scale=True, unit_divisor=1024, disable=not shown, desc="stored")
+
+    def expect(self, size: int) -> None:
+        """So many bytes are to be stored."""
+        with self._lock:
+            self._bar.total += size if self._bar.total is not None else 0
+            self._bar.refresh()
+
+    def stored(self, size: int) -> None:
+        """So many bytes have been."""
+        with self._lock:
+            self._bar.update(size)
+
+    def close(self) -> None:
+        """No more comes; the bar stays on the screen."""
+        with self._lock:
+            self._bar.close()
 
 
 def parse_out(out: str | Path | tuple[str, str]) -> tuple[Path | None, str | None]:
@@ -263,36 +325,25 @@ def _same_place(directory: Path, remote: str) -> bool:
     return path is not None and path.resolve() == directory.resolve()
 
 
-def _remote_place(remote: str, options: Mapping[str, Any], retry: int) -> Place:
-    path = local_path(remote)
-    if path is None:
-        prepare(remote)  # while this process has one thread
-        return Bucket(remote, options, retry=retry)
-    check_is_directory(path)
-    return Directory(path)
-
-
-def _refuse_published(place: Place, shown: str) -> None:
+def _refuse_published(location: Location) -> None:
     # Its shards would be written over one by one while its index, or its records, still name them.
     for name, what, way_out in (
         (INDEX_BASENAME, "a dataset", ""),
         (record_name(0), "a dataset that is not finished", "mode='resume' to go on, "),
     ):
-        try:
-            place.get(name)
-        except ObjectNotFoundError:
-            continue
-        raise ConfigError(
-            f"{mask_url(shown)} holds {what}; choose another place, {way_out}or exist_ok=True to write over it"
-        )
+        if (location / name).read_if_there() is not None:
+            raise ConfigError(
+                f"{location} holds {what}; choose another place, {way_out}or exist_ok=True to write over it"
+            )
 
 
-def _retract(place: Place) -> None:
+def _retract(location: Location) -> None:
     """Remove all that says there is a dataset. Its shards are written over."""
-    place.remove(INDEX_BASENAME)
-    place.remove(CONVERSION_PLAN)
-    place.remove(PARTS_PLAN)
-    for name in place.sizes(WRITING):
+    for name in (INDEX_BASENAME, CONVERSION_PLAN, PARTS_PLAN):
+        (location / name).remove()
+    folder = location / WRITING
+    for name in folder.sizes():
         if name == INDEX_BASENAME or is_shard_file(name) or record_number(name) is not None:
-            place.remove(f"{WRITING}/{name}")
-    place.remove_folder(WRITING)
+            (folder / name).remove()
+    if folder.path is not None:
+        remove_empty_folder(folder.path)

@@ -1,16 +1,74 @@
-"""What may lie in a local directory before a dataset is written there, and what of it is removed."""
+"""The names of all files that a writer makes, what may lie in its directory, and the lock that keeps others out.
+
+index.json                        what makes the shards a dataset
+shard.00012.mds.zstd              a shard
+.writing/00012.json               says that shard 12 is stored, while there is no index that does
+.writing/shard.00012.mds.zstd     a shard that will replace a published one of this name
+.writing/index.json               the index that will follow it
+parts.plan                        what the parts of a dataset are made of
+convert.plan                      what a conversion was begun with
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+import fcntl
+import os
+import re
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.files import remove_partials
+from lightning_streaming.files import PARTIAL_SUFFIX, remove_partials
 from lightning_streaming.formats.hashing import hash_file
-from lightning_streaming.formats.index import INDEX_BASENAME, FileInfo, ShardInfo, parse_index
-from lightning_streaming.writing.names import CONVERSION_PLAN, WRITING, is_shard_file, record_number, whole_name
-from lightning_streaming.writing.system_errors import system_errors
+from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, parse_index
+from lightning_streaming.storage.location import system_errors
+
+WRITING = ".writing"
+"""The folder of a dataset that is being written."""
+
+PARTS_PLAN = "parts.plan"
+"""Beside the parts. It does not end in ``.json``, because the original takes every such file for an index."""
+
+CONVERSION_PLAN = "convert.plan"
+"""Beside the index. It says nothing without the dataset that it is of, and goes where that is replaced."""
+
+_SHARD = r"shard\.\d{5,}\.(mds|json|csv|tsv|xsv)(\.meta)?(\.(br|bz2|gz|snappy|zstd))?"
+_SHARD_FILE = re.compile(_SHARD, re.ASCII)
+_RECORD = re.compile(r"(\d{5,})\.json", re.ASCII)
+_PARTIAL = re.compile(rf"({_SHARD}|\d{{5,}}\.json|index\.json)\..*{re.escape(PARTIAL_SUFFIX)}", re.ASCII)
+
+
+def shard_name(number: int, shard_format: str) -> str:
+    """The raw data file of a shard: ``shard.00012.mds``."""
+    return f"shard.{number:05}.{shard_format}"
+
+
+def is_shard_file(name: str) -> bool:
+    """Whether a writer gives this name to a file of a shard."""
+    return _SHARD_FILE.fullmatch(name) is not None
+
+
+def is_raw_form(name: str, shard_format: str) -> bool:
+    """Whether the raw file of a shard of this format would have this name."""
+    return is_shard_file(name) and re.fullmatch(rf"shard\.\d+\.{shard_format}(\.meta)?", name) is not None
+
+
+def record_name(number: int) -> str:
+    """Where it says that a shard is stored."""
+    return f"{WRITING}/{number:05}.json"
+
+
+def record_number(name: str) -> int | None:
+    """The shard whose record has this name in its folder; None if it is no record."""
+    match = _RECORD.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def whole_name(name: str) -> str | None:
+    """The file that an unfinished one, as a killed writer leaves it, was to become; None if it is something else."""
+    match = _PARTIAL.fullmatch(name)
+    return match[1] if match else None
 
 
 def stored_names(shard: ShardInfo) -> list[str]:
@@ -114,6 +172,13 @@ def check_is_directory(directory: Path) -> None:
         raise ConfigError(f"{directory} must be a directory, but is a file")
 
 
+@system_errors("remove a directory")
+def remove_empty_folder(folder: Path) -> None:
+    """Remove a folder, unless there is something in it."""
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
 def _is_marked(directory: Path) -> bool:
     """Whether a writer that can be continued was at work here."""
     return (directory / WRITING).is_dir()
@@ -140,13 +205,96 @@ def _names_of_unfinished(directory: Path) -> list[str] | None:
     if not _is_marked(directory):
         return None
     records = [path.name for path in sorted((directory / WRITING).iterdir())]
-    if not all(map(is_of_writer, records)):
+    if not all(map(_is_of_writer, records)):
         return None
     shards = [path.name for path in sorted(directory.iterdir()) if is_shard_file(whole_name(path.name) or path.name)]
     return [*(f"{WRITING}/{name}" for name in records), *shards]
 
 
-def is_of_writer(name: str) -> bool:
+def _is_of_writer(name: str) -> bool:
     """Whether a writer gives this name to a file in its own folder, be it unfinished."""
     whole = whole_name(name) or name
     return whole == INDEX_BASENAME or is_shard_file(whole) or record_number(whole) is not None
+
+
+@system_errors("remove what a writer left")
+def remove_half_part(directory: Path) -> None:
+    """Remove an index, first, and shards, whole or partial; nothing that no writer of a part makes.
+
+    Must be called by the sole writer.
+    """
+    found = [path.name for path in directory.iterdir() if _is_of_writer(path.name)]
+    names = [name for name in found if record_number(whole_name(name) or name) is None]
+    for name in sorted(names, key=lambda name: (not name.startswith(INDEX_BASENAME), name)):
+        (directory / name).unlink()
+
+
+@system_errors("look for files of a part")
+def has_all_files(directory: Path, index: DatasetIndex) -> bool:
+    """Whether every stored file of an index is there in its size; after a crash of the machine it may not be."""
+    pairs = [pair for shard in index.shards for pair in shard.files]
+    stored = [compressed or raw for raw, compressed in pairs]
+    paths = [(directory / file.basename, file.bytes) for file in stored]
+    return all(path.exists() and path.stat().st_size == size for path, size in paths)
+
+
+@contextmanager
+def after_others(directory: Path | None) -> Iterator[None]:
+    """Make a directory, and wait until no other process is in this block with it.
+
+    The lock is on the directory itself, so no file is left; the kernel gives it back when its owner dies. Some network
+    filesystems lock no directories; there nobody is waited for or refused.
+
+    A worker whose program was killed may live a moment longer: the next run waits for it. None is no directory.
+    """
+    if directory is None:
+        yield
+        return
+    with system_errors("make a directory"):
+        directory.mkdir(parents=True, exist_ok=True)
+    with _opened(directory) as handle:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def instead_of_others(directory: Path) -> Iterator[None]:
+    """Be the only one in this block with a directory, which exists.
+
+    Raises:
+        ConfigError: Another one is, in this process or in another.
+    """
+    owner = os.getpid()
+    with _opened(directory) as handle:
+        if not _is_locked(handle, directory):
+            raise ConfigError(
+                f"another writer is at work in {directory}; let it end, or close it if it is of this program"
+            )
+        try:
+            yield
+        finally:
+            if os.getpid() == owner:  # a child has the handle too, and would give back its parent's lock
+                with suppress(OSError):
+                    fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+def _is_locked(handle: int, directory: Path) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a filesystem without locks
+        pass
+    # Meanwhile a writer that gave up may have removed the directory, and the next one made another of this name.
+    return directory.exists() and os.path.samestat(os.fstat(handle), directory.stat())
+
+
+@contextmanager
+def _opened(directory: Path) -> Iterator[int]:
+    with system_errors("open a directory"):
+        handle = os.open(directory, os.O_RDONLY)
+    try:
+        yield handle
+    finally:
+        os.close(handle)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -18,34 +19,32 @@ from lightning_streaming.formats.index import (
     dump_merged_index,
     parse_index,
 )
-from lightning_streaming.formats.raw_forms import raw_forms, was_written_for
-from lightning_streaming.storage import join_url, local_path, mask_url, prepare
-from lightning_streaming.storage.listing import list_files
-from lightning_streaming.storage.options import StorageOptions
+from lightning_streaming.formats.shard import raw_forms, was_written_for
+from lightning_streaming.storage import Location, StorageOptions, local_path
 from lightning_streaming.writing.destination import parse_out
-from lightning_streaming.writing.locations import dataset_location, path_below, place_at
-from lightning_streaming.writing.names import WRITING
+from lightning_streaming.writing.directories import WRITING
 
-_RETRY = 3
-_TIMEOUT = 60.0
+_LIST_ATTEMPTS = 3
+_LIST_SECONDS = 60.0
 _READERS = 16
 _MOST_NAMED = 5
 
-Part = str | Path | tuple[str, str]
-
 
 @dataclass(frozen=True, slots=True)
-class _Placed:
+class _MergedPart:
     """A part, and where its index may be read."""
 
     path: str
     """From the merged dataset's directory down to the part's."""
-    sources: tuple[str, ...]
-    """Directories or URLs that may hold it; the first that does is read."""
+    sources: tuple[Location, ...]
+    """Directories that may hold it; the first that does is read."""
 
 
 def merge(
-    parts: Sequence[Part], out: str | Path | tuple[str, str], *, storage_options: Mapping[str, Any] | None = None
+    parts: Sequence[str | Path | tuple[str, str]],
+    out: str | Path | tuple[str, str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> DatasetIndex:
     """Publish the index of a dataset whose samples are those of its parts, one part after the other.
 
@@ -74,18 +73,21 @@ def merge(
 
 
 def join(
-    parts: Sequence[Part], out: str | Path | tuple[str, str], *, storage_options: Mapping[str, Any] | None = None
+    parts: Sequence[str | Path | tuple[str, str]],
+    out: str | Path | tuple[str, str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> DatasetIndex:
     """The index that :func:`merge` would publish; arguments and errors are the same."""
-    storage_options = StorageOptions(storage_options)
-    roots = _roots(out)
+    options = StorageOptions(storage_options)
+    roots = _roots(out, options)
     if isinstance(parts, str | Path) or not parts:
         raise ConfigError(f"parts must be a list of at least one, but got {parts!r}; merge_under finds those below out")
-    placed: dict[str, _Placed] = {}
+    placed: dict[str, _MergedPart] = {}
     for part in parts:
-        one = _place(part, roots)
+        one = _find_part(part, roots, options)
         placed.setdefault(one.path, one)
-    return _joined(placed, _read_all(list(placed.values()), storage_options or {}))
+    return _joined(placed, _read_all(list(placed.values())))
 
 
 def publish(
@@ -98,32 +100,28 @@ def publish(
             another dataset under the names that compressed shards have uncompressed.
         StorageError: The upload failed.
     """
-    options = storage_options or {}
-    for root in _roots(out):
-        _check_nothing_is_lost(index, root, options)
-        directory = local_path(root)
-        if directory is not None:
-            _check_raw_forms(index, directory)
-    for root in _roots(out):
-        directory = local_path(root)
-        if directory is not None:
-            remove_partials(directory / INDEX_BASENAME)
-        place_at(root, options).put(INDEX_BASENAME, dump_merged_index(index.shards))
+    roots = _roots(out, StorageOptions(storage_options))
+    for root in roots:
+        _check_nothing_is_lost(index, root)
+        if root.path is not None:
+            _check_raw_forms(index, root.path)
+    for root in roots:
+        if root.path is not None:
+            remove_partials(root.path / INDEX_BASENAME)
+        (root / INDEX_BASENAME).put(dump_merged_index(index.shards))
 
 
-def _check_nothing_is_lost(index: DatasetIndex, root: str, options: Mapping[str, Any]) -> None:
+def _check_nothing_is_lost(index: DatasetIndex, root: Location) -> None:
     """Refuse to replace the index of shards that lie in ``out`` itself: nobody would find them any more."""
-    try:
-        text = place_at(root, options).get(INDEX_BASENAME)
-    except ObjectNotFoundError:
+    text = (root / INDEX_BASENAME).read_if_there()
+    if text is None:
         return
     named = {shard.raw_data.basename for shard in index.shards}
-    shards = parse_index(text, INDEX_BASENAME).shards
-    lost = [shard.raw_data.basename for shard in shards if "/" not in shard.raw_data.basename]
-    lost = [name for name in lost if name not in named]
+    found = (shard.raw_data.basename for shard in parse_index(text, INDEX_BASENAME).shards)
+    lost = [name for name in found if "/" not in name and name not in named]
     if lost:
         raise ConfigError(
-            f"{mask_url(root)} is itself a dataset, with {lost[0]}, which the merged one would not name; move it into "
+            f"{root} is itself a dataset, with {lost[0]}, which the merged one would not name; move it into "
             "a directory of its own below, and merge that too"
         )
 
@@ -165,21 +163,20 @@ def merge_under(out: str | Path | tuple[str, str], *, storage_options: Mapping[s
         IndexFormatError: An index cannot be read.
         StorageError: A store did not answer.
     """
-    storage_options = StorageOptions(storage_options)
-    root = _roots(out)[-1]
-    files = list_files(root, dict(storage_options or {}), retry=_RETRY, timeout=_TIMEOUT)
+    root = _roots(out, StorageOptions(storage_options))[-1]
+    files = replace(root, attempts=_LIST_ATTEMPTS, timeout=_LIST_SECONDS).walk()
     # The index in a writer's own folder is one of shards that are not all in their places yet.
     found = (file for file in files if file.endswith(f"/{INDEX_BASENAME}") and WRITING not in file.split("/"))
     parts = _outermost_first(found)
     if not parts:
-        raise ConfigError(f"there is no dataset to merge below {mask_url(root)}: no {INDEX_BASENAME} in any directory")
-    return merge([join_url(root, part) for part in parts], out, storage_options=storage_options)
+        raise ConfigError(f"there is no dataset to merge below {root}: no {INDEX_BASENAME} in any directory")
+    return merge([(root / part).url for part in parts], out, storage_options=storage_options)
 
 
-def _roots(out: str | Path | tuple[str, str]) -> list[str]:
+def _roots(out: str | Path | tuple[str, str], options: Mapping[str, Any]) -> list[Location]:
     """The places of the merged dataset, the one that readers use last."""
-    roots = [str(root) for root in parse_out(out) if root is not None]
-    prepare(roots[-1])
+    roots = [Location(str(root), options) for root in parse_out(out) if root is not None]
+    roots[-1].prepare()
     return roots
 
 
@@ -198,13 +195,16 @@ def _outermost_first(index_files: Iterable[str]) -> list[str]:
     return list(ordered)
 
 
-def _place(part: Part, roots: Sequence[str]) -> _Placed:
+def _find_part(
+    part: str | Path | tuple[str, str], roots: Sequence[Location], options: Mapping[str, Any]
+) -> _MergedPart:
     """Find where a part lies below the merged dataset."""
-    sources = tuple(map(dataset_location, part if isinstance(part, tuple | list) else [part]))
-    paths = {path for source in sources for root in roots if (path := path_below(source, root)) is not None}
+    sources = tuple(dataset_location(one) for one in (part if isinstance(part, tuple | list) else [part]))
+    paths = {path for source in sources for root in roots if (path := path_below(source, root.url)) is not None}
+    asked = tuple(Location(source, options) for source in sources)
     if len(paths) == 1 and len(sources) <= 2:
-        return _Placed(paths.pop(), sources)
-    shown, places = (" and ".join(map(mask_url, locations)) for locations in (sources, roots))
+        return _MergedPart(paths.pop(), asked)
+    shown, places = (" and ".join(map(str, locations)) for locations in (asked, roots))
     if paths:
         raise ConfigError(f"the two places of a part must have the same path below {places}, but got {shown}")
     raise ConfigError(
@@ -213,30 +213,27 @@ def _place(part: Part, roots: Sequence[str]) -> _Placed:
     )
 
 
-def _read_all(parts: Sequence[_Placed], options: Mapping[str, Any]) -> list[DatasetIndex]:
-    for source in {source for part in parts for source in _asked(part)}:
-        prepare(source)
+def _read_all(parts: Sequence[_MergedPart]) -> list[DatasetIndex]:
+    for location in {source.url: source for part in parts for source in _asked(part)}.values():
+        location.prepare()
     with ThreadPoolExecutor(_READERS) as readers:
-        return list(readers.map(lambda part: _read(part, options), parts))
+        return list(readers.map(_read, parts))
 
 
-def _asked(part: _Placed) -> Iterator[str]:
+def _asked(part: _MergedPart) -> Iterator[Location]:
     """The places that are asked for the index of a part: up to the first directory of this machine that has it."""
     for source in part.sources:
         yield source
-        directory = local_path(source)
-        if directory is not None and (directory / INDEX_BASENAME).is_file():
+        if source.path is not None and (source.path / INDEX_BASENAME).is_file():
             return
 
 
-def _read(part: _Placed, options: Mapping[str, Any]) -> DatasetIndex:
+def _read(part: _MergedPart) -> DatasetIndex:
     for source in part.sources:
-        try:
-            data = place_at(source, options).get(INDEX_BASENAME)
-        except ObjectNotFoundError:
-            continue
-        return parse_index(data, mask_url(join_url(source, INDEX_BASENAME)))
-    shown = " or ".join(map(mask_url, part.sources))
+        data = (source / INDEX_BASENAME).read_if_there()
+        if data is not None:
+            return parse_index(data, str(source / INDEX_BASENAME))
+    shown = " or ".join(map(str, part.sources))
     raise ObjectNotFoundError(f"there is no {INDEX_BASENAME} in {shown}; a part is there once its writer has finished")
 
 
@@ -262,3 +259,34 @@ def _moved(shard: ShardInfo, path: str) -> ShardInfo:
         raw_meta=shard.raw_meta and moved(shard.raw_meta),
         zip_meta=shard.zip_meta and moved(shard.zip_meta),
     )
+
+
+def dataset_location(location: str | Path) -> str:
+    """The directory of a dataset that is named by it, or by its index: ``s3://x/a`` of ``s3://x/a/index.json``."""
+    stripped = str(location).rstrip("/")
+    directory, slash, name = stripped.rpartition("/")
+    return directory if slash and name == INDEX_BASENAME else stripped
+
+
+def path_below(location: str, root: str) -> str | None:
+    """The path from one directory down to another; None if it is not below.
+
+    For example ``"b/c"`` for ``s3://x/a/b/c`` below ``s3://x/a``. A local path may also lie below by where links lead.
+    """
+    directory, root_directory = local_path(location), local_path(root)
+    if (directory is None) != (root_directory is None):
+        return None
+    if directory is None or root_directory is None:
+        return _rest(location.rstrip("/"), root.rstrip("/") + "/")
+    written = _rest(_normal(directory), _normal(root_directory).rstrip("/") + "/")
+    return written or _rest(str(directory.resolve()), str(root_directory.resolve()).rstrip("/") + "/")
+
+
+def _normal(directory: Path) -> str:
+    return os.path.normpath(directory.absolute())
+
+
+def _rest(location: str, root: str) -> str | None:
+    rest = location.removeprefix(root)
+    is_below = location.startswith(root) and not {"", ".", ".."} & set(rest.split("/"))
+    return rest if is_below else None

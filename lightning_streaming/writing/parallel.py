@@ -1,26 +1,51 @@
-"""Writes a dataset in parts, many at a time, and joins them."""
+"""Writes a dataset in parts, many at a time, by processes of this machine or tasks of a Ray cluster, and joins them."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from contextlib import AbstractContextManager
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for_any
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
+from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any, Literal, TypeVar
 
 from tqdm import tqdm
 
 from lightning_streaming.errors import ConfigError, PartError
-from lightning_streaming.writing.arguments import check_count
-from lightning_streaming.writing.engines.events import PartDone, PartFailed, PartProgress, Workers
-from lightning_streaming.writing.engines.processes import ProcessWorkers
-from lightning_streaming.writing.engines.ray import RayWorkers
-from lightning_streaming.writing.parts import PartJob, make_job, record
+from lightning_streaming.writing.parts import (
+    Event,
+    PartDone,
+    PartFailed,
+    PartJob,
+    PartProgress,
+    Workers,
+    failure,
+    make_job,
+    record,
+    write_part,
+)
+from lightning_streaming.writing.ray import RayWorkers
+from lightning_streaming.writing.shard_encoders import parse_settings
+from lightning_streaming.writing.writers import check_count
 
 Input = TypeVar("Input")
 
 _ENGINES = ("processes", "ray")
 _LONGEST_INPUT = 200
+_SECONDS_BETWEEN_REPORTS = 0.1
+_SECONDS_TO_END = 5.0
 
 
 def write_parallel(
@@ -80,17 +105,8 @@ def write_parallel(
     if num_workers is not None:
         num_workers = check_count(num_workers, "num_workers")
     known = _as_list(inputs)
-    job, plan = make_job(
-        known,
-        fn,
-        out,
-        columns=columns,
-        compression=compression,
-        hashes=hashes,
-        size_limit=size_limit,
-        storage_options=storage_options,
-        strict=strict,
-    )
+    settings = parse_settings(compression, hashes, size_limit)
+    job, plan = make_job(known, fn, out, columns, settings, storage_options, strict=strict)
     # These check what they are to do, so they come before anything is begun that a corrected call would find.
     workers = _workers(job, known, engine, num_workers, start_method)
     record(plan, job, mode)
@@ -112,7 +128,7 @@ def run_job(job: PartJob[Input], inputs: Sequence[Input], *, num_workers: int, p
 
 def _write_all(begun: AbstractContextManager[Workers], inputs: Sequence[Any], progress_bar: bool) -> int:
     with begun as workers:
-        with _Progress(len(inputs), shown=progress_bar) as progress:
+        with _PartsProgress(len(inputs), shown=progress_bar) as progress:
             failures = _run(workers, inputs, progress)
         if failures:
             raise _error(failures, inputs) from failures[0].cause()
@@ -141,7 +157,7 @@ def _num_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _run(workers: Workers, inputs: Sequence[Any], progress: _Progress) -> list[PartFailed]:
+def _run(workers: Workers, inputs: Sequence[Any], progress: _PartsProgress) -> list[PartFailed]:
     """Have all parts written, the first ones first; after a failure none is begun.
 
     Returns:
@@ -176,22 +192,22 @@ def _error(failures: Sequence[PartFailed], inputs: Sequence[Any]) -> PartError:
     )
 
 
-class _Bar(tqdm):  # type: ignore[type-arg, misc, unused-ignore]
+class _PartsBar(tqdm):  # type: ignore[type-arg, misc, unused-ignore]
     """A bar without tqdm's thread that watches bars: forked workers should find no threads."""
 
     monitor_interval = 0
 
 
-class _Progress:
+class _PartsProgress:
     """One bar over the parts, with the samples written so far."""
 
     def __init__(self, num_parts: int, *, shown: bool) -> None:
-        self._bar = _Bar(total=num_parts, unit="part", desc="writing", disable=not shown)
+        self._bar = _PartsBar(total=num_parts, unit="part", desc="writing", disable=not shown)
         self._of_part: dict[int, int] = {}
         self.samples = 0
         """Written so far."""
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> _PartsProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -206,3 +222,228 @@ class _Progress:
         self._bar.set_postfix(samples=self.samples, refresh=isinstance(event, PartProgress))
         if isinstance(event, PartDone):
             self._bar.update()
+
+
+@dataclass(slots=True)
+class _Worker:
+    process: BaseProcess
+    connection: Connection
+    number: int | None = None
+    """The part it was told to write."""
+    has_begun: bool = False
+    """Whether it ever answered."""
+
+
+class ProcessWorkers:
+    """Processes of this machine, that end with this one, however it ends."""
+
+    def __init__(self, job: PartJob[Any], inputs: Sequence[Any], num_workers: int, start_method: str) -> None:
+        """Processes are started when the context is entered.
+
+        Args:
+            job: What to write.
+            inputs: What its parts are made of.
+            num_workers: How many processes.
+            start_method: ``spawn``, ``forkserver`` or ``fork``.
+
+        Raises:
+            ConfigError: There is no such start method, or the job's function or an input cannot be sent to a process.
+        """
+        if start_method not in multiprocessing.get_all_start_methods():
+            known = ", ".join(multiprocessing.get_all_start_methods())
+            raise ConfigError(f"start_method must be one of {known}, but got {start_method!r}")
+        if start_method != "fork":
+            _check_pickles(job)
+        for number, part_input in enumerate(inputs):
+            _pickled(number, part_input)
+        self.capacity = num_workers
+        self._job = job
+        self._context: Any = multiprocessing.get_context(start_method)
+        self._workers: list[_Worker] = []
+
+    def __enter__(self) -> ProcessWorkers:
+        try:
+            for _ in range(self.capacity):
+                self._workers.append(self._start())
+        except BaseException:
+            self._end_now()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._end()
+        else:
+            self._end_now()
+
+    def begin(self, number: int, part_input: Any) -> None:
+        """Send a part to a worker that has none.
+
+        Raises:
+            ConfigError: The input cannot be sent to a process.
+        """
+        worker = next(worker for worker in self._workers if worker.number is None)
+        worker.number = number
+        pickled = _pickled(number, part_input)
+        with suppress(OSError):  # it has died; wait() will tell
+            worker.connection.send((number, pickled))
+
+    def wait(self) -> list[Event]:
+        """Wait until a worker says something, or dies."""
+        busy = [worker for worker in self._workers if worker.number is not None]
+        ready = wait_for_any([one for worker in busy for one in (worker.connection, worker.process.sentinel)])
+        return [self._hear(worker) for worker in busy if worker.connection in ready or worker.process.sentinel in ready]
+
+    def _start(self) -> _Worker:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=_serve, args=(theirs, self._job), name="write_parallel")
+        with without_interrupts():
+            process.start()
+        theirs.close()
+        return _Worker(process, ours)
+
+    def _hear(self, worker: _Worker) -> Event:
+        event = _receive(worker.connection)
+        if event is None:
+            return self._bury(worker)
+        worker.has_begun = True
+        if not isinstance(event, PartProgress):
+            worker.number = None
+        return event
+
+    def _bury(self, worker: _Worker) -> PartFailed:
+        self._workers.remove(worker)
+        worker.connection.close()
+        worker.process.join()
+        assert worker.number is not None
+        return PartFailed(worker.number, _obituary(worker.process.exitcode or 0, worker.has_begun))
+
+    def _end(self) -> None:
+        for worker in self._workers:
+            with suppress(OSError):
+                worker.connection.send(None)
+        for worker in self._workers:
+            worker.process.join()
+            worker.connection.close()
+
+    def _end_now(self) -> None:
+        for worker in self._workers:
+            worker.process.terminate()
+        for worker in self._workers:
+            worker.process.join(_SECONDS_TO_END)
+            worker.process.kill()
+            worker.process.join()
+            worker.connection.close()
+
+
+def _check_pickles(job: PartJob[Any]) -> None:
+    try:
+        pickle.dumps(job)
+    except Exception as error:
+        raise ConfigError(
+            f"fn cannot be sent to a process: {error}; it must be a function of a module that can be imported, or a "
+            "functools.partial of one"
+        ) from error
+
+
+def _pickled(number: int, part_input: Any) -> bytes:
+    """An input as it is sent to a process."""
+    try:
+        return bytes(ForkingPickler.dumps(part_input))
+    except Exception as error:
+        raise ConfigError(f"input {number} cannot be sent to a process: {error}; inputs must pickle") from error
+
+
+def _receive(connection: Connection) -> Event | None:
+    """What a worker said; None if it has died, also in the middle of a word."""
+    try:
+        event: Event | None = connection.recv() if connection.poll() else None
+    except (EOFError, OSError):
+        return None
+    return event
+
+
+def _obituary(exitcode: int, has_begun: bool) -> str:
+    """What became of a worker; killed by signal 9 is what running out of memory looks like."""
+    if exitcode < 0:
+        name = signal.Signals(-exitcode).name
+        hint = "; it may have run out of memory: use fewer workers" if name == "SIGKILL" else ""
+        return f"its worker process was killed by {name}{hint}"
+    if has_begun:
+        return f"its worker process ended with exit code {exitcode}"
+    return (
+        f"its worker process ended with exit code {exitcode} before it began; a script must call write_parallel under "
+        'if __name__ == "__main__":, because workers import it; if it does, its own message tells more'
+    )
+
+
+def _serve(connection: Connection, job: PartJob[Any]) -> None:
+    """Write the parts that come through the pipe, until None does, or nobody is there any more."""
+    ignore_interrupts()
+    signal.signal(signal.SIGTERM, _exit_in_order)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with suppress(EOFError, ConnectionError):  # the parent was killed, and no one is left to be told
+        while (task := connection.recv()) is not None:
+            number, pickled = task
+            connection.send(PartProgress(number, 0))
+            connection.send(_write(job, number, pickled, _Reporter(connection, number)))
+
+
+def _write(job: PartJob[Any], number: int, pickled: bytes, reporter: _Reporter) -> PartDone | PartFailed:
+    try:
+        part_input = pickle.loads(pickled)  # noqa: S301 - from our own parent
+    except Exception as error:  # noqa: BLE001 - whatever its class raises here
+        return failure(number, error, "it could be pickled, but not unpickled in a worker process: ")
+    return write_part(job, number, part_input, reporter.count)
+
+
+class _Reporter:
+    """Tells how far a part is, now and then."""
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self._connection = connection
+        self._number = number
+        self._samples = 0
+        self._due = time.monotonic() + _SECONDS_BETWEEN_REPORTS
+
+    def count(self) -> None:
+        """One more sample is written."""
+        self._samples += 1
+        if time.monotonic() >= self._due:
+            self._connection.send(PartProgress(self._number, self._samples))
+            self._due = time.monotonic() + _SECONDS_BETWEEN_REPORTS
+
+
+def _exit_in_order(signal_number: int, _: FrameType | None) -> None:
+    """Leave all ``with`` blocks, so that temporary files go away."""
+    sys.exit(128 + signal_number)
+
+
+def _end_with_parent() -> None:
+    """End at once when the parent was killed: who resumes its work must not meet us."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+@contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Start processes that no Ctrl-C reaches, not even while they import; one that comes to us is raised soon after.
+
+    They have to call :func:`ignore_interrupts`.
+    """
+    ensure_running()  # or the first process would start it, and that lets through what is held back here
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # processes inherit it
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ignore_interrupts() -> None:
+    """In a process that was started so: ignore Ctrl-C, but no more than that: what it holds back for now is let go."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -1,46 +1,53 @@
-"""A dataset written in parts: each part by one call, in any process, on any machine, as often as it takes."""
+"""A dataset written in parts: each part by one call, in any process, on any machine, as often as it takes.
+
+What it is made of is written down before the first part, so that a resume cannot mix two datasets.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import hashlib
+import json
+import pickle
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from lightning_streaming.errors import ConfigError, IndexFormatError, ObjectNotFoundError
+import numpy as np
+
+from lightning_streaming.errors import ConfigError, IndexFormatError
 from lightning_streaming.files import remove_partials
 from lightning_streaming.formats.encodings import register_encoding, registered_encodings
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo, parse_index
-from lightning_streaming.storage import join_url, local_path, mask_url, prepare
-from lightning_streaming.storage.listing import list_files
-from lightning_streaming.storage.options import StorageOptions
-from lightning_streaming.writing.columns import columns_of
+from lightning_streaming.storage import Location, StorageOptions, join_url, prepare
+from lightning_streaming.storage.location import system_errors
 from lightning_streaming.writing.destination import parse_out
-from lightning_streaming.writing.directories import check_is_directory
-from lightning_streaming.writing.locations import place_at
-from lightning_streaming.writing.mds_recipe import make_mds_recipe
-from lightning_streaming.writing.merge import join, publish
-from lightning_streaming.writing.names import CONVERSION_PLAN, PARTS_PLAN
-from lightning_streaming.writing.part_directory import has_all_files, remove_half_part
-from lightning_streaming.writing.part_plan import (
-    PartPlan,
-    check_same,
-    dump_plan,
-    make_plan,
-    parse_plan,
+from lightning_streaming.writing.directories import (
+    CONVERSION_PLAN,
+    PARTS_PLAN,
+    after_others,
+    check_is_directory,
+    has_all_files,
+    remove_half_part,
 )
-from lightning_streaming.writing.place import Place
-from lightning_streaming.writing.settings import ShardSettings, parse_settings
-from lightning_streaming.writing.sole_writer import after_others
-from lightning_streaming.writing.system_errors import system_errors
-from lightning_streaming.writing.writer import MDSWriter
+from lightning_streaming.writing.merge import join, publish
+from lightning_streaming.writing.shard_encoders import ShardSettings, columns_of, make_mds_encoder, parse_settings
+from lightning_streaming.writing.writers import MDSWriter
 
 Input = TypeVar("Input")
 Sample = Mapping[str, Any]
 
+_LIST_ATTEMPTS = 3
+_LIST_SECONDS = 60.0
 _SHARDS_AT_A_TIME = 1
 """Parts are what is written side by side; so a worker holds no more than three shards in memory."""
+_VERSION = 1
+_LONGEST_SHOWN = 120
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{4,}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,15 +95,14 @@ class PartJob(Generic[Input]):
         """
         for name, encoding_class in self.encodings.items():
             register_encoding(name, encoding_class)
-        location = self.location(number)
-        directory = local_path(location)
-        with after_others(directory):
+        location = Location(self.location(number), self.storage_options)
+        with after_others(location.path):
             index = self._finished(location)
             if index is not None:
                 return index.num_samples
-            if directory is not None:
-                remove_half_part(directory)
-            return self._write(location, part_input, on_sample)
+            if location.path is not None:
+                remove_half_part(location.path)
+            return self._write(location.url, part_input, on_sample)
 
     def publish(self) -> None:
         """Once every part is there: make them one dataset. May be called again.
@@ -113,11 +119,11 @@ class PartJob(Generic[Input]):
             self._check_schema(shard, alike[0])
         publish(index, self.out, storage_options=self.storage_options)
 
-    def _write(self, location: str, part_input: Input, on_sample: Callable[[], None]) -> int:
+    def _write(self, url: str, part_input: Input, on_sample: Callable[[], None]) -> int:
         samples = 0
         with _PartWriter(
             columns=self.columns,
-            out=location,
+            out=url,
             compression=self.settings.compression,
             hashes=list(self.settings.hashes),
             size_limit=self.settings.size_limit,
@@ -131,21 +137,20 @@ class PartJob(Generic[Input]):
                 on_sample()
         return samples
 
-    def _finished(self, location: str) -> DatasetIndex | None:
+    def _finished(self, location: Location) -> DatasetIndex | None:
         """The part's index, if the part is whole."""
-        source = mask_url(join_url(location, INDEX_BASENAME))
-        directory = local_path(location)
-        data = _get(place_at(location, self.storage_options), INDEX_BASENAME)
+        source, directory = location / INDEX_BASENAME, location.path
+        data = source.read_if_there()
         if data is None:
             return None
         try:
-            index = parse_index(data, source)
+            index = parse_index(data, str(source))
         except IndexFormatError:
             if directory is None:
                 raise
             return None  # cut short by a crash of the machine
         for shard in index.shards:
-            self._check_settings(shard, source)
+            self._check_settings(shard, str(source))
         return index if directory is None or has_all_files(directory, index) else None
 
     def _check_settings(self, shard: ShardInfo, source: str) -> None:
@@ -190,17 +195,8 @@ def plan_parts(
     then ``job.publish()`` once. :func:`~lightning_streaming.writing.parallel.write_parallel` does just that. Its
     arguments and errors are the same.
     """
-    job, plan = make_job(
-        inputs,
-        fn,
-        out,
-        columns=columns,
-        compression=compression,
-        hashes=hashes,
-        size_limit=size_limit,
-        storage_options=storage_options,
-        strict=strict,
-    )
+    settings = parse_settings(compression, hashes, size_limit)
+    job, plan = make_job(inputs, fn, out, columns, settings, storage_options, strict=strict)
     record(plan, job, mode)
     return job
 
@@ -209,20 +205,17 @@ def make_job(
     inputs: Sequence[Input],
     fn: Callable[[Input], Iterable[Sample]],
     out: str | Path,
-    *,
     columns: Mapping[str, str] | None,
-    compression: str | None,
-    hashes: Sequence[str] | None,
-    size_limit: int | float | str | None,
+    settings: ShardSettings,
     storage_options: Mapping[str, Any] | None,
+    *,
     strict: bool,
 ) -> tuple[PartJob[Input], PartPlan]:
     """Check what :func:`plan_parts` is told. Nothing is touched; :func:`record` writes the plan down."""
     if not callable(fn):
         raise ConfigError(f"fn must be a function that gives the samples of an input, but got {fn!r:.100}")
-    settings = parse_settings(compression, hashes, size_limit)
     if columns is not None:
-        make_mds_recipe(columns, settings)  # raises where they cannot work
+        make_mds_encoder(columns, settings)  # raises where they cannot work
     directory, remote = parse_out(out)
     if directory is not None and remote is not None:
         raise ConfigError(f"out must be a directory or a URL here, but got the pair {out}; parts go to one place")
@@ -252,35 +245,221 @@ def record(plan: PartPlan, job: PartJob[Any], mode: str) -> None:
     """
     if mode not in ("create", "resume"):
         raise ConfigError(f"mode must be 'create' or 'resume', but got {mode!r}")
-    out, options = job.out, job.storage_options
-    shown, directory, place = mask_url(out), local_path(out), place_at(out, options)
+    out = Location(job.out, job.storage_options)
+    directory, stored_plan = out.path, out / PARTS_PLAN
     if directory is not None:
         check_is_directory(directory)
         remove_partials(directory / PARTS_PLAN)
-    begun = _get(place, PARTS_PLAN)
+    begun = stored_plan.read_if_there()
     if begun is not None and mode == "resume":
-        source = mask_url(join_url(out, PARTS_PLAN))
-        check_same(parse_plan(begun, source), plan, source)
+        check_same(parse_plan(begun, str(stored_plan)), plan, str(stored_plan))
         return
     if begun is not None:
-        raise ConfigError(f"{shown} was begun before; mode='resume' goes on with it, or choose another place")
+        raise ConfigError(f"{out} was begun before; mode='resume' goes on with it, or choose another place")
     there = {path.name for path in directory.iterdir()} if directory is not None and directory.exists() else set()
     if found := sorted(there - {CONVERSION_PLAN}):
-        raise ConfigError(f"{shown} must be empty, but holds {found[0]}, and no {PARTS_PLAN}; choose another place")
-    if _get(place, INDEX_BASENAME) is not None:
-        raise ConfigError(f"{shown} holds a dataset that was not written in parts; choose another place")
-    first_part = join_url(out, _part_name(0))
-    if directory is None and list_files(first_part, dict(options), retry=3, timeout=60.0):
-        raise ConfigError(f"{shown} holds {_part_name(0)}, and no {PARTS_PLAN} that says of what; choose another place")
-    place.put(PARTS_PLAN, dump_plan(plan))
+        raise ConfigError(f"{out} must be empty, but holds {found[0]}, and no {PARTS_PLAN}; choose another place")
+    if (out / INDEX_BASENAME).read_if_there() is not None:
+        raise ConfigError(f"{out} holds a dataset that was not written in parts; choose another place")
+    if directory is None and replace(out / _part_name(0), attempts=_LIST_ATTEMPTS, timeout=_LIST_SECONDS).walk():
+        raise ConfigError(f"{out} holds {_part_name(0)}, and no {PARTS_PLAN} that says of what; choose another place")
+    stored_plan.put(dump_plan(plan))
 
 
 def _part_name(number: int) -> str:
     return f"part.{number:06}"
 
 
-def _get(place: Place, name: str) -> bytes | None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartPlan:
+    """The inputs of all parts, and how each is written."""
+
+    settings: Mapping[str, Any]
+    """Columns, compression, hashes, size_limit and strict, as JSON has them."""
+    inputs: tuple[str, ...]
+    """What tells each input apart, see :func:`tell_apart`."""
+
+
+def make_plan(
+    inputs: Sequence[Any], columns: Mapping[str, str] | None, settings: ShardSettings, *, strict: bool = False
+) -> PartPlan:
+    """Describe a dataset in parts.
+
+    Raises:
+        ConfigError: There are no inputs, or one could not be told apart in another run.
+    """
+    if isinstance(inputs, str | bytes) or not isinstance(inputs, Sized) or not len(inputs):
+        raise ConfigError(f"inputs must be a list of at least one, but got {type(inputs).__name__} {inputs!r:.100}")
+    described = {
+        "columns": None if columns is None else dict(sorted(columns.items())),
+        "compression": settings.compression,
+        "hashes": list(settings.hashes),
+        "size_limit": settings.size_limit,
+        "strict": strict,
+    }
+    return PartPlan(settings=described, inputs=tuple(map(tell_apart, inputs)))
+
+
+def tell_apart(part_input: object) -> str:
+    """A text that is the same for the same input in every run, and short: its repr, or the start and a digest of it.
+
+    Raises:
+        ConfigError: The repr holds an address in memory.
+    """
+    with np.printoptions(threshold=sys.maxsize, precision=17):  # not [0 1 2 ... 97 98 99]
+        text = repr(part_input)
+    if _ADDRESS.search(text):
+        raise ConfigError(
+            f"an input must have a repr that is the same in every run, or a resume could not tell it, but got {text}; "
+            "use texts, numbers, paths, tuples or dataclasses"
+        )
+    if len(text) <= _LONGEST_SHOWN:
+        return text
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]
+    return f"{text[:_LONGEST_SHOWN]}... sha256:{digest}"
+
+
+def dump_plan(plan: PartPlan) -> bytes:
+    """The text of the file."""
+    root = {"version": _VERSION, "settings": plan.settings, "inputs": plan.inputs}
+    return json.dumps(root, indent=1).encode()
+
+
+def parse_plan(data: bytes, source: str) -> PartPlan:
+    """Read the text of the file.
+
+    Raises:
+        ConfigError: It is not one that :func:`dump_plan` of this version made.
+    """
     try:
-        return place.get(name)
-    except ObjectNotFoundError:
+        root = json.loads(data)
+        version, settings, inputs = root["version"], dict(root["settings"]), tuple(root["inputs"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{source} is damaged ({error}); write to another place") from None
+    if version != _VERSION:
+        raise ConfigError(f"{source} has version {version}, but only {_VERSION} can be resumed; write to another place")
+    return PartPlan(settings=settings, inputs=inputs)
+
+
+def check_same(begun: PartPlan, wanted: PartPlan, source: str) -> None:
+    """Refuse to go on with another dataset than was begun.
+
+    Raises:
+        ConfigError: They differ; the message names every setting that does, and the first of the inputs.
+    """
+    found = "; ".join(_differences(begun, wanted))
+    if found:
+        raise ConfigError(f"{found}, as {source} tells; resume with the same, or write to another place")
+
+
+def _differences(begun: PartPlan, wanted: PartPlan) -> Iterator[str]:
+    for key, value in wanted.settings.items():
+        if begun.settings.get(key) != value:
+            yield f"{key} is {value!r}, but was {begun.settings.get(key)!r} when writing began"
+    before, now = len(begun.inputs), len(wanted.inputs)
+    if before != now:
+        yield f"there are {now} inputs, but there were {before} when writing began"
+    pairs = enumerate(zip(begun.inputs, wanted.inputs, strict=False))
+    changed = [(number, *pair) for number, pair in pairs if pair[0] != pair[1]]
+    if changed and before == now:
+        number, was, becomes = changed[0]
+        others = f", and {len(changed) - 1} more differ" * (len(changed) > 1)
+        yield f"input {number} is {becomes}, but was {was} when writing began{others}"
+
+
+class WorkerTracebackError(Exception):
+    """The traceback of an error in another process, as text."""
+
+    def __str__(self) -> str:
+        return f"\n\n{self.args[0]}"
+
+
+@dataclass(frozen=True, slots=True)
+class PartProgress:
+    """A part is being written."""
+
+    number: int
+    samples: int
+    """So far."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartDone:
+    """A part is finished."""
+
+    number: int
+    samples: int
+    """All of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartFailed:
+    """A part is not finished."""
+
+    number: int
+    summary: str
+    """What happened, in a line."""
+    trace: str = ""
+    """The traceback, if it was an error."""
+    pickled_error: bytes | None = None
+    """The error itself, if it can travel."""
+
+    def cause(self) -> Exception | None:
+        """The original error, whose own cause is its traceback as text; None if there was no error, but a death."""
+        if not self.trace:
+            return None
+        shown = WorkerTracebackError(self.trace)
+        try:
+            error = pickle.loads(self.pickled_error or b"")  # noqa: S301 - from our own worker
+        except Exception:  # noqa: BLE001 - a class that only the worker can import; its text is all there is
+            return shown
+        if not isinstance(error, Exception):
+            return shown
+        error.__cause__ = shown
+        return error
+
+
+Event = PartProgress | PartDone | PartFailed
+
+
+class Workers(Protocol):
+    """Writes parts elsewhere, some at a time. Used as a context: leaving it ends all that it began."""
+
+    capacity: int
+    """Most parts that may be begun and not ended."""
+
+    def begin(self, number: int, part_input: Any) -> None:
+        """Have a part written; at most ``capacity`` of them at a time."""
+
+    def wait(self) -> list[Event]:
+        """Wait until something happens; some part must have been begun. A part ends with PartDone or PartFailed."""
+
+
+def write_part(
+    job: PartJob[Any], number: int, part_input: Any, on_sample: Callable[[], None] = lambda: None
+) -> PartDone | PartFailed:
+    """Write a part; an error becomes a value that can travel."""
+    try:
+        return PartDone(number, job.write(number, part_input, on_sample))
+    except Exception as error:  # noqa: BLE001 - raised by the user's function; raised again where the user looks
+        return failure(number, error)
+
+
+def failure(number: int, error: Exception, words: str = "") -> PartFailed:
+    """An error as a value that can travel, with words before it."""
+    trace = "".join(traceback.format_exception(error))
+    return PartFailed(number, words + summary_of(error), trace, _pickled(error))
+
+
+def summary_of(error: BaseException) -> str:
+    """The last line of a traceback: ``ValueError: bad line``."""
+    return "".join(traceback.format_exception_only(error)).strip()
+
+
+def _pickled(error: Exception) -> bytes | None:
+    try:
+        pickled = pickle.dumps(error)
+        pickle.loads(pickled)  # noqa: S301 - many errors can be pickled and not be made again
+    except Exception:  # noqa: BLE001 - then its text must do
         return None
+    return pickled

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lightning_streaming.cache import CacheConfig, ShardCache
-from tests.cache.datasets import fetch_shard, write_dataset
+from tests.cache.helpers import fetch_shard, write_dataset
 
 
 @pytest.fixture

@@ -12,15 +12,14 @@ from pathlib import Path
 import pytest
 
 from lightning_streaming.cache import CacheConfig, ShardCache
-from lightning_streaming.cache.arrival import claim
-from lightning_streaming.cache.fetching import Absence
-from lightning_streaming.cache.ledger import read_ledger
-from lightning_streaming.cache.room import CacheRoom
+from lightning_streaming.cache.file_states import claim
+from lightning_streaming.cache.quota import CacheQuota
+from lightning_streaming.cache.shard_cache import Absence
+from lightning_streaming.cache.usage import read_usage
 from lightning_streaming.errors import DiskFullError, StorageError
 from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.formats.mapping import map_file
-from tests.cache.datasets import cached, fetch_shard, parts, raw_data, write_dataset
-from tests.cache.disks import disk_of
+from lightning_streaming.formats.mds import map_file
+from tests.cache.helpers import cached, disk_of, fetch_shard, parts, raw_data, write_dataset
 from tests.loading.processes import wait_until
 
 SHARD = 3000
@@ -47,7 +46,7 @@ def test_a_full_disk_makes_room_by_eviction(small_disk: Path, tmp_path: Path, co
     assert not parts(small_disk / "cache")
     here = [name for name in cached(small_disk / "cache") if name.endswith(".mds")]
     assert 0 < len(here) < 12
-    assert read_ledger(small_disk / "cache") == len(here) * SHARD
+    assert read_usage(small_disk / "cache") == len(here) * SHARD
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
@@ -55,7 +54,7 @@ def test_however_little_is_left_a_shard_is_right_or_the_error_says_that_the_disk
     small_disk: Path, tmp_path: Path, compression: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The index, where it is from, the count, parts, the queue: each is the first for which there is no room."""
-    monkeypatch.setattr("lightning_streaming.cache.room._PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("lightning_streaming.cache.quota._WAIT_SECONDS", 0.05)
     found = []
     for pages in range(11):
         shutil.rmtree(small_disk / "cache", ignore_errors=True)
@@ -71,7 +70,7 @@ def test_however_little_is_left_a_shard_is_right_or_the_error_says_that_the_disk
 def test_a_disk_full_of_what_must_stay_is_told(
     small_disk: Path, tmp_path: Path, compression: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightning_streaming.cache.room._PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("lightning_streaming.cache.quota._WAIT_SECONDS", 0.05)
     cache = cache_on(small_disk, tmp_path / "remote", compression)
     shards = cache.read_index().shards
     used: list[memoryview] = []
@@ -109,7 +108,7 @@ def test_a_reader_waits_on_a_full_disk_until_others_let_go_and_who_fetches_ahead
 ) -> None:
     cache = cache_on(small_disk, tmp_path / "remote", None)
     shards, used = full_of_maps(cache)
-    room = CacheRoom([cache.place])
+    room = CacheQuota([cache.place])
     assert cache.fetch_ahead(shards[1], room) is Absence.NO_ROOM
     reader = threading.Thread(target=fetch_shard, args=(cache, shards[0]))
     reader.start()
@@ -119,9 +118,7 @@ def test_a_reader_waits_on_a_full_disk_until_others_let_go_and_who_fetches_ahead
     reader.join()
     assert cache.has(shards[0])
     assert not room.somebody_waits()
-    assert read_ledger(cache.place.directory) == sum(
-        path.stat().st_size for path in cache.place.directory.glob("*.mds")
-    )
+    assert read_usage(cache.place.directory) == sum(path.stat().st_size for path in cache.place.directory.glob("*.mds"))
 
 
 def test_a_directory_that_is_removed_while_room_is_made_is_told(tmp_path: Path) -> None:
@@ -132,9 +129,9 @@ def test_a_directory_that_is_removed_while_room_is_made_is_told(tmp_path: Path) 
     assert part is not None
     shutil.rmtree(tmp_path / "cache")
     with pytest.raises(StorageError, match="was removed while it was in use"):
-        CacheRoom([cache.place], 10**6).reserve(cache.place, [(part, 5)], spare_since=None)
+        CacheQuota([cache.place], 10**6).reserve(cache.place, [(part, 5)], spare_since=None)
     with pytest.raises(StorageError, match="was removed while it was in use"):
-        CacheRoom([cache.place], 1).reserve_now(cache.place, [(part, 5)], lambda: None)
+        CacheQuota([cache.place], 1).reserve(cache.place, [(part, 5)], let_go=lambda: None)
     part.close()
 
 

@@ -1,4 +1,7 @@
-"""The index on a node: parsed once, fetched again when it changed, and one and the same for every process of a run."""
+"""The index on a node: parsed once, fetched again when it changed, and one and the same for every process of a run.
+
+Waiting for whoever is at an index: as long as it lives, and no longer.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,20 @@ import os
 import pickle
 import random
 import shutil
+import threading
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from lightning_streaming.cache.arrival import part_path
+from lightning_streaming.cache import file_states
 from lightning_streaming.cache.config import CacheConfig
+from lightning_streaming.cache.file_states import claim, staging_path
 from lightning_streaming.cache.index_cache import IndexCache
-from lightning_streaming.cache.index_file import LARGE_INDEX_BYTES
-from lightning_streaming.errors import IndexFormatError, ObjectNotFoundError, StorageError
+from lightning_streaming.cache.index_files import LARGE_INDEX_BYTES, locked_index
+from lightning_streaming.errors import IndexFormatError, LockTimeoutError, ObjectNotFoundError, StorageError
 from lightning_streaming.formats.index import INDEX_BASENAME, dump_index
-from tests.cache.indexes import (
+from tests.cache.helpers import (
     LARGE,
     SMALL,
     forms,
@@ -284,7 +289,7 @@ class TestRemote:
         self, http_store: HttpStore, tmp_path: Path, suffix: str
     ) -> None:
         put(http_store.root, SMALL)
-        host, _, user, digest = part_path(tmp_path, INDEX_BASENAME).name.split("-")
+        host, _, user, digest = staging_path(tmp_path, INDEX_BASENAME).name.split("-")
         (tmp_path / "cache").mkdir()
         left, living = (tmp_path / "cache" / f".index-{of}-00000000-{user}-{digest}{suffix}" for of in (host, "0" * 8))
         for path in (left, living):
@@ -317,3 +322,33 @@ def _read_in_child(cache: IndexCache) -> None:
 
 def _read(cache: IndexCache) -> None:
     cache.read()
+
+
+def test_a_holder_that_lives_is_waited_for_though_nothing_arrives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while its download waits for others of its process: several times the patience of who waits for it."""
+    monkeypatch.setattr(file_states, "_BEAT_SECONDS", 0.02)
+    is_held, done = threading.Event(), list[str]()
+
+    def hold() -> None:
+        with locked_index(tmp_path, 1):
+            is_held.set()
+            threading.Event().wait(1.5)
+            done.append("holder")
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert is_held.wait(30)
+    with locked_index(tmp_path, 0.4):
+        done.append("waiter")
+    holder.join()
+    assert done == ["holder", "waiter"]
+
+
+def test_a_holder_that_is_stopped_is_given_up(tmp_path: Path) -> None:
+    part = claim(tmp_path, INDEX_BASENAME)
+    assert part is not None
+    with pytest.raises(LockTimeoutError, match=rf"waited 0\.1 s .* process {os.getpid()}"), locked_index(tmp_path, 0.1):
+        pass
+    part.close()

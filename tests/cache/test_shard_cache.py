@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from lightning_streaming.cache import CacheConfig, ShardCache
-from lightning_streaming.cache.arrival import claim
-from lightning_streaming.cache.fetching import Absence
-from lightning_streaming.cache.layout import default_cache_directory
+from lightning_streaming.cache.config import default_cache_directory
+from lightning_streaming.cache.file_states import claim
+from lightning_streaming.cache.shard_cache import Absence
 from lightning_streaming.errors import (
     ConfigError,
     IndexFormatError,
@@ -22,7 +22,7 @@ from lightning_streaming.errors import (
 )
 from lightning_streaming.formats.index import INDEX_BASENAME
 from lightning_streaming.storage import upload
-from tests.cache.datasets import cached, fetch_shard, raw_data, write_dataset
+from tests.cache.helpers import cached, fetch_shard, raw_data, write_dataset
 from tests.golden import golden_path
 from tests.servers import HttpStore, S3Store
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from lightning_streaming.cache import CacheConfig, ShardCache
-from lightning_streaming.cache.arrival import Part, claim
-from lightning_streaming.cache.fetching import Absence
-from lightning_streaming.cache.layout import default_cache_directory
+from lightning_streaming.cache.config import default_cache_directory
+from lightning_streaming.cache.file_states import StagingFile, claim
+from lightning_streaming.cache.shard_cache import Absence
 from lightning_streaming.errors import ConfigError, IntegrityError, ObjectNotFoundError, ShardCorruptError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex
 from lightning_streaming.storage import upload
-from tests.cache.datasets import cached, fetch_shard
-from tests.formats.split_datasets import FORMATS, put_dataset
+from tests.cache.helpers import cached, fetch_shard
+from tests.formats.small_shards import FORMATS, put_dataset
 from tests.servers import HttpStore, S3Store
 
 COMPRESSIONS = pytest.mark.parametrize("compression", [None, "zstd"])
@@ -216,7 +216,7 @@ class TestDiscard:
         path = tmp_path / "cache" / "shard.00000.csv"
         same_size_zeros(path)
 
-        def claimed_after_another_process(root: Path, basename: str) -> Part | None:
+        def claimed_after_another_process(root: Path, basename: str) -> StagingFile | None:
             (tmp_path / "anew").write_bytes(whole[path.name])
             (tmp_path / "anew").replace(path)
             return claim(root, basename)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_streaming.storage import retry
+from lightning_streaming.storage import retries
 from tests.faults.epochs import write_samples
 from tests.servers import FaultyStore
 
@@ -34,7 +34,7 @@ def zipped_samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """How waits between attempts grow is tested elsewhere; here it only takes time."""
-    monkeypatch.setattr(retry, "_FIRST_WAIT", 0.05)
+    monkeypatch.setattr(retries, "_FIRST_WAIT", 0.05)
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_streaming.errors import ConfigError, MissingDependencyError, ShardCorruptError
-from lightning_streaming.formats.codecs import CODECS
 from lightning_streaming.formats.compression import (
+    CODECS,
     check_algorithm,
     compress,
     decompress,

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from lightning_streaming import StreamingDataLoader, World
 from lightning_streaming.errors import ConfigError, SampleError
-from lightning_streaming.loading.cursor import Cursor
+from lightning_streaming.loading.state import Cursor
 from tests.helpers import ids, make_dataset, make_loader, raises, read_epochs, write_dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")

@@ -1,11 +1,24 @@
-"""The dataset by itself: samples by id, epochs, its place, and reading through a plain torch DataLoader."""
+"""The dataset by itself: samples by id, epochs, its place, and reading through a plain torch DataLoader.
+
+What datasets and loaders tell of themselves.
+
+What ``repr`` shows of a dataset and a loader: streams, samples if they are known, and the place; no secrets.
+
+Settings that work and do not suit: told of once, before the first batch, with what to do.
+"""
 
 from __future__ import annotations
 
 import copy
+import inspect
+import json
+import logging
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +28,9 @@ from torch.utils.data import DataLoader
 
 from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset, World
 from lightning_streaming.errors import ConfigError, SampleIndexError
-from tests.helpers import ids, make_dataset, make_loader, raises, read_epochs, write_dataset
+from lightning_streaming.loading.dataloader import why_empty
+from tests.helpers import ids, json_copy, make_dataset, make_loader, raises, read_epochs, write_dataset
+from tests.servers import HttpStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
@@ -297,3 +312,209 @@ def test_a_worker_does_not_tell_the_place_of_all(root: Path) -> None:
     assert len(_flat(DataLoader(dataset, batch_size=4))) == 29
     with raises(ConfigError, "in a worker", "StreamingDataLoader"):
         next(iter(DataLoader(dataset, batch_size=4, num_workers=1)))
+
+
+def test_a_dataset_tells_all_it_was_asked_for() -> None:
+    asked = set(inspect.signature(StreamingDataset).parameters)
+    told = make_dataset("/data").config()
+    told_of_streams = {"remote", "local", "storage_options", "stream_name", "stream_config"}
+    assert told.keys() == asked - {"world", *told_of_streams} | {"type"}
+    assert told["streams"]["0"]["remote"] == "/data"
+
+
+def test_telling_reads_nothing_and_goes_through_json() -> None:
+    loader = make_loader("s3://nowhere/at-all", predownload=np.int64(4), columns=("id",))
+    assert json_copy(loader.config()) == loader.config()
+
+
+@pytest.mark.parametrize(
+    ("one", "same"),
+    [
+        ({"epoch_size": "1.5k"}, {"epoch_size": 1500}),
+        ({"cache_limit": "1mb"}, {"cache_limit": 1 << 20}),
+        ({"columns": ("id",)}, {"columns": ["id"]}),
+    ],
+)
+def test_the_same_wish_in_other_words_is_told_alike(one: dict[str, Any], same: dict[str, Any]) -> None:
+    told = make_dataset("/data", **one).config()
+    assert told == make_dataset("/data", **same).config() != make_dataset("/data").config()
+
+
+def test_no_secret_is_told() -> None:
+    streams = {
+        "a": Stream(remote="https://user:secret@host/a?token=secret", storage_options={"key": "secret"}),
+        "b": Stream(remote="s3://b", local="/cache"),
+    }
+    one = make_dataset("s3://c", storage_options={"secret": "secret"})
+    assert "secret" not in json.dumps([make_loader(streams=streams).config(), one.config()])
+
+
+def _transform(sample: dict[str, Any]) -> dict[str, Any]:
+    return sample
+
+
+class _Transform:
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return sample
+
+
+@pytest.mark.parametrize(
+    ("transform", "name"),
+    [(_transform, "_transform"), (_Transform(), "_Transform"), (partial(_transform), "functools.partial")],
+)
+def test_functions_are_told_by_name(transform: Callable[..., Any], name: str) -> None:
+    assert make_dataset("/data", transform=transform).config()["transform"].endswith(name)
+
+
+def test_a_loader_tells_of_itself_and_its_dataset() -> None:
+    dataset = make_dataset("/data")
+    loader = StreamingDataLoader(dataset, num_workers=2, with_keys=True)
+    told = loader.config()
+    assert told["dataset"] == dataset.config()
+    assert (told["type"], told["num_workers"], told["with_keys"]) == ("StreamingDataLoader", 2, True)
+    told["dataset"]["streams"].clear()
+    assert loader.config()["dataset"]["streams"]
+
+
+@pytest.fixture(scope="module")
+def root_of_words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_dataset(tmp_path_factory.mktemp("data") / "a", 29)
+
+
+def test_a_dataset_tells_its_streams_samples_and_place(root_of_words: Path) -> None:
+    dataset = make_dataset(streams={"a": Stream(remote=str(root_of_words)), "b": Stream(local=str(root_of_words))})
+    before = f"<StreamingDataset: a='{root_of_words}', b='{root_of_words}'; index not read; at epoch 0, sample 0>"
+    assert repr(dataset) == before
+    assert len(dataset) == 58
+    assert repr(dataset) == before.replace("index not read", "58 samples")
+    dataset.next_epoch = 3
+    assert repr(dataset).endswith("at epoch 3, sample 0>")
+
+
+def test_a_loader_tells_where_the_next_batch_begins(root_of_words: Path) -> None:
+    loader = make_loader(root_of_words)
+    batches = iter(loader)
+    next(batches)
+    next(batches)
+    assert repr(loader) == (
+        f"<StreamingDataLoader: batch_size=4, num_workers=0; at epoch 0, sample 8; of "
+        f"<StreamingDataset: 0='{root_of_words}'; 29 samples; at epoch 0, sample 8>>"
+    )
+
+
+def test_many_streams_are_counted(root_of_words: Path) -> None:
+    dataset = StreamingDataset(streams={f"s{number}": Stream(remote=str(root_of_words)) for number in range(120)})
+    assert "and 116 more streams; index not read" in repr(dataset)
+    assert len(repr(dataset)) < 2000
+
+
+def test_nothing_is_read_for_it_and_nothing_secret_told(tmp_path: Path) -> None:
+    dataset = StreamingDataset(
+        streams={
+            "web": Stream(
+                remote="https://me:hunter2@nowhere.invalid/a?sig=hunter2", storage_options={"key": "hunter2"}
+            ),
+            "gone": Stream(remote=str(tmp_path / "gone")),
+        }
+    )
+    shown = f"{dataset!r} {StreamingDataLoader(dataset, batch_size=1)!r}"
+    assert "hunter2" not in shown
+    assert "https://nowhere.invalid/a" in shown
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("batch_size", [30, 100])
+def test_a_loader_that_leaves_out_its_only_batch_says_so(
+    root_of_words: Path, batch_size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = make_loader(root_of_words, batch_size=batch_size, drop_last=True)
+    with caplog.at_level(logging.WARNING):
+        assert list(loader) == []
+    assert (
+        "drop_last=True leaves no batch at all: an epoch has 29 samples for the only rank, and a batch has "
+        f"{batch_size}; pass drop_last=False, a batch_size of 29 at most, or more data"
+    ) in caplog.text
+    assert why_empty(make_loader(root_of_words, batch_size=29, drop_last=True)) is None
+    assert why_empty(make_loader(root_of_words, batch_size=30)) is None
+
+
+LOGGER = "lightning_streaming.loading.passes"
+
+
+UNSUITED: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "canonical nodes": ({"num_canonical_nodes": 30}, ["29 samples, fewer than its 30 canonical", "of at most 29"]),
+    "default nodes": ({"shuffle_algo": "py1s"}, ["fewer than its 64 canonical nodes", "num_canonical_nodes="]),
+    "epoch": ({"epoch_size": 3, "num_canonical_nodes": 4}, ["an epoch has 3 samples", "of at most 3"]),
+    "ranks": (
+        {"epoch_size": 3, "world": World(ranks_per_node=4, rank=0)},
+        ["3 samples, fewer than the 4 ranks", "larger epoch_size="],
+    ),
+    "block": ({"shuffle_block_size": 4}, ["shuffle_block_size=4 is below the 5 samples", "pass at least 5"]),
+}
+SUITED: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "canonical nodes": {"num_canonical_nodes": 29},
+    "ranks": {"epoch_size": 4, "world": World(ranks_per_node=4, rank=0)},
+    "block": {"shuffle_block_size": 5},
+    "no shuffle": {"shuffle": False, "shuffle_block_size": 4},
+    "other shuffle": {"shuffle_algo": "py1br", "shuffle_block_size": 4},
+    "nothing to fetch": {"predownload": 1},
+    "another rank": {"epoch_size": 3, "world": World(ranks_per_node=4, rank=1)},
+}
+
+
+def _told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == LOGGER]
+
+
+@pytest.mark.parametrize("name", UNSUITED)
+@pytest.mark.parametrize("workers", [None, 0, 2], ids=["dataset", "loader", "workers"])
+def test_what_does_not_suit_is_told_once(
+    root: Path, caplog: pytest.LogCaptureFixture, name: str, workers: int | None
+) -> None:
+    settings, words = UNSUITED[name]
+    if workers is None:
+        dataset = make_dataset(root, **settings)
+        for _ in range(2):
+            assert list(dataset)
+    else:
+        with closing(make_loader(root, workers=workers, **settings)) as loader:
+            for _ in range(2):
+                assert list(loader)
+    (told,) = _told(caplog)
+    assert [word for word in ["streams 0: ", *words] if word not in told] == []
+    assert caplog.records[0].levelno == logging.WARNING
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_so_it_is_to_who_reads_through_torchs_loader(
+    root: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, workers: int
+) -> None:
+    handler = logging.StreamHandler()  # workers write to the stderr that they inherit
+    logging.getLogger(LOGGER).addHandler(handler)
+    try:
+        loader: DataLoader[Any] = DataLoader(
+            make_dataset(root, shuffle_block_size=4), batch_size=4, num_workers=workers
+        )
+        for _ in range(2):
+            assert len(list(loader)) == 8
+    finally:
+        logging.getLogger(LOGGER).removeHandler(handler)
+    assert capfd.readouterr().err.count("shuffle_block_size=4 is below") == 1
+
+
+@pytest.mark.parametrize("name", SUITED)
+def test_what_suits_is_not_talked_of(root: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    assert list(make_dataset(root, **SUITED[name]))
+    assert _told(caplog) == []
+
+
+@pytest.mark.parametrize(("predownload", "count"), [(3, 1), (4, 0), (None, 0)])
+def test_fetching_less_ahead_than_a_batch_is_told_of(
+    http_store: HttpStore, tmp_path: Path, caplog: pytest.LogCaptureFixture, predownload: int | None, count: int
+) -> None:
+    write_dataset(http_store.root, 10)
+    dataset = StreamingDataset(remote=http_store.url, local=str(tmp_path), batch_size=4, predownload=predownload)
+    assert len(list(dataset)) == 10
+    assert len(_told(caplog)) == count
+    assert all("predownload=3 is below batch_size=4" in told and "at least 4" in told for told in _told(caplog))

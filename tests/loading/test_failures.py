@@ -28,7 +28,7 @@ from lightning_streaming.errors import (
 from lightning_streaming.loading import epochs
 from lightning_streaming.order.draw import Order, draw_order
 from lightning_streaming.order.settings import OrderSettings
-from lightning_streaming.order.shape import DatasetShape
+from lightning_streaming.order.weights import DatasetShape
 from tests.helpers import ids, make_loader, raises, write_dataset
 from tests.loading.processes import children, wait_until
 from tests.servers import HttpStore, S3Store

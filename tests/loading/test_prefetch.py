@@ -5,11 +5,27 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from lightning_streaming.loading.prefetch import Reach, ShardNeed, ShardPrefetcher, default_reach
+from lightning_streaming.loading import prefetch
+from lightning_streaming.loading.prefetch import (
+    BatchShards,
+    LastUses,
+    Lookahead,
+    NodePlan,
+    ShardNeed,
+    ShardPrefetcher,
+    batches_until,
+    default_lookahead,
+)
 from tests.helpers import make_dataset, make_loader, write_dataset
 from tests.loading.processes import wait_until
 
@@ -28,7 +44,7 @@ def test_shards_are_fetched_in_the_order_of_need_up_to_the_horizon() -> None:
         return True
 
     fetched: list[int] = []
-    prefetcher = ShardPrefetcher(iter(_needs(0, 4, 8, 12)), fetch, Reach(8, 8), num_threads=1)
+    prefetcher = ShardPrefetcher(iter(_needs(0, 4, 8, 12)), fetch, Lookahead(8, 8), num_threads=1)
     assert wait_until(lambda: len(fetched) == 2)
     prefetcher.reader_at(1)
     assert wait_until(lambda: len(fetched) == 3)
@@ -44,7 +60,7 @@ def test_before_the_first_sample_is_read_fewer_shards_may_be_fetched() -> None:
         return True
 
     fetched: list[int] = []
-    prefetcher = ShardPrefetcher(iter(_needs(0, 4, 8, 12)), fetch, Reach(at_first=2, later=8), num_threads=1)
+    prefetcher = ShardPrefetcher(iter(_needs(0, 4, 8, 12)), fetch, Lookahead(at_first=2, later=8), num_threads=1)
     assert wait_until(lambda: len(fetched) == 1)
     time.sleep(0.02)
     assert fetched == [0]
@@ -60,12 +76,12 @@ def test_before_the_first_sample_is_read_fewer_shards_may_be_fetched() -> None:
 def test_without_being_told_a_worker_looks_ahead_some_batches_and_some_shards(
     batch_size: int, samples_per_shard: float, readers: int, at_first: int, later: int
 ) -> None:
-    assert default_reach(batch_size, samples_per_shard, readers) == (at_first, later)
+    assert default_lookahead(batch_size, samples_per_shard, readers) == (at_first, later)
 
 
 def test_several_shards_are_fetched_at_a_time() -> None:
     together = threading.Barrier(4)
-    prefetcher = ShardPrefetcher(iter(_needs(0, 0, 0, 0)), lambda shard: together.wait(5) >= 0, Reach(1, 1))
+    prefetcher = ShardPrefetcher(iter(_needs(0, 0, 0, 0)), lambda shard: together.wait(5) >= 0, Lookahead(1, 1))
     assert wait_until(lambda: not _prefetch_threads())
     for shard in range(4):
         prefetcher.retry_if_failed(shard)
@@ -79,7 +95,7 @@ def test_a_failure_waits_for_whoever_needs_the_shard_and_stops_nobody_else() -> 
         return True
 
     fetched: list[int] = []
-    prefetcher = ShardPrefetcher(iter(_needs(0, 0, 0)), fetch, Reach(1, 1))
+    prefetcher = ShardPrefetcher(iter(_needs(0, 0, 0)), fetch, Lookahead(1, 1))
     assert wait_until(lambda: not _prefetch_threads())
     assert sorted(fetched) == [0, 1, 2]
     prefetcher.retry_if_failed(0)
@@ -94,7 +110,7 @@ def test_a_shard_without_room_waits_until_the_reader_has_moved_on_and_all_after_
 
     tried: list[int] = []
     has_room = threading.Event()
-    prefetcher = ShardPrefetcher(iter(_needs(0, 0, 0, 0)), fetch, Reach(1, 1), num_threads=1)
+    prefetcher = ShardPrefetcher(iter(_needs(0, 0, 0, 0)), fetch, Lookahead(1, 1), num_threads=1)
     assert wait_until(lambda: tried == [0, 1])
     prefetcher.moved_on()
     assert wait_until(lambda: tried == [0, 1, 1])
@@ -110,7 +126,7 @@ def test_who_waits_for_room_ends_with_the_pass() -> None:
         return False
 
     tried = threading.Event()
-    prefetcher = ShardPrefetcher(iter(_needs(0, 0)), fetch, Reach(1, 1))
+    prefetcher = ShardPrefetcher(iter(_needs(0, 0)), fetch, Lookahead(1, 1))
     assert tried.wait(5)
     prefetcher.close()
     assert wait_until(lambda: not _prefetch_threads())
@@ -144,3 +160,74 @@ def test_nothing_is_fetched_ahead_where_data_is_read_in_place(tmp_path: Path) ->
     samples = iter(make_dataset(write_dataset(tmp_path / "data"), predownload=1))
     next(samples)
     assert not _prefetch_threads()
+
+
+def plan_of(batches: list[list[int]], worker: int = 0, num_workers: int = 1) -> NodePlan:
+    """A node whose batches hold these shards."""
+
+    def of_node() -> Iterator[BatchShards]:
+        for number, batch in enumerate(batches):
+            yield BatchShards(np.full(len(batch), number), np.asarray(batch, np.int64))
+
+    return NodePlan(
+        worker=worker,
+        num_workers=num_workers,
+        num_shards=6,
+        num_samples=sum(map(len, batches)),
+        own=lambda: (np.asarray(batch, np.int64) for batch in batches[worker::num_workers]),
+        of_node=of_node,
+    )
+
+
+_batches = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=8), max_size=12)
+
+
+@given(_batches)
+def test_each_shard_has_one_last_use_after_which_it_is_not_named(batches: list[list[int]]) -> None:
+    order = [shard for batch in batches for shard in batch]
+    uses = LastUses(plan_of(batches))
+    found: list[bool] = []
+    for batch in batches:
+        found += uses.among(np.asarray(batch), len(found)).tolist()
+    assert found == [shard not in order[place + 1 :] for place, shard in enumerate(order)]
+
+
+@given(_batches, st.integers(1, 3), st.data())
+def test_a_shard_is_finished_when_no_worker_needs_it_any_more(
+    batches: list[list[int]], num_workers: int, data: st.DataObject
+) -> None:
+    worker = data.draw(st.integers(0, num_workers - 1))
+    uses = LastUses(plan_of(batches, worker, num_workers))
+    own = batches[worker::num_workers]
+    told: list[int] = []
+    for read in range(1, len(own) + 20):
+        finished = uses.finished(read)
+        told += finished
+        latest = worker + (read - 1) * num_workers
+        behind = latest - prefetch._ROUNDS_BEHIND * num_workers
+        assert not {shard for batch in batches[max(behind + 1, 0) :] for shard in batch} & set(finished)
+    assert sorted(told) == sorted({shard for batch in own for shard in batch})
+
+
+def test_the_example_of_three_workers() -> None:
+    passed = batches_until(np.asarray([0, 1, 2, 4, 5]), 1, 3) - prefetch._ROUNDS_BEHIND
+    assert passed.tolist() == [1, 1, 2, 2, 3]
+
+
+def test_a_long_plan_is_looked_through_beside_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "_FEW_SAMPLES", 1)
+    uses = LastUses(plan_of([[1, 0, 1]]))
+    assert wait_until(lambda: uses.among(np.asarray([0]), 1).tolist() == [True])
+    assert uses.finished(3) == [0, 1]
+    uses.close()
+
+
+def test_a_plan_that_is_too_long_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never() -> Iterator[Any]:
+        raise AssertionError
+
+    monkeypatch.setattr(prefetch, "_MOST_SAMPLES", 2)
+    monkeypatch.setattr(prefetch, "_FEW_SAMPLES", 1)
+    uses = LastUses(replace(plan_of([[0, 0, 0]]), own=never, of_node=never))
+    assert uses.among(np.asarray([0]), 2).tolist() == [False]
+    assert uses.finished(9) == []

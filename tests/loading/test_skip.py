@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset
 from lightning_streaming.errors import ConfigError, StateError
-from lightning_streaming.loading.cursor import Cursor, Handover
 from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.loading.shared_memory import SharedPassStart
+from lightning_streaming.loading.state import Cursor
 from tests.helpers import State, ids, json_copy, make_dataset, make_loader, read_together, worlds, write_dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -242,9 +243,9 @@ def test_samples_counted_by_the_reader_are_those_that_were_read(root: Path) -> N
 def test_workers_are_told_of_as_many_gaps_as_there_may_be(root: Path) -> None:
     dataset: StreamingDataset = make_dataset(root, skip=["0", "2", "4"])
     start = passes_of(dataset).begin(dataset.current_world(), 4)
-    handover = Handover(most_gaps=3)
-    handover.assign(start)
-    assert handover.assigned() == start
+    pass_start = SharedPassStart(most_gaps=3)
+    pass_start.assign(start)
+    assert pass_start.assigned() == start
     assert start.gaps.runs == ((0, 4), (8, 12), (16, 20))
     assert pickle.loads(pickle.dumps(start.gaps)) == start.gaps
 

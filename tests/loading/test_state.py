@@ -1,11 +1,18 @@
-"""The saved position: what it holds, what is accepted, and what is refused in words."""
+"""The saved position: what it holds, what is accepted, and what is refused in words.
+
+States with one thing wrong are refused in words, or mean what they say; nothing else is raised, nothing hangs.
+
+A state put back and taken again without a batch between is the same state, whatever the workers are at.
+"""
 
 from __future__ import annotations
 
 import io
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +21,12 @@ import torch
 
 from lightning_streaming import Stream, StreamingDataLoader, World
 from lightning_streaming.errors import ConfigError, StateError, StateMismatchError
+from lightning_streaming.loading.state import read_state
 from tests.helpers import State, ids, json_copy, make_dataset, make_loader, read_epochs, write_dataset, write_shards
+from tests.loading.mutated import mutations
+from tests.loading.processes import wait_until
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
 FIVE = {"epoch": 1, "sample_in_epoch": 8, "shuffle_seed": 7, "num_canonical_nodes": 2, "initial_physical_nodes": 2}
 FOUR = {key: value for key, value in FIVE.items() if key != "initial_physical_nodes"}
@@ -267,3 +279,274 @@ def test_a_refused_state_can_be_replaced(root: Path, state: State) -> None:
         len(loader)
     loader.load_state_dict(FIVE)
     assert len(ids(loader)) == 6
+
+
+Make = Callable[[], StreamingDataLoader]
+OF_THE_REFERENCE = {
+    "epoch": 1,
+    "sample_in_epoch": 8,
+    "shuffle_seed": 7,
+    "num_canonical_nodes": 2,
+    "initial_physical_nodes": 2,
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "random": {},
+    "blockwise": {"shuffle_algo": "blockwise"},
+    "per_stream": {"batching_method": "per_stream"},
+    "stratified": {"batching_method": "stratified"},
+    "device_per_stream": {"batching_method": "device_per_stream"},
+    "skipped": {"skip": ["4-5", "12"]},
+    "many streams": {"repeats": 32},
+    "of the reference": {},
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    data = tmp_path_factory.mktemp("data")
+    write_dataset(data / "a")
+    write_dataset(data / "b", 12, first_id=100)
+    return data
+
+
+def maker(data: Path, repeats: int = 0, **settings: Any) -> Make:
+    streams = {name: Stream(remote=str(data / name)) for name in ("a", "b")}
+    streams |= {f"b{number}": Stream(remote=str(data / "b")) for number in range(repeats)}
+    return lambda: make_loader(streams=streams, **settings)
+
+
+def saved(make: Make) -> State:
+    batches = iter(loader := make())
+    for _ in range(3):
+        next(batches)
+    return loader.state_dict()
+
+
+def is_read(state: Any) -> bool:
+    try:
+        read_state(state)
+    except StateError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_with_one_thing_wrong_is_refused_or_means_what_it_says(data: Path, kind: str) -> None:
+    make = maker(data, **KINDS[kind])
+    state: State = OF_THE_REFERENCE if kind == "of the reference" else saved(make)
+    whole, outcomes = read_state(state), dict.fromkeys(("refused", "the same", "another place"), 0)
+    for change, mutated in mutations(state):
+        try:
+            if read_state(mutated) == whole:
+                outcomes["the same"] += 1
+                continue
+            loader = make()
+            loader.load_state_dict(mutated)
+            now = loader.state_dict()
+            next(iter(loader))
+        except StateError:
+            outcomes["refused"] += 1
+            continue
+        except Exception as error:
+            raise AssertionError(f"{change}: {error!r}") from error
+        outcomes["another place"] += 1
+        assert [now[key] for key in ("shuffle_seed", "num_canonical_nodes")] == [
+            mutated[key] for key in ("shuffle_seed", "num_canonical_nodes")
+        ], change
+        place, asked = ((one["epoch"], one["sample_in_epoch"]) for one in (now, mutated))
+        assert place == asked or "skipped" in change or asked[0] == -1, change
+    assert outcomes["refused"] > 4 * (outcomes["the same"] + outcomes["another place"])
+
+
+@pytest.mark.parametrize("canonical", [32, 64])
+@pytest.mark.parametrize("method", ["per_stream", "stratified", "device_per_stream"])
+def test_a_state_of_batches_larger_than_the_samples_of_an_epoch_is_read(
+    data: Path, method: str, canonical: int
+) -> None:
+    def make() -> StreamingDataLoader:
+        return make_loader(data / "b", batch_size=13, batching_method=method, num_canonical_nodes=canonical)
+
+    batches = iter(loader := make())
+    next(batches)  # of 12 samples, which the canonical nodes repeat
+    again = make()
+    again.load_state_dict(loader.state_dict())
+    assert [ids([batch]) for batch in again] == [ids([batch]) for batch in batches]
+
+
+@pytest.mark.parametrize("kind", ["random", "stratified", "skipped", "many streams"])
+def test_what_is_refused_when_it_is_loaded_changes_nothing(data: Path, kind: str) -> None:
+    make = maker(data, **KINDS[kind])
+    state, loader, dataset = saved(make), make(), make().dataset
+    batches = iter(loader)
+    next(batches)
+    before, of_dataset = loader.state_dict(), dataset.state_dict()
+    for _, mutated in mutations(state):
+        if is_read(mutated):
+            continue
+        for one in (loader, dataset):
+            with pytest.raises(StateError):
+                one.load_state_dict(mutated)
+    assert (loader.state_dict(), dataset.state_dict()) == (before, of_dataset)
+    assert next(batches)  # the pass under way goes on
+    assert loader.state_dict()["sample_in_epoch"] == 2 * before["sample_in_epoch"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"epoch": -1}, "'epoch' of a saved position must be a whole number in"),
+        ({"epoch": 2**31}, "'epoch'"),
+        ({"num_canonical_nodes": 2**62}, "'num_canonical_nodes' of a saved position must be .* is 4611686018427387904"),
+        ({"num_canonical_nodes": 10**9}, "'num_canonical_nodes'"),
+        ({"initial_physical_nodes": 2**62}, "'initial_physical_nodes'"),
+        ({"version": True}, "has version True"),
+        (
+            {"batch_geometry": {"num_nodes": 1, "ranks_per_node": 1}},
+            "'batch_geometry' of a saved position needs 'batch",
+        ),
+        ({"batch_geometry": {"num_nodes": 9, "ranks_per_node": 9, "batch_size": 9}}, "batches of 729 samples, of an"),
+        ({"skipped": {"five": [0, 0, 0, 4]}}, "a range of batches is written like '12-20', but one is 'five'"),
+        ({"skipped": {"5": [0, 0, 4]}}, "'5' of 'skipped' of a saved position must be a list of 4 whole numbers"),
+        ({"skipped": {"5": [0, 0, 9, 4]}}, "'5' of 'skipped'"),
+        ({"skipped": {"5": [0, 8, 0, 4]}}, "'5' of 'skipped'"),
+        ({"skipped": {"5": [0, 8, 0, 10**9]}}, "'5' at sample 1000000000 of an epoch of 41"),
+        ({"fingerprint": {"order": {}}}, "'fingerprint' of a saved position needs 'streams'"),
+        ({"fingerprint": {"order": [], "streams": {}}}, "'order' of 'fingerprint' of a saved position is a dict"),
+        (
+            {"streams": {"hashes": "", "width": 4, "digests": "?"}},
+            "'digests' of 'streams' of a saved position must be B",
+        ),
+        ({"x" * 5000: 1, "epoch": "y" * 5000}, r"is 'y+\.\.\.y+'; the state was edited or damaged; go on from another"),
+    ],
+    ids=lambda value: "" if isinstance(value, dict) else value,
+)
+def test_the_error_names_the_field_what_was_found_and_the_way_out(data: Path, change: State, words: str) -> None:
+    make = maker(data)
+    with pytest.raises(StateError, match=words) as caught:
+        make().load_state_dict({**saved(make), **change})
+    way_out = "resume with the release that wrote it" if "version" in change else "go on from another checkpoint"
+    assert way_out in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("nodes", [2**16 + 1, 10**6])
+def test_many_times_more_canonical_nodes_than_samples_are_refused_once_the_data_is_known(
+    data: Path, nodes: int
+) -> None:
+    loader = make_loader(data / "a")
+    loader.load_state_dict({**OF_THE_REFERENCE, "num_canonical_nodes": nodes})
+    with pytest.raises(StateError, match=f"'num_canonical_nodes' of the saved position is {nodes}, and an epoch of 29"):
+        next(iter(loader))
+    with pytest.raises(ConfigError, match=f"num_canonical_nodes is {nodes}.*ask for fewer"):
+        len(make_loader(data / "a", num_canonical_nodes=nodes))
+
+
+def test_as_many_as_a_saved_state_may_have_may_be_asked_for(data: Path) -> None:
+    with pytest.raises(ConfigError, match=r"num_canonical_nodes must be a whole number in \[0, 1048576\]"):
+        make_dataset(data / "a", num_canonical_nodes=2**20 + 1)
+
+
+def test_a_state_without_what_helps_to_tell_changes_is_as_good(data: Path) -> None:
+    make = maker(data)
+    state = saved(make)
+    rest = []
+    for one in (state, {key: value for key, value in state.items() if key != "streams"}):
+        loader = make()
+        loader.load_state_dict(one)
+        rest.append(ids(loader))
+    assert rest[0] == rest[1]
+
+
+WAYS = pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+PLACES = pytest.mark.parametrize("batches", [0, 3, 8, 11], ids=["unread", "mid-epoch", "epoch's end", "next epoch"])
+
+
+@pytest.fixture(scope="module")
+def streams(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Stream]:
+    """Two streams, of which an epoch holds 32 samples."""
+    root = tmp_path_factory.mktemp("data")
+    return {
+        "a": Stream(remote=str(write_dataset(root / "a", 17)), repeat=1.5),
+        "b": Stream(remote=str(write_dataset(root / "b", 12, first_id=100)), repeat=0.6),
+    }
+
+
+@contextmanager
+def _loader(streams: dict[str, Stream], workers: int, persistent: bool, **more: Any) -> Iterator[StreamingDataLoader]:
+    options = {"persistent_workers": persistent}
+    with closing(make_loader(streams=streams, workers=workers, loader=options, **more)) as loader:
+        yield loader
+
+
+def _read(loader: StreamingDataLoader, batches: int) -> None:
+    iterator = iter(loader)
+    for _ in range(batches):
+        if next(iterator, None) is None:
+            iterator = iter(loader)
+            next(iterator)
+
+
+@WAYS
+@PLACES
+def test_saved_restored_and_saved_is_the_same(
+    streams: dict[str, Stream], workers: int, persistent: bool, batches: int
+) -> None:
+    with _loader(streams, workers, persistent) as loader:
+        _read(loader, batches)
+        state = loader.state_dict()
+        loader.load_state_dict(json_copy(state))  # into the loader itself, its workers running
+        assert loader.state_dict() == state
+        unused = iter(loader)
+        assert loader.state_dict() == state
+    assert (state["epoch"], state["sample_in_epoch"]) == divmod(4 * batches, 32)
+    with _loader(streams, workers, persistent) as fresh:
+        for _ in range(2):
+            fresh.load_state_dict(json_copy(state))
+            assert fresh.state_dict() == state
+        assert fresh.cursor() == loader.normalised(loader.cursor())
+    del unused
+
+
+@pytest.mark.parametrize("prefetch_factor", [1, 4])
+def test_batches_that_workers_have_ready_do_not_count(
+    streams: dict[str, Stream], tmp_path: Path, prefetch_factor: int
+) -> None:
+    def note(sample: dict[str, Any]) -> dict[str, Any]:
+        (tmp_path / str(sample["id"])).touch()
+        return sample
+
+    options = {"prefetch_factor": prefetch_factor, "persistent_workers": True}
+    loader = make_loader(streams=streams, workers=2, transform=note, loader=options, sampling_method="fixed")
+    expected, states = read_epochs(make_loader(streams=streams, sampling_method="fixed"), 1)
+    with closing(loader):
+        batches = iter(loader)
+        assert ids([next(batches)]) == expected[:1]
+        ahead = {one for batch in expected[: 2 * prefetch_factor + 1] for one in batch}
+        assert wait_until(lambda: len(list(tmp_path.iterdir())) >= len(ahead))
+        assert loader.state_dict() == states[1]
+        loader.load_state_dict(loader.state_dict())
+        assert ids(loader) == expected[1:]
+
+
+def _sequence(loader: StreamingDataLoader) -> tuple[list[int], list[State]]:
+    batches, states = read_epochs(loader, 2)
+    return [one for batch in batches for one in batch], states
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("micro_batch", [2, 3, 8, 12, 40], ids="batch {}".format)
+def test_another_micro_batch_goes_on_with_the_next_sample(
+    streams: dict[str, Stream], micro_batch: int, workers: int
+) -> None:
+    whole, states = _sequence(make_loader(streams=streams))
+    assert len(whole) == 64
+    for state in (states[3], states[8], states[13]):
+        given = json_copy(state)
+        before = deepcopy(given)
+        for _ in range(2):  # a state may be used more than once
+            loader = make_loader(streams=streams, batch_size=micro_batch, workers=workers)
+            loader.load_state_dict(given)
+            assert loader.state_dict() == given == before
+            rest, passed = _sequence(loader)
+            assert rest == whole[state["epoch"] * 32 + state["sample_in_epoch"] :]
+            assert (passed[-1]["epoch"], passed[-1]["sample_in_epoch"]) == (2, 0)

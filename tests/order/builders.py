@@ -8,10 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.order.settings import OrderSettings
-from lightning_streaming.order.shape import DatasetShape
-from lightning_streaming.order.shuffle import shuffle_into
-from lightning_streaming.order.shuffle.task import ShuffleTask
-from lightning_streaming.order.weights import StreamWeight, resolve_weights
+from lightning_streaming.order.shuffles import ShuffleTask, shuffle_into
+from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
 
 CANONICAL = 12
 

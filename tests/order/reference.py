@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.order.batching.device_per_stream import DevicePerStream
-from lightning_streaming.order.deal import Deal, read_again
-from lightning_streaming.order.layout import BatchGeometry, Regrouped
+from lightning_streaming.order.batchings import DevicePerStream
+from lightning_streaming.order.partition import BatchGeometry, Partition, Regrouped, read_again
 from lightning_streaming.order.plan import EpochPlan
 from lightning_streaming.order.settings import OrderSettings
 from tests.golden import golden_path
@@ -29,7 +28,7 @@ def reference_start(settings: OrderSettings, consumed: int, current: BatchGeomet
     return consumed - consumed % step
 
 
-def work_array(plan: EpochPlan, deal: Deal, workers: int) -> NDArray[np.int64]:
+def work_array(plan: EpochPlan, deal: Partition, workers: int) -> NDArray[np.int64]:
     """The reference's array of sample ids, of shape (nodes, ranks, workers, batches per worker, batch size).
 
     Worker ``w`` of a rank takes batches ``w``, ``w + workers``, and so on; -1 stands where there is no sample.
@@ -45,7 +44,7 @@ def work_array(plan: EpochPlan, deal: Deal, workers: int) -> NDArray[np.int64]:
     return array
 
 
-def reference_work_array(plan: EpochPlan, deal: Deal, workers: int) -> NDArray[np.int64]:
+def reference_work_array(plan: EpochPlan, deal: Partition, workers: int) -> NDArray[np.int64]:
     """Like :func:`work_array`, with the endings of the reference that leave ranks with unequal batches.
 
     Ours deals such an ending in turn, or leaves it out where batches are composed per rank.

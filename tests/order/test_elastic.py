@@ -17,15 +17,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.order.deal import Deal
 from lightning_streaming.order.draw import draw_order
-from lightning_streaming.order.geometry import epoch_geometry, layout
-from lightning_streaming.order.layout import BatchGeometry
+from lightning_streaming.order.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
 from lightning_streaming.order.plan import EpochPlan, epoch_sequence, plan_epoch, resume_position
 from lightning_streaming.order.sequence import fits
 from lightning_streaming.order.settings import BATCHING_METHODS, SHUFFLE_ALGOS, OrderSettings
-from lightning_streaming.order.shape import DatasetShape
-from lightning_streaming.order.weights import StreamWeight, resolve_weights
+from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
 from lightning_streaming.world import World
 from tests.order.builders import make_shape
 
@@ -49,7 +46,7 @@ class Stretch:
 
     leg: Leg
     plan: EpochPlan
-    deal: Deal
+    deal: Partition
     batches: int
 
 
@@ -66,13 +63,13 @@ def stretches(asked: OrderSettings, shape: DatasetShape, epoch: int, legs: Seque
             kept = geometry
         plan = plan_epoch(asked, shape, geometry, epoch, order)
         start = resume_position(plan.sequence, position, current.num_ranks)
-        deal = Deal(
+        deal = Partition(
             length=len(plan),
             start=start,
             num_nodes=current.num_nodes,
             ranks_per_node=current.ranks_per_node,
             batch_size=current.batch_size,
-            layout=layout(asked, current, geometry),
+            layout=rank_layout(asked, current, geometry),
         )
         left = deal.num_batches()
         batches = left if number == len(legs) - 1 else min(leg.steps, left)

@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 
 from lightning_streaming.errors import StateError, StreamingError
-from lightning_streaming.order.deal import Deal
 from lightning_streaming.order.draw import draw_order
-from lightning_streaming.order.geometry import epoch_geometry, layout
-from lightning_streaming.order.layout import BatchGeometry
+from lightning_streaming.order.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
 from lightning_streaming.order.plan import EpochPlan, plan_epoch, resume_position
 from lightning_streaming.order.settings import OrderSettings
-from lightning_streaming.order.shape import DatasetShape
-from lightning_streaming.order.weights import ResolvedWeights, StreamWeight, resolve_weights
+from lightning_streaming.order.weights import DatasetShape, ResolvedWeights, StreamWeight, resolve_weights
 from lightning_streaming.units import parse_count
 from lightning_streaming.world import World
 from tests.order.reference import assert_is, load, reference_start, reference_work_array, work_array
@@ -42,7 +39,7 @@ class Epoch:
     weights: ResolvedWeights
     world: World
     plan: EpochPlan
-    deal: Deal
+    deal: Partition
 
 
 def parallel_world(config: dict[str, Any]) -> World:
@@ -69,13 +66,13 @@ def work_out(config: dict[str, Any]) -> Epoch:
     order = draw_order(settings, shape, config["epoch"])
     plan = plan_epoch(settings, shape, geometry, config["epoch"], order)
     start = resume_position(plan.sequence, config["sample_in_epoch"], world.num_ranks)
-    deal = Deal(
+    deal = Partition(
         length=len(plan),
         start=reference_start(settings, start, current, geometry),
         num_nodes=world.num_nodes,
         ranks_per_node=world.ranks_per_node,
         batch_size=config["batch_size"],
-        layout=layout(settings, current, geometry),
+        layout=rank_layout(settings, current, geometry),
     )
     return Epoch(settings=settings, weights=weights, world=world, plan=plan, deal=deal)
 

@@ -12,10 +12,19 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, SampleIndexError
-from lightning_streaming.order.quality.cache import lru_downloads
-from lightning_streaming.order.quality.cost import Visits, largest_burst, needed_within, open_at_once, shard_visits
-from lightning_streaming.order.quality.mixing import Mixing, mean_entropy, mixing, uniform_mixing
-from lightning_streaming.order.quality.shards import shards_of
+from lightning_streaming.order.quality import (
+    Mixing,
+    Visits,
+    largest_burst,
+    lru_downloads,
+    mean_entropy,
+    mixing,
+    needed_within,
+    open_at_once,
+    shard_visits,
+    shards_of,
+    uniform_mixing,
+)
 
 SHARDS = np.full(100, 256)
 IN_ORDER = np.arange(25_600).reshape(-1, 64)

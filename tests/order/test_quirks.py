@@ -15,19 +15,14 @@ import pytest
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import StateError
-from lightning_streaming.loading.cursor import Cursor
 from lightning_streaming.loading.epochs import Epochs
-from lightning_streaming.loading.source import SampleSource
-from lightning_streaming.loading.state import SavedPosition
-from lightning_streaming.order.deal import Deal
-from lightning_streaming.order.draw import draw_order
-from lightning_streaming.order.geometry import epoch_geometry, layout
-from lightning_streaming.order.layout import BatchGeometry
+from lightning_streaming.loading.sample_source import SampleSource
+from lightning_streaming.loading.state import Cursor, SavedPosition
+from lightning_streaming.order.draw import draw_order, per_shard_choice
+from lightning_streaming.order.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
 from lightning_streaming.order.plan import EpochPlan, epoch_sequence, plan_epoch, resume_position
-from lightning_streaming.order.sampling import per_shard_choice
 from lightning_streaming.order.settings import OrderSettings
-from lightning_streaming.order.shape import DatasetShape
-from lightning_streaming.order.weights import StreamWeight, resolve_weights
+from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
 from lightning_streaming.world import World
 from tests.order.builders import make_settings, make_shape, shuffle_map
 from tests.order.reference import reference_work_array, work_array
@@ -39,16 +34,16 @@ def geometry_of(nodes: int, ranks: int, batch_size: int) -> BatchGeometry:
 
 def dealt(
     settings: OrderSettings, shape: DatasetShape, current: BatchGeometry, start: int = 0, initial: int | None = None
-) -> tuple[EpochPlan, Deal]:
+) -> tuple[EpochPlan, Partition]:
     geometry = epoch_geometry(settings, current, initial)
     plan = plan_epoch(settings, shape, geometry, 0, draw_order(settings, shape, 0))
-    deal = Deal(
+    deal = Partition(
         length=len(plan),
         start=start,
         num_nodes=current.num_nodes,
         ranks_per_node=current.ranks_per_node,
         batch_size=current.batch_size,
-        layout=layout(settings, current, geometry),
+        layout=rank_layout(settings, current, geometry),
     )
     return plan, deal
 

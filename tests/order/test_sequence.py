@@ -9,14 +9,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, SampleIndexError, StateError
-from lightning_streaming.order.deal import Deal
-from lightning_streaming.order.geometry import epoch_geometry, layout
-from lightning_streaming.order.layout import BatchGeometry
+from lightning_streaming.order.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
 from lightning_streaming.order.plan import plan_epoch, resume_position
 from lightning_streaming.order.sequence import CanonicalSequence
 from lightning_streaming.order.settings import OrderSettings
-from lightning_streaming.order.shape import DatasetShape
-from lightning_streaming.order.weights import StreamWeight, resolve_weights
+from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
 from tests.order.reference import assert_is, load, reference_start, reference_work_array, work_array
 
 CASES = load("order_components.json")["partitions"]
@@ -44,13 +41,13 @@ def partition(args: dict[str, Any], *, as_reference: bool = True) -> NDArray[np.
     geometry = epoch_geometry(settings, current, args["initial_physical"])
     plan = plan_epoch(settings, shape, geometry, 0, order=None)
     consumed = resume_position(plan.sequence, args["drop_first"], current.num_ranks)
-    deal = Deal(
+    deal = Partition(
         length=len(plan),
         start=reference_start(settings, consumed, current, geometry),
         num_nodes=current.num_nodes,
         ranks_per_node=current.ranks_per_node,
         batch_size=current.batch_size,
-        layout=layout(settings, current, geometry),
+        layout=rank_layout(settings, current, geometry),
     )
     whole = reference_work_array if as_reference else work_array
     return whole(plan, deal, args["workers_per_rank"])

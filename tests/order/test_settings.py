@@ -1,13 +1,27 @@
+"""The order of the 0.2 line of MosaicML Streaming: a stretched seed, one stream, py2s."""
+
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.order.names import BatchingMethod, ShuffleAlgo
-from lightning_streaming.order.settings import BATCHING_METHODS, SHUFFLE_ALGOS, OrderSettings
-from lightning_streaming.order.shuffle import SHUFFLES
+from lightning_streaming.order.draw import draw_order
+from lightning_streaming.order.partition import BatchGeometry, Partition, epoch_geometry
+from lightning_streaming.order.plan import EpochPlan, plan_epoch
+from lightning_streaming.order.settings import (
+    BATCHING_METHODS,
+    SHUFFLE_ALGOS,
+    BatchingMethod,
+    OrderSettings,
+    ShuffleAlgo,
+    stretched_seed,
+)
+from lightning_streaming.order.shuffles import SHUFFLES
+from tests.order.builders import make_shape
+from tests.order.reference import assert_is, load, work_array
 
 
 @pytest.mark.parametrize(
@@ -65,3 +79,73 @@ def test_settling_fills_in_what_was_not_said(said: dict[str, Any], canonical: in
 def test_settling_again_on_other_nodes_changes_nothing() -> None:
     settled = OrderSettings(shuffle=True).settled(num_nodes=2)
     assert settled.settled(num_nodes=16) == settled
+
+
+GOLDEN = load("order_components.json")
+CASES = GOLDEN["v02"]
+SERVED = [case for case in CASES if "error" not in case["out"]]
+UNEVEN_START = [case for case in CASES if case["out"].get("error") == "ValueError"]
+"""That line cannot go on after a number of samples that the nodes do not divide. We can: our start is exact."""
+REFUSED = [case for case in CASES if case["out"].get("error") == "AssertionError"]
+
+
+def work_out(args: dict[str, Any]) -> tuple[EpochPlan, Partition]:
+    """The epoch in today's settings; that line had one canonical node per node, and read single samples by default."""
+    nodes, ranks, batch_size = args["num_nodes"], args["ranks_per_node"], args["batch_size"] or 1
+    settings = OrderSettings(
+        shuffle=args["shuffle"],
+        shuffle_algo="py2s",
+        shuffle_seed=stretched_seed(args["shuffle_seed"]),
+        num_canonical_nodes=args["num_canonical_nodes"] or nodes,
+        partition_algo="orig",
+    ).settled(nodes)
+    shape = make_shape(GOLDEN["v02_shard_sets"][args["shards"]])
+    current = BatchGeometry(num_nodes=nodes, ranks_per_node=ranks, batch_size=batch_size)
+    geometry = epoch_geometry(settings, current, None)
+    order = draw_order(settings, shape, args["epoch"])
+    plan = plan_epoch(settings, shape, geometry, args["epoch"], order)
+    deal = Partition(
+        length=len(plan), start=args["drop_first"], num_nodes=nodes, ranks_per_node=ranks, batch_size=batch_size
+    )
+    return plan, deal
+
+
+def case_id(case: dict[str, Any]) -> str:
+    return str(list(case["args"].values()))
+
+
+def test_no_golden_epoch_is_left_out() -> None:
+    assert (len(SERVED), len(UNEVEN_START), len(REFUSED), len(CASES)) == (8, 1, 1, 10)
+
+
+@pytest.mark.parametrize("case", SERVED, ids=case_id)
+def test_the_seed_is_the_one_that_line_saved(case: dict[str, Any]) -> None:
+    assert stretched_seed(case["args"]["shuffle_seed"]) == case["out"]["derived_seed"]
+
+
+@pytest.mark.parametrize("case", SERVED, ids=case_id)
+def test_every_worker_reads_what_that_line_read(case: dict[str, Any]) -> None:
+    plan, deal = work_out(case["args"])
+    work = work_array(plan, deal, case["args"]["workers_per_rank"])
+    assert_is(work.reshape(*work.shape[:3], -1), case["out"])
+
+
+@pytest.mark.parametrize("case", UNEVEN_START, ids=case_id)
+def test_a_start_that_the_nodes_do_not_divide_is_served_where_that_line_failed(case: dict[str, Any]) -> None:
+    plan, deal = work_out(case["args"])
+    work = work_array(plan, deal, case["args"]["workers_per_rank"])
+    assert deal.start % deal.num_nodes
+    assert set(work[work >= 0]) == set(plan.ids_between(deal.start, deal.length))
+    assert len(np.unique((work >= 0).sum(axis=(2, 3, 4)))) == 1
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=case_id)
+def test_nodes_that_canonical_nodes_do_not_fit_are_refused(case: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="multiple or a divisor"):
+        work_out(case["args"])
+
+
+@pytest.mark.parametrize("seed", [0, 1, 9176, 2**40])
+def test_a_stretched_seed_is_below_2_to_the_60_and_the_same_each_time(seed: int) -> None:
+    assert 0 <= stretched_seed(seed) < 2**60
+    assert stretched_seed(seed) == stretched_seed(seed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-from tests.servers.link import Link
+from tests.servers.fault_server import Link
 from tests.servers.processes import serve_before, serve_files, serve_s3, until_input_ends
 
 

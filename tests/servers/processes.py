@@ -22,9 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.servers.fault_server import FaultServer
-from tests.servers.link import Link
-from tests.servers.upstreams import files_under, server_at
+from tests.servers.fault_server import FaultServer, Link
+from tests.servers.messages import files_under, server_at
 
 _REPOSITORY = Path(__file__).parents[2]
 # Ends the server when input ends, whoever started it and however that ended.

@@ -71,7 +71,7 @@ class FaultyStore:
             times: How many requests to spoil; -1 for all.
             skip: How many requests to serve well before.
             status: HTTP status for ``status`` and ``auth``.
-            more: Further fields of :class:`tests.servers.rules.Fault`.
+            more: Further fields of :class:`tests.servers.fault_server.Fault`.
         """
         rule = {"match": f"^{re.escape(self.prefix)}.*{match}", "fault": fault, "times": times, "skip": skip}
         _post(f"{self.server}/__fail", json.dumps({**rule, "status": status, **more}).encode())

@@ -1,3 +1,5 @@
+"""Filesystems that block, and asynchronous ones that no code of ours knows."""
+
 from __future__ import annotations
 
 import gc
@@ -7,16 +9,27 @@ import random
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import fsspec.asyn
+import fsspec
 import pytest
+from fsspec.asyn import AsyncFileSystem, get_lock
 
-from lightning_streaming.errors import ConfigError, MissingDependencyError
-from lightning_streaming.storage import download, prepare, read_bytes, upload
-from lightning_streaming.storage.filesystems import open_filesystem
+from lightning_streaming.errors import (
+    ConfigError,
+    DownloadError,
+    IntegrityError,
+    MissingDependencyError,
+    ObjectNotFoundError,
+    StorageError,
+)
+from lightning_streaming.storage import Location, prepare
+from lightning_streaming.storage.downloads import cut_chunks
+from lightning_streaming.storage.filesystems import call, open_filesystem
 from tests.servers import HttpStore, S3Store
 
 _NO_FORK_WARNING = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -95,7 +108,7 @@ def test_options_take_environment_variables(monkeypatch: pytest.MonkeyPatch) -> 
     assert open_filesystem("s3://bucket/x", options)[0].secret == "hunter3"
     monkeypatch.delenv("STORE_SECRET")
     with pytest.raises(ConfigError, match="STORE_SECRET"):
-        read_bytes("s3://bucket/x", options, retry=9, timeout=5)
+        Location("s3://bucket/x", options, attempts=9, timeout=5).read()
 
 
 def test_other_options_reach_the_filesystem() -> None:
@@ -108,10 +121,10 @@ def test_other_options_reach_the_filesystem() -> None:
 
 def _reads(url: str, options: dict[str, Any], expected: bytes) -> None:
     gc.collect()  # in a child: what it inherited and nobody holds goes now
-    assert read_bytes(url, options, retry=1, timeout=10) == expected
+    assert Location(url, options, attempts=1, timeout=10).read() == expected
     with TemporaryDirectory() as directory:
         path = Path(directory) / "x"
-        download(url, options, path, expected_bytes=len(expected), retry=1, timeout=10)
+        Location(url, options, attempts=1, timeout=10).download(path, size=len(expected))
         assert path.read_bytes() == expected
 
 
@@ -133,7 +146,7 @@ def test_parent_and_forked_child_read_side_by_side(
 ) -> None:
     url, options = (f"{s3.make_bucket()}/x", s3.options) if store == "s3" else (f"{http_store.url}/x", {})
     (tmp_path / "x").write_bytes(b"data")
-    upload(tmp_path / "x", url if store == "s3" else str(http_store.root / "x"), options)
+    Location(url if store == "s3" else str(http_store.root / "x"), options).upload(tmp_path / "x")
     _reads(url, options, b"data")
     assert _exit_code_of_fork(url, options, b"data") == 0
     _reads(url, options, b"data")  # over a connection that the child inherited
@@ -147,10 +160,10 @@ def test_a_child_forked_while_its_parent_downloads_in_parts_does_so_too(http_sto
     url = f"{http_store.url}/x"
     _reads(f"{http_store.url}/y", {}, b"small")
     http_store.fail("x", "slow", times=2, rate=10 << 20)
-    settings = {"expected_bytes": len(data), "retry": 1, "timeout": 10, "connections": 2}
-    parent = threading.Thread(target=download, args=(url, {}, tmp_path / "x"), kwargs=settings)
+    location, settings = Location(url, attempts=1, timeout=10), {"size": len(data), "connections": 2}
+    parent = threading.Thread(target=location.download, args=(tmp_path / "x",), kwargs=settings)
     parent.start()
-    while len(http_store.requests()) < 4:  # it holds all its lanes by then
+    while len(http_store.requests()) < 4:  # it holds all its slots by then
         assert parent.is_alive()
     assert _exit_code_of_fork(url, {}, data) == 0
     parent.join()
@@ -175,7 +188,7 @@ def test_a_child_forked_while_a_thread_holds_the_lock_of_fsspec_reads(http_store
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with fsspec.asyn.get_lock():
+        with get_lock():
             held.set()
             done.wait()
 
@@ -187,3 +200,167 @@ def test_a_child_forked_while_a_thread_holds_the_lock_of_fsspec_reads(http_store
     finally:
         done.set()
         holder.join()
+
+
+DATA = random.Random(0).randbytes((17 << 20) + 3)
+
+
+class _Stalling(BytesIO):
+    """Gives half of its bytes, and the rest once it is let go."""
+
+    def __init__(self, data: bytes, gate: threading.Event) -> None:
+        super().__init__(data)
+        self._gate = gate
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self.tell() >= len(self.getbuffer()) // 2:
+            self._gate.wait()
+        return super().read(size)
+
+
+class _Prefetching(BytesIO):
+    """A file like those of paramiko."""
+
+    prefetched = 0
+
+    def prefetch(self) -> None:
+        type(self).prefetched += 1
+
+
+class BlockingStore(fsspec.AbstractFileSystem):  # type: ignore[misc]
+    """One object; some of its readers stall."""
+
+    protocol = "blocking"
+    stalls = 0
+    gate = threading.Event()
+    made = 0
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        type(self).made += 1
+
+    def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
+        if path != "x":
+            raise FileNotFoundError(path)
+        cls = type(self)
+        cls.stalls -= 1
+        return _Stalling(DATA, cls.gate) if cls.stalls >= 0 else _Prefetching(DATA)
+
+    def find(self, path: str, **_: Any) -> list[str]:
+        self.gate.wait()
+        return []
+
+
+class OtherStore(AsyncFileSystem):  # type: ignore[misc]
+    """One object, which some stores of this kind send whole whatever is asked for."""
+
+    protocol = "other"
+    asked: list[tuple[int | None, int | None]] = []  # noqa: RUF012 - of the class, to be seen from outside
+    ignores_ranges = False
+
+    async def _info(self, path: str, **_: Any) -> dict[str, Any]:
+        return {"name": path, "size": len(DATA), "type": "file"}
+
+    async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        self.asked.append((start, end))
+        return DATA if self.ignores_ranges else DATA[start:end]
+
+
+@pytest.fixture(autouse=True)
+def _stores() -> Iterator[None]:
+    fsspec.register_implementation("blocking", BlockingStore, clobber=True)
+    fsspec.register_implementation("other", OtherStore, clobber=True)
+    BlockingStore.stalls, OtherStore.ignores_ranges = 0, False
+    BlockingStore.gate.clear()
+    OtherStore.asked.clear()
+    yield
+    BlockingStore.gate.set()
+
+
+def fetch(url: str, target: Path, **settings: Any) -> bytes:
+    location = Location(
+        url, settings.pop("options", {}), settings.pop("attempts", 2), timeout=settings.pop("timeout", 5)
+    )
+    location.download(target, **{"size": len(DATA), **settings})
+    return target.read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["local", "memory", "blocking", "other"])
+def test_whole_objects_and_parts_of_them_are_read(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "x").write_bytes(DATA)
+    if kind == "memory":
+        fsspec.filesystem("memory").pipe_file("/x", DATA)
+    url = str(tmp_path / "x") if kind == "local" else f"{kind}://x"
+    assert fetch(url, tmp_path / "y") == DATA
+    assert fetch(url, tmp_path / "y", size=None) == DATA
+    assert Location(url, attempts=1, timeout=5).read() == DATA
+    assert Location(url, attempts=1, timeout=5).read_range(1000, 2000) == DATA[1000:2000]
+    assert Location(url, attempts=1, timeout=5).read_range(1000, 1000) == b""
+    for wrong in (len(DATA) - 1, len(DATA) + 1, 0):
+        with pytest.raises(IntegrityError, match=r"x.* \(attempt 1 of 1\)"):
+            fetch(url, tmp_path / "y", size=wrong, attempts=1)
+    with pytest.raises(IntegrityError, match="promises"):
+        Location(url, attempts=1, timeout=5).read_range(len(DATA) - 10, len(DATA) + 10)
+
+
+def test_a_read_that_stalls_is_left_behind_and_writes_nothing_later(tmp_path: Path) -> None:
+    BlockingStore.stalls = 1
+    made = BlockingStore.made
+    assert fetch("blocking://x", tmp_path / "x", timeout=0.5, options={"for": "this test"}) == DATA
+    assert BlockingStore.made == made + 2  # the stalled one is not used again
+    (tmp_path / "x").write_bytes(b"mine now")
+    BlockingStore.gate.set()
+    for thread in threading.enumerate():
+        if thread.name == "lightning-streaming-transfer":
+            thread.join(10)
+    assert (tmp_path / "x").read_bytes() == b"mine now"
+
+
+def test_a_read_that_always_stalls_fails(tmp_path: Path) -> None:
+    BlockingStore.stalls = 2
+    with pytest.raises(
+        DownloadError, match=r"2 attempts failed, the last with TimeoutError: nothing arrived for 0\.3 s"
+    ):
+        fetch("blocking://x", tmp_path / "x", timeout=0.3)
+    assert not (tmp_path / "x").exists()
+
+
+def test_any_call_that_stalls_is_left_behind() -> None:
+    filesystem, _ = open_filesystem("blocking://x", {})
+    with pytest.raises(TimeoutError, match="not done"):
+        call(filesystem, "find", "", timeout=0.2)
+    assert open_filesystem("blocking://x", {})[0] is not filesystem
+
+
+def test_what_sftp_can_ask_for_ahead_is_asked_for_when_all_of_it_is_wanted(tmp_path: Path) -> None:
+    before = _Prefetching.prefetched
+    Location("blocking://x", attempts=1, timeout=5).read_range(5, 9)
+    assert _Prefetching.prefetched == before
+    fetch("blocking://x", tmp_path / "x")
+    assert _Prefetching.prefetched == before + 1
+
+
+def test_what_is_missing_is_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ObjectNotFoundError, match="blocking://y"):
+        fetch("blocking://y", tmp_path / "x", attempts=9)
+
+
+def test_an_unknown_asynchronous_filesystem_is_asked_for_parts(tmp_path: Path) -> None:
+    fetch("other://x", tmp_path / "x")
+    assert OtherStore.asked == [part.span for part in cut_chunks(len(DATA))]
+    OtherStore.ignores_ranges = True
+    assert fetch("other://x", tmp_path / "y") == DATA
+    assert OtherStore.asked[-1] == (None, None)
+
+
+def test_a_filesystem_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    fsspec.register_implementation("broken", _Broken, clobber=True)
+    with pytest.raises(StorageError, match="could not download broken://x"):
+        fetch("broken://x", tmp_path / "x", attempts=1)
+
+
+class _Broken(BlockingStore):
+    protocol = "broken"
+
+    def __init__(self, **options: Any) -> None:
+        raise OSError("no route")

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from lightning_streaming.storage import is_url, join_url, local_path, location_key, mask_url
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.storage import Location, is_url, join_url, local_path, mask_url
+from lightning_streaming.storage.secrets import expand, expand_known
 
 
 @pytest.mark.parametrize("location", ["s3://bucket/key", "gs://b", "https://host/x", "abfs://c@a.net/x", "a+b://x"])
@@ -73,7 +75,7 @@ def test_a_masked_url_shows_no_secret(url: str, masked: str) -> None:
     ],
 )
 def test_locations_of_different_data_have_different_keys(one: str, other: str) -> None:
-    assert location_key(one, {}) != location_key(other, {})
+    assert Location(one).key != Location(other).key
 
 
 @pytest.mark.parametrize(
@@ -81,14 +83,14 @@ def test_locations_of_different_data_have_different_keys(one: str, other: str) -
     [{"endpoint_url": "http://here"}, {"client_kwargs": {"endpoint_url": "http://here"}}, {"account_name": "mine"}],
 )
 def test_the_same_url_at_another_store_has_another_key(options: dict[str, object]) -> None:
-    assert location_key("s3://bucket/x", options) != location_key("s3://bucket/x", {})
+    assert Location("s3://bucket/x", options).key != Location("s3://bucket/x").key
 
 
 def test_an_endpoint_from_the_environment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = location_key("s3://bucket/x", {}), location_key("gs://bucket/x", {})
+    before = Location("s3://bucket/x").key, Location("gs://bucket/x").key
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://here")
-    assert location_key("s3://bucket/x", {}) != before[0]
-    assert location_key("gs://bucket/x", {}) == before[1]
+    assert Location("s3://bucket/x").key != before[0]
+    assert Location("gs://bucket/x").key == before[1]
 
 
 @pytest.mark.parametrize(
@@ -100,13 +102,13 @@ def test_an_endpoint_from_the_environment_counts(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_credentials_and_spelling_do_not_change_the_key(one: str, other: str) -> None:
-    assert location_key(one, {"key": "mine"}) == location_key(other, {"key": "yours"})
+    assert Location(one, {"key": "mine"}).key == Location(other, {"key": "yours"}).key
 
 
 def test_an_endpoint_that_options_take_from_the_environment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STORE_URL", "http://here")
     taken, written = ({"endpoint_url": text} for text in ("${STORE_URL}", "http://here"))
-    assert location_key("s3://bucket/x", taken) == location_key("s3://bucket/x", written)
+    assert Location("s3://bucket/x", taken).key == Location("s3://bucket/x", written).key
 
 
 SIGNED = [
@@ -129,11 +131,11 @@ SIGNED = [
 def test_a_renewed_signature_is_the_same_place(query: str, scheme: str) -> None:
     base = f"{scheme}://host/data"
     old, new = query.format(1), query.format("2%2F%3D")
-    assert location_key(f"{base}?{old}", {}) == location_key(f"{base}/?{new}", {}) == location_key(base, {})
-    one, other = (location_key(f"{base}?version={version}&{query.format(version)}", {}) for version in (1, 2))
-    assert one == location_key(f"{base}?{new}&version=1", {}) == location_key(f"{base}?version=1", {})
+    assert Location(f"{base}?{old}").key == Location(f"{base}/?{new}").key == Location(base).key
+    one, other = (Location(f"{base}?version={version}&{query.format(version)}").key for version in (1, 2))
+    assert one == Location(f"{base}?{new}&version=1").key == Location(f"{base}?version=1").key
     assert one != other
-    assert location_key(f"{base}?{new}", {}) != location_key(f"{scheme}://host/other?{new}", {})
+    assert Location(f"{base}?{new}").key != Location(f"{scheme}://host/other?{new}").key
 
 
 @pytest.mark.parametrize(
@@ -141,4 +143,43 @@ def test_a_renewed_signature_is_the_same_place(query: str, scheme: str) -> None:
 )
 @pytest.mark.parametrize("base", ["https://host/data", "s3://bucket/data"])
 def test_a_query_without_a_signature_may_select_the_data(base: str, query: str) -> None:
-    assert location_key(f"{base}?{query.format(1)}", {}) != location_key(f"{base}?{query.format(2)}", {})
+    assert Location(f"{base}?{query.format(1)}").key != Location(f"{base}?{query.format(2)}").key
+
+
+@pytest.fixture(autouse=True)
+def _variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STORE_SECRET", "hush")
+    monkeypatch.setenv("STORE_HOST", "here")
+    monkeypatch.delenv("STORE_MISSING", raising=False)
+
+
+def test_variables_are_replaced_at_any_depth() -> None:
+    options = {
+        "secret": "${STORE_SECRET}",
+        "client_kwargs": {"endpoint_url": "http://${STORE_HOST}:9000/${STORE_HOST}", "list": ["${STORE_HOST}", 1]},
+        "anon": False,
+    }
+    assert expand(options) == {
+        "secret": "hush",
+        "client_kwargs": {"endpoint_url": "http://here:9000/here", "list": ["here", 1]},
+        "anon": False,
+    }
+    assert options["secret"] == "${STORE_SECRET}"
+
+
+@pytest.mark.parametrize("text", ["$STORE_HOST", "${}", "${1A}", "{STORE_HOST}", "a$b", "${oc.env:HOME}"])
+def test_other_texts_stay_as_they_are(text: str) -> None:
+    assert expand({"x": text}) == {"x": text}
+
+
+def test_what_a_variable_holds_is_not_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STORE_SECRET", "${STORE_HOST}")
+    assert expand({"x": "${STORE_SECRET}"}) == {"x": "${STORE_HOST}"}
+
+
+def test_a_variable_that_is_not_set_is_named() -> None:
+    options = {"key": "literal-key", "x": "${STORE_MISSING}"}
+    with pytest.raises(ConfigError, match="variable STORE_MISSING, but it is not set") as caught:
+        expand(options)
+    assert "literal-key" not in str(caught.value)
+    assert expand_known(options) == options

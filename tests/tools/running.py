@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from lightning_streaming.__main__ import main
 from lightning_streaming.formats.index import DatasetIndex, parse_index
 from lightning_streaming.storage import upload
-from lightning_streaming.writing.writer import MDSWriter
+from lightning_streaming.writing.writers import MDSWriter
 
 
 class Outcome(NamedTuple):

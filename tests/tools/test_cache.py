@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from lightning_streaming import StreamingDataset
-from lightning_streaming.cache.arrival import claim
-from lightning_streaming.cache.layout import CACHE_VARIABLE, default_cache_directory
-from lightning_streaming.cache.marks import make_mark
+from lightning_streaming.cache.config import CACHE_VARIABLE, default_cache_directory
+from lightning_streaming.cache.file_states import claim
+from lightning_streaming.cache.manifest import make_tag
 from lightning_streaming.errors import ObjectNotFoundError
 from tests.servers import HttpStore
 from tests.tools.running import contents, run, write_texts
@@ -149,7 +149,7 @@ def test_an_age_has_a_unit(age: str) -> None:
 def test_what_is_no_cache_of_ours_is_refused_and_left(tmp_path: Path, action: str) -> None:
     write_texts(tmp_path / "data")
     for path in (tmp_path / "data").iterdir():
-        os.utime(path, ns=(0, make_mark()))
+        os.utime(path, ns=(0, make_tag()))
     before = contents(tmp_path)
     refused = run("cache", action, tmp_path)
     assert refused.code == 2

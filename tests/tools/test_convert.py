@@ -1,17 +1,22 @@
-"""``lightning-streaming convert``, run as a user would, and what it writes read again."""
+"""``lightning-streaming convert``, run as a user would, docs/convert.md too; what it writes is read again."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -21,7 +26,7 @@ from pyarrow import parquet
 from examples.byte_transformer import ByteTransformer
 from lightning_streaming import StreamingDataLoader, StreamingDataset
 from lightning_streaming.storage import upload
-from tests.servers import S3Store
+from tests.servers import S3Store, http_server
 from tests.tools.running import Outcome, options, run
 from tests.tools.test_sources_files import image, write_tar
 from tests.tools.test_token_packing import word_tokenizer
@@ -425,3 +430,130 @@ def test_from_a_bucket_to_a_bucket(tmp_path: Path, s3: S3Store, part_size: str) 
     assert [sample["id"] for sample in found[:]] == list(range(100))
     assert "must be new or empty" in run("convert", *args).err
     convert(*args, "--resume")
+
+
+ODD_NAMES = ["a b", "it's", "a:b", "-x", "$HOME", "*", 'say "hi"', "back\\slash", "é", "--columns", "a;b", "a\nb"]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def suggested(*words: object) -> str:
+    outcome = run("convert", *words)
+    assert outcome.code in (1, 2), outcome.err
+    return outcome.err.partition("run: ")[2].removesuffix("\n")
+
+
+def typed(command: str) -> None:
+    """Have a shell understand a command, and run ours with the words that it makes of it."""
+    shell = f"lightning-streaming() {{ printf '%s\\0' \"$@\"; }}\n{command}"
+    words = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout.split("\0")
+    outcome = run(*words[:-1])
+    assert outcome.code == 0, (command, outcome.err)
+
+
+def write_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_a_column_without_an_encoding(name: str, tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "it's raw.jsonl", [{"id": 1, name: None}, {"id": 2, name: 3}])
+    typed(suggested(source.name, "my out"))
+    assert samples("my out") == [{"id": 1, name: None}, {"id": 2, name: 3}]
+
+
+def test_several_columns_without_an_encoding_at_once(tmp_path: Path) -> None:
+    table = pa.table({"when": [date(2024, 1, 2)], "none": pa.nulls(1), "id": [1], "at": pa.array([5], pa.time32("s"))})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    typed(suggested("a.parquet", "out"))
+    assert samples("out") == [{"when": "2024-01-02", "none": None, "id": 1, "at": "00:00:05"}]
+
+
+@pytest.mark.parametrize("more", [(), ("--part-size", "1kb", "--workers", 1), ("--hashes=sha1", "--resume")])
+@pytest.mark.parametrize("name", ["id", "a b", "a:b"])
+def test_a_row_that_does_not_fit_after_others_were_written(name: str, more: tuple[object, ...], tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{name: number, "text": "x" * 20} for number in range(200)]
+    write_lines(tmp_path / "a.jsonl", [*rows, {name: "three", "text": ""}])
+    typed(suggested("a.jsonl", "my out", *more))
+    assert [sample[name] for sample in samples("my out")] == [*range(200), "three"]
+
+
+def test_only_what_was_written_is_to_be_removed(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    write_lines(tmp_path / "a.jsonl", [{"id": 300}])
+    command = suggested("a.jsonl", "out", "--columns", "id:int8")
+    assert command.startswith("lightning-streaming convert a.jsonl out ")
+    typed(command)
+
+
+def test_a_column_that_the_first_row_lacks(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", [{"id": 1, "a b": 2}, {"id": 1, "a b": 2, "new": 3}])
+    typed(suggested("a.jsonl", "out"))
+    assert samples("out") == [{"id": 1, "a b": 2}] * 2
+
+
+def test_several_columns_in_one_option(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", [{"id": 1, "a b": 2}])
+    typed(suggested("a.jsonl", "out", "--columns", "id:int8,a b"))
+    assert samples("out") == [{"id": 1, "a b": 2}]
+
+
+def test_secrets_are_left_out_of_the_command(tmp_path: Path, s3: S3Store) -> None:
+    write_lines(tmp_path / "a.jsonl", [{"id": 1}, {"id": "x"}])
+    bucket = s3.make_bucket()
+    told = run("convert", "a.jsonl", f"{bucket}/out", *options({**s3.options, "secret": s3.options["secret"]})).err
+    assert f"remove what is in {bucket}/out, and run: lightning-streaming convert a.jsonl {bucket}/out " in told
+    assert "--storage-options secret=..." in told
+    assert s3.options["secret"] not in told
+
+
+EDITS: list[Callable[[list[str]], list[str]]] = [lambda words: words, lambda words: [f"--columns={words[1]}"]]
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=["apart", "joined"])
+def test_columns_that_were_given_are_replaced(edit: Callable[[list[str]], list[str]], tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", [{"id": 300, "n": None}])
+    command = suggested("a.jsonl", "out", *edit(["--columns", "n"]), *edit(["--columns", "id:uint16"]))
+    assert command == "lightning-streaming convert a.jsonl out --columns n:json --columns id:uint16"
+    typed(command)
+
+
+HOST = "https://data.example.com"
+"""Where the document has data that is on a server. Here it is the directory in which the commands are run."""
+DOCUMENT = Path(__file__).parents[2] / "docs" / "convert.md"
+_BLOCK = re.compile(r"^```(?P<kind>python|console|text)\n(?P<content>.*?)^```$", re.MULTILINE | re.DOTALL)
+_COMMAND = re.compile(r"^\$ (?P<command>.*)\n(?P<prints>(?:^[^$].*\n)*)", re.MULTILINE)
+
+
+def test_every_command_prints_what_the_document_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    datasets.disable_progress_bars()
+    names = {"__name__": "__main__"}
+    with http_server(tmp_path) as url:
+        assert _follow(DOCUMENT.read_text().replace(HOST, url), names, capsys) >= 10
+
+
+def _follow(document: str, names: dict[str, str], capsys: pytest.CaptureFixture[str]) -> int:
+    """Run a document, and give the number of its commands."""
+    printed, commands = "", 0
+    for block in _BLOCK.finditer(document):
+        if block["kind"] == "python":
+            exec(compile(block["content"], str(DOCUMENT), "exec"), names)
+            printed = capsys.readouterr().out
+        elif block["kind"] == "text":
+            assert printed == block["content"]
+        else:
+            for shown in _COMMAND.finditer(block["content"]):
+                program, *args = shlex.split(shown["command"])
+                assert program == "lightning-streaming"
+                outcome = run(*args)
+                # Notes come before results. Images depend on the version of Pillow, so their size is not shown.
+                assert (outcome.err + outcome.out).startswith(shown["prints"])
+                commands += 1
+    return commands

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lightning_streaming.storage import read_bytes
-from lightning_streaming.storage.listing import list_files
-from lightning_streaming.tools.claim import CLAIM_BASENAME
+from lightning_streaming.storage.location import list_files
+from lightning_streaming.tools.copy import CLAIM_BASENAME
 from tests.golden import golden_path
 from tests.servers import HttpStore, S3Store
 from tests.tools.running import contents, flip_byte, options, put, read_index, run, run_process, write_texts

@@ -1,13 +1,21 @@
+"""``lightning-streaming inspect``, what an index adds up to, and where a dataset is."""
+
 from __future__ import annotations
 
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from lightning_streaming.writing.writer import MDSWriter
+from lightning_streaming.errors import ConfigError, IndexFormatError, ObjectNotFoundError
+from lightning_streaming.formats.index import DatasetIndex
+from lightning_streaming.tools.stored_dataset import Bin, Column, find_dataset, histogram, summarize
+from lightning_streaming.writing.writers import MDSWriter
 from tests.golden import golden_path
 from tests.servers import HttpStore, S3Store
 from tests.tools.running import options, put, read_index, run, write_texts
@@ -191,3 +199,104 @@ def test_a_dataset_of_unsafe_columns_alone_is_shown_without_them(tmp_path: Path,
     assert outcome.code == 0
     assert outcome.out.count("not decoded; --allow-unsafe-types") == 2
     assert "not decoded" not in run("inspect", tmp_path, "--allow-unsafe-types", *more).out
+
+
+def test_of_a_compressed_dataset_both_sizes_are_told() -> None:
+    directory = golden_path("mds", "comp-zstd")
+    summary = summarize(read_index(directory))
+    stored = sum(path.stat().st_size for path in directory.iterdir() if path.name != "index.json")
+    assert summary.stored_bytes == stored < summary.raw_bytes
+    assert summary.compressions == {"zstd": summary.shards}
+
+
+def test_meta_files_count_too() -> None:
+    directory = golden_path("mds", "csv")
+    summary = summarize(read_index(directory))
+    assert summary.raw_bytes == summary.stored_bytes
+    assert summary.raw_bytes == sum(path.stat().st_size for path in directory.iterdir() if path.name != "index.json")
+    assert list(summary.columns) == [Column("f", "float", None), Column("n", "int", None), Column("name", "str", None)]
+
+
+def test_columns_that_only_some_shards_have_are_counted(tmp_path: Path) -> None:
+    one = write_texts(tmp_path / "one")
+    other = write_texts(tmp_path / "other", columns={"id": "int"})
+    summary = summarize(DatasetIndex(one.shards + other.shards))
+    here, there = len(one.shards), len(other.shards)
+    assert summary.columns == {Column("id", "int", 8): here + there, Column("text", "str", None): here}
+
+
+def test_no_shards_are_a_dataset_too() -> None:
+    summary = summarize(DatasetIndex(()))
+    assert (summary.samples, summary.sizes, summary.samples_per_shard, summary.columns) == (0, (), None, {})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "bins"),
+    [
+        ([], ()),
+        ([7], (Bin(7, 7, 1),)),
+        ([0, 0], (Bin(0, 0, 2),)),
+        ([100, 100, 99, 97], (Bin(97, 100, 4),)),  # hardly differ
+        ([0, 10, 4], (Bin(0, 3, 1), Bin(3, 6, 1), Bin(6, 10, 1))),
+        ([100, 100, 100, 20], (Bin(20, 60, 1), Bin(60, 100, 3))),
+    ],
+)
+def test_sizes_are_sorted_into_bins(sizes: list[int], bins: tuple[Bin, ...]) -> None:
+    assert histogram(sizes) == bins
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(0, 2**33), min_size=1, max_size=50))
+def test_every_shard_is_in_one_bin(sizes: list[int]) -> None:
+    bins = histogram(sizes)
+    assert sum(one.shards for one in bins) == len(sizes)
+    assert (bins[0].smallest, bins[-1].largest) == (min(sizes), max(sizes))
+    assert len(bins) <= 8
+    assert all(before.largest == after.smallest for before, after in pairwise(bins))
+
+
+@pytest.mark.parametrize(
+    ("typed", "location"),
+    [
+        ("data", "data"),
+        ("data/", "data"),
+        ("data/index.json", "data"),
+        ("index.json", "."),
+        ("file:///data/index.json", "/data"),
+        ("~/data", str(Path("~/data").expanduser())),
+        ("s3://bucket/data/index.json", "s3://bucket/data"),
+        ("https://host/data/index.json?sig=x", "https://host/data?sig=x"),
+    ],
+)
+def test_a_dataset_is_named_by_its_place_or_its_index(typed: str, location: str) -> None:
+    place = find_dataset(typed, {"secret": "opensesame"})
+    assert place.location == location
+    assert (place.options == {}) == (place.directory is not None)
+
+
+def test_secrets_of_a_location_are_not_shown() -> None:
+    place = find_dataset("https://me:opensesame@host/data?sig=opensesame", {"secret": "opensesame"})
+    assert "opensesame" not in f"{place!r} {place.shown}"
+
+
+def test_a_file_that_is_no_dataset_is_told_from_one_that_is_in_one(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("{}")
+    with pytest.raises(ObjectNotFoundError, match=r"is a file, .*lightning-streaming convert makes one of it"):
+        find_dataset(str(tmp_path / "rows.jsonl"), {}).read_index()
+    write_texts(tmp_path / "data")
+    with pytest.raises(ObjectNotFoundError, match=r"is one file of a dataset; give its directory, .*/data$"):
+        find_dataset(str(tmp_path / "data" / "shard.00000.mds"), {}).read_index()
+
+
+def test_names_that_leave_the_dataset_are_refused() -> None:
+    with pytest.raises(IndexFormatError):
+        find_dataset("data", {}).path("../x")
+    with pytest.raises(ConfigError):
+        find_dataset("", {})
+
+
+@pytest.mark.parametrize("tool", ["inspect", "verify"])
+def test_a_name_that_no_file_has_is_refused(tool: str) -> None:
+    outcome = run(tool, "a\0b")
+    assert outcome.code == 2
+    assert "has a null character" in outcome.err

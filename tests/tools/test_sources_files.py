@@ -19,12 +19,9 @@ from PIL import Image
 from pyarrow import parquet
 
 from lightning_streaming.errors import ConfigError, EncodingError, FormatError
-from lightning_streaming.tools.sources.detect import open_source, tell_kind
-from lightning_streaming.tools.sources.huggingface import HuggingFace
-from lightning_streaming.tools.sources.image_folder import ImageFolder
-from lightning_streaming.tools.sources.parquet import Parquet
-from lightning_streaming.tools.sources.text_folder import TextFolder
-from lightning_streaming.tools.sources.webdataset import WebDataset
+from lightning_streaming.tools.sources import open_source, tell_kind
+from lightning_streaming.tools.sources.arrow import HuggingFace, Parquet
+from lightning_streaming.tools.sources.folders_and_tars import ImageFolder, TextFolder, WebDataset
 from tests.tools.running import run
 from tests.tools.test_sources_text import encode_all, encodings, rows
 

@@ -12,26 +12,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_streaming.errors import ConfigError, EncodingError, FormatError
-from lightning_streaming.tools.sources.columns import choose_columns, encoded_rows, parse_columns
-from lightning_streaming.tools.sources.delimited import Delimited
-from lightning_streaming.tools.sources.json_lines import JsonLines
-from lightning_streaming.tools.sources.source import Part, Source, put_together
+from lightning_streaming.tools.sources.csv_and_json import Delimited, JsonLines
+from lightning_streaming.tools.sources.row_encoding import choose_columns, encoded_rows, parse_columns
+from lightning_streaming.tools.sources.row_source import InputPart, RowSource, put_together
 
 
-def rows(source: Source, most: int = 2**30) -> list[Any]:
+def rows(source: RowSource, most: int = 2**30) -> list[Any]:
     """All rows of a source, from pieces of a size."""
     return [row for piece in source.pieces(most) for _, row in source.rows(piece, ())]
 
 
-def encodings(source: Source) -> dict[str, str | None]:
+def encodings(source: RowSource) -> dict[str, str | None]:
     """What follows from the data."""
     return {name: found.encoding for name, found in source.schema().columns.items()}
 
 
-def encode_all(source: Source, *columns: str) -> list[Any]:
+def encode_all(source: RowSource, *columns: str) -> list[Any]:
     """All samples, with columns as ``--columns`` gives them."""
     plan = choose_columns(source.schema(), parse_columns(columns))
-    return list(encoded_rows(source, plan, Part(0, tuple(source.pieces(2**30)))))
+    return list(encoded_rows(source, plan, InputPart(0, tuple(source.pieces(2**30)))))
 
 
 def json_lines(path: Path, *lines: object) -> JsonLines:

@@ -1,8 +1,12 @@
-"""``lightning-streaming state`` on checkpoints of real trainers: where it puts them, ``fit`` goes on."""
+"""``lightning-streaming state`` on checkpoints of real trainers, some of runs that skip batches; ``fit`` goes on."""
 
 from __future__ import annotations
 
+import json
 import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_streaming.loading.saved_run import CALLBACK_KEY, RUN_VERSION
+from lightning_streaming.loading.state import CALLBACK_KEY, RUN_VERSION
 from lightning_streaming.trainer.state_callback import StreamingStateCallback
 from tests.tools.running import edit_state as edit
+from tests.tools.running import run
 from tests.tools.running import run as command
 from tests.trainer.harness import (
     EPOCHS,
@@ -353,3 +358,140 @@ def test_what_cannot_be_is_refused_and_nothing_written(saved: Path, args: list[o
     assert words in refused(args[0], saved, *args[1:])
     assert saved.read_bytes() == content
     assert [path.name for path in saved.parent.iterdir()] == ["run.ckpt"]
+
+
+SKIP = ["1-2", "5", "11-12"]
+"""Of 29 samples in batches of 4: 0-3, 12-19 and 24-28 are left of epoch 0, and 0-11 and 20-28 of epoch 1."""
+
+
+class TestSkippedBatches:
+    """Checkpoints of runs that skip batches."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def a_run(cls, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+        return Run(data=data, directory=tmp_path_factory.mktemp("run"), order={"skip": SKIP})
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def whole(cls, a_run: Run) -> Recorder:
+        return a_run.fit()[0]
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def saved_once(cls, a_run: Run) -> Path:
+        """After batches 0 and 3."""
+        path = a_run.directory / "saved.ckpt"
+        a_run.fit(callbacks=[SaveThenStop("on_train_batch_end", 2, path)])
+        return path
+
+    @pytest.mark.parametrize(
+        ("args", "place"),
+        [
+            (["--batches", 1], (0, 20)),
+            (["--batches", 2], (0, 28)),
+            (["--samples", 6], (0, 26)),
+            (["--samples", 9], (1, 0)),
+            (["--samples", 9 + 12], (1, 12)),
+            (["--samples", 9 + 13], (1, 21)),
+            (["--samples", 9 + 21 + 29 + 3], (3, 3)),
+        ],
+    )
+    def test_what_is_skipped_anyway_is_not_counted(
+        self, saved: Path, args: list[object], place: tuple[int, int]
+    ) -> None:
+        moved = edit("skip", saved, *args)["loaders"]["train"]["to"]
+        assert (moved["epoch"], moved["sample_in_epoch"]) == place
+
+    def test_fit_goes_on_after_what_was_moved_over(self, a_run: Run, whole: Recorder, saved: Path) -> None:
+        assert edit("skip", saved, "--batches", 2)["trainer"]["batches"] == 4
+        model, trainer = a_run.fit(ckpt_path=saved)
+        assert model.seen == [*whole.seen[:8], *whole.seen[16:]]
+        assert trainer.current_epoch == 3
+
+    def test_batches_that_lead_to_an_epoch_of_another_length_are_not_guessed(self, saved: Path) -> None:
+        done = command("state", "skip", saved, "--batches", 3)
+        assert done.code == 2
+        assert "the run skips others (1-2, 5, 11-12)" in done.err
+
+    def test_show_tells_what_is_skipped(self, saved: Path, data: Path, whole: Recorder) -> None:
+        shown = edit("show", saved)["loaders"]["train"]
+        assert [list(end.values()) for end in shown["skipped"]["1-2"]] == [[0, 4], [0, 12]]
+        counted = edit("show", saved, *(arg for name in "ab" for arg in ("--data", f"{name}={data / name}")))
+        streams = counted["loaders"]["train"]["streams"]
+        seen = [sample for _, sample in whole.seen[:8]]
+        assert [one["this_epoch"] for one in streams] == [sum(s < 1000 for s in seen), sum(s >= 1000 for s in seen)]
+        table = command("state", "show", saved).out
+        assert "skips 11-12" in table
+        assert "epoch 1, samples 12 to 20" in table
+
+    def test_of_finished_epochs_it_is_not_known_what_was_read_of_each_stream(self, saved: Path) -> None:
+        edit("set", saved, "--epoch", 2, "--sample", 0)
+        assert [one["before"] for one in edit("show", saved)["loaders"]["train"]["streams"]] == [None, None]
+
+    def test_the_state_loads_with_plain_values_alone(self, saved: Path) -> None:
+        state = torch.load(saved, weights_only=True)["callbacks"]["lightning_streaming.StreamingStateCallback"]
+        assert state["loaders"]["train"]["skipped"] == {
+            "1-2": [0, 4, 0, 12],
+            "5": [0, 20, 0, 24],
+            "11-12": [1, 12, 1, 20],
+        }
+
+
+STATE = {
+    "version": 1,
+    "epoch": 1,
+    "sample_in_epoch": 12,
+    "shuffle_seed": 9176,
+    "num_canonical_nodes": 1,
+    "initial_physical_nodes": 1,
+    "fingerprint": None,
+}
+
+
+@pytest.fixture(params=["json", "torch"])
+def place(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    path = tmp_path / f"state.{request.param}"
+    if request.param == "json":
+        path.write_text(json.dumps(STATE))
+    else:
+        torch.save(STATE, path)
+    return path
+
+
+@contextmanager
+def no_room() -> Iterator[None]:
+    """Files of this process may have 16 bytes only, which fails as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+MOVES = [("set", "--epoch", 1, "--sample", 8), ("skip", "--samples", 4)]
+
+
+@pytest.mark.parametrize("move", MOVES, ids=["set", "skip"])
+def test_a_folder_that_does_not_exist_is_told(place: Path, move: tuple[object, ...]) -> None:
+    verb, *words = move
+    outcome = run("state", verb, place, *words, "--out", place.parent / "none" / "new")
+    assert outcome.code == 2
+    assert f"there is no directory {place.parent / 'none'}; make it first" in outcome.err
+
+
+@pytest.mark.parametrize("more", [(), ("--out", "new")], ids=["in_place", "new"])
+@pytest.mark.parametrize("move", MOVES, ids=["set", "skip"])
+def test_a_full_disk_is_told_and_changes_nothing(
+    place: Path, move: tuple[object, ...], more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place.parent)
+    before = place.read_bytes()
+    verb, *words = move
+    with no_room():
+        outcome = run("state", verb, place, *words, *more)
+    assert outcome.code == 2
+    assert "could not be written: " in outcome.err
+    assert place.read_bytes() == before
+    assert {path.name for path in place.parent.iterdir()} <= {place.name, f"{place.name}.bak"}

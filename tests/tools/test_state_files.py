@@ -18,8 +18,8 @@ from lightning.fabric import Fabric
 from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_streaming import StreamingDataLoader, StreamingDataset
-from lightning_streaming.loading.saved_run import CALLBACK_KEY
-from lightning_streaming.order.seeds import stretched_seed
+from lightning_streaming.loading.state import CALLBACK_KEY
+from lightning_streaming.order.settings import stretched_seed
 from tests.tools.running import edit_state as edit
 from tests.tools.running import write_texts
 from tests.tools.sharded_run import train

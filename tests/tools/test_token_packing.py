@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from lightning_streaming.errors import ConfigError, EncodingError
-from lightning_streaming.tools.packing import Packer
-from lightning_streaming.tools.tokens import choose_dtype, find_end, fingerprint, load_tokenizer
+from lightning_streaming.tools.tokens import Packer, choose_dtype, find_end, fingerprint, load_tokenizer
 from tests.tools.running import run
 
 WORDS = {"the": 0, "cat": 1, "sat": 2, "[UNK]": 3, "<end>": 9}

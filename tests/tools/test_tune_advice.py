@@ -11,21 +11,20 @@ from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from lightning_streaming.loading.measures import WaitTimes
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.tools.tune import doublings
-from lightning_streaming.tools.tuning.advice import (
+from lightning_streaming.tools.tune_advice import (
     Disk,
     advise_limit,
     advise_predownload,
     advise_workers,
     fits,
     least_good_limit,
+    most_open_bytes,
     possible_limit,
     round_up,
+    times_fetched,
     written,
 )
-from lightning_streaming.tools.tuning.cores import quotas
-from lightning_streaming.tools.tuning.link import Arrival, link_of, shards_to_fetch
-from lightning_streaming.tools.tuning.speeds import Speed, is_enough
-from lightning_streaming.tools.tuning.working_set import most_open_bytes, times_fetched
+from lightning_streaming.tools.tune_measure import Arrival, Speed, is_enough, link_of, quotas, shards_to_fetch
 
 MB = 2**20
 

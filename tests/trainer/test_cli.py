@@ -160,7 +160,7 @@ def test_wrong_settings_are_named_and_little_else(
     [
         ("batch_size: 2", "bath_size: 2", "there is no field data.bath_size; did you mean data.batch_size?"),
         ("max_steps", "mx_steps", "there is no field trainer.mx_steps; did you mean trainer.max_steps?"),
-        ("\ntrainer:", "\ntrainr:", "did you mean trainer."),
+        ("\ntrainer:", "\ntrainr:", "there is no field trainr; did you mean trainer?"),
         ("max_steps: 3", "max_steps: x", "trainer.max_steps must be a whole number, but got 'x'"),
         (
             "{remote: data/b, proportion: 0.5}",
@@ -281,6 +281,16 @@ def test_saved_configuration_holds_no_secrets_and_runs_again(run_yaml: str) -> N
     assert cli.trainer.global_step == 3
     kept = cli.datamodule.datasets["train"].streams["a"].storage_options
     assert kept == {"endpoint_url": "http://localhost", "auto_mkdir": False}
+
+
+def test_a_configuration_may_name_modules_within_the_package(run_yaml: str) -> None:
+    within = "lightning_streaming.trainer"
+    content = RUN.replace("data:\n", f"data:\n  class_path: {within}.datamodule.StreamingDataModule\n")
+    callbacks = [f"{within}.state_callback.StreamingStateCallback", f"{within}.monitor.StreamingMonitor"]
+    Path("within.yaml").write_text(
+        f"{content}  callbacks:\n" + "".join(f"    - class_path: {one}\n" for one in callbacks)
+    )
+    assert StreamingCLI(["fit", "--config", "within.yaml"]).trainer.global_step == 3
 
 
 def test_run_goes_on_in_the_same_directory(run_yaml: str) -> None:

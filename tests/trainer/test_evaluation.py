@@ -1,4 +1,4 @@
-"""An evaluation on several ranks finds what one rank finds, to the last bit."""
+"""An evaluation on several ranks finds what one rank finds, to the last bit, whatever the metric adds up."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lightning_streaming import (
     KeyedBatch,
+    SampleKeys,
     StreamingConfig,
     StreamingDataLoader,
     StreamingDataModule,
     StreamingStateCallback,
+    gather_in_order,
 )
 from lightning_streaming.errors import ConfigError
 from tests.helpers import ids, make_dataset, write_dataset
-from tests.trainer.evaluation import evaluate
 from tests.trainer.ranks import on_ranks
 
 pytestmark = pytest.mark.filterwarnings(
@@ -26,6 +27,52 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*use of fork.*",
     "ignore:It is recommended to use .*sync_dist=True",
 )
+
+
+class Scorer(LightningModule):
+    """A model whose metric is a mean of many digits: any other order, or one sample more, makes it another number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores: list[torch.Tensor] = []
+        self.keys: list[SampleKeys] = []
+        self.count = 0
+        self.metric = ""
+
+    def on_validation_epoch_start(self) -> None:
+        self.scores, self.keys = [], []
+
+    def validation_step(self, batch: KeyedBatch, batch_idx: int) -> None:
+        # Division is exact in any batch, as functions that come in vectors of eight need not be.
+        self.scores.append(1 / (batch.batch["id"].float() + 3))
+        self.keys.append(batch.keys)
+
+    def on_validation_epoch_end(self) -> None:
+        scores = gather_in_order(self.scores, self.keys)
+        self.count = len(scores)
+        self.metric = float(scores.mean()).hex()
+        self.log("score", scores.mean())
+
+
+def evaluate(case: dict[str, Any], **trainer: Any) -> tuple[int, str, int]:
+    """Validate as a case says: data, batch_size, and maybe workers, shuffle and limit.
+
+    Returns:
+        How many samples the metric is of, its digits, and the batches that this rank has seen.
+    """
+    model = Scorer()
+    datamodule = StreamingDataModule(
+        val=StreamingConfig(remote=case["data"], shuffle=case.get("shuffle", False)),
+        batch_size=case["batch_size"],
+        num_workers=case.get("workers", 0),
+        with_keys=["val"],
+        with_valid=["val"],
+    )
+    settings = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+    limit = {"limit_val_batches": case["limit"]} if "limit" in case else {}
+    Trainer(**{**settings, "devices": 1, **limit, **trainer}).validate(model, datamodule, verbose=False)
+    return model.count, model.metric, len(model.keys)
+
 
 RANKS = 2
 

@@ -101,7 +101,10 @@ def told(*args: str, code: int = 2) -> str:
         (["--data=failing_models.NotAModel"], ["data.class_path", "is no LightningDataModule"]),
         (["--ckpt_path=nowhere.ckpt"], ["there is no checkpoint nowhere.ckpt"]),
         (["--ckpt_path=junk.ckpt"], ["the checkpoint junk.ckpt", "no checkpoint at all"]),
-        (["--trainer.precision=bf17"], ["trainer.precision must be a whole number or one of"]),
+        (
+            ["--trainer.precision=bf17"],
+            ["trainer.precision must be one of 64, 32, 16, 'transformer-engine'", "but got 'bf17'"],
+        ),
         (["--config=junk.ckpt"], ["is not a configuration, which has model:, data: and trainer:"]),
     ],
 )

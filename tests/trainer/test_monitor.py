@@ -22,7 +22,7 @@ from lightning_streaming import (
     WaitTimes,
     World,
 )
-from lightning_streaming.trainer.advice import LoadingSetup, advice
+from lightning_streaming.trainer.monitor import LoadingSetup, advice
 from tests.helpers import make_dataset, make_loader, write_dataset
 
 NAMES = {

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from lightning_streaming import StreamingStateCallback
 from lightning_streaming.errors import StateError
-from lightning_streaming.loading.saved_run import CALLBACK_KEY, SavedRun, read_run
+from lightning_streaming.loading.state import CALLBACK_KEY, SavedRun, read_run
 from tests.helpers import State
 from tests.loading.mutated import mutations
 from tests.tools.running import run as command

@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_streaming import StreamingDataLoader, StreamingDataset
 from tests.helpers import raises
-from tests.trainer.everywhere import Reader, ordinary, streaming, trainer_for
-from tests.trainer.harness import write_data
+from tests.trainer.harness import Reader, ordinary, streaming, trainer_for, write_data
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),

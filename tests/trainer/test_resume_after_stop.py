@@ -13,8 +13,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
 
 from lightning_streaming import StreamingStateCallback
-from tests.trainer.everywhere import Reader, evaluating, ordinary, streaming, trainer_for
-from tests.trainer.harness import Recorder, write_data
+from tests.trainer.harness import Reader, Recorder, evaluating, ordinary, streaming, trainer_for, write_data
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:You defined a `validation_step`",

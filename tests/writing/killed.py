@@ -14,8 +14,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from lightning_streaming.writing.core import ShardWriter
-from lightning_streaming.writing.writer import CSVWriter, MDSWriter
+from lightning_streaming.writing.writers import CSVWriter, MDSWriter, ShardWriter
 
 WRITERS: dict[str, type[ShardWriter]] = {"mds": MDSWriter, "csv": CSVWriter}
 COLUMNS = {"id": "int", "text": "str"}

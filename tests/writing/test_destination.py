@@ -1,17 +1,30 @@
 from __future__ import annotations
 
+import fcntl
+import multiprocessing
+import os
+import signal
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import fsspec
 import pytest
 
 from lightning_streaming.errors import ConfigError, IndexFormatError, ObjectNotFoundError, StorageError
+from lightning_streaming.storage import Location
 from lightning_streaming.writing.destination import Destination, parse_out
-from lightning_streaming.writing.directories import prepare_directory
-from lightning_streaming.writing.place import Directory
-from lightning_streaming.writing.writer import MDSWriter
+from lightning_streaming.writing.directories import (
+    after_others,
+    has_all_files,
+    instead_of_others,
+    prepare_directory,
+    remove_half_part,
+)
+from lightning_streaming.writing.writers import MDSWriter
+from tests.formats.golden_datasets import read_index, read_samples
+from tests.helpers import write_dataset
 
 
 @pytest.fixture
@@ -26,7 +39,7 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-def write_dataset(out: Any, **settings: Any) -> None:
+def write_old_dataset(out: Any, **settings: Any) -> None:
     with MDSWriter(columns={"id": "int"}, out=out, size_limit=300, **settings) as writer:
         for number in range(40):
             writer.write({"id": number})
@@ -130,7 +143,7 @@ def test_a_directory_that_is_not_empty_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
 def test_a_dataset_may_be_replaced(compression: str | None, tmp_path: Path) -> None:
-    write_dataset(tmp_path / "out", compression=compression)
+    write_old_dataset(tmp_path / "out", compression=compression)
     assert len(names(tmp_path / "out")) > 2
     with pytest.raises(ConfigError, match="exist_ok=True replaces a dataset"):
         prepare_directory(tmp_path / "out", exist_ok=False)
@@ -142,7 +155,7 @@ def test_a_dataset_may_be_replaced(compression: str | None, tmp_path: Path) -> N
     "foreign", ["mine.txt", "shard.00099.mds", "shard.00000.mds.1-2.part", "part0/shard.00000.mds"]
 )
 def test_nothing_is_replaced_where_something_else_lies(foreign: str, tmp_path: Path) -> None:
-    write_dataset(tmp_path / "out")
+    write_old_dataset(tmp_path / "out")
     (tmp_path / "out" / foreign).parent.mkdir(exist_ok=True)
     (tmp_path / "out" / foreign).touch()
     before = names(tmp_path / "out")
@@ -152,7 +165,7 @@ def test_nothing_is_replaced_where_something_else_lies(foreign: str, tmp_path: P
 
 
 def test_a_folder_is_not_replaced_even_if_an_index_names_it(tmp_path: Path) -> None:
-    write_dataset(tmp_path / "out")
+    write_old_dataset(tmp_path / "out")
     (tmp_path / "out" / "shard.00000.mds").unlink()
     (tmp_path / "out" / "shard.00000.mds").mkdir()
     with pytest.raises(ConfigError, match=r"holds shard\.00000\.mds, which no index names"):
@@ -161,7 +174,7 @@ def test_a_folder_is_not_replaced_even_if_an_index_names_it(tmp_path: Path) -> N
 
 
 def test_nothing_is_replaced_by_the_word_of_a_damaged_index(tmp_path: Path) -> None:
-    write_dataset(tmp_path / "out")
+    write_old_dataset(tmp_path / "out")
     (tmp_path / "out" / "index.json").write_bytes(b"{}")
     before = names(tmp_path / "out")
     with pytest.raises(IndexFormatError, match=r"index\.json"):
@@ -176,17 +189,17 @@ def test_a_dataset_under_a_url_is_not_written_over_unless_told(
     def out(place: str) -> Any:
         return (str(tmp_path / place), bucket) if with_directory else bucket
 
-    write_dataset(out("first"))
+    write_old_dataset(out("first"))
     with pytest.raises(ConfigError, match="holds a dataset"):
         Destination(out("second")).start_anew(exist_ok=False)
-    write_dataset(out("third"), exist_ok=True)
+    write_old_dataset(out("third"), exist_ok=True)
 
 
 @pytest.mark.parametrize("kind", ["URL", "directory"])
 def test_a_remote_dataset_that_is_replaced_is_no_dataset_meanwhile(kind: str, bucket: str, tmp_path: Path) -> None:
     remote = bucket if kind == "URL" else str(tmp_path / "remote")
     out = (str(tmp_path / "out"), remote)
-    write_dataset(out)
+    write_old_dataset(out)
     writer = MDSWriter(columns={"id": "int"}, out=out, size_limit=300, exist_ok=True)
     assert Destination(out).published() is None
     writer.write({"id": 0})
@@ -199,10 +212,10 @@ def test_a_remote_dataset_that_is_replaced_is_no_dataset_meanwhile(kind: str, bu
 def test_the_directory_of_a_pair_is_not_used_unless_it_is_to_be_kept(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "mine.txt").touch()
-    write_dataset((str(tmp_path / "mine"), str(tmp_path / "remote")))
+    write_old_dataset((str(tmp_path / "mine"), str(tmp_path / "remote")))
     assert names(tmp_path / "mine") == ["mine.txt"]
     with pytest.raises(ConfigError, match=r"must be empty, but holds mine\.txt"):
-        write_dataset((str(tmp_path / "mine"), str(tmp_path / "other")), keep_local=True)
+        write_old_dataset((str(tmp_path / "mine"), str(tmp_path / "other")), keep_local=True)
 
 
 @pytest.mark.parametrize("mode", ["create", "resume", "append"])
@@ -224,13 +237,184 @@ def test_what_the_system_refuses_is_a_storage_error_with_the_path(mode: str, tmp
 def test_a_directory_names_what_the_system_refuses(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
-    directory = Directory(tmp_path)
+    destination, location = Destination(tmp_path), Location(str(tmp_path))
     for refused in (
-        lambda: directory.remove("folder"),
-        lambda: directory.make_folder("file/x"),
-        lambda: directory.put("file/x", b""),
-        lambda: directory.get("folder"),
+        (location / "folder").remove,
+        (location / "folder").read,
+        lambda: (location / "file/x").put(b""),
+        lambda: destination.put("file/x", b""),
+        lambda: destination.make_folder("file/x"),
     ):
         with pytest.raises(StorageError, match=str(tmp_path)) as caught:
             refused()
         assert not isinstance(caught.value, ObjectNotFoundError)
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+
+
+def hold(directory: Path, says: Connection) -> None:
+    with after_others(directory):
+        says.send("in")
+        multiprocessing.Event().wait()
+
+
+def enter(directory: Path, says: Connection) -> None:
+    says.send("trying")
+    with after_others(directory):
+        says.send("in")
+
+
+def start(target: Any, directory: Path) -> tuple[Any, Connection]:
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=target, args=(directory, theirs))
+    process.start()
+    return process, ours
+
+
+def test_a_second_writer_waits_until_the_first_is_dead(tmp_path: Path) -> None:
+    first, says_first = start(hold, tmp_path / "part")
+    assert says_first.recv() == "in"
+    second, says_second = start(enter, tmp_path / "part")
+    assert says_second.recv() == "trying"
+    assert not says_second.poll(0.2)
+    os.kill(first.pid, signal.SIGKILL)
+    assert says_second.recv() == "in"
+    first.join()
+    second.join()
+    assert list((tmp_path / "part").iterdir()) == []
+
+
+def test_a_place_that_is_no_directory_is_not_waited_for() -> None:
+    with after_others(None), after_others(None):
+        pass
+
+
+@pytest.mark.parametrize("first", ["create", "resume"])
+@pytest.mark.parametrize("second", ["create", "resume", "append"])
+def test_two_writers_do_not_begin_in_one_directory(
+    first: Literal["create", "resume"], second: Literal["create", "resume", "append"], tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"out": str(tmp_path / "out"), "columns": {"id": "int"}, "size_limit": 230}
+    with MDSWriter(**settings, mode=first) as writer:
+        writer.write({"id": 7})
+        with pytest.raises(ConfigError, match="another writer is at work in "):
+            MDSWriter(**settings, mode=second, exist_ok=second == "create")
+    assert [sample["id"] for sample in read_samples(tmp_path / "out", tmp_path)] == [7]
+
+
+def test_a_directory_that_was_made_again_is_not_taken_for_the_locked_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "out"
+    directory.mkdir()
+
+    def lock_late(_handle: int, _operation: int) -> None:  # meanwhile another writer gave up, and a third began
+        directory.rename(tmp_path / "gone")
+        directory.mkdir()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", lock_late)
+        with pytest.raises(ConfigError, match="another writer is at work in "), instead_of_others(directory):
+            pass
+    with instead_of_others(directory):
+        pass
+
+
+def unwind(writer: MDSWriter, says: Connection) -> None:
+    """What a forked child does whose stack is unwound."""
+    writer.__exit__(SystemExit, SystemExit(0), None)
+    try:
+        writer.finish()
+    except ConfigError as error:
+        says.send(str(error))
+    del writer
+
+
+@pytest.mark.parametrize("mode", ["create", "resume"])
+def test_a_forked_child_touches_nothing(mode: Literal["create", "resume"], tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"out": str(tmp_path / "out"), "columns": {"id": "int"}, "size_limit": 230}
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    with MDSWriter(**settings, mode=mode) as writer:
+        for number in range(20):
+            writer.write({"id": number})
+        child = context.Process(target=unwind, args=(writer, theirs))
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+        assert f"is of process {os.getpid()}, from which this one was forked" in ours.recv()
+        with pytest.raises(ConfigError, match="another writer is at work"):  # the child did not give back the lock
+            MDSWriter(**settings, mode="resume")
+        for number in range(20, 40):
+            writer.write({"id": number})
+    assert [sample["id"] for sample in read_samples(tmp_path / "out", tmp_path)] == list(range(40))
+
+
+@pytest.mark.parametrize("mode", ["resume", "append"])
+@pytest.mark.parametrize("kept", [False, True])
+def test_two_writers_do_not_go_on_with_one_directory(
+    mode: Literal["resume", "append"], kept: bool, tmp_path: Path
+) -> None:
+    here = tmp_path / "here"
+    out: Any = (str(here), str(tmp_path / "there")) if kept else str(here)
+    settings: dict[str, Any] = {"out": out, "keep_local": kept, "columns": {"id": "int"}, "size_limit": 230}
+    if mode == "append":
+        with MDSWriter(**settings) as begun:
+            begun.write({"id": 0})
+    first = MDSWriter(**settings, mode=mode)
+    with pytest.raises(ConfigError, match="another writer is at work in "):
+        MDSWriter(**settings, mode=mode)
+    first.close()
+    with MDSWriter(**settings, mode=mode) as second:
+        second.write({"id": 1})
+    with MDSWriter(**settings, mode=mode) as third:
+        assert third.num_samples == (2 if mode == "append" else 1)
+
+
+def resume_and_wait(directory: Path, says: Connection) -> None:
+    writer = MDSWriter(out=str(directory), columns={"id": "int"}, mode="resume")
+    says.send(writer.num_samples)
+    multiprocessing.Event().wait()
+
+
+def test_a_killed_writer_is_in_nobodys_way(tmp_path: Path) -> None:
+    process, says = start(resume_and_wait, tmp_path)
+    assert says.recv() == 0
+    with pytest.raises(ConfigError, match="another writer is at work"):
+        MDSWriter(out=str(tmp_path), columns={"id": "int"}, mode="resume")
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    write_dataset(tmp_path, 7, mode="resume")
+
+
+def test_a_writer_that_could_not_begin_is_in_nobodys_way(tmp_path: Path) -> None:
+    write_dataset(tmp_path, 7)
+    with pytest.raises(ConfigError, match="other settings"):
+        write_dataset(tmp_path, 9, mode="append", size_limit=240)
+    write_dataset(tmp_path, 7, first_id=7, mode="append")
+
+
+def test_only_what_a_writer_makes_is_removed(tmp_path: Path) -> None:
+    foreign = ["notes.txt", "index.json.bak", "shard.1.mds", "my.shard.00000.mds", "shard.00000.mds.txt"]
+    written = ["index.json", "shard.00000.mds", "shard.123456.mds.zstd", "shard.00001.mds.node-a-7-8.part"]
+    for name in [*foreign, *written]:
+        (tmp_path / name).touch()
+    remove_half_part(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(foreign)
+
+
+def test_files_that_are_missing_or_short_are_seen(tmp_path: Path) -> None:
+    index = read_index(write_dataset(tmp_path, 12))
+    assert has_all_files(tmp_path, index)
+    shard = tmp_path / "shard.00001.mds"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert not has_all_files(tmp_path, index)
+    shard.unlink()
+    assert not has_all_files(tmp_path, index)
+
+
+def test_compressed_files_are_those_looked_for(tmp_path: Path) -> None:
+    index = read_index(write_dataset(tmp_path, 12, compression="zstd"))
+    assert has_all_files(tmp_path, index)

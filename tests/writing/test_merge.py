@@ -14,12 +14,52 @@ import pytest
 from lightning_streaming import StreamingDataset
 from lightning_streaming.errors import ConfigError, IndexFormatError, MissingDependencyError, ObjectNotFoundError
 from lightning_streaming.formats.index import DatasetIndex
-from lightning_streaming.storage import upload
-from lightning_streaming.writing.merge import merge, merge_under
+from lightning_streaming.storage import Location
+from lightning_streaming.writing.merge import dataset_location, merge, merge_under, path_below
 from tests.formats.golden_datasets import read_index
 from tests.golden import golden_path
 from tests.helpers import write_dataset
 from tests.servers import S3Store
+
+
+@pytest.mark.parametrize(
+    ("given", "directory"),
+    [
+        ("a/b", "a/b"),
+        ("a/b/", "a/b"),
+        ("a/b/index.json", "a/b"),
+        ("s3://x/a/index.json", "s3://x/a"),
+        ("a/myindex.json", "a/myindex.json"),
+        (Path("a/index.json"), "a"),
+    ],
+)
+def test_a_dataset_is_named_by_its_directory_or_its_index(given: str | Path, directory: str) -> None:
+    assert dataset_location(given) == directory
+
+
+@pytest.mark.parametrize(
+    ("location", "root", "path"),
+    [
+        ("s3://x/a/b/c", "s3://x/a", "b/c"),
+        ("s3://x/a/b/", "s3://x/a/", "b"),
+        ("s3://x/a", "s3://x", "a"),
+        ("s3://x/ab", "s3://x/a", None),
+        ("s3://x/a", "s3://x/a", None),
+        ("s3://x/a/../b", "s3://x/a", None),
+        ("s3://x/a//b", "s3://x/a", None),
+        ("s3://x/a/b", "gs://x/a", None),
+        ("s3://x/a/b", "x/a", None),
+        ("/d/a/b", "s3://d/a", None),
+        ("/d/a/./b/../c", "/d/a", "c"),
+        ("file:///d/a/b", "/d/a", "b"),
+        ("/d/ab", "/d/a", None),
+        ("/d/a", "/", "d/a"),
+        ("/d/a", "/d/a", None),
+        ("d/a", ".", "d/a"),
+    ],
+)
+def test_a_path_below(location: str, root: str, path: str | None) -> None:
+    assert path_below(location, root) == path
 
 
 def ids(dataset: Path | str, **options: Any) -> list[int]:
@@ -42,7 +82,7 @@ def basenames(index: DatasetIndex) -> list[str]:
 
 def upload_all(root: Path, url: str, options: dict[str, Any]) -> None:
     for path in contents(root):
-        upload(root / path, f"{url}/{path}", options)
+        Location(f"{url}/{path}", options).upload(root / path)
 
 
 def test_a_golden_dataset_is_merged_byte_for_byte_as_the_original_does(tmp_path: Path) -> None:

@@ -1,0 +1,323 @@
+"""The files of an index in a cache directory: itself, its parsed form, and the lock under which both are made.
+
+A large index is parsed once; the parsed form, under the hash of the index that it was made of, is mapped by every
+process. One process of a node fetches and parses an index, while others wait for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO
+
+from lightning_streaming.cache.config import PARSED_INDEX_PREFIX, STAGING_BASENAME
+from lightning_streaming.cache.file_states import StagingFile, claim, is_written, staging_path, was_left
+from lightning_streaming.cache.shared_files import (
+    LocksUnsupportedError,
+    StallTimeout,
+    adopt_file,
+    open_to_lock,
+    pauses,
+    try_lock,
+    unlock_and_close,
+)
+from lightning_streaming.cache.usage import staging_files
+from lightning_streaming.files import PARTIAL_SUFFIX
+from lightning_streaming.formats.index import (
+    INDEX_BASENAME,
+    DatasetIndex,
+    Identity,
+    IndexForm,
+    identity_of,
+    note_identity,
+    parse_index,
+    read_form,
+    read_index,
+    write_form,
+)
+
+LARGE_INDEX_BYTES = 2**20
+"""An index from this size on has a parsed form beside it; a smaller one is parsed whenever it is needed."""
+_BLOCK_BYTES = 2**20
+_DIGEST_DIGITS = 16
+_SCRATCH_SUFFIX = ".scratch"
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownIndex:
+    """Which index was read, and how other processes get at the very same."""
+
+    digest: str
+    """SHA-256 of its text."""
+    text: bytes | None
+    """The text itself where it is small; else there is a parsed form."""
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is looked for in a parsed form."""
+        return self.text is None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundIndex:
+    """An index that was read from a file."""
+
+    index: DatasetIndex
+    known: KnownIndex
+    is_new: bool = False
+    """Whether a parsed form was made just now, so that there may be older ones."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of its text."""
+        return self.known.digest
+
+
+class IndexForms:
+    """Reads indexes, and keeps the parsed forms of large ones in one directory.
+
+    A form that is mapped is locked, shared, so that nobody removes it.
+
+    Args:
+        directory: Where they are.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def load(
+        self, path: Path, *, shown: str | None = None, scratch: Path | None = None, likely: str | None = None
+    ) -> FoundIndex:
+        """Read an index from a file, or from its parsed form if that is there.
+
+        Args:
+            path: The file.
+            shown: What to call it in errors; None for its path.
+            scratch: Where a parsed form may be written that is missing; None to keep none.
+            likely: The digest that the file had when it was last read; None if that is not known.
+
+        Raises:
+            IndexFormatError: It cannot be used.
+            FileNotFoundError: There is no such file.
+        """
+        shown = shown or str(path)
+        with path.open("rb") as file:
+            identity = Identity.of(file.fileno())
+            if identity.size < LARGE_INDEX_BYTES:
+                text = file.read()
+                return FoundIndex(parse_index(text, shown), KnownIndex(hashlib.sha256(text).hexdigest(), text))
+            form = self.find(identity, likely)
+            if form is not None:
+                return FoundIndex(form.index, KnownIndex(form.digest, None))
+            digest = _sha256(file)
+            form = self.open(digest)
+            if form is not None:
+                self._note(digest, identity)
+                return FoundIndex(form.index, KnownIndex(digest, None))
+            file.seek(0)
+            index = read_index(file.read, shown)
+            is_steady = Identity.of(file.fileno()) == identity  # nobody wrote to it meanwhile
+        if scratch is not None and is_steady:
+            form = self._store(index, digest, identity, scratch)
+        known = KnownIndex(digest, None)
+        return FoundIndex(index, known) if form is None else FoundIndex(form.index, known, is_new=True)
+
+    def find(self, identity: Identity, likely: str | None) -> IndexForm | None:
+        """The form of an index file that has not changed since it was made; None if there is none.
+
+        Args:
+            identity: Of the index file.
+            likely: The digest it had last, which saves looking through a directory of many shards.
+        """
+        first = [] if likely is None else [self._path(likely)]
+        for path in chain(first, self._paths()):
+            with _opened(path) as file:
+                if file is not None and identity_of(file) == identity:
+                    return read_form(file)
+        return None
+
+    def open(self, digest: str) -> IndexForm | None:
+        """The form of the index with this SHA-256; None if there is none."""
+        with _opened(self._path(digest)) as file:
+            form = None if file is None else read_form(file)
+        return form if form is not None and form.digest == digest else None
+
+    def _store(self, index: DatasetIndex, digest: str, identity: Identity, scratch: Path) -> IndexForm | None:
+        """Write a form, and map it in place of what was in memory; None if that is not possible here.
+
+        Args:
+            index: What was read.
+            digest: SHA-256 of the index file.
+            identity: Of the index file.
+            scratch: A file in the directory that nobody else writes.
+        """
+        try:
+            with scratch.open("w+b") as file:
+                write_form(file, index, digest, identity)
+                adopt_file(file.fileno(), self._directory)
+            os.replace(scratch, self._path(digest))
+        except OSError as error:
+            _logger.debug("no parsed index is kept in %s: %s", self._directory, error)
+            scratch.unlink(missing_ok=True)
+            return None
+        return self.open(digest)
+
+    def _note(self, digest: str, identity: Identity) -> None:
+        """Note that the same index is in another file now, or was touched."""
+        with suppress(OSError), self._path(digest).open("r+b") as file:
+            note_identity(file, identity)
+
+    def sweep(self, keep: str) -> None:
+        """Remove the forms that nobody uses, but for one.
+
+        Args:
+            keep: The digest of that one.
+        """
+        for path in self._paths():
+            if path == self._path(keep):
+                continue
+            with suppress(OSError), path.open("rb") as file:
+                if try_lock(file.fileno(), shared=False):
+                    path.unlink()
+
+    def _path(self, digest: str) -> Path:
+        return self._directory / form_name(digest)
+
+    def _paths(self) -> Iterator[Path]:
+        length = len(PARSED_INDEX_PREFIX) + _DIGEST_DIGITS
+        with suppress(OSError), os.scandir(self._directory) as found:
+            for entry in found:
+                if entry.name.startswith(PARSED_INDEX_PREFIX) and len(entry.name) == length:
+                    yield self._directory / entry.name
+
+
+def _sha256(file: BinaryIO) -> str:
+    hasher = hashlib.sha256()
+    while block := file.read(_BLOCK_BYTES):
+        hasher.update(block)
+    return hasher.hexdigest()
+
+
+def form_name(digest: str) -> str:
+    """The name of the parsed form of the index with this SHA-256."""
+    return f"{PARSED_INDEX_PREFIX}{digest[:_DIGEST_DIGITS]}"
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO | None]:
+    """A form, open and locked; None if there is none. A map of it keeps the lock after it is closed."""
+    try:
+        file = path.open("rb")
+    except OSError:
+        yield None
+        return
+    with file:
+        with suppress(LocksUnsupportedError):
+            try_lock(file.fileno(), shared=True)
+        yield file
+
+
+@dataclass(frozen=True, slots=True)
+class IndexLock:
+    """What the holder of an index's lock may write to."""
+
+    arriving: Path
+    """A file for an index on its way."""
+    scratch: Path
+    """A file for anything else that is then renamed."""
+
+    def clear(self) -> None:
+        """Remove both."""
+        self.arriving.unlink(missing_ok=True)
+        self.scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked_index(directory: Path, stall_seconds: float) -> Iterator[IndexLock]:
+    """Hold the lock of a directory's index. Files that an earlier holder left are gone by then.
+
+    Args:
+        directory: The cache directory, which is there.
+        stall_seconds: How long to wait for a holder who shows no sign of life.
+
+    Raises:
+        LockTimeoutError: Another process holds it, and has shown no sign of life for too long.
+        StorageError: The directory may not be written to.
+    """
+    staging = _claimed(directory, stall_seconds)
+    name = f"{PARSED_INDEX_PREFIX}{staging.path.name}"
+    lock = IndexLock(directory / name, directory / f"{name}{_SCRATCH_SUFFIX}")
+    try:
+        lock.clear()
+        with staging.beating():  # also while its download waits for others of this process, or a large index is parsed
+            yield lock
+    finally:
+        lock.clear()
+        if staging.is_unpublished():
+            staging.path.unlink(missing_ok=True)
+        staging.close()
+
+
+def _claimed(directory: Path, seconds: float) -> StagingFile:
+    stall = StallTimeout(seconds)
+    for _ in pauses():
+        staging = claim(directory, INDEX_BASENAME)
+        if staging is not None:
+            return staging
+        stall.check([staging_path(directory, INDEX_BASENAME)])
+    raise AssertionError("there is no end to that")
+
+
+def being_fetched(directory: Path) -> Path | None:
+    """What another user, or machine, holds who is at the index of a directory just now; None if nobody is."""
+    ending = staging_path(directory, INDEX_BASENAME).name.rpartition("-")[2]
+    paths = (Path(entry.path) for entry in staging_files(directory) if entry.name.endswith(f"-{ending}"))
+    return next(filter(is_written, paths), None)
+
+
+def staging_name_of(name: str) -> str | None:
+    """Whose lock says that a file is in use that an index is fetched into, or a parsed form is written to.
+
+    Args:
+        name: Of a file beside an index.
+
+    Returns:
+        The name of the staging file that is locked; None if it is not such a file.
+    """
+    staging = name.removeprefix(PARSED_INDEX_PREFIX).removesuffix(_SCRATCH_SUFFIX)
+    return staging if staging.endswith(PARTIAL_SUFFIX) else None
+
+
+def is_left_over(path: Path) -> bool:
+    """Whether the writer of such a file died, as far as that can be told here; one of another machine after a day."""
+    name = staging_name_of(path.name)
+    if name is None:
+        return False
+    lock = path.parent / STAGING_BASENAME / name
+    try:
+        if lock.exists():
+            return not is_written(lock)
+        descriptor = open_to_lock(path)
+    except OSError:  # gone, or not ours to read
+        return False
+    try:
+        return was_left(name, descriptor)
+    finally:
+        unlock_and_close(descriptor)
+
+
+def sweep_left_overs(directory: Path) -> None:
+    """Remove what dead writers left of indexes: those of other users, and of the time before this machine started."""
+    with suppress(OSError), os.scandir(directory) as found:
+        for entry in found:
+            if entry.name.startswith(PARSED_INDEX_PREFIX) and is_left_over(Path(entry.path)):
+                with suppress(OSError):  # another user's
+                    Path(entry.path).unlink()

@@ -1,0 +1,452 @@
+"""How much a dataset's directories may hold, who waits when that is full, and what goes.
+
+Readers who wait for room queue: only one at a time looks through the files, and who fetches ahead stands back. The
+file ``.queue``, whose lock is the queue, also says when somebody last waited in vain: others need not find out again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from lightning_streaming.cache.config import QUEUE_BASENAME
+from lightning_streaming.cache.file_states import CacheDirectory, StagingFile
+from lightning_streaming.cache.shared_files import (
+    LocksUnsupportedError,
+    directory_gone,
+    is_locked,
+    is_reachable,
+    open_shared,
+    pauses,
+    try_lock,
+    unlock_and_close,
+)
+from lightning_streaming.cache.usage import Entry, UsageCount
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.formats.shard_table import ShardTable
+from lightning_streaming.units import format_bytes
+
+_logger = logging.getLogger(__name__)
+
+_WAIT_SECONDS = 30.0
+"""How long a reader waits for others to let go of shards before it exceeds the limit."""
+_LONGEST_PAUSE = 0.05
+"""Seconds between two looks for room; each may go through all files."""
+_QUEUE_PAUSE = 0.004
+"""Seconds between two looks whether it is our turn."""
+_IN_VAIN_NANOSECONDS = 600 * 10**9
+"""For so long after somebody waited in vain nobody waits: workers of the next epoch would, each for itself."""
+_DIGITS = 20
+
+_SPARE_PART = 10
+"""When something has to go, a tenth of the limit goes at once, so that not every shard costs a look at all others."""
+
+Demand = tuple[StagingFile, int]
+"""A staging file, and the bytes it will have."""
+
+
+class CacheQuota:
+    """The directories of a dataset's streams, and the bytes they may hold together.
+
+    Everybody who uses a directory shares its count, so the limits of several jobs hold side by side.
+
+    Args:
+        places: The directories.
+        limit: Most bytes they may hold, files on their way and indexes included; None for no limit.
+    """
+
+    def __init__(self, places: Iterable[CacheDirectory], limit: int | None = None) -> None:
+        by_directory = {place.directory: place for place in places}
+        # Everybody takes the locks of several directories in one order.
+        self._places = [by_directory[directory] for directory in sorted(by_directory)]
+        self._allowed = limit  # for readers: more, after one of this process had to exceed it
+        self._has_warned = False
+        self._comfortable = 0
+        self.limit = limit
+        """Most bytes; None for no limit."""
+
+    def expect(self, readers: int, shard_bytes: int) -> None:
+        """Say how many processes of a job will read shards of at most this size, for words about a limit."""
+        self._comfortable = 2 * readers * shard_bytes
+
+    def usage(self) -> int:
+        """Bytes of what is ours in the directories."""
+        return sum(place.usage() for place in self._places)
+
+    def fixed_bytes(self) -> int:
+        """Bytes of the indexes, which no eviction makes room of."""
+        return sum(place.fixed_bytes() for place in self._places)
+
+    def somebody_waits(self) -> bool:
+        """Whether a reader waits for room, under a limit or on a full disk, who should get it before others."""
+        return any(is_locked(place.directory / QUEUE_BASENAME, shared=True) for place in self._places)
+
+    def is_scarce(self, size: int) -> bool:
+        """Whether a reader waits for room, or one of the disks has fewer bytes left than ``size``."""
+        found = (place.directory for place in self._places if is_reachable(place.directory))
+        return self.somebody_waits() or any(_free_bytes(directory) < size for directory in found)
+
+    @property
+    def num_places(self) -> int:
+        """Directories that are counted."""
+        return len(self._places)
+
+    def reserve(
+        self,
+        place: CacheDirectory,
+        demands: Sequence[Demand],
+        *,
+        let_go: Callable[[], object] | None = None,
+        spare_since: int | None = None,
+    ) -> bool:
+        """Make room for files and give each its size.
+
+        Who fetches ahead waits for nobody. For a reader, who needs the files to go on, what is unused goes; then what
+        it can do without; then others get time to let go of theirs. In the end the limit is exceeded, with one warning;
+        this reader then keeps to what it took. For a while after that nobody who uses the directory waits again:
+        readers that hold shards longer than others wait would stop them each time.
+
+        Args:
+            place: The directory that the files are for, which is there.
+            demands: The files.
+            let_go: Closes what a reader has open; None for who fetches ahead.
+            spare_since: For who fetches ahead, nothing used at this time or later is removed; None for no such time.
+
+        Returns:
+            Whether there is room now, as always for a reader; if not, nothing was changed but for what was removed in
+            vain.
+
+        Raises:
+            ConfigError: There is a limit, and the filesystem has no locks to keep it by.
+            StorageError: The directory is gone, or may not be written to.
+        """
+        if let_go is None:
+            return not self.somebody_waits() and self._reserve_within(self.limit, place, demands, spare_since)
+        if not self.somebody_waits() and self._reserve_again(place, demands):
+            return True
+        let_go()
+        if not self._reserve_waiting(place, demands):
+            self._exceed(place, demands)
+        return True
+
+    def _reserve_waiting(self, place: CacheDirectory, demands: Sequence[Demand]) -> bool:
+        if _was_in_vain(place.directory):
+            return self._reserve_again(place, demands)
+        with WaitQueue(place.directory) as queue:
+            deadline = time.monotonic() + _WAIT_SECONDS
+            queue.wait(_WAIT_SECONDS)
+            for _ in pauses(deadline - time.monotonic(), _LONGEST_PAUSE):
+                if self._reserve_again(place, demands):
+                    return True
+                if _was_in_vain(place.directory):
+                    break
+        return False
+
+    def make_space(self, size: int, spare_since: int | None = None) -> int:
+        """Remove what was used longest ago, because the disk is full.
+
+        Args:
+            size: Bytes that are needed.
+            spare_since: Nothing used at this time or later is removed; None where all that is unused may be.
+
+        Returns:
+            Bytes freed; 0 if nothing could go.
+        """
+        with self._held() as held:
+            return _evict(held, _count_again(held), size, spare_since)
+
+    def retry_with_space(
+        self,
+        place: CacheDirectory,
+        demands: Sequence[Demand],
+        attempt: Callable[[], bool],
+        *,
+        let_go: Callable[[], object] | None = None,
+        spare_since: int | None = None,
+    ) -> bool:
+        """Try again something for which the disk was too full, when there is more room.
+
+        Who fetches ahead stands back for readers, and tries it once: a full disk is like a limit that was reached. A
+        reader, who needs it to go on, tries whenever there is more room: what is unused goes, what it can do without
+        first, and others get time to let go of theirs.
+
+        Args:
+            place: The directory that the files are for.
+            demands: The files, reserved already; what they take on the disk is given back until it is tried again.
+            attempt: Makes the files; gives False if the disk is too full for it.
+            let_go: As for :meth:`reserve`.
+            spare_since: As for :meth:`reserve`.
+
+        Returns:
+            Whether it was done; False if the disk is full of what nobody lets go of.
+
+        Raises:
+            StorageError: The directory is gone, or may not be written to.
+        """
+        needed = sum(size for _, size in demands)
+        if let_go is None:
+            return not self.somebody_waits() and self.make_space(needed, spare_since) > 0 and attempt()
+        let_go()
+        with WaitQueue(place.directory) as queue:
+            self._give_back(place, demands)
+            queue.wait(_WAIT_SECONDS)
+            deadline = time.monotonic() + _WAIT_SECONDS
+            for _ in pauses(longest=_LONGEST_PAUSE):
+                freed = self.make_space(needed)
+                if freed:
+                    deadline = time.monotonic() + _WAIT_SECONDS
+                elif time.monotonic() > deadline:
+                    break
+                if freed or _free_bytes(place.directory) >= needed:
+                    if attempt():
+                        return True
+                    self._give_back(place, demands)
+        return False
+
+    def _give_back(self, place: CacheDirectory, demands: Sequence[Demand]) -> None:
+        """Let files that are counted already take no room on the disk, until they are written to again."""
+        with place.locked():
+            for staging, size in demands:
+                if staging.is_unpublished():
+                    staging.resize(0)
+                    staging.resize(size)
+
+    def _reserve_again(self, place: CacheDirectory, demands: Sequence[Demand]) -> bool:
+        """As :meth:`_reserve_within` for a reader: within the limit if that is possible again, or what it took."""
+        if self._reserve_within(self.limit, place, demands, None):
+            self._allowed = self.limit
+            return True
+        return self._allowed != self.limit and self._reserve_within(self._allowed, place, demands, None)
+
+    def _reserve_within(
+        self, limit: int | None, place: CacheDirectory, demands: Sequence[Demand], spare_since: int | None
+    ) -> bool:
+        if limit is None:
+            with place.locked() as counted:
+                _take(counted, demands)
+            return True
+        with self._held() as held:
+            wanted = _wanted(demands)
+            if bytes_to_free(_counted(held), wanted, limit):
+                owners = _count_again(held)
+                _evict(held, owners, bytes_to_free(_counted(held), wanted, limit), spare_since)
+                if _counted(held) + wanted > limit:
+                    return False
+            _take(_count_of(held, place), demands)
+            return True
+
+    def _exceed(self, place: CacheDirectory, demands: Sequence[Demand]) -> None:
+        assert self.limit is not None
+        with self._held() as held:
+            _count_again(held)
+            needed = _counted(held) + _wanted(demands)
+            _take(_count_of(held, place), demands)
+        _note_in_vain(place.directory)
+        enough = max(needed, self.fixed_bytes() + self._comfortable)
+        if not self._has_warned:
+            self._has_warned = True
+            _logger.warning(
+                "all of %s in %s is in use, so the cache_limit of %s is exceeded, from now on without waiting; "
+                "%d bytes (%s) would do, or more where several jobs share the directory",
+                format_bytes(needed - _wanted(demands)),
+                place.directory,
+                format_bytes(self.limit),
+                enough,
+                format_bytes(enough),
+            )
+        self._allowed = max(needed, self._allowed or 0)
+
+    @contextmanager
+    def _held(self) -> Iterator[_Held]:
+        """Hold the usage locks of all directories that are there; without a limit, of those that have locks."""
+        with ExitStack() as stack:
+            held: _Held = {}
+            for place in self._places:
+                if is_reachable(place.directory):
+                    count = stack.enter_context(place.locked())
+                    if count is None:
+                        if self.limit is None:
+                            continue
+                        raise ConfigError(
+                            f"cache_limit needs file locks, which the filesystem of {place.directory} does not have; "
+                            "keep the cache on a local disk, or leave cache_limit out"
+                        )
+                    held[place.directory] = (place, count)
+            yield held
+
+
+_Held = dict[Path, tuple[CacheDirectory, UsageCount]]
+_Owners = dict[Entry, Path]
+
+
+def _count_of(held: _Held, place: CacheDirectory) -> UsageCount:
+    if place.directory not in held:
+        raise directory_gone(place.directory)
+    return held[place.directory][1]
+
+
+def _free_bytes(directory: Path) -> int:
+    try:
+        found = os.statvfs(directory)
+    except FileNotFoundError:
+        raise directory_gone(directory) from None
+    return found.f_bavail * found.f_frsize
+
+
+def _counted(held: _Held) -> int:
+    return sum(count.used + place.fixed_bytes() for place, count in held.values())
+
+
+def _count_again(held: _Held) -> _Owners:
+    """Mend the counts, which are too big where somebody was killed, and remove what dead writers left.
+
+    Returns:
+        All files that are ours, and the directory that each is in.
+    """
+    owners: _Owners = {}
+    for place, count in held.values():
+        place.sweep(count)
+        found = place.scan()
+        count.used = found.bytes
+        owners.update(dict.fromkeys(found.files, place.directory))
+    return owners
+
+
+def _evict(held: _Held, owners: _Owners, enough: int, spare_since: int | None) -> int:
+    freed = 0
+    for file in coldest_first(owners, spare_since):
+        if freed >= enough:
+            break
+        place, count = held[owners[file]]
+        freed += file.size if place.remove_unused(count, [file]) else 0
+    return freed
+
+
+def _wanted(demands: Sequence[Demand]) -> int:
+    return sum(size - staging.size for staging, size in demands)
+
+
+def _take(count: UsageCount | None, demands: Sequence[Demand]) -> None:
+    """Count the files, then give them their sizes. Must be called while holding the usage lock."""
+    if count is not None:
+        count.used += _wanted(demands)
+    for staging, size in demands:
+        staging.resize(size)
+
+
+class WaitQueue:
+    """A place in the queue of a cache directory, given back at the end of the block or when this process dies."""
+
+    def __init__(self, root: Path) -> None:
+        """Queue up.
+
+        Raises:
+            StorageError: The directory is gone, or may not be written to.
+        """
+        self._descriptor = open_shared(root / QUEUE_BASENAME, root)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until it is this reader's turn; False if it does not come in time.
+
+        All look equally often, so that who came first has no worse a chance than who comes last.
+        """
+        with suppress(LocksUnsupportedError):
+            return any(try_lock(self._descriptor, shared=False) for _ in pauses(seconds, _QUEUE_PAUSE))
+        return True
+
+    def __enter__(self) -> WaitQueue:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        unlock_and_close(self._descriptor)
+
+
+def _note_in_vain(root: Path) -> None:
+    """Say that a reader has waited for room in a cache directory, and got none."""
+    with suppress(OSError):  # then others wait as well
+        descriptor = open_shared(root / QUEUE_BASENAME, root)
+        try:
+            os.pwrite(descriptor, f"{time.time_ns():<{_DIGITS - 1}}\n".encode(), 0)
+        finally:
+            os.close(descriptor)
+
+
+def _was_in_vain(root: Path) -> bool:
+    """Whether a reader has waited for room in vain a short time ago."""
+    with suppress(OSError, ValueError):
+        return 0 <= time.time_ns() - int((root / QUEUE_BASENAME).read_bytes()[:_DIGITS]) < _IN_VAIN_NANOSECONDS
+    return False
+
+
+def coldest_first(files: Iterable[Entry], spare_since: int | None) -> list[Entry]:
+    """The files that may go, in the order in which they should.
+
+    Args:
+        files: Files that are ours.
+        spare_since: Files used at this time or later stay, in nanoseconds; None for none.
+    """
+    allowed = (file for file in files if spare_since is None or file.accessed < spare_since)
+    return sorted(allowed, key=lambda file: (file.accessed, file.path))
+
+
+def bytes_to_free(used: int, wanted: int, limit: int) -> int:
+    """How many bytes to remove so that ``wanted`` more fit; 0 if they do.
+
+    For example with 995 of 1000 bytes used, 10 more need 5 bytes to go, and 95 go.
+
+    Args:
+        used: Bytes used now.
+        wanted: Bytes to be added.
+        limit: Most bytes there may be.
+    """
+    return 0 if used + wanted <= limit else used + max(wanted, limit // _SPARE_PART) - limit
+
+
+def largest_shard_bytes(shards: ShardTable) -> int:
+    """Bytes that the largest shard takes while it is made: all its files, compressed and raw; 0 where there is none."""
+    if not len(shards):
+        return 0
+    return int(np.add.reduceat(shards.sizes, shards.first_file[:-1]).max())
+
+
+def least_limit(index_bytes: int, shard_bytes: int) -> int:
+    """The smallest limit that can work: one shard in use, and the next one on its way.
+
+    Args:
+        index_bytes: Size of the indexes, which always stay.
+        shard_bytes: See :func:`largest_shard_bytes`.
+    """
+    return index_bytes + 2 * shard_bytes
+
+
+def check_limit(limit: int | None, index_bytes: int, shard_bytes: int) -> None:
+    """Refuse a limit that cannot work.
+
+    Raises:
+        ConfigError: It is too small; the message has the smallest that is not.
+    """
+    least = least_limit(index_bytes, shard_bytes)
+    if limit is not None and limit < least:
+        raise ConfigError(
+            f"cache_limit must leave room for the index ({format_bytes(index_bytes)}) and for two of the largest shard "
+            f"({format_bytes(shard_bytes)}, raw and compressed), which is {least} bytes, but is {limit}"
+        )
+
+
+def reader_share(limit: int, readers: int) -> int:
+    """Bytes of shards that one reader may keep open, and may fetch ahead: half of the limit is for each.
+
+    Args:
+        limit: Most bytes of all shards.
+        readers: Processes that read the same dataset on this node.
+    """
+    return limit // (2 * readers)

@@ -1,0 +1,302 @@
+"""Files that several processes and users share: ``flock`` on them, waiting for whoever has it, and permissions.
+
+The kernel gives a lock back when its owner dies. Everything in a cache directory has the directory's own permissions;
+what several users open gets them before it gets its name, so that nobody ever sees it without.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import math
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from lightning_streaming.errors import DiskFullError, LockTimeoutError, StorageError
+
+_UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EBADF)
+_FIRST_PAUSE = 0.001
+_LONGEST_PAUSE = 0.02
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+NEW_PREFIX = ".new-"
+"""What the names begin with that files and directories have before they get their permissions."""
+_PERMITTED_SECONDS = 2.0
+"""More than anybody needs from making a file to setting its permissions, where that cannot be done before naming it."""
+UNREACHABLE = (FileNotFoundError, NotADirectoryError, PermissionError)
+"""What says that there is nothing of ours at a path: no such file, or none that this user may get to."""
+
+
+class LocksUnsupportedError(OSError):
+    """The filesystem has no such locks; never leaves this room."""
+
+
+def try_lock(descriptor: int, *, shared: bool) -> bool:
+    """Lock an open file, or turn a shared lock into an exclusive one or back, without waiting.
+
+    Args:
+        descriptor: The open file. Its copies, those of forked children too, share the lock.
+        shared: Whether others may have it too.
+
+    Returns:
+        Whether it is locked now; False if another holds it. A lock that was to be turned into another one may be lost.
+
+    Raises:
+        LocksUnsupportedError: The filesystem has no locks.
+    """
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            raise LocksUnsupportedError(*error.args) from error
+        raise
+    return True
+
+
+def is_locked(path: Path, *, shared: bool = False) -> bool:
+    """Whether somebody has a file locked so that we cannot: for ourselves, or ``shared``."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            return not try_lock(descriptor, shared=shared)
+        finally:
+            unlock_and_close(descriptor)
+    return False
+
+
+def open_to_lock(path: str | Path) -> int:
+    """Open a file to lock it for ourselves, for which some network filesystems want it opened for writing.
+
+    Raises:
+        OSError: It is gone, or may not be read either.
+    """
+    try:
+        return os.open(path, os.O_RDWR)
+    except OSError:  # another user's, or on a disk that may only be read
+        return os.open(path, os.O_RDONLY)
+
+
+def unlock_and_close(descriptor: int) -> None:
+    """Close a file and let go of its lock, also where a child forked meanwhile has a copy of it."""
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
+def pauses(seconds: float = math.inf, longest: float = _LONGEST_PAUSE) -> Iterator[None]:
+    """Give way for a moment between tries: at once, then after longer and longer pauses, until time is up.
+
+    There is no waiting for a kernel lock with a time limit, and one without would hang where its holder is stopped.
+
+    Args:
+        seconds: For how long; the last try comes when they have passed. Without end where the caller knows when.
+        longest: Longest pause, in seconds.
+    """
+    deadline = time.monotonic() + seconds
+    pause = _FIRST_PAUSE
+    yield
+    while (left := deadline - time.monotonic()) > 0:
+        time.sleep(min(pause, left))
+        pause = min(2 * pause, longest)
+        yield
+
+
+def lock_owner(path: Path) -> str:
+    """Who holds the lock of a file, for an error message."""
+    try:
+        inode = str(path.stat().st_ino)
+        locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    except OSError:  # gone just now, or not Linux
+        return "another process"
+    # For example "1: FLOCK  ADVISORY  WRITE 4711 fe:00:131072 0 EOF".
+    owners = [words[4] for words in locks if len(words) > 5 and words[5].rpartition(":")[2] == inode]
+    return f"process {owners[0]}" if owners else "another process"
+
+
+class StallTimeout:
+    """Ends the wait for a process that is stopped; one that goes on, however slowly, is waited for.
+
+    Args:
+        seconds: How long it may show no sign of life.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._seen: list[FileIdentity | None] = []
+        self._since = 0.0
+
+    def check(self, paths: Sequence[Path]) -> None:
+        """To be called while waiting.
+
+        Args:
+            paths: What the other writes to, which need not exist; the one that it holds the lock of first.
+
+        Raises:
+            LockTimeoutError: Nothing has changed for too long.
+        """
+        seen = [file_identity(path) for path in paths]
+        if seen != self._seen:
+            self._seen, self._since = seen, time.monotonic()
+        elif time.monotonic() > self._since + self._seconds:
+            owner = lock_owner(paths[0])
+            raise LockTimeoutError(
+                f"waited {self._seconds:g} s for a sign of life of {owner}, which holds {paths[0]}; let it go on, or "
+                "end it"
+            )
+
+
+class FileIdentity(NamedTuple):
+    """What changes when a file is replaced or written to."""
+
+    inode: int
+    modified: int
+    size: int
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> FileIdentity:
+        """From what ``stat`` gave."""
+        return cls(found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+def file_identity(path: Path) -> FileIdentity | None:
+    """That of the file at a path; None if there is none."""
+    try:
+        return FileIdentity.of(path.stat())
+    except FileNotFoundError:
+        return None
+
+
+def is_reachable(directory: Path) -> bool:
+    """Whether a directory is there, where this user may get to it: some cannot enter their own ``$HOME``."""
+    try:
+        return directory.is_dir()
+    except PermissionError:
+        return False
+
+
+def adopt_file(descriptor: int, root: Path, *, writable: bool = False) -> None:
+    """Let whoever may read a cache directory read a new file in it, whatever the umask.
+
+    Args:
+        descriptor: The file, which is ours.
+        root: The cache directory.
+        writable: Whether those who may write to the directory may write to the file as well.
+
+    Raises:
+        FileNotFoundError: The cache directory is not there.
+    """
+    found = root.stat()
+    mode = found.st_mode & (0o666 if writable else 0o444) | 0o600
+    with suppress(PermissionError):  # not a member of the directory's group
+        os.fchown(descriptor, -1, found.st_gid)
+    with suppress(PermissionError):  # a filesystem without permissions
+        os.fchmod(descriptor, mode)
+
+
+def open_shared(path: Path, root: Path) -> int:
+    """Open a file that whoever may write to the cache directory writes to; it is made if there is none.
+
+    Args:
+        path: The file, in the cache directory.
+        root: The cache directory.
+
+    Returns:
+        Its descriptor, to read and write.
+
+    Raises:
+        StorageError: The cache directory is gone, or it cannot be opened or made.
+    """
+    refused: OSError | None = None
+    for _ in pauses(_PERMITTED_SECONDS):
+        try:
+            return _open_or_make(path, root)
+        except OSError as error:  # noqa: PERF203
+            refused = error
+            # Refused to us, it may be new, on a filesystem without hard links.
+            if not isinstance(error, PermissionError) or not path.exists():
+                break
+    assert refused is not None
+    raise unwritable(root, refused) from refused
+
+
+def _open_or_make(path: Path, root: Path) -> int:
+    while True:
+        with suppress(FileNotFoundError):
+            return os.open(path, os.O_RDWR)
+        _make_shared(path, root)
+
+
+def _make_shared(path: Path, root: Path) -> None:
+    descriptor, name = tempfile.mkstemp(prefix=NEW_PREFIX, dir=root)
+    try:
+        adopt_file(descriptor, root, writable=True)
+        os.link(name, path)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        raise
+    except OSError:  # no hard links here
+        with suppress(FileExistsError):
+            made = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            adopt_file(made, root, writable=True)
+            os.close(made)
+    finally:
+        os.close(descriptor)
+        with suppress(FileNotFoundError):
+            os.unlink(name)  # noqa: PTH108  mkstemp gives no Path
+
+
+def make_directories(path: Path, root: Path) -> None:
+    """Make a directory somewhere under a cache directory, with its permissions; never the cache directory itself.
+
+    Raises:
+        FileNotFoundError: The cache directory is not there.
+        OSError: It cannot be made.
+    """
+    if path == root or path.is_dir():
+        return
+    make_directories(path.parent, root)
+    with _new_directory(path.parent, root) as new:
+        try:
+            # One that somebody made meanwhile is replaced while it is empty, which nobody notices: it is the same.
+            new.rename(path)
+        except OSError:
+            if not path.is_dir():
+                raise
+
+
+@contextmanager
+def _new_directory(parent: Path, root: Path) -> Iterator[Path]:
+    """A directory with its permissions, and a name that nobody looks for; removed if it is still there afterwards."""
+    found = root.stat()
+    new = Path(tempfile.mkdtemp(prefix=NEW_PREFIX, dir=parent))
+    try:
+        with suppress(PermissionError):
+            os.chown(new, -1, found.st_gid)
+        with suppress(PermissionError):
+            new.chmod(stat.S_IMODE(found.st_mode))
+        yield new
+    finally:
+        with suppress(FileNotFoundError):
+            new.rmdir()
+
+
+def unwritable(root: Path, error: OSError) -> StorageError:
+    """What to say where something in a cache directory could not be written."""
+    if not isinstance(error, PermissionError) and not is_reachable(root):
+        return directory_gone(root)
+    if error.errno in _NO_ROOM:
+        return DiskFullError(f"no room left in {root}: {error}; make room there, or choose another directory")
+    return StorageError(f"{root} cannot be written to: {error}; choose another directory")
+
+
+def directory_gone(root: Path) -> StorageError:
+    """What to say where a cache directory was removed under us. It is not made again: that could undo an unmount."""
+    return StorageError(f"the cache directory {root} was removed while it was in use; start again to make it anew")

@@ -1,0 +1,258 @@
+"""What a cache directory holds: looking through it, the count of its bytes, and when each file was last used.
+
+The count is a number in the file ``.usage``, changed under that file's lock. It is never too small while its rules are
+kept: a staging file grows, and a file of ours is removed, only by who holds the lock, and the number changes with it. A
+kill in between leaves it too big, until somebody who needs room counts.
+
+When a file was last used is its access time, which we set ourselves, since filesystems do so seldom or never. A shard
+that the plan needs no more this epoch gets one of before the year 2000, the later the smaller. So sorting by it puts
+first what was finished last, which is needed again last; then what was used longest ago.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from lightning_streaming.cache.config import (
+    MANIFEST_BASENAME,
+    PARSED_INDEX_PREFIX,
+    QUEUE_BASENAME,
+    STAGING_BASENAME,
+    USAGE_BASENAME,
+)
+from lightning_streaming.cache.manifest import OwnTags
+from lightning_streaming.cache.shared_files import (
+    NEW_PREFIX,
+    UNREACHABLE,
+    lock_owner,
+    open_shared,
+    open_to_lock,
+    pauses,
+    try_lock,
+    unlock_and_close,
+    unwritable,
+)
+from lightning_streaming.errors import LockTimeoutError
+from lightning_streaming.files import PARTIAL_SUFFIX
+from lightning_streaming.formats.index import INDEX_BASENAME
+
+_NOT_SHARD_PREFIXES = (PARSED_INDEX_PREFIX, NEW_PREFIX)
+_NOT_SHARDS = (STAGING_BASENAME, MANIFEST_BASENAME, USAGE_BASENAME, QUEUE_BASENAME, INDEX_BASENAME)
+_LOCK_SECONDS = 120.0
+"""For the usage lock: holders are quick, except when they remove thousands of files."""
+_DIGITS = 20
+
+FINISHED_BEFORE = 946_684_800 * 10**9
+"""Access times from the year 2000 on, in nanoseconds, are of shards that may be needed again this epoch."""
+_FAR = 4_102_444_800 * 10**9
+"""The year 2100 begins, in nanoseconds."""
+_SLOWER = 5
+"""The earlier ones go back by a second in five: of what was finished in 2026 they are of the year 1984."""
+
+
+class Entry(NamedTuple):
+    """A file of a cache directory."""
+
+    path: str
+    """Where it is."""
+    size: int
+    """Its bytes."""
+    accessed: int
+    """Its access time, in nanoseconds: see :func:`last_used`."""
+    modified: int
+    """Its modification time, in nanoseconds."""
+
+    @classmethod
+    def of(cls, path: str, status: os.stat_result) -> Entry:
+        """From what ``stat`` gave."""
+        return cls(path, status.st_size, status.st_atime_ns, status.st_mtime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What one look at a cache directory found."""
+
+    files: list[Entry]
+    """Whole files that are ours."""
+    staged_bytes: int
+    """Size of all staging files."""
+
+    @property
+    def bytes(self) -> int:
+        """What the count should be."""
+        return self.staged_bytes + sum(file.size for file in self.files)
+
+
+def scan(root: Path, own: OwnTags) -> Scan:
+    """Look through a cache directory; one that is not there is empty.
+
+    Staging files come first: one that is published meanwhile is counted twice rather than missed.
+
+    Args:
+        root: The directory.
+        own: Which tags are ours.
+    """
+    staged_bytes = 0
+    for entry in staging_files(root):
+        with suppress(FileNotFoundError):
+            staged_bytes += entry.stat(follow_symlinks=False).st_size
+    return Scan([file for file in shard_files(root) if own.include(file.modified)], staged_bytes)
+
+
+def shard_files(root: Path) -> Iterator[Entry]:
+    """Every regular file under a cache directory that is not the cache's own, whoever put it there."""
+    pending = [str(root)]
+    while pending:
+        folder = pending.pop()
+        with suppress(*UNREACHABLE), os.scandir(folder) as found:
+            for entry in found:
+                if folder == str(root) and (entry.name in _NOT_SHARDS or entry.name.startswith(_NOT_SHARD_PREFIXES)):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    if not _is_cache(entry.path):
+                        pending.append(entry.path)
+                elif entry.is_file(follow_symlinks=False):
+                    with suppress(FileNotFoundError):
+                        yield Entry.of(entry.path, entry.stat(follow_symlinks=False))
+
+
+def find_entry(path: Path) -> Entry | None:
+    """One file; None if there is no such file."""
+    try:
+        return Entry.of(str(path), path.stat())
+    except UNREACHABLE:
+        return None
+
+
+def index_files(root: Path) -> Iterator[Entry]:
+    """The index of a cache directory, and parsed forms of it."""
+    with suppress(*UNREACHABLE), os.scandir(root) as found:
+        for entry in found:
+            if entry.name == INDEX_BASENAME or entry.name.startswith(PARSED_INDEX_PREFIX):
+                described = find_entry(Path(entry.path))
+                if described is not None:
+                    yield described
+
+
+def index_bytes(root: Path) -> int:
+    """Size of the index of a cache directory, parsed forms included."""
+    return sum(entry.size for entry in index_files(root))
+
+
+def _is_cache(folder: str) -> bool:
+    """Whether a directory within a cache directory is another one, which has its own count."""
+    return any(os.path.lexists(f"{folder}/{name}") for name in (MANIFEST_BASENAME, USAGE_BASENAME))
+
+
+def staging_files(root: Path) -> Iterator[os.DirEntry[str]]:
+    """Files on their way into a cache directory, of living and dead writers."""
+    with suppress(*UNREACHABLE), os.scandir(root / STAGING_BASENAME) as found:
+        for entry in found:
+            if entry.name.endswith(PARTIAL_SUFFIX):
+                yield entry
+
+
+class UsageCount:
+    """One directory's count, held by this process alone.
+
+    Args:
+        root: The cache directory.
+        descriptor: Its file, open and locked.
+        count: Counts the bytes there, if the file has no number.
+    """
+
+    def __init__(self, root: Path, descriptor: int, count: Callable[[], int]) -> None:
+        self._root = root
+        self._descriptor = descriptor
+        text = os.pread(descriptor, _DIGITS, 0).strip()
+        if text.isdigit():
+            self._used = int(text)
+        else:
+            self.used = count()
+
+    @property
+    def used(self) -> int:
+        """Bytes of files that are ours, staging files included."""
+        return self._used
+
+    @used.setter
+    def used(self, count: int) -> None:
+        self._used = max(0, count)
+        # One write of the same length each time: whoever is killed here leaves the old number or the new one.
+        try:
+            os.pwrite(self._descriptor, f"{self._used:<{_DIGITS - 1}}\n".encode(), 0)
+        except OSError as error:  # the disk is full, and the file empty as yet
+            raise unwritable(self._root, error) from error
+
+
+@contextmanager
+def locked_usage(root: Path, count: Callable[[], int]) -> Iterator[UsageCount]:
+    """Hold the usage lock of a cache directory.
+
+    Args:
+        root: The cache directory.
+        count: See :class:`UsageCount`.
+
+    Raises:
+        LocksUnsupportedError: The filesystem has no locks.
+        LockTimeoutError: Another process has held it for too long.
+        StorageError: The directory is gone, or may not be written to.
+    """
+    path = root / USAGE_BASENAME
+    descriptor = open_shared(path, root)
+    try:
+        if not any(try_lock(descriptor, shared=False) for _ in pauses(_LOCK_SECONDS)):
+            raise LockTimeoutError(f"waited {_LOCK_SECONDS:g} s for {path}, held by {lock_owner(path)}, to change it")
+        yield UsageCount(root, descriptor, count)
+    finally:
+        unlock_and_close(descriptor)
+
+
+def read_usage(root: Path) -> int | None:
+    """The count as it is now; None if there is none yet."""
+    try:
+        text = (root / USAGE_BASENAME).read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def finished_time(now: int) -> int:
+    """The access time of a shard finished at ``now``; both in nanoseconds since 1970."""
+    return max(0, (_FAR - now) // _SLOWER)
+
+
+def last_used(accessed: int) -> int:
+    """When a file with this access time was last used, finished or not; both in nanoseconds since 1970."""
+    return accessed if accessed >= FINISHED_BEFORE else _FAR - _SLOWER * accessed
+
+
+def set_used(file: int | Path) -> None:
+    """Say that a file is in use now.
+
+    Args:
+        file: Its path, or the descriptor of the open file.
+    """
+    _set_accessed(file, time.time_ns())
+
+
+def set_finished(path: Path) -> None:
+    """Say that a file is not needed any more in this epoch, unless another reader has it open."""
+    with suppress(OSError):  # gone, another user's, or a filesystem without locks
+        descriptor = open_to_lock(path)
+        try:
+            if try_lock(descriptor, shared=False):
+                _set_accessed(descriptor, finished_time(time.time_ns()))
+        finally:
+            unlock_and_close(descriptor)
+
+
+def _set_accessed(file: int | Path, accessed: int) -> None:
+    with suppress(OSError):  # another user's, or gone
+        os.utime(file, ns=(accessed, os.stat(file).st_mtime_ns))  # noqa: PTH116  a descriptor has no Path

@@ -1,0 +1,510 @@
+"""MDS samples and their bytes: one is written by :class:`SampleLayout`, read by :class:`SampleDecoder`.
+
+    uint32 size of each column whose size varies, in column order
+    payload of each column, in column order
+
+Names are not stored. A writer sorts the columns by name, and the index lists them in that order.
+
+Samples of nothing but numbers, and arrays of one shape, are :class:`PlainRows`: their bytes, one below the other, are a
+table, of which nothing need be decoded one by one::
+
+    sample 0 | label int64 | pixels 2 x 3 x float32 |         columns: label    int64    (samples,)
+    sample 1 | label int64 | pixels 2 x 3 x float32 |                  pixels   float32  (samples, 2, 3)
+
+Where arrays may have any shape, each sample says which its own have, before their values; as long as all say the same,
+they are a table with heads that nobody wants.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.errors import (
+    ConfigError,
+    EncodingError,
+    IndexFormatError,
+    MissingDependencyError,
+    ShardCorruptError,
+)
+from lightning_streaming.formats.arrays import NdarrayEncoding
+from lightning_streaming.formats.encodings import Encoding, encode_value, encoding, is_unsafe
+from lightning_streaming.formats.index import MAX_RAW_BYTES, ShardInfo
+from lightning_streaming.formats.scalars import NUMBERS, shortened
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+# --- written ---
+
+_SIZE = struct.Struct("<I")
+_PACKED: Mapping[str, tuple[str, type]] = {
+    "int": ("q", int),
+    "int8": ("b", int),
+    "int16": ("h", int),
+    "int32": ("i", int),
+    "int64": ("q", int),
+    "uint8": ("B", int),
+    "uint16": ("H", int),
+    "uint32": ("I", int),
+    "uint64": ("Q", int),
+    "float32": ("f", float),
+    "float64": ("d", float),
+}
+"""Encodings that :mod:`struct` writes as numpy does, as long as the value is of exactly this type and fits.
+
+They take a number of numpy's own type too, except ``int``.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _PlainNumbers:
+    """Samples of nothing but numbers, written in one step where all values are Python's own, or numpy's."""
+
+    names: tuple[str, ...]
+    own_types: list[type]
+    numpy_types: list[type]
+    packed: struct.Struct
+
+    def parts(self, sample: Mapping[str, Any]) -> tuple[bytes] | None:
+        """The sample's bytes; None where a value needs a closer look."""
+        try:
+            values = [sample[name] for name in self.names]
+            types = list(map(type, values))
+            if types == self.own_types:
+                return (self.packed.pack(*values),)
+            if types == self.numpy_types:
+                data = self.packed.pack(*values)
+                # There are many NaNs, and on the way through a Python float one may become another.
+                return None if math.isnan(sum(self.packed.unpack(data))) else (data,)
+        except (KeyError, OverflowError, struct.error):
+            pass
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _OneArray:
+    """Samples of one array."""
+
+    name: str
+    encoding: NdarrayEncoding
+
+    def parts(self, sample: Mapping[str, Any]) -> tuple[Buffer, ...] | None:
+        """The sample's bytes; None where the value needs a closer look."""
+        value = sample.get(self.name)
+        if type(value) is not np.ndarray or value.nbytes > MAX_RAW_BYTES // 2:
+            return None
+        try:
+            head, values = self.encoding.parts(value)
+        except EncodingError as error:
+            raise EncodingError(f"column {self.name!r}: {error}") from error
+        if self.encoding.shape:
+            return (values,)
+        return _SIZE.pack(len(head) + values.nbytes), head, values
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleLayout:
+    """Where each column of a sample lies; made once for all shards of one schema by :func:`compile_layout`."""
+
+    names: tuple[str, ...]
+    """Column names, in the order the columns are stored."""
+    encoding_names: tuple[str, ...]
+    """The encoding of each column, by name."""
+    encodings: tuple[Encoding, ...]
+    """The encoding of each column."""
+    sizes: tuple[int | None, ...]
+    """Bytes of each column, or None where they vary."""
+    header: struct.Struct
+    """Sizes of the columns that vary."""
+    varying: tuple[int, ...]
+    """Places of the columns that vary."""
+    quick: _PlainNumbers | _OneArray | None
+    """A quick way for samples of numbers alone, or of one array alone."""
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The keys by which an index describes these columns."""
+        return {
+            "column_names": self.names,
+            "column_encodings": self.encoding_names,
+            "column_sizes": self.sizes,
+        }
+
+    def encode(self, sample: Mapping[str, Any]) -> bytes:
+        """Turn a sample into bytes. What it holds beside the columns is left out.
+
+        Raises:
+            EncodingError: A column is missing, or its value does not fit.
+        """
+        return b"".join(self.parts(sample))
+
+    def parts(self, sample: Mapping[str, Any]) -> Sequence[Buffer]:
+        """Turn a sample into bytes, in parts that follow each other. An array's part is the array.
+
+        Raises:
+            EncodingError: A column is missing, or its value does not fit.
+        """
+        if self.quick is not None and type(sample) is dict:  # another mapping may make up what it lacks
+            quick = self.quick.parts(sample)
+            if quick is not None:
+                return quick
+        parts: list[Buffer] = [b""]
+        sizes = [self._add_column(place, sample, parts) for place in range(len(self.names))]
+        if sum(sizes) > MAX_RAW_BYTES:
+            raise EncodingError(f"a sample can have {MAX_RAW_BYTES} bytes, but got {sum(sizes)}")
+        parts[0] = self.header.pack(*[sizes[place] for place in self.varying])
+        return parts
+
+    def _add_column(self, place: int, sample: Mapping[str, Any], parts: list[Buffer]) -> int:
+        """Add the payload of one column, and give its size."""
+        name, column_encoding = self.names[place], self.encodings[place]
+        if name not in sample:
+            found = ", ".join(map(repr, sample)) or "none"
+            raise EncodingError(f"column {name!r} is missing; the sample has {found}")
+        value = sample[name]
+        try:
+            if isinstance(value, np.ndarray) and isinstance(column_encoding, NdarrayEncoding):
+                head, values = column_encoding.parts(value)
+                parts += (head, values)
+                return len(head) + int(values.nbytes)
+            data = encode_value(column_encoding, value)
+        except EncodingError as error:
+            raise EncodingError(f"column {name!r}: {error}") from error
+        parts.append(data)
+        return len(data)
+
+
+@lru_cache(maxsize=1024)
+def compile_layout(names: tuple[str, ...], encoding_names: tuple[str, ...]) -> SampleLayout:
+    """Lay out the columns of a sample.
+
+    Args:
+        names: Column names, in the order they are stored; a writer sorts them.
+        encoding_names: The encoding of each.
+
+    Raises:
+        ConfigError: There are no columns, two share a name, or an encoding does not exist.
+        MissingDependencyError: An encoding needs a package that is not installed.
+    """
+    check_names(names, encoding_names)
+    encodings = tuple(map(encoding, encoding_names))
+    sizes = tuple(column_encoding.size for column_encoding in encodings)
+    varying = tuple(place for place, size in enumerate(sizes) if size is None)
+    return SampleLayout(
+        names=names,
+        encoding_names=encoding_names,
+        encodings=encodings,
+        sizes=sizes,
+        header=struct.Struct(f"<{len(varying)}I"),
+        varying=varying,
+        quick=_quick_way(names, encoding_names, encodings),
+    )
+
+
+def check_names(names: tuple[str, ...], encoding_names: tuple[str, ...]) -> None:
+    """Refuse columns that no sample can have.
+
+    Raises:
+        ConfigError: There are none, two share a name, or one lacks an encoding.
+    """
+    if not names or len(names) != len(encoding_names) or len(set(names)) != len(names):
+        raise ConfigError(
+            f"a sample needs at least one column, and for each its own name and an encoding, but got {names} "
+            f"and {encoding_names}"
+        )
+
+
+def _quick_way(
+    names: tuple[str, ...], encoding_names: tuple[str, ...], encodings: tuple[Encoding, ...]
+) -> _PlainNumbers | _OneArray | None:
+    if len(names) == 1 and isinstance(encodings[0], NdarrayEncoding):
+        return _OneArray(names[0], encodings[0])
+    if not all(name in _PACKED for name in encoding_names):
+        return None
+    return _PlainNumbers(
+        names,
+        own_types=[_PACKED[name][1] for name in encoding_names],
+        numpy_types=[int if name == "int" else np.dtype(name).type for name in encoding_names],
+        packed=struct.Struct("<" + "".join(_PACKED[name][0] for name in encoding_names)),
+    )
+
+
+# --- read ---
+
+_Piece = tuple[str, tuple[str, ...], Any, int | None]
+"""A column; or a run of columns, numbers of one type that follow each other, which are read at once.
+
+Its name, or that of the run's first; the names in the run, none where it is one column; what decodes it (a column's
+``Encoding.decode``, a run's ``DecodeMany``), None if it is not wanted; and its bytes, None if they vary.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleDecoder:
+    """Reads samples of one schema; made once for all its shards by :func:`read_decoder`."""
+
+    header: struct.Struct
+    """Sizes of the columns that vary."""
+    smallest_bytes: int
+    """Bytes of a sample whose columns that vary are empty."""
+    pieces: tuple[_Piece, ...]
+    """All columns in the order in which they are stored, up to the last that is wanted."""
+
+    def decode(self, data: memoryview, start: int = 0, stop: int | None = None) -> dict[str, Any]:
+        """Turn the bytes of a sample into its wanted columns.
+
+        Args:
+            data: What holds the sample.
+            start: Where the sample starts in it.
+            stop: Where the sample ends, within ``data``; None where that ends.
+
+        Raises:
+            ShardCorruptError: The sizes in the bytes do not add up to their length.
+            EncodingError: A payload is not one of its column's encoding.
+        """
+        sample: dict[str, Any] = {}
+        length, name = (len(data) if stop is None else stop) - start, ""
+        head = self.header.size
+        varying = iter(self._varying_sizes(data, start, length) if head or length != self.smallest_bytes else ())
+        start += head
+        try:
+            for name, run, decode, size in self.pieces:
+                end = start + (next(varying) if size is None else size)
+                if run:
+                    sample.update(zip(run, decode(data, start)))  # noqa: B905  # it gives as many
+                elif decode is not None:
+                    sample[name] = decode(data[start:end])
+                start = end
+        except EncodingError as error:
+            raise EncodingError(f"column {name!r}: {error}") from error
+        return sample
+
+    def _varying_sizes(self, data: memoryview, start: int, length: int) -> Sequence[int]:
+        if length < self.smallest_bytes:
+            raise ShardCorruptError(f"expected at least {self.smallest_bytes} bytes, but found {length}")
+        varying = self.header.unpack_from(data, start)
+        expected = self.smallest_bytes + sum(varying)
+        if expected != length:
+            raise ShardCorruptError(f"expected {expected} bytes by the column sizes, but found {length}")
+        return varying
+
+
+def read_decoder(info: ShardInfo, *, allow_unsafe_types: bool, columns: Sequence[str] | None = None) -> SampleDecoder:
+    """What reads a shard's samples, or why nothing can. What is not wanted need not be readable.
+
+    Args:
+        info: The shard, as its index describes it.
+        allow_unsafe_types: Whether encodings may be read that can run code of whoever wrote the data.
+        columns: The columns wanted, which the shard has; None for all.
+
+    Raises:
+        IndexFormatError: The index describes columns that cannot be.
+        ConfigError: A wanted column is unsafe and that was not allowed.
+        MissingDependencyError: A wanted column needs a package that is not installed.
+    """
+    names, encoding_names = info.schema["column_names"], info.schema["column_encodings"]
+    if not allow_unsafe_types:
+        check_safe(info, columns)
+    wanted = None if columns is None else frozenset(columns)
+    try:
+        return _compile_decoder(names, encoding_names, info.schema["column_sizes"], wanted)
+    except MissingDependencyError as error:
+        raise MissingDependencyError(f"{info.raw_data.basename} cannot be read: {shortened(str(error))}") from None
+    except ConfigError as error:
+        raise IndexFormatError(
+            f"the index entry of {info.raw_data.basename} cannot be read: {shortened(str(error))}"
+        ) from None
+
+
+def check_safe(info: ShardInfo, columns: Sequence[str] | None) -> None:
+    """Refuse a shard with a wanted column that can run code of whoever wrote it.
+
+    Raises:
+        ConfigError: Names the shard and the encoding.
+    """
+    if info.format != "mds":  # others hold texts and numbers only
+        return
+    pairs = zip(info.schema["column_names"], info.schema["column_encodings"], strict=False)
+    unsafe = [one for name, one in pairs if is_unsafe(one) and _wanted(name, columns)]
+    if unsafe:
+        raise ConfigError(
+            f"{info.raw_data.basename} has a column of encoding {unsafe[0]}, which can run any code when it is read; "
+            "pass allow_unsafe_types=True if you trust whoever wrote it, or columns= to read others only"
+        )
+
+
+@lru_cache(maxsize=1024)
+def _compile_decoder(
+    names: tuple[str, ...],
+    encoding_names: tuple[str, ...],
+    sizes: tuple[int | None, ...],
+    wanted: frozenset[str] | None,
+) -> SampleDecoder:
+    check_names(names, encoding_names)
+    if len(sizes) != len(names):
+        raise ConfigError(f"column_sizes must be {len(names)}, one for each column, but are {sizes}")
+    columns = [
+        (name, _encoding(encoding_name, size, wanted=_wanted(name, wanted)), size)
+        for name, encoding_name, size in zip(names, encoding_names, sizes, strict=True)
+    ]
+    varying, last = sizes.count(None), max(place for place, column in enumerate(columns) if column[1] is not None)
+    return SampleDecoder(
+        header=struct.Struct(f"<{varying}I"),
+        smallest_bytes=4 * varying + sum(size or 0 for size in sizes),
+        pieces=tuple(_pieces(columns[: last + 1])),
+    )
+
+
+def _encoding(encoding_name: str, size: int | None, *, wanted: bool) -> Encoding | None:
+    """A column's encoding; None if it is not wanted, which then may be anything of the size that the index says."""
+    try:
+        found = encoding(encoding_name)
+    except (ConfigError, MissingDependencyError):
+        if wanted:
+            raise
+        return None
+    if found.size != size:
+        raise ConfigError(f"column_sizes has {size} for encoding {encoding_name}, which has {found.size}")
+    return found if wanted else None
+
+
+def _pieces(columns: Iterable[tuple[str, Encoding | None, int | None]]) -> Iterator[_Piece]:
+    for _, group in groupby(columns, key=lambda column: id(column[1])):
+        run = list(group)
+        first, one, size = run[0]
+        if size is not None and len(run) > 1 and isinstance(one, NUMBERS):
+            yield first, tuple(name for name, _, _ in run), one.decoder_of(len(run)), size * len(run)
+        else:
+            yield from ((name, (), None if one is None else one.decode, size) for name, one, size in run)
+
+
+def _wanted(name: str, columns: Sequence[str] | frozenset[str] | None) -> bool:
+    return columns is None or name in columns
+
+
+# --- read as a table ---
+
+
+@dataclass(frozen=True, slots=True)
+class PlainRows:
+    """How such samples lie in their bytes. There is but one of each kind, so that kinds compare by identity."""
+
+    row: np.dtype[np.void]
+    """A sample's bytes, as something that numpy copies whole."""
+    columns: np.dtype[np.void]
+    """The same bytes by wanted column."""
+    heads: tuple[tuple[int, bytes], ...]
+    """What every sample has to say of its sizes and shapes, and where."""
+
+    def are(self, rows: NDArray[np.void]) -> bool:
+        """Whether samples lie like that.
+
+        Args:
+            rows: Their bytes, of shape (samples,) and dtype :attr:`row`.
+        """
+        table = rows.view(np.uint8).reshape(len(rows), self.row.itemsize)
+        found = ((table[:, start : start + len(head)], head) for start, head in self.heads)
+        return all(bool((said == np.frombuffer(head, np.uint8)).all()) for said, head in found)
+
+    def columns_of(self, rows: NDArray[np.void]) -> dict[str, NDArray[Any]]:
+        """The columns of some samples, by name, each of shape (samples, ...); a copy unless a column is all there is.
+
+        Args:
+            rows: The samples' bytes, of shape (samples,) and dtype :attr:`row`.
+        """
+        table = rows.view(self.columns)
+        columns = {name: table[name] for name in self.columns.names or ()}
+        # Even of a single sample, which is contiguous as it is: it may lie at any address.
+        return {name: one if one.nbytes == table.nbytes else one.copy() for name, one in columns.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class PlainSchema:
+    """The columns of samples that may be plain; see :func:`plain_schema`."""
+
+    columns: tuple[tuple[str, Encoding, int | None, bool], ...]
+    """Name, encoding, bytes if they do not vary, and whether the column is wanted."""
+
+    def rows_like(self, sample: memoryview) -> PlainRows | None:
+        """How samples lie in their bytes that are like this one; None if this one cannot be read."""
+        varying = [size for _, _, size, _ in self.columns].count(None)
+        start = 4 * varying
+        if len(sample) < start:
+            return None
+        sizes = iter(struct.unpack_from(f"<{varying}I", sample))
+        fields, heads = list[tuple[str, int, np.dtype[Any]]](), [(0, bytes(sample[:start]))]
+        for name, its_encoding, fixed_size, is_wanted in self.columns:
+            size = next(sizes) if fixed_size is None else fixed_size
+            try:
+                dtype, values = _values(its_encoding, sample[start : start + size])
+            except (EncodingError, ValueError):  # also a shape that numpy cannot hold
+                return None
+            if values + dtype.itemsize != size:
+                return None
+            heads.append((start, bytes(sample[start : start + values])))
+            if is_wanted:
+                fields.append((name, start + values, dtype))
+            start += size
+        return _rows(start, tuple(fields), tuple(one for one in heads if one[1])) if start == len(sample) else None
+
+
+def plain_schema(info: ShardInfo, columns: Sequence[str] | None = None) -> PlainSchema | None:
+    """What a shard's samples may have in common; None where a column is neither a number nor an array.
+
+    Args:
+        info: The shard, as its index describes it.
+        columns: The columns wanted, which the shard has; None for all.
+    """
+    if info.format != "mds":
+        return None
+    names, encodings, sizes = (info.schema[f"column_{what}"] for what in ("names", "encodings", "sizes"))
+    return _schema(names, encodings, sizes, None if columns is None else frozenset(columns))
+
+
+@lru_cache(maxsize=1024)
+def _schema(
+    names: tuple[str, ...], encodings: tuple[str, ...], sizes: tuple[int | None, ...], wanted: frozenset[str] | None
+) -> PlainSchema | None:
+    found = [_plain_encoding(one) for one in encodings]
+    columns = [
+        (name, one, size, wanted is None or name in wanted)
+        for name, one, size in zip(names, found, sizes, strict=True)
+        if one is not None and one.size == size  # an index that is wrong is for whoever opens the shard
+    ]
+    return PlainSchema(tuple(columns)) if columns and len(columns) == len(names) else None
+
+
+@lru_cache(maxsize=1024)
+def _rows(
+    size: int, fields: tuple[tuple[str, int, np.dtype[Any]], ...], heads: tuple[tuple[int, bytes], ...]
+) -> PlainRows:
+    names, offsets, formats = zip(*fields, strict=True)
+    table: Any = {"names": names, "formats": formats, "offsets": offsets, "itemsize": size}
+    return PlainRows(np.dtype(f"V{size}"), np.dtype(table), heads)
+
+
+def _plain_encoding(name: str) -> Encoding | None:
+    try:
+        found = encoding(name)
+    except (ConfigError, MissingDependencyError):
+        return None  # whoever opens the shard says why it cannot be read
+    return found if isinstance(found, (*NUMBERS, NdarrayEncoding)) else None
+
+
+def _values(its_encoding: Encoding, payload: memoryview) -> tuple[np.dtype[Any], int]:
+    """What the values of a payload are to numpy, and at which byte of it they start."""
+    if isinstance(its_encoding, NdarrayEncoding):
+        shape, dtype, start = its_encoding.read_layout(payload)
+        return np.dtype((dtype, shape)), start
+    assert isinstance(its_encoding, NUMBERS), "what _plain_encoding lets through"
+    return its_encoding.dtype, 0

@@ -1,0 +1,361 @@
+"""Samples made batches, in the process that reads them: plain ones many batches at a time, others one by one.
+
+Plain samples are numbers and arrays alone. Their bytes are gathered shard by shard, and the columns cut out of all of
+them together:
+
+    sample      0   1   2   3   4   5             sorted by shard, each shard is asked once:
+    shard       7   2   7   7   2   9             shard 7 for samples 0 2 3, shard 2 for 1 4, shard 9 for 5
+
+Where torch's default collate makes no batch of samples, the error says which column is why, and what to do about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Number
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import default_collate
+
+from lightning_streaming.errors import FormatError, StreamingError
+from lightning_streaming.formats.mds import MDSReader
+from lightning_streaming.formats.mds_samples import PlainRows
+from lightning_streaming.formats.shard import ShardReader
+from lightning_streaming.loading.passes import Reading, WorkerPass
+from lightning_streaming.loading.sample_source import SampleSource
+
+_MOST_BYTES = 1 << 20
+"""Of the samples gathered at a time, unless one batch has more: what a core's own cache holds."""
+_LARGE = 1 << 15
+"""Bytes of a sample from which on copying it once more would take longer than asking for it alone."""
+_IN_TRANSFORM = "in transform= (or in the dataset's __getitem__)"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Batches of plain samples, all of one size. Each batch is a dict of tensors that are its own."""
+
+    columns: dict[str, NDArray[Any]]
+    """Arrays of shape (batches, samples, ...), by name."""
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        # Not views of one tensor: writing into such would count as a change of all of them, which autograd refuses.
+        tensors = (map(torch.from_numpy, values) for values in self.columns.values())
+        return (dict(zip(self.columns, batch, strict=True)) for batch in zip(*tensors, strict=True))
+
+
+Batches = Table | list[Any]
+"""Collated batches that follow each other."""
+
+
+def read_tables(of_pass: WorkerPass, *, drop_last: bool, one_by_one: bool) -> Generator[Batches, None, None]:
+    """The worker's batches in order: tables of full batches, the first of one batch, then what is left.
+
+    Where the samples of a batch turn out not to be alike, that batch comes alone, collated as ever.
+
+    Args:
+        of_pass: What to read; its samples may be plain.
+        drop_last: Whether to leave out a last batch that is not full.
+        one_by_one: Whether each table must be of one batch, rather than of as many as are quick to gather.
+
+    Raises:
+        FormatError: A shard or a sample of the next batch is damaged; names the stream and the shard.
+        StorageError: A shard of the next batch could not be fetched.
+    """
+    with of_pass.begun() as reading:
+        gather, batch_size = _Gather(of_pass.source, reading), reading.batch_size
+        batches, fewest_samples = 1, batch_size if drop_last else 1
+        for window in reading.windows():
+            shards, indexes = window.shards, window.indexes
+            while len(shards) >= fewest_samples:
+                # Only what is left at the end fills no batch, and is read alone.
+                samples = min(batches, len(shards) // batch_size) * batch_size or len(shards)
+                reading.about_to_read(samples // batch_size - 1)
+                rows = gather.rows(shards[:samples], indexes[:samples])
+                if rows is None:
+                    samples, batches = min(batch_size, samples), 1
+                    made: Batches = [gather.collated(shards[:samples], indexes[:samples])]
+                else:
+                    samples, made = len(rows.data), _table(rows, batch_size)
+                    most = 1 if one_by_one else _MOST_BYTES // (batch_size * rows.data.itemsize)
+                    batches = max(1, min(2 * batches, most))
+                _let_go(reading, shards[:samples])
+                shards, indexes = shards[samples:], indexes[samples:]
+                yield made
+
+
+class _Rows(NamedTuple):
+    data: NDArray[np.void]
+    """The bytes of some samples."""
+    plain: PlainRows
+    """How each lies in them."""
+
+
+class _Gather:
+    """Brings samples together from their shards."""
+
+    def __init__(self, source: SampleSource, reading: Reading) -> None:
+        self._source = source
+        self._reading = reading
+        self._failed: dict[int, StreamingError] = {}
+        self._between = np.empty(0, np.void)
+        """Memory that is used again each time: new memory would cost as much as copying to it."""
+
+    def rows(self, shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> _Rows | None:
+        """The bytes of some samples; where not all can be had, of the batches before the first that cannot.
+
+        Returns:
+            None where the samples do not all lie alike in their bytes.
+        """
+        plain, data = None, np.empty(0, np.void)
+        for places in by_shard(shards):
+            first = int(places[0])
+            try:
+                reader = self._reader(int(shards[first]))
+            except StreamingError:
+                in_whole_batches = first // self._reading.batch_size * self._reading.batch_size
+                if plain is None or not in_whole_batches:
+                    raise
+                data = data[:in_whole_batches]
+                break
+            assert isinstance(reader, MDSReader), "the one format that has plain samples"
+            if plain is None:
+                plain = reader.plain_rows()
+                data = np.empty(len(shards), np.void if plain is None else plain.row)
+            if plain is None or reader.plain_rows() is not plain:
+                return None
+            self._copy(reader, indexes, data, places)
+        assert plain is not None, "there is a sample"
+        return _Rows(data, plain) if plain.are(data) else None
+
+    def collated(self, shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> Any:
+        """A batch of samples decoded one by one.
+
+        Raises:
+            FormatError: One of them is damaged; names the stream and the shard.
+            CollateError: They are not of the same shape.
+        """
+        samples: list[Any] = []
+        for shard, index in zip(shards.tolist(), indexes.tolist(), strict=True):
+            reader = self._reader(shard)
+            try:
+                samples.append(reader[index])
+            except FormatError as error:
+                raise self._source.named(error, shard) from error
+        return collated(default_collate, samples)
+
+    def _reader(self, shard: int) -> ShardReader:
+        """The reader of a shard. One that could not be had is not tried again by the batch that needs it."""
+        if shard in self._failed:
+            raise self._failed[shard]
+        try:
+            return self._reading.reader(shard)
+        except StreamingError as error:
+            self._failed[shard] = error
+            raise
+
+    def _copy(
+        self, reader: MDSReader, indexes: NDArray[np.int64], rows: NDArray[np.void], places: NDArray[np.int64]
+    ) -> None:
+        """Copy those samples of a shard that belong to some places to these."""
+        if len(places) == len(rows):
+            reader.copy_rows(indexes, rows)
+        elif rows.itemsize >= _LARGE:
+            for place in places.tolist():
+                reader.copy_rows(indexes[place : place + 1], rows[place : place + 1])
+        else:  # one copy more, which is cheaper than a step of Python for each sample
+            if len(self._between) < len(places) or self._between.dtype != rows.dtype:
+                self._between = np.empty(len(rows), rows.dtype)
+            between = self._between[: len(places)]
+            reader.copy_rows(indexes[places], between)
+            rows[places] = between
+
+
+def by_shard(shards: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """The places at which each shard stands, ascending; shards in the order of their first places.
+
+    Args:
+        shards: The shard of each sample; at least one.
+    """
+    if (shards == shards[0]).all():
+        yield np.arange(len(shards))
+        return
+    # Of numbers of 16 bits numpy makes a radix sort, in a tenth of the time.
+    order = (shards.astype(np.uint16) if shards.max() < 1 << 16 else shards).argsort(kind="stable")
+    in_order = shards[order]
+    starts = [0, *(1 + (in_order[1:] != in_order[:-1]).nonzero()[0]).tolist()]
+    for _, start, stop in sorted(zip(order[starts].tolist(), starts, [*starts[1:], len(shards)], strict=True)):
+        yield order[start:stop]
+
+
+def _let_go(reading: Reading, shards: NDArray[np.int64]) -> None:
+    """Say that these samples, the next ones, were read."""
+    are_last = reading.last_uses(shards)
+    if are_last is not None:
+        for shard in np.unique(shards[are_last]).tolist():
+            reading.let_go(shard)
+    reading.have_read(len(shards) // reading.batch_size)
+
+
+def _table(rows: _Rows, batch_size: int) -> Table:
+    size = min(batch_size, len(rows.data))
+    columns = rows.plain.columns_of(rows.data).items()
+    return Table({name: values.reshape(-1, size, *values.shape[1:]) for name, values in columns})
+
+
+Collate = Callable[[list[Any]], Any]
+"""Makes a batch of samples."""
+
+
+class CollateError(Exception):
+    """Samples that could not be made a batch; for who knows which ones they are.
+
+    Args:
+        told: What is wrong.
+        places: Those samples of the batch that are to be named.
+    """
+
+    def __init__(self, told: str, places: Sequence[int]) -> None:
+        super().__init__(told)
+        self.places = places
+
+
+def collated(collate: Collate, samples: list[Any]) -> Any:
+    """The batch of some samples.
+
+    Raises:
+        CollateError: The collate function failed; its cause is that error, unless it is torch's own function, of whose
+            error the message says what to do about it.
+    """
+    try:
+        return collate(samples)
+    except Exception as error:
+        if collate is default_collate:
+            raise _explained(samples, error) from None
+        told = f"collate_fn failed on a batch: {type(error).__name__}: {error}"
+        raise CollateError(told, range(len(samples))) from error
+
+
+class _Mismatch(NamedTuple):
+    where: str
+    """What is wrong, of the samples' values that stand in one place."""
+    way_out: str
+    odd: int | None = None
+    """The first sample of the batch that is not like those before it, if that is what is wrong."""
+
+
+def _explained(samples: list[Any], error: Exception) -> CollateError:
+    found = _mismatch("", samples)
+    if found is None:
+        told = f"torch's default collate makes no batch of these samples: {type(error).__name__}: {error}"
+        return CollateError(told, range(len(samples)))
+    told = f"{found.where}, of which torch's default collate makes no batch; {found.way_out}"
+    return CollateError(told, [] if found.odd is None else [found.odd])
+
+
+def _mismatch(path: str, values: Sequence[Any]) -> _Mismatch | None:
+    """What keeps values from being collated: the first of their parts that does not go with torch.
+
+    Args:
+        path: Where in the samples they stand; empty for the samples themselves.
+        values: One of each sample.
+    """
+    place, first = f"column {path}" if path else "each sample", values[0]
+    if any(value is None for value in values):
+        return _missing(place, values)
+    if isinstance(first, Mapping):
+        return _mappings(path, place, values)
+    if isinstance(first, (tuple, list)):
+        return _sequences(path, place, values)
+    if isinstance(first, (torch.Tensor, np.ndarray)):
+        return _of_other_kinds(place, values, type(first)) or _arrays(place, values)
+    if isinstance(first, (str, bytes)):
+        return None
+    if isinstance(first, Number):
+        return _of_other_kinds(place, values, Number)
+    return _Mismatch(f"{place} is {_kind_in_words(type(first))}", _way_out_of(type(first)))
+
+
+def _missing(place: str, values: Sequence[Any]) -> _Mismatch:
+    nones = [number for number, value in enumerate(values) if value is None]
+    way_out = f"put a value there {_IN_TRANSFORM}, or pass the loader a collate_fn="
+    if len(nones) == len(values):
+        return _Mismatch(f"{place} is None", way_out)
+    return _Mismatch(f"{place} is None in {len(nones)} of {len(values)} samples", way_out, nones[0])
+
+
+def _of_other_kinds(place: str, values: Sequence[Any], kind: type) -> _Mismatch | None:
+    """Samples that are of another type than the first."""
+    for number, value in enumerate(values):
+        if not isinstance(value, kind):
+            names = f"{type(values[0]).__name__} and {type(value).__name__}"
+            return _Mismatch(f"{place} is of different types, {names}", f"make them one {_IN_TRANSFORM}", number)
+    return None
+
+
+def _mappings(path: str, place: str, values: Sequence[Any]) -> _Mismatch | None:
+    first = values[0]
+    for number, value in enumerate(values):
+        keys = list(value) if isinstance(value, Mapping) else type(value).__name__
+        if not isinstance(value, Mapping) or value.keys() != first.keys():
+            return _Mismatch(
+                f"{place} has different columns: {list(first)} in number 0 of the batch, {keys} in number {number}",
+                f"give all samples the same {_IN_TRANSFORM}, or pass the loader a collate_fn=",
+                number,
+            )
+    parts = (_mismatch(f"{path}[{name!r}]" if path else repr(name), [one[name] for one in values]) for name in first)
+    return next((part for part in parts if part is not None), None)
+
+
+def _sequences(path: str, place: str, values: Sequence[Any]) -> _Mismatch | None:
+    sizes = [len(value) if isinstance(value, (tuple, list)) else -1 for value in values]
+    if len(set(sizes)) > 1:
+        shown = ", ".join(map(str, sorted(set(sizes))[:5]))
+        return _Mismatch(
+            f"{place} is a {type(values[0]).__name__} of different lengths ({shown})",
+            f"make them equally long {_IN_TRANSFORM}, or pad them in a collate_fn= of the loader",
+        )
+    parts = (_mismatch(f"{path}[{number}]", [one[number] for one in values]) for number in range(sizes[0]))
+    return next((part for part in parts if part is not None), None)
+
+
+def _arrays(place: str, values: Sequence[Any]) -> _Mismatch | None:
+    shapes = list(dict.fromkeys(tuple(value.shape) for value in values))
+    if len(shapes) > 1:
+        shown = ", ".join(map(str, shapes[:4])) + (", ..." if len(shapes) > 4 else "")
+        return _Mismatch(
+            f"{place} is an array of different shapes, not of equal size in all samples: {shown}",
+            f"bring them to one shape {_IN_TRANSFORM}, or pad them in a collate_fn= of the loader",
+        )
+    if isinstance(values[0], np.ndarray) and values[0].dtype.kind in "OSUMm":
+        return _Mismatch(
+            f"{place} is an array of dtype {values[0].dtype}", f"make numbers of it {_IN_TRANSFORM}, or leave it out"
+        )
+    return None
+
+
+def _kind_in_words(kind: type) -> str:
+    if _is_image(kind):
+        return f"a PIL image ({kind.__name__})"
+    return f"an object of type {kind.__module__}.{kind.__qualname__}"
+
+
+def _way_out_of(kind: type) -> str:
+    if _is_image(kind):
+        return (
+            f"make an array of it {_IN_TRANSFORM}, as numpy.array(image) or torchvision's ToTensor do, of one size for "
+            "all images; or pass the loader a collate_fn="
+        )
+    return f"make a tensor, array, number or text of it {_IN_TRANSFORM}, or pass the loader a collate_fn="
+
+
+def _is_image(kind: type) -> bool:
+    """Whether these are Pillow's, which need not be installed."""
+    return any(one.__module__ == "PIL.Image" and one.__name__ == "Image" for one in kind.__mro__)

@@ -1,0 +1,246 @@
+"""An epoch's order as a file that all processes of a node map: made once, and ahead of time where it can be."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import mmap
+import os
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.cache.config import RUNTIME_VARIABLE, orders_directory
+from lightning_streaming.errors import LockTimeoutError, StorageError
+from lightning_streaming.files import appears_whole, hold_lock
+from lightning_streaming.order.draw import (
+    Order,
+    draw_into,
+    draw_order,
+    is_identity,
+    is_on_demand,
+    order_digest,
+    order_dtype,
+)
+from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.order.weights import DatasetShape
+
+_log = logging.getLogger(__name__)
+_SMALL_EPOCH = 1 << 16
+"""Samples up to which each process makes its own copy: a quarter of a megabyte and some milliseconds."""
+_LOCK_SECONDS = 3600.0
+_SUFFIX = ".order"
+_Ids = NDArray[np.integer[Any]]
+
+
+def shared_order(settings: OrderSettings, shape: DatasetShape, epoch: int) -> Order | None:
+    """The order of one epoch, as :func:`lightning_streaming.order.draw.draw_order` makes it.
+
+    A large one lies in a file of this node's runtime directory, named by a digest of all it depends on. Whoever takes
+    the lock first makes the file; everyone maps it read-only, so more workers take no more memory. A process holds a
+    shared ``flock`` on the file for as long as it maps it, and whoever makes an order removes those that nobody holds
+    and what killed makers left: so finished epochs and killed runs leave at most this epoch's file and the next
+    one's, until the next run on this node.
+
+    Raises:
+        ConfigError: See :func:`~lightning_streaming.order.draw.draw_order`.
+        StorageError: There is no room for the file.
+        LockTimeoutError: Another process takes more than an hour to make an order.
+    """
+    if not is_shared(settings, shape):
+        return draw_order(settings, shape, epoch)
+    path = _path(settings, shape, epoch)
+    mapped = _map_if_present(path, shape)
+    if mapped is not None:
+        return mapped
+    # One lock for all orders, so that its holder knows whatever is half written to be a dead maker's.
+    with hold_lock(path.parent / "lock", _LOCK_SECONDS, f"make the order of epoch {epoch}"):
+        return _make_locked(path, settings, shape, epoch)
+
+
+def order_ahead_of_use(settings: OrderSettings, shape: DatasetShape, epoch: int) -> Order | None:
+    """Make the file of an order that will be asked for, unless somebody is making an order just now.
+
+    Args:
+        settings: Of an order that :func:`is_shared`.
+        shape: The data.
+        epoch: Counts from 0.
+
+    Returns:
+        The order, whose file nobody removes as long as it is kept; None where somebody else is busy.
+
+    Raises:
+        ConfigError: See :func:`~lightning_streaming.order.draw.draw_order`.
+        StorageError: There is no room for the file.
+    """
+    path = _path(settings, shape, epoch)
+    mapped = _map_if_present(path, shape)
+    if mapped is not None:
+        return mapped
+    try:
+        with hold_lock(path.parent / "lock", 0, f"make the order of epoch {epoch} ahead of time"):
+            return _make_locked(path, settings, shape, epoch)
+    except LockTimeoutError:
+        return None
+
+
+def is_shared(settings: OrderSettings, shape: DatasetShape) -> bool:
+    """Whether an order is worth a file: it is large, and has to be drawn before it is read."""
+    return shape.epoch_size > _SMALL_EPOCH and not is_on_demand(settings) and not is_identity(settings, shape)
+
+
+def _path(settings: OrderSettings, shape: DatasetShape, epoch: int) -> Path:
+    return orders_directory() / (order_digest(settings, shape, epoch) + _SUFFIX)
+
+
+def _make_locked(path: Path, settings: OrderSettings, shape: DatasetShape, epoch: int) -> _Ids:
+    """Map the file, made if it is missing. Must be called while holding the lock of the directory."""
+    mapped = _map_if_present(path, shape)
+    if mapped is not None:
+        return mapped
+    _remove_unused(path.parent)
+    with appears_whole(path) as partial:
+        order = _room(partial, shape)
+        draw_into(settings, shape, epoch, order)
+    mapped = _map_if_present(path, shape)
+    # Whoever cleans temporary directories may have been quicker; what we drew stays as long as we map it.
+    return order if mapped is None else mapped
+
+
+def _room(path: Path, shape: DatasetShape) -> _Ids:
+    """A new file as an array to fill.
+
+    Its blocks are reserved at once: to find a disk full when writing to a map kills the process.
+    """
+    num_bytes = _num_bytes(shape)
+    with path.open("w+b") as file:
+        try:
+            _reserve(file.fileno(), num_bytes)
+        except OSError as error:
+            raise StorageError(
+                f"cannot reserve {num_bytes} bytes for the sample order in {path}: {error.strerror}; make room there, "
+                f"or set {RUNTIME_VARIABLE} to a directory with more room on this node"
+            ) from error
+        return np.frombuffer(mmap.mmap(file.fileno(), num_bytes), order_dtype(shape))
+
+
+def _reserve(descriptor: int, num_bytes: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, num_bytes)
+        return
+    zeros = bytes(1 << 20)  # macOS
+    for start in range(0, num_bytes, len(zeros)):
+        os.pwrite(descriptor, zeros[: num_bytes - start], start)
+
+
+def _num_bytes(shape: DatasetShape) -> int:
+    return shape.epoch_size * order_dtype(shape).itemsize
+
+
+def _map_if_present(path: Path, shape: DatasetShape) -> _Ids | None:
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return None
+    with file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        found = os.fstat(file.fileno())
+        # Removed between our open and our lock, or cut short when the machine went down.
+        if found.st_nlink == 0 or found.st_size != _num_bytes(shape):
+            return None
+        # The map keeps a duplicate of the descriptor, and with it the lock, until it is freed or the process dies.
+        held = mmap.mmap(file.fileno(), found.st_size, access=mmap.ACCESS_READ)
+        return np.frombuffer(held, order_dtype(shape))
+
+
+def _remove_unused(directory: Path) -> None:
+    """Remove what no process maps. Must be called while holding the lock of the directory."""
+    for path in directory.glob(f"*{_SUFFIX}*"):
+        # Whoever cleans temporary directories may be quicker.
+        with suppress(FileNotFoundError, BlockingIOError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+
+
+@dataclass(slots=True, eq=False)
+class _Draw:
+    """One order in the making: written to by its thread alone, until that has ended."""
+
+    digest: str
+    process: int
+    thread: threading.Thread | None = None
+    order: Order | None = None
+    has_failed: bool = False
+
+    @property
+    def is_running(self) -> bool:
+        return self.thread is not None and self.thread.is_alive()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether another try would end the same; not so where another process was busy."""
+        return self.order is not None or self.has_failed
+
+
+class OrderAhead:
+    """Makes an epoch's order ahead of time, so that nobody waits for it when the epoch begins.
+
+    It is a matter of speed alone: whoever reads the epoch asks for its order all the same, and makes it if it is not
+    there. To be used from one thread. A copy sent to another process, or one in a forked child, starts with nothing.
+    """
+
+    def __init__(self) -> None:
+        self._draw: _Draw | None = None
+
+    def __reduce__(self) -> tuple[type[OrderAhead], tuple[()]]:
+        return OrderAhead, ()
+
+    def prepare(self, settings: OrderSettings, shape: DatasetShape, epoch: int) -> None:
+        """Begin to make an order, unless one is being made; and keep it, so that nobody removes it before its use.
+
+        Returns at once. Of what was made before, the file may be removed once nobody else uses it. Orders that have no
+        file are left to their readers, and so is one that another process is making. A failure is logged, and left to
+        the reader to meet.
+
+        Args:
+            settings: Settled; see :meth:`OrderSettings.settled`.
+            shape: The data.
+            epoch: Counts from 0.
+        """
+        if not is_shared(settings, shape):
+            return
+        draw = self._draw_here()
+        if draw is not None and draw.is_running:
+            return
+        digest = order_digest(settings, shape, epoch)
+        if draw is not None and draw.digest == digest and draw.is_settled:
+            return
+        self._draw = draw = _Draw(digest=digest, process=os.getpid())
+        draw.thread = threading.Thread(
+            target=_make_ahead, args=(draw, settings, shape, epoch), name="order-ahead", daemon=True
+        )
+        draw.thread.start()
+
+    def close(self) -> None:
+        """Keep nothing any more. A draw that runs ends by itself, or with the process; nobody waits for it."""
+        self._draw = None
+
+    def _draw_here(self) -> _Draw | None:
+        """What was begun in this process: a forked child has a copy of the record, and no thread that goes on."""
+        return self._draw if self._draw is not None and self._draw.process == os.getpid() else None
+
+
+def _make_ahead(draw: _Draw, settings: OrderSettings, shape: DatasetShape, epoch: int) -> None:
+    try:
+        draw.order = order_ahead_of_use(settings, shape, epoch)
+    except Exception as error:  # noqa: BLE001  whoever reads the epoch meets it again
+        draw.has_failed = True
+        cause = f"{type(error).__name__}: {error}"
+        _log.warning(
+            "the order of epoch %d was not made ahead of time, which is tried again at its start: %s", epoch, cause
+        )

@@ -1,0 +1,190 @@
+"""What speaks to the other ranks: values of samples brought together, and one state for all loaders.
+
+A loader's ``state_dict()`` is the same on every rank, so saving on each rank, or on one alone, needs no help from here.
+:func:`save_state_global` makes sure that all stand at the same position, :func:`restore_state_global` tells them where
+to go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lightning_streaming.errors import ConfigError, StateError
+from lightning_streaming.loading.dataloader import StreamingDataLoader
+from lightning_streaming.loading.sample_key import Pass, SampleKeys
+from lightning_streaming.world import World
+
+
+class _Part(NamedTuple):
+    """What one rank has to give."""
+
+    of_pass: Pass
+    rows: NDArray[np.int64]
+    values: Tensor
+
+
+def gather_in_order(values: Tensor | Sequence[Tensor], keys: SampleKeys | Sequence[SampleKeys]) -> Tensor:
+    """Bring the values of an evaluation together, for a metric that does not depend on how many ranks there were.
+
+    Each sample that was read counts once: what ranks read again to have equally many batches is left out, and so are
+    the copies of replicated ranks. The values come in the order of the data (stream, shard, index), whatever the order
+    of reading. So a metric of the result is, bit for bit, that of a single process, as long as the value of each sample
+    is: a model in ``eval`` mode that treats the samples of a batch one by one.
+
+    To be called on all ranks if ``torch.distributed`` is initialised, whatever its backend; else it gathers nothing.
+
+    Args:
+        values: One value for each sample, of shape (samples, ...); or the same batch by batch.
+        keys: The samples' keys, batch by batch if the values are.
+
+    Returns:
+        The values of all ranks, of shape (samples, ...), the same on each; on the device of the values given.
+
+    Raises:
+        ConfigError: There is not one value for each key, or they are not those of one pass; on all ranks alike.
+    """
+    tensors = [values] if isinstance(values, Tensor) else list(values)
+    listed = [keys] if isinstance(keys, SampleKeys) else list(keys)
+    try:
+        mine: _Part | str = _part(tensors, listed)
+    except ConfigError as error:  # which the other ranks, waiting for this one, must learn
+        mine = str(error)
+    parts = _from_all_ranks(mine)
+    if len({part.of_pass for part in parts}) != 1:
+        raise ConfigError("ranks brought values of different epochs or datasets; gather those of one pass on all ranks")
+    rows = np.concatenate([part.rows for part in parts])
+    # Replicated ranks read the same positions.
+    _, kept = np.unique(rows[:, 0], return_index=True)
+    in_order = kept[np.lexsort(rows[kept].T[[0, 3, 2, 1]])]
+    gathered = torch.cat([part.values for part in parts])
+    return gathered[torch.from_numpy(in_order)].to(tensors[0].device)
+
+
+def _part(values: list[Tensor], listed: list[SampleKeys]) -> _Part:
+    if not values:
+        raise ConfigError("there are no values to gather; collect one value for each sample of every batch")
+    shapes, counts = [tuple(one.shape) for one in values], [len(keys) for keys in listed]
+    if [shape[:1] for shape in shapes] != [(count,) for count in counts]:
+        raise ConfigError(
+            f"values must have one row for each key, but got shapes {_shortened(shapes)} for {_shortened(counts)} "
+            'keys; a loss, for example, needs reduction="none"'
+        )
+    keys = SampleKeys.joined(listed)
+    valid = keys.valid
+    rows = keys.rows[valid.numpy()]
+    if len(np.unique(rows[:, 0])) < len(rows):
+        raise ConfigError("several values belong to one sample; begin new lists at the start of every evaluation")
+    return _Part(keys.of_pass, rows, torch.cat([one.detach().cpu() for one in values])[valid])
+
+
+def _from_all_ranks(mine: _Part | str) -> list[_Part]:
+    found = [mine]
+    if dist.is_available() and dist.is_initialized():
+        found *= dist.get_world_size()
+        dist.all_gather_object(found, mine)
+    wrong = next((one for one in found if isinstance(one, str)), None)
+    if wrong is not None:
+        raise ConfigError(wrong)
+    return [one for one in found if isinstance(one, _Part)]
+
+
+def _shortened(items: Sequence[object]) -> str:
+    return f"{list(items[:4])}"[:-1] + (", ...]" if len(items) > 4 else "]")
+
+
+def save_state_global(loader: StreamingDataLoader, dst_rank: int = 0) -> dict[str, Any] | None:
+    """The state of a loader on one rank, once all ranks have been found to have the same.
+
+    To be called on all ranks, with ``torch.distributed`` initialised if there are several; not while Lightning trains,
+    whose checkpoints hold the place anyway.
+
+    Args:
+        loader: This rank's loader.
+        dst_rank: The rank that gets the state.
+
+    Returns:
+        The state on ``dst_rank``, None on the others. It goes on on any number of ranks.
+
+    Raises:
+        StateError: Ranks stand at different places, so that no state is right for all; on all ranks alike.
+        ConfigError: There is no such rank, or no way to ask the others.
+    """
+    rank, num_ranks = _connected_rank(dst_rank)
+    if num_ranks == 1:
+        return loader.state_dict()
+    states = _from_all(loader.state_dict, num_ranks)
+    if any(one != states[0] for one in states):
+        places = [(one["epoch"], one["sample_in_epoch"]) for one in states]
+        raise StateError(
+            f"the ranks' loaders stand at different places: (epoch, sample) {places} by rank; save when all "
+            "have taken as many batches, from one dataset and with one batch size"
+        )
+    return states[rank] if rank == dst_rank else None
+
+
+def restore_state_global(
+    loader: StreamingDataLoader, state: Mapping[str, Any] | None, src_rank: int | None = None
+) -> None:
+    """Let a loader go on where a state was taken, on every rank.
+
+    Args:
+        loader: This rank's loader.
+        state: From :func:`save_state_global` or ``loader.state_dict()``, of any number of ranks.
+        src_rank: The rank that has the state and sends it; the others pass None for ``state``. None: all have it.
+
+    Raises:
+        StateError: This is not a saved position.
+        ConfigError: A rank that is to be sent the state brings one, or there is no such rank, or no way to ask it; on
+            all ranks alike.
+    """
+    if src_rank is not None:
+        _, num_ranks = _connected_rank(src_rank)
+        if num_ranks > 1:
+            states = _from_all(lambda: state, num_ranks)
+            too_many = [rank for rank, one in enumerate(states) if one is not None and rank != src_rank]
+            if too_many:
+                raise ConfigError(
+                    f"rank {src_rank} sends the state, so ranks {too_many} must pass None; or leave src_rank out"
+                )
+            state = states[src_rank]
+    if state is None:
+        raise StateError("there is no state to go on from: it is None on the rank that is to have it")
+    loader.load_state_dict(state)
+
+
+def _from_all(ask: Callable[[], Any], num_ranks: int) -> list[Any]:
+    """What each rank has; where one fails, its error on all of them, so that nobody waits for it."""
+    try:
+        answer: tuple[Any, Exception | None] = ask(), None
+    except Exception as error:  # noqa: BLE001  # raised below, here as on the others
+        answer = None, error
+    answers: list[tuple[Any, Exception | None]] = [(None, None)] * num_ranks
+    dist.all_gather_object(answers, answer)
+    for _, failure in answers:
+        if failure is not None:
+            raise failure
+    return [one for one, _ in answers]
+
+
+def _connected_rank(partner: int) -> tuple[int, int]:
+    """This rank and the number of ranks, of which ``partner`` is one.
+
+    Raises:
+        ConfigError: It is not, or the ranks cannot speak to each other.
+    """
+    world = World.detect()
+    if not 0 <= partner < world.num_ranks:
+        raise ConfigError(f"there is no rank {partner}, but {world.num_ranks} from 0 on")
+    if world.num_ranks > 1 and not (dist.is_available() and dist.is_initialized()):
+        raise ConfigError(
+            f"{world.num_ranks} ranks can exchange a state only when torch.distributed is initialised; without it, "
+            "save and load loader.state_dict() on each rank: it is the same on all"
+        )
+    return world.rank, world.num_ranks

@@ -1,0 +1,332 @@
+"""Samples by id, without an order: as they are stored, or transformed as an epoch hands them out; and by their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import Dataset, IterableDataset
+
+from lightning_streaming.cache import ShardCache
+from lightning_streaming.errors import ConfigError, SampleIndexError
+from lightning_streaming.formats.index import ShardInfo
+from lightning_streaming.loading.catalog import Catalog
+from lightning_streaming.loading.sample_key import SampleKey
+from lightning_streaming.loading.sample_source import SampleSource
+from lightning_streaming.loading.stream import Stream, StreamDefaults
+from lightning_streaming.loading.transform import Making, SampleTransform, global_generators_kept
+from lightning_streaming.replaced_names import tells_unknown_arguments
+
+SampleIndex = int | slice | Sequence[Any] | NDArray[np.integer[Any]]
+"""What a dataset may be asked for in brackets: an id in ``[-size, size)``; or a slice, list or array of such."""
+
+
+class ShardAccess:
+    """What the streams of a dataset hold; :class:`~lightning_streaming.StreamingDataset` gives it an order.
+
+    Args:
+        source: The shards of all streams.
+        on_demand: Whether ``dataset[i]`` reads a sample by its bytes alone where its shard is not here.
+    """
+
+    def __init__(self, source: SampleSource, on_demand: bool) -> None:
+        self._source = source
+        self._on_demand = on_demand
+
+    @property
+    def size(self) -> int:
+        """Samples of all streams before weighting: the range of ``dataset[i]``."""
+        return self._source.catalog.num_samples
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of all streams."""
+        return len(self._source.catalog.shards)
+
+    @property
+    def cache_usage(self) -> int:
+        """Bytes that this node keeps of these streams, files on their way included."""
+        return self._source.cache_usage()
+
+    def get_item(self, sample_id: int, retry: int = 1) -> Any:
+        """One sample, decoded: a dict of column name to value. To be overridden where samples are to be read otherwise.
+
+        While it is read its shard cannot be evicted.
+
+        Args:
+            sample_id: In ``[-size, size)``.
+            retry: How often to fetch its shard again if that turns out to be damaged on this node, or to have vanished.
+
+        Raises:
+            SampleIndexError: The id is out of range.
+            FormatError: The shard or the sample is damaged.
+            StorageError: The shard could not be fetched.
+        """
+        shard, index = self._source.catalog.find(sample_id)
+        return self._source.read(shard, index, alone=self._on_demand, retry=retry)
+
+    def __getitem__(self, index: SampleIndex) -> Any:
+        """Samples by id, as :meth:`get_item` gives them; a list of ``self[i]`` for a slice, list or array.
+
+        Args:
+            index: What is asked for.
+
+        Raises:
+            SampleIndexError: An id is out of range.
+            ConfigError: The index is of another type.
+        """
+        if isinstance(index, (int, np.integer)):
+            return self.get_item(int(index))
+        return self._listed(index)
+
+    def prepare_shard(self, shard: int, blocking: bool = True) -> bool:
+        """Have a shard on this node, for example in ``prepare_data``.
+
+        Args:
+            shard: Counted over all streams, in ``[0, num_shards)``.
+            blocking: Whether to wait while another process fetches it, or for room.
+
+        Returns:
+            Whether it is here.
+
+        Raises:
+            SampleIndexError: There is no such shard.
+            StorageError: It could not be fetched.
+        """
+        return self._source.fetch(self._checked(shard), wait=blocking)
+
+    def evict_shard(self, shard: int) -> bool:
+        """Remove what this node keeps of a shard, unless it is in use or was not fetched by us.
+
+        Args:
+            shard: Counted over all streams, in ``[0, num_shards)``.
+
+        Returns:
+            Whether files were removed.
+
+        Raises:
+            SampleIndexError: There is no such shard.
+        """
+        return self._source.evict(self._checked(shard))
+
+    def evict_coldest_shard(self) -> int:
+        """Remove the shard of these streams that was used longest ago and is not in use.
+
+        Returns:
+            Which, counted over all streams.
+
+        Raises:
+            ConfigError: None can be removed.
+        """
+        return self._source.evict_coldest()
+
+    def _listed(self, index: slice | Sequence[Any] | NDArray[np.integer[Any]]) -> list[Any]:
+        if not isinstance(index, (slice, list, np.ndarray)):
+            raise ConfigError(f"a sample index must be an int, slice, list or array, but got {type(index).__name__}")
+        ids = range(*index.indices(self.size)) if isinstance(index, slice) else index
+        try:
+            return [self[one] for one in ids]
+        except RecursionError as error:
+            raise ConfigError(
+                f"{type(self).__name__}.__getitem__ asks for a list or slice, which asks it again for each sample, "
+                "without end; ask for one sample at a time there: [super().__getitem__(i) for i in ids]"
+            ) from error
+
+    def _checked(self, shard: int) -> int:
+        if not 0 <= shard < self.num_shards:
+            raise SampleIndexError(f"shard {shard} does not exist; the dataset has {self.num_shards} shards")
+        return shard
+
+
+class KeyedAccess(ShardAccess, IterableDataset[Any]):
+    """What the streams of a dataset hold, made what it is to be: transformed, or as a subclass says.
+
+    Args:
+        source: The shards of all streams.
+        on_demand: Whether a single sample is read by its bytes alone where its shard is not here.
+        transform: Applied to each decoded sample.
+        seed_global_rng: Whether to seed the global generators from the sample's key before that.
+        shuffle_seed: Key of the randomness of samples that are asked for by id.
+
+    Raises:
+        ConfigError: ``transform`` is no function.
+    """
+
+    def __init__(
+        self,
+        source: SampleSource,
+        on_demand: bool,
+        transform: Callable[..., Any] | None,
+        seed_global_rng: bool,
+        shuffle_seed: int,
+    ) -> None:
+        super().__init__(source, on_demand)
+        self._transform = SampleTransform(transform, seed_global_rng)
+        set_before = vars(self).get("_own_transform")
+        self._own_transform = transform
+        if set_before is not None:
+            self.transform = set_before
+        self._seed_by_id = shuffle_seed
+
+    @property
+    def transform(self) -> Any:
+        """The function that decoded samples go through; may be set before a pass begins.
+
+        A subclass that overrides :meth:`__getitem__` may set it for its own use, as those of torchvision do, before or
+        after it calls this class's constructor: what is applied before stays what the constructor was given.
+        """
+        return self._own_transform
+
+    @transform.setter
+    def transform(self, transform: Any) -> None:
+        self._own_transform = transform
+        if "_transform" in vars(self) and not self._is_overridden():
+            self._transform = self._transform.replaced(transform)
+
+    def __getitem__(self, index: SampleIndex) -> Any:
+        """Samples by id, as an epoch hands them out: decoded by :meth:`get_item`, then transformed.
+
+        To be overridden where samples are to be something else: epochs, loaders and :meth:`restore_sample` go through
+        it. Outside of these a sample belongs to no epoch; a transform's ``rng`` is then keyed by the id alone.
+
+        Args:
+            index: An id in ``[-size, size)``; or a slice, list or array of such, which gives a list of ``self[i]``.
+
+        Raises:
+            SampleIndexError: An id is out of range.
+            ConfigError: The index is of another type.
+        """
+        if type(index) is int:  # told soonest, as most are
+            sample = self.get_item(index)
+            if self._transform.function is None:
+                return sample
+            return self._transform.apply(sample, index % self._source.catalog.num_samples, self._seed_by_id)
+        if isinstance(index, (int, np.integer)):
+            return KeyedAccess.__getitem__(self, int(index))
+        return self._listed(index)
+
+    def restore_sample(self, key: SampleKey | Mapping[str, Any]) -> Any:
+        """The very sample that an epoch handed out, augmentation included; on any machine, and from any dataset of
+        the same class, streams and transform, whatever its order.
+
+        Args:
+            key: From ``StreamingDataLoader(with_keys=True)``, or what its ``as_dict`` gave.
+
+        Returns:
+            What ``dataset[i]`` gives for it, with the randomness that it had.
+
+        Raises:
+            SampleIndexError: These streams have no such sample.
+            ConfigError: This is no key.
+            FormatError: The shard or the sample is damaged.
+            StorageError: The shard could not be fetched.
+        """
+        key = key if isinstance(key, SampleKey) else SampleKey.from_dict(key)
+        shard = find_shard(self._source.catalog, key)
+        sample_id = int(self._source.catalog.first_sample_of_shard[shard]) + key.index
+        make = self._transform.asked(self.__getitem__, key.shuffle_seed, key.epoch)
+        if self._transform.function is None and not self._is_overridden():
+            return make(sample_id, key.position)
+        with global_generators_kept():
+            return make(sample_id, key.position)
+
+    def can_restore_sample(self, key: SampleKey | Mapping[str, Any] | None = None) -> bool:
+        """Whether :meth:`restore_sample` finds the key's sample; without a key, whether it works at all, as it does.
+
+        Reads the indexes of the streams, no shard.
+
+        Raises:
+            ConfigError: This is no key.
+        """
+        if key is None:
+            return True
+        try:
+            find_shard(self._source.catalog, key if isinstance(key, SampleKey) else SampleKey.from_dict(key))
+        except SampleIndexError:
+            return False
+        return True
+
+    def _making(self, shuffle_seed: int, epoch: int) -> Making:
+        """How samples of an epoch are made: by way of :meth:`__getitem__` where a subclass has a say in it."""
+        if self._is_overridden():
+            make = self._transform.asked(self.__getitem__, shuffle_seed, epoch)
+            return Making(transform=None, make=make, name=f"dataset[i] of {type(self).__name__}")
+        return Making(transform=self._transform.keyed(shuffle_seed, epoch), make=None, name="transform")
+
+    def _is_overridden(self) -> bool:
+        """Whether samples are not, or need not be, what this class makes of them."""
+        kind = type(self)
+        is_own = kind.__getitem__ is KeyedAccess.__getitem__ and kind.get_item is ShardAccess.get_item
+        return not is_own or "get_item" in vars(self)
+
+
+def find_shard(catalog: Catalog, key: SampleKey) -> int:
+    """The shard, counted over all streams, that holds a key's sample.
+
+    Raises:
+        SampleIndexError: There is no such sample.
+    """
+    if key.stream not in catalog.stream_names:
+        raise SampleIndexError(f"the key's stream {key.stream!r} does not exist; there are {catalog.stream_names}")
+    stream = catalog.stream_names.index(key.stream)
+    sizes = catalog.shard_sizes_per_stream[stream]
+    if not 0 <= key.shard < len(sizes):
+        raise SampleIndexError(f"the key's shard {key.shard} of stream {key.stream!r} is not one of its {len(sizes)}")
+    if not 0 <= key.index < sizes[key.shard]:
+        raise SampleIndexError(
+            f"the key's sample {key.index} of shard {key.shard} of stream {key.stream!r} is not one of its "
+            f"{sizes[key.shard]}"
+        )
+    return sum(catalog.shards_per_stream[:stream]) + key.shard
+
+
+@tells_unknown_arguments
+class LocalDataset(ShardAccess, Dataset[Any]):
+    """The samples of a directory by index, for torch's own ``DataLoader`` and samplers.
+
+    Making one does no I/O: the index is read at the first ``len`` or ``[i]``. It saves no place and knows no ranks; for
+    training use :class:`~lightning_streaming.StreamingDataset`.
+
+    Args:
+        local: The directory.
+        split: Subdirectory of it, like "train".
+        allow_unsafe_types: Whether columns may be unpickled. Unpickling runs code found in the data.
+        columns: Names of the columns to read. None: all.
+
+    Raises:
+        ConfigError: ``columns`` is not a list of names.
+    """
+
+    def __init__(
+        self,
+        local: str | Path,
+        split: str | None = None,
+        *,
+        allow_unsafe_types: bool = False,
+        columns: Sequence[str] | None = None,
+    ) -> None:
+        self.local = local
+        self.split = split or ""
+        cache = ShardCache(Stream(local=str(local), split=split).cache_config("0", StreamDefaults()))
+        super().__init__(SampleSource({"0": cache}, allow_unsafe_types, columns), on_demand=False)
+
+    def __len__(self) -> int:
+        """Samples of the directory."""
+        return self.size
+
+    @property
+    def num_samples(self) -> int:
+        """The same as ``len(dataset)``."""
+        return self.size
+
+    @property
+    def shards(self) -> Sequence[ShardInfo]:
+        """What the index says of each shard."""
+        return self._source.catalog.shards
+
+    def close(self) -> None:
+        """Unmap every shard. The dataset may be used again; it then opens what it needs."""
+        self._source.close()

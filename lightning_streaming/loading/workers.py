@@ -1,0 +1,398 @@
+"""The worker processes of a loader: how torch starts and ends them, what they do, and how their batches come back.
+
+torch's DataLoader runs the workers and never sees a sample: it iterates over :class:`WorkerBatches`, of which each item
+is a :class:`BatchGroup`. What touches torch's private parts is here, and nowhere else in this room.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import cycle, islice
+from multiprocessing import resource_tracker
+from multiprocessing.connection import wait
+from multiprocessing.context import Process
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch._C import _remove_worker_pids
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+
+from lightning_streaming.errors import ConfigError, SampleError, StreamingError
+from lightning_streaming.loading.batches import Batches, Collate, CollateError, collated, read_tables
+from lightning_streaming.loading.passes import WorkerPass, passes_of
+from lightning_streaming.loading.shared_memory import BatchMessage, BatchSender, BatchSlots, SharedPassStart
+from lightning_streaming.loading.transform import kind_of, rng_of_worker, seed_global_generators, told_keys
+
+if TYPE_CHECKING:
+    from lightning_streaming.loading.dataset import StreamingDataset
+
+_PATIENCE = 1.0
+"""Seconds for a worker to end by itself, and then again for one that was told to by a signal."""
+SHIELDED_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""What a scheduler or a terminal may send to the whole process group, and what no worker is to die of."""
+
+
+class BatchGroup(NamedTuple):
+    """Batches that follow each other among those of one worker."""
+
+    worker: int
+    batches: Iterable[Any]
+    measures: NDArray[np.int64]
+    """What each took: of shape (batches, numbers), as :meth:`BatchMeter.end_batches` gives them."""
+
+
+Measured = tuple[Any, NDArray[np.int64]]
+"""A batch, and what it took to make, as :meth:`BatchMeter.end_batches` says."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerChannel:
+    """Shared memory of a loader and of the workers that it has started together, for as long as they live."""
+
+    pass_start: SharedPassStart
+    """Where the pass begins."""
+    slots: BatchSlots | None
+    """The batches themselves; None where torch is left to send them."""
+
+    def sender(self) -> BatchSender | None:
+        """For workers: puts batches where :meth:`opened` finds them."""
+        return None if self.slots is None else BatchSender(self.slots)
+
+    def opened(self, group: BatchGroup) -> BatchGroup:
+        """The group as its worker made it, from what torch hands out. To be called once for each."""
+        message = group.batches
+        if not isinstance(message, BatchMessage):
+            return group
+        assert self.slots is not None, "there the message is"
+        return group._replace(batches=message.open(self.slots))
+
+
+def start_iterator(loader: DataLoader[Any], groups: WorkerBatches) -> Iterator[BatchGroup]:
+    """torch's iterator over groups, run by all that a loader was told: its workers, pinning, timeout, ...
+
+    Where workers live on from pass to pass, it stays the loader's own, and then goes on with what it was first given.
+    """
+    twin = object.__new__(type(loader))
+    vars(twin).update(vars(loader))  # past torch's refusal of changes, and past what a subclass pickles of itself
+    vars(twin).update(
+        dataset=groups,
+        batch_size=None,
+        batch_sampler=None,
+        drop_last=False,
+        collate_fn=_unchanged,
+        worker_init_fn=partial(_start_worker, groups.pass_start, groups.dataset, loader.worker_init_fn),
+    )
+    if not loader.num_workers:
+        return DataLoader.__iter__(twin)
+    with _signals_held_back((loader.multiprocessing_context or multiprocessing).get_start_method()):
+        iterator = DataLoader.__iter__(twin)
+    loader._iterator = twin._iterator
+    return iterator
+
+
+def _unchanged(group: BatchGroup) -> BatchGroup:
+    return group
+
+
+def _start_worker(
+    pass_start: SharedPassStart, dataset: StreamingDataset, users_init: Callable[[int], None] | None, worker: int
+) -> None:
+    """What a worker process does first: its shield, its random generators, then what the user asked for."""
+    prepare_worker_process()
+    # torch knows the groups; a user's code that asks for the dataset, here or in a transform, means their own.
+    object.__setattr__(get_worker_info(), "dataset", dataset)
+    start = pass_start.assigned()
+    seed_global_generators(rng_of_worker(start.shuffle_seed, *start.cursor, start.world.rank, worker))
+    if users_init is not None:
+        users_init(worker)
+
+
+def in_order(groups: Iterator[BatchGroup], channel: WorkerChannel, num_workers: int) -> Iterator[Measured]:
+    """The batches of all workers in order: the first of each, the second of each, and so on.
+
+    Args:
+        groups: Those of each worker in order, from whichever worker next.
+        channel: Has what is in them.
+        num_workers: How many workers there are; 0 counts as one.
+    """
+    arrived = [deque[Iterator[Measured]]() for _ in range(max(1, num_workers))]
+    for batches in cycle(arrived):
+        measured = None
+        while measured is None:
+            while not batches:
+                group = next(groups, None)
+                if group is None:
+                    return
+                made = channel.opened(group)
+                arrived[made.worker].append(zip(made.batches, made.measures, strict=True))
+            measured = next(batches[0], None)
+            if measured is None:
+                batches.popleft()
+        yield measured
+
+
+class WorkerBatches(IterableDataset[BatchGroup]):
+    """What one worker, or the loader itself, makes of a pass.
+
+    Where batches are torch's ``default_collate`` of plain samples, and nobody looks at these before, they are cut out
+    of tables. That gives the same batches, several times sooner.
+
+    Args:
+        dataset: What to read.
+        channel: Tells which pass, and takes the batches.
+        collate: Makes batches of samples.
+        drop_last: Whether to leave out a last batch that is not full.
+        one_by_one: Whether each batch must be a group of its own.
+    """
+
+    def __init__(
+        self, dataset: StreamingDataset, channel: WorkerChannel, collate: Collate, *, drop_last: bool, one_by_one: bool
+    ) -> None:
+        self.dataset = dataset
+        self.pass_start = channel.pass_start
+        self._sender = channel.sender()
+        self._collate = collate
+        self._drop_last = drop_last
+        self._one_by_one = one_by_one
+
+    def __iter__(self) -> Iterator[BatchGroup]:
+        info = get_worker_info()
+        return self._groups(0, 1) if info is None else self._with_failure(info.id, info.num_workers)
+
+    def _with_failure(self, worker: int, num_workers: int) -> Generator[BatchGroup, None, None]:
+        try:
+            yield from self._groups(worker, num_workers)
+        except StreamingError as error:
+            yield BatchGroup(worker, WorkerFailure(error, worker), np.zeros((1, 0), np.int64))
+
+    def _groups(self, worker: int, num_workers: int) -> Generator[BatchGroup, None, None]:
+        if self._sender is not None:
+            self._sender.begin_pass()
+        start, passes = self.pass_start.assigned(), passes_of(self.dataset)
+        of_pass = passes.of_worker(self.dataset._making, start, worker, num_workers, is_measured=True)
+        made = self._cut_out(of_pass) if self._may_cut_out(of_pass) else self._collated(of_pass, start.batch_size)
+        made_before = 0
+        with closing(made):
+            try:
+                for batches in made:
+                    measures = of_pass.meter.end_batches(len(batches))
+                    sent = batches if self._sender is None else self._sender.send(batches)
+                    yield BatchGroup(worker, sent, measures)
+                    of_pass.meter.begin_batch()
+                    made_before += len(batches)
+            except CollateError as error:
+                raise SampleError(f"{error}{self._told_keys(of_pass, made_before, error.places)}") from error.__cause__
+
+    def _told_keys(self, of_pass: WorkerPass, batch: int, places: Sequence[int]) -> str:
+        """How an error names samples of a batch. Whoever iterates in a way of their own may be at others."""
+        if not places or not self.dataset._iterates_as_usual():
+            return ""
+        keys = of_pass.keys_of_batch(batch)
+        return told_keys([keys[place] for place in places])
+
+    def _may_cut_out(self, of_pass: WorkerPass) -> bool:
+        """Whether samples may be plain, and nobody is to see them before they are collated."""
+        return self._collate is default_collate and self.dataset._iterates_as_usual() and of_pass.may_be_tables()
+
+    def _cut_out(self, of_pass: WorkerPass) -> Generator[Batches, None, None]:
+        with closing(read_tables(of_pass, drop_last=self._drop_last, one_by_one=self._one_by_one)) as tables:
+            for table in tables:
+                yield list(table) if self._one_by_one else table
+
+    def _collated(self, of_pass: WorkerPass, batch_size: int) -> Generator[Batches, None, None]:
+        passes = passes_of(self.dataset)
+        passes.assign(of_pass)
+        samples = iter(self.dataset)
+        while batch := list(islice(samples, batch_size)):
+            if passes.take_assigned() is not None:
+                raise ConfigError(
+                    f"{type(self.dataset).__name__}.__iter__ hands out samples without going through "
+                    "super().__iter__(), so their order and their place are not known and could not be saved; take "
+                    "samples from there, override __getitem__ instead, or use torch's DataLoader"
+                )
+            if self._drop_last and len(batch) < batch_size:
+                return
+            yield [collated(self._collate, batch)]
+
+
+class _WorkerError(Exception):
+    """What was raised in a worker process; its message is the traceback there."""
+
+
+class WorkerFailure:
+    """Stands for the batches that a worker could not make: whoever wants the first of them gets the error.
+
+    torch sends an error's words only, below the traceback of the worker, and no cause.
+
+    Args:
+        error: What the worker raised.
+        worker: Which worker it was.
+    """
+
+    def __init__(self, error: StreamingError, worker: int) -> None:
+        self._kind, self._told = kind_of(error), str(error)
+        self._cause = None if error.__cause__ is None else _pickled(error.__cause__)
+        is_all_told = error.__cause__ is None and error.__suppress_context__
+        lines = "".join(traceback.format_exception(error))
+        self._traceback = None if is_all_told else f"in worker process {worker}:\n{lines}"
+
+    def __iter__(self) -> Iterator[Any]:
+        raise self._error()
+        yield
+
+    def _error(self) -> StreamingError:
+        error = self._kind(self._told)
+        cause = None if self._cause is None else _unpickled(self._cause)
+        where = None if self._traceback is None else _WorkerError(self._traceback)
+        if cause is None:
+            error.__cause__ = where
+        else:
+            error.__cause__, cause.__cause__ = cause, where
+        return error
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    """The error, if it can go to another process and back; many of other packages cannot."""
+    try:
+        data = pickle.dumps(error)
+        pickle.loads(data)  # noqa: S301  # what was pickled right here
+    except Exception:  # noqa: BLE001  # whatever an exception of the user's own makes of it
+        return None
+    return data
+
+
+def _unpickled(data: bytes) -> BaseException | None:
+    try:
+        found = pickle.loads(data)  # noqa: S301  # from a worker of our own
+    except Exception:  # noqa: BLE001  # as above
+        return None
+    return found if isinstance(found, BaseException) else None
+
+
+def end_workers(batches: Any) -> None:
+    """End the worker processes behind torch's iterator over batches; nothing to do where there are none.
+
+    Torch tells its workers to end and waits five seconds for each, one after another, before it sends a signal. A
+    worker that is in a long transform or download, or stands still, would take that long. So a thread beside it sends
+    the signal sooner. It cannot hurt: by then nobody reads what workers send, and their files bear being killed.
+
+    Args:
+        batches: What ``iter`` of a torch ``DataLoader`` gave, or None.
+    """
+    workers = getattr(batches, "_workers", ())
+    if not workers:
+        return
+    if batches._worker_pids_set:
+        _remove_worker_pids(id(batches))  # or torch's handler of SIGCHLD would call a killed worker an error
+        batches._worker_pids_set = False
+    pinning = getattr(batches, "_pin_memory_thread", None)
+    hurry = threading.Thread(target=_hurry, args=(workers, pinning), name="end-workers", daemon=True)
+    hurry.start()
+    batches._shutdown_workers()
+    hurry.join()
+
+
+def _hurry(workers: Sequence[Process], pinning: threading.Thread | None) -> None:
+    if pinning is not None:
+        pinning.join()  # torch ends it first; it must not be left with half a message of a worker that is gone
+    late = _late(workers)
+    for worker in late:
+        worker.terminate()
+    for worker in _late(late):
+        worker.kill()  # it holds the interpreter, and its shield cannot let the first signal through
+
+
+def _late(workers: Sequence[Process]) -> list[Process]:
+    """Those that have not ended when patience has."""
+    left = {worker.sentinel: worker for worker in workers}
+    deadline = time.monotonic() + _PATIENCE
+    while left and (seconds := deadline - time.monotonic()) > 0:
+        for sentinel in wait(list(left), seconds):
+            del left[sentinel]  # type: ignore[arg-type]  # which are all numbers
+    return list(left.values())
+
+
+@contextmanager
+def _signals_held_back(start_method: str) -> Iterator[None]:
+    """Have the workers started in the block be born with the shielded signals held back, until their shield is up.
+
+    Without it a worker is without shelter while it imports, and so are, for ever, the threads that its imports start.
+    What comes to this process meanwhile is not lost: it reaches another thread, or waits for the end of the block.
+
+    Args:
+        start_method: "fork", "spawn" or "forkserver". The last starts workers from a server that other users of
+            multiprocessing share, and that must not pass this on to theirs.
+    """
+    if sys.platform == "darwin":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SHIELDED_SIGNALS)
+    try:
+        if start_method != "fork":
+            resource_tracker.ensure_running()  # it is started but once, and then lets SIGINT and SIGTERM through
+        held_back = before if start_method == "forkserver" else before.union(SHIELDED_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_SETMASK, held_back)
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@cache
+def prepare_worker_process() -> None:
+    """Make this worker live and end with its parent, and spare it the parent's objects. Works once.
+
+    Torch's workers look for a dead parent every few seconds. A thread that waits for it ends them at once, so that a
+    ``kill -9`` of the trainer leaves nobody behind. Linux could send a signal instead, but it does so as soon as the
+    parent's *thread* ends that made the worker. Freezing the collector spares the copies that walking over the parent's
+    objects would make of memory shared by fork.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        _shield_from_signals(parent.pid)
+        _start_thread("parent-watch", _end_with, parent.sentinel)
+    gc.freeze()
+
+
+def _shield_from_signals(parent: int | None) -> None:
+    """Let signals to the whole process group pass: the trainer still needs its workers, to come to a good end.
+
+    Torch and multiprocessing end workers with SIGTERM, so that one counts if, and only if, the parent sent it. Python's
+    signal handlers are not told who did, hence a thread that waits for signals; programs that a transform starts
+    inherit the shield, and are ended with SIGKILL alone.
+    """
+    if sys.platform == "darwin":  # where nobody says who sent a signal
+        for signum in {*SHIELDED_SIGNALS} - {signal.SIGTERM}:
+            signal.signal(signum, signal.SIG_IGN)
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, SHIELDED_SIGNALS)
+    _start_thread("signal-shield", _end_if_told_by, parent)
+
+
+def _end_if_told_by(parent: int | None) -> None:
+    while True:
+        told = signal.sigwaitinfo(SHIELDED_SIGNALS)
+        if told.si_signo == signal.SIGTERM and told.si_pid == parent:
+            os._exit(0)  # as torch's own handler does: any other status would count as a worker's failure
+
+
+def _end_with(parent: int) -> None:
+    wait([parent])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _start_thread(name: str, run: Callable[..., None], *args: object) -> None:
+    threading.Thread(target=run, args=args, name=name, daemon=True).start()

@@ -1,0 +1,170 @@
+"""Keyed permutations of any size, one index at a time, and the keys that say which permutation is meant.
+
+A Feistel network over two halves ``Z_a x Z_b``: an index is split into a left half below ``a`` and a right half below
+``b``, and in each round one half is turned by a hash of the other. That can be undone, so the network permutes
+``[0, a * b)`` whatever the hash. Sizes ``a`` and ``b`` near the square root leave less than ``a`` indexes outside the
+size asked for; what lands there is sent through again until it lands inside (cycle walking), which makes a permutation
+of exactly that size. The method is from Black and Rogaway, "Ciphers with arbitrary finite domains" (CT-RSA 2002); here
+it serves to mix, not to hide.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+LARGEST_SIZE = 2**60
+"""Halves of larger sizes would not fit the 32-bit arithmetic below."""
+
+_ROUNDS = 6
+_SMALL_SIZE = 1024
+_SMALL_ROUNDS = 32
+"""Rounds for sizes below ``_SMALL_SIZE``: the smaller a half, the less a hash of it tells two indexes apart."""
+
+_HALF_BITS = np.uint64(32)
+_SPREAD = np.uint32(0x9E3779B1)
+_FIRST_SHIFT, _FIRST_FACTOR = np.uint32(16), np.uint32(0x85EBCA6B)
+_SECOND_SHIFT, _SECOND_FACTOR = np.uint32(13), np.uint32(0xC2B2AE35)
+
+
+class Permutations:
+    """Permutations of a table of sizes, as many of each as there are keys.
+
+    Args:
+        sizes: Each from 0 to :data:`LARGEST_SIZE`; a size of 0 has no index.
+    """
+
+    def __init__(self, sizes: NDArray[np.int64]) -> None:
+        self._sizes = sizes
+        self._lefts, self._rights = _halves(sizes)
+        self._some_small = bool(((sizes > 0) & (sizes < _SMALL_SIZE)).any())
+
+    def permuted(
+        self, entries: NDArray[np.int64], indexes: NDArray[np.int64], keys: NDArray[np.uint64]
+    ) -> NDArray[np.int64]:
+        """Where each index goes in the permutation that its size and key mean.
+
+        Args:
+            entries: In one dimension; which size of the table is meant.
+            indexes: Of the same shape, each in ``[0, size)``.
+            keys: Of the same shape.
+
+        Returns:
+            Indexes of the same shape, each in ``[0, size)``.
+        """
+        small = self._sizes.take(entries) < _SMALL_SIZE if self._some_small else np.zeros(0, np.bool_)
+        if not small.any():
+            return self._walked(entries, indexes, keys, _ROUNDS)
+        out = np.empty_like(indexes)
+        for lanes, rounds in ((np.flatnonzero(small), _SMALL_ROUNDS), (np.flatnonzero(~small), _ROUNDS)):
+            if lanes.size:
+                out[lanes] = self._walked(entries[lanes], indexes[lanes], keys[lanes], rounds)
+        return out
+
+    def _walked(
+        self, entries: NDArray[np.int64], indexes: NDArray[np.int64], keys: NDArray[np.uint64], rounds: int
+    ) -> NDArray[np.int64]:
+        """Send indexes through the network until all are inside their sizes."""
+        out = _network(indexes, self._lefts.take(entries), self._rights.take(entries), keys, rounds)
+        outside = np.flatnonzero(out >= self._sizes.take(entries))
+        if outside.size:
+            out[outside] = self._walked(entries[outside], out[outside], keys[outside], rounds)
+        return out
+
+
+def _halves(sizes: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Two factors near the square root, whose product reaches the size and exceeds it by less than the first.
+
+    The first is even: turning by an odd number of an odd count is always an even permutation, so that with two odd
+    factors half of all permutations would never occur.
+    """
+    lefts = np.maximum(np.ceil(np.sqrt(sizes) / 2).astype(np.int64) * 2, 2)
+    rights = np.maximum(-(-sizes // lefts), 1)
+    return lefts.astype(np.uint64), rights.astype(np.uint64)
+
+
+def _network(
+    indexes: NDArray[np.int64],
+    lefts: NDArray[np.uint64],
+    rights: NDArray[np.uint64],
+    keys: NDArray[np.uint64],
+    rounds: int,
+) -> NDArray[np.int64]:
+    """Send each index once through the network over ``Z_lefts x Z_rights``."""
+    quotients, remainders = np.divmod(indexes.astype(np.uint64), rights)
+    left, right = quotients.astype(np.uint32), remainders.astype(np.uint32)
+    lefts_short, rights_short = lefts.astype(np.uint32), rights.astype(np.uint32)
+
+    tweak = keys.astype(np.uint32)
+    # Odd, so that no two rounds of a key are the same.
+    tweak_step = (keys >> _HALF_BITS).astype(np.uint32) | np.uint32(1)
+    for _ in range(rounds // 2):
+        left = _turned(left, lefts_short, lefts, _hashed(right, tweak))
+        tweak += tweak_step
+        right = _turned(right, rights_short, rights, _hashed(left, tweak))
+        tweak += tweak_step
+    rights *= left
+    rights += right
+    return rights.view(np.int64)
+
+
+def _hashed(half: NDArray[np.uint32], tweak: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """32 bits whose high ones depend on all of a half and its tweak.
+
+    The finaliser of MurmurHash3 (Appleby, public domain) without its last step, which only mends the low bits.
+    """
+    mixed: NDArray[np.uint32] = half * _SPREAD
+    mixed += tweak
+    mixed ^= mixed >> _FIRST_SHIFT
+    mixed *= _FIRST_FACTOR
+    mixed ^= mixed >> _SECOND_SHIFT
+    mixed *= _SECOND_FACTOR
+    return mixed
+
+
+def _turned(
+    half: NDArray[np.uint32],
+    modulus: NDArray[np.uint32],
+    wide_modulus: NDArray[np.uint64],
+    hashed: NDArray[np.uint32],
+) -> NDArray[np.uint32]:
+    """Add a hash, scaled to the modulus, to a half below the modulus; all modulo the modulus."""
+    scaled = hashed.astype(np.uint64)
+    scaled *= wide_modulus
+    scaled >>= _HALF_BITS
+    turned = scaled.astype(np.uint32)
+    turned += half
+    # Below the modulus the difference wraps round to a large number.
+    wrapped: NDArray[np.uint32] = np.minimum(turned, turned - modulus)
+    return wrapped
+
+
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_FIRST_KEY_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND_KEY_FACTOR = np.uint64(0x94D049BB133111EB)
+
+
+def drawn_keys(generator: np.random.Generator, count: int) -> NDArray[np.uint64]:
+    """Draw keys, each of 64 random bits."""
+    return generator.integers(2**64, size=count, dtype=np.uint64)
+
+
+def numbered_keys(keys: NDArray[np.uint64], numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """A key of its own for every number, from one key for all of them; nothing is stored.
+
+    This is the generator SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014),
+    started at the key and asked for the output of that number.
+
+    Args:
+        keys: In one dimension; neighbours share them or not.
+        numbers: From 0 on, of the same shape.
+    """
+    state: NDArray[np.uint64] = numbers.astype(np.uint64) + np.uint64(1)
+    state *= _STEP
+    state += keys
+    state ^= state >> np.uint64(30)
+    state *= _FIRST_KEY_FACTOR
+    state ^= state >> np.uint64(27)
+    state *= _SECOND_KEY_FACTOR
+    state ^= state >> np.uint64(31)
+    return state

@@ -1,0 +1,442 @@
+"""A file, or a directory of files, on this machine or on any store: how it is read, written, listed and removed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from threading import Event
+from typing import Any, TypeVar
+
+from lightning_streaming.errors import (
+    ConfigError,
+    DownloadError,
+    IntegrityError,
+    ObjectNotFoundError,
+    StorageError,
+    StreamingError,
+)
+from lightning_streaming.files import appears_whole
+from lightning_streaming.storage.downloads import CONNECTIONS, Download, next_ticket
+from lightning_streaming.storage.filesystems import call, endpoint_of, kind_of, open_filesystem, prepare
+from lightning_streaming.storage.retries import Attempts, Deadline, longest_series
+from lightning_streaming.storage.secrets import StorageOptions, expand_known, secrets_of
+from lightning_streaming.storage.sinks import FileSink, MemorySink, Sink, disk_errors
+from lightning_streaming.storage.urls import (
+    HTTP_SCHEMES,
+    join_url,
+    local_path,
+    mask_url,
+    scheme_of,
+    without_signature,
+    without_user,
+)
+
+_Result = TypeVar("_Result")
+
+_ATTEMPTS = 5
+_READ_SECONDS = 600.0
+"""For one file, which may have 4 GiB."""
+_LIST_SECONDS = 600.0
+_STAT_SECONDS = 30.0
+_REMOVE_SECONDS = 60.0
+_SLOWEST_UPLOAD = 32 << 10
+_UPLOAD_SECONDS = 120.0
+_UNKNOWN_BYTES = 64 << 20
+_VERSION_KEYS = (
+    "ETag",
+    "etag",
+    "Last-Modified",
+    "LastModified",
+    "last_modified",
+    "mtime",
+    "updated",
+    "generation",
+    "md5Hash",
+    "Content-MD5",
+    "content_md5",
+    "ino",
+    "modified",
+)
+"""Keys by which filesystems tell versions of an object apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStat:
+    """What a store says of an object without sending it."""
+
+    size: int | None
+    """Bytes; None if the store does not tell."""
+    version: Mapping[str, str]
+    """Whatever tells versions of the object apart, by the store's own names."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Location:
+    """A URL or local path, with all that it takes to reach it. Nothing is asked before a method is called.
+
+    Every method but those of local files makes several attempts, and raises, with secrets masked:
+
+    * ObjectNotFoundError: There is no such object or bucket.
+    * AccessDeniedError: No credentials, or not the right ones.
+    * ConfigError: The options were refused, or no filesystem serves the URL.
+    * MissingDependencyError: The package that serves the URL is not installed.
+    * StorageError: Every attempt failed, or the store or the system refused for another reason.
+    """
+
+    url: str
+    """URL or local path. It may hold secrets; ``str(location)`` does not."""
+    options: Mapping[str, Any] = field(default_factory=StorageOptions, hash=False)
+    """Arguments of its fsspec filesystem."""
+    attempts: int = _ATTEMPTS
+    """Attempts in total for each transfer, at least 1."""
+    timeout: float | None = None
+    """Seconds that an attempt is given; of a read, in which something must arrive. None for one that suits what is
+    done; for an upload it grows with the size."""
+
+    def __str__(self) -> str:
+        return mask_url(self.url)
+
+    def __repr__(self) -> str:
+        return f"Location({mask_url(self.url)!r})"
+
+    def __truediv__(self, name: str) -> Location:
+        return replace(self, url=join_url(self.url, name))
+
+    @property
+    def path(self) -> Path | None:
+        """Where it is on this machine; None on a store."""
+        return local_path(self.url)
+
+    @property
+    def key(self) -> str:
+        """A text that differs where data may differ: for telling locations apart, never for showing.
+
+        User and password are left out. The query stays in, because it may select the data; but over HTTP without what
+        signs it, which is another one each time that it is renewed. The endpoint and the account stay in, because
+        ``s3://data`` is another bucket on another endpoint.
+        """
+        if self.path is not None:
+            return os.path.normpath(self.path.absolute())
+        store = [endpoint_of(self.url, self.options), expand_known(self.options).get("account_name")]
+        shown = without_user(self.url)
+        if scheme_of(self.url) in HTTP_SCHEMES:
+            start, _, query = shown.partition("?")
+            query = without_signature(query.partition("#")[0])
+            shown = f"{start.rstrip('/')}?{query}" if query else start
+        return "\n".join([shown.rstrip("/"), *(str(part) for part in store if part)])
+
+    def prepare(self) -> None:
+        """Import the package that serves it, see :func:`~lightning_streaming.storage.filesystems.prepare`."""
+        prepare(self.url)
+
+    def read(self) -> bytes:
+        """The whole object; a small one."""
+        path = self.path
+        if path is None:
+            sink = MemorySink()
+            self._download(sink, None).whole(None)
+            return bytes(sink.data)
+        with system_errors(f"read {path}"):
+            try:
+                return path.read_bytes()
+            except FileNotFoundError:
+                raise ObjectNotFoundError(f"{path} is not there") from None
+
+    def read_if_there(self) -> bytes | None:
+        """Like :meth:`read`; None if there is no such object."""
+        try:
+            return self.read()
+        except ObjectNotFoundError:
+            return None
+
+    def read_range(self, start: int, stop: int) -> bytes:
+        """The bytes from ``start`` up to, not including, ``stop``; it does not wait for downloads that are under way.
+
+        From a store that ignores ranges the object is fetched up to their end, and thrown away.
+
+        Raises:
+            IntegrityError: The object ends before ``stop``.
+        """
+        if stop <= start:
+            return b""
+        sink = MemorySink()
+        self._download(sink, stop - start).span(start, stop)
+        return bytes(sink.data)
+
+    def download(
+        self,
+        destination: Path,
+        *,
+        size: int | None = None,
+        check: Callable[[Path], None] | None = None,
+        connections: int = CONNECTIONS,
+    ) -> None:
+        """Fetch the object into a file.
+
+        A file that exists is written to where it is: it keeps its inode and locks, and is neither replaced nor removed.
+        One that does not is made, and removed if this raises. Large objects come in chunks, several at once, each with
+        attempts of its own.
+
+        Args:
+            destination: File to write; in an existing directory, under a name that nobody reads yet.
+            size: Bytes the object must have; None if that is not known, and then it comes in one stream.
+            check: Looks at what arrived and raises IntegrityError if it is not as promised; then all of it is fetched
+                again.
+            connections: Chunks in flight at once, at least 1, counted over all downloads of this process; the download
+                that began first goes first.
+
+        Raises:
+            IntegrityError: What arrives has another size than expected, or fails the check, time after time.
+            DiskFullError: There is no room for it.
+            StorageError: Also where ``destination`` cannot be written.
+        """
+        if connections < 1:
+            raise ConfigError(f"connections must be at least 1, but is {connections}")
+        with FileSink(destination) as sink:
+            download = self._download(sink, size, ticket=next_ticket(), connections=connections)
+            for made in count(1):
+                if size is not None:
+                    sink.resize(size)
+                download.whole(size)
+                try:
+                    with disk_errors(destination):  # it may write, for example what it decompresses
+                        if check is not None:
+                            check(destination)
+                except IntegrityError as error:
+                    pause = download.attempts.pause_after(error, made)
+                else:
+                    return
+                Event().wait(pause)
+
+    def stat(self) -> ObjectStat:
+        """Size and version of the object, as they are now."""
+
+        def look(filesystem: Any, path: str) -> ObjectStat:
+            try:
+                found = call(filesystem, "info", path, timeout=min(self._seconds(_STAT_SECONDS), _STAT_SECONDS))
+            except FileNotFoundError as error:
+                # Over HTTP every failure is one of these, and only its cause tells which.
+                if kind_of(filesystem, self.url) == "http" and isinstance(error.__cause__, Exception):
+                    raise error.__cause__ from None
+                raise
+            version = {key: str(found[key]) for key in _VERSION_KEYS if found.get(key) is not None}
+            return ObjectStat(found.get("size"), version)
+
+        return self._attempt("look at", look)
+
+    def size(self) -> int | None:
+        """Bytes of the object, as it is now; None if there is none."""
+        try:
+            return self.stat().size
+        except ObjectNotFoundError:
+            return None
+
+    def sizes(self) -> dict[str, int]:
+        """Name to bytes of the files directly in this directory, which need not exist."""
+        path = self.path
+        if path is not None:
+            with system_errors("list a directory"):
+                files = sorted(path.iterdir()) if path.is_dir() else []
+                return {file.name: file.stat().st_size for file in files if file.is_file()}
+
+        def look(filesystem: Any, path: str) -> dict[str, int]:
+            try:
+                found = call(filesystem, "ls", path, True, timeout=self._seconds(_LIST_SECONDS))
+            except FileNotFoundError:
+                return {}
+            return {entry["name"].rpartition("/")[2]: entry["size"] for entry in found if entry["type"] == "file"}
+
+        return self._attempt("list", look)
+
+    def walk(self) -> list[str]:
+        """Sorted paths, with forward slashes and relative to this directory, of the files at any depth below it.
+
+        It need not exist. Links to directories are not followed.
+        """
+
+        def look(filesystem: Any, path: str) -> list[str]:
+            root = path.rstrip("/") + "/"
+            found = call(filesystem, "find", root, timeout=self._seconds(_LIST_SECONDS))
+            return sorted(one[len(root) :] for one in found if one.startswith(root) and one != root)
+
+        return self._attempt("list", look)
+
+    def put(self, *pieces: bytes | memoryview) -> None:
+        """Store an object, whole or not at all, in place of one that is there."""
+        path = self.path
+        if path is not None:
+            with written_whole(path) as partial, partial.open("wb") as file:
+                file.writelines(pieces)
+            return
+        data = b"".join(pieces)  # one piece that is bytes is not copied
+
+        def send(filesystem: Any, path: str) -> None:
+            call(filesystem, "pipe_file", path, data, timeout=self._seconds(upload_seconds(len(data))))
+
+        self._attempt(f"upload {len(data)} bytes to", send)
+
+    def upload(self, file: Path) -> None:
+        """Store a file of this machine, as :meth:`put` does."""
+        path = self.path
+        if path is not None:
+            with written_whole(path) as partial:
+                shutil.copyfile(file, partial)
+            return
+        seconds = self._seconds(upload_seconds(file.stat().st_size if file.exists() else 0))
+
+        def send(filesystem: Any, path: str) -> None:
+            call(filesystem, "put_file", str(file), path, timeout=seconds)
+
+        self._attempt(f"upload {file} to", send)
+
+    def remove(self) -> None:
+        """Remove the object, if there is one."""
+        path = self.path
+        if path is not None:
+            with system_errors("remove a file"):
+                path.unlink(missing_ok=True)
+            return
+
+        def send(filesystem: Any, path: str) -> None:
+            with suppress(FileNotFoundError):
+                call(filesystem, "rm_file", path, timeout=self._seconds(_REMOVE_SECONDS))
+
+        self._attempt("remove", send)
+
+    def _seconds(self, usual: float) -> float:
+        return usual if self.timeout is None else self.timeout
+
+    def _attempt(self, verb: str, action: Callable[[Any, str], _Result]) -> _Result:
+        """Call ``action`` with the filesystem and the path in it, as often as it takes.
+
+        Nothing that was listed is remembered: s3fs would not even find an object to read it that was written since.
+        """
+
+        def attempt() -> _Result:
+            filesystem, path = open_filesystem(self.url, self.options)
+            filesystem.invalidate_cache()
+            try:
+                return action(filesystem, path)
+            finally:
+                filesystem.invalidate_cache()
+
+        return self._attempts(verb, StorageError, timeout=self.timeout).run(attempt)
+
+    def _attempts(
+        self, verb: str, failure: type[StorageError], *, timeout: float | None = None, deadline: Deadline | None = None
+    ) -> Attempts:
+        return Attempts(
+            purpose=f"{verb} {self}",
+            options=self.options,
+            total=self.attempts,
+            timeout=timeout,
+            deadline=deadline,
+            failure=failure,
+            hidden=secrets_of(self.url),
+        )
+
+    def _download(self, sink: Sink, size: int | None, **more: Any) -> Download:
+        timeout = self._seconds(_READ_SECONDS)
+        deadline = Deadline(longest_series(self.attempts, timeout, _UNKNOWN_BYTES if size is None else size))
+        attempts = self._attempts("download", DownloadError, deadline=deadline)
+        return Download(self.url, self.options, sink, attempts, deadline, timeout, **more)
+
+
+def upload_seconds(size: int) -> float:
+    """Seconds that an attempt to upload ``size`` bytes is given: two minutes, and the time it takes at 32 KiB/s."""
+    return _UPLOAD_SECONDS + size / _SLOWEST_UPLOAD
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Give a path to write to; it becomes ``path``, whose directory is made, once the block ends well.
+
+    Raises:
+        StorageError: It cannot be written.
+    """
+    with system_errors(f"write {path}", "make room there, or choose another place"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with appears_whole(path) as partial:
+            yield partial
+
+
+@contextmanager
+def system_errors(doing: str, way_out: str = "change that, or choose another place") -> Iterator[None]:
+    """Raise StorageError where the block, or the function that this decorates, raises an OSError of the system.
+
+    Args:
+        doing: What could not be done, for example ``"list a directory"``; the system names the path.
+        way_out: What can be done about it.
+    """
+    try:
+        yield
+    except StreamingError:  # some are an OSError too
+        raise
+    except OSError as error:
+        raise StorageError(f"could not {doing}: {error}; {way_out}") from error
+
+
+# Functions that the other rooms still call; each is one method of a location.
+
+
+def download(
+    url: str,
+    options: Mapping[str, Any],
+    destination: Path,
+    *,
+    expected_bytes: int | None,
+    retry: int,
+    timeout: float,
+    check: Callable[[Path], None] | None = None,
+    connections: int = CONNECTIONS,
+) -> None:
+    """:meth:`Location.download`."""
+    Location(url, options, retry, timeout).download(
+        destination, size=expected_bytes, check=check, connections=connections
+    )
+
+
+def read_bytes(url: str, options: Mapping[str, Any], *, retry: int, timeout: float) -> bytes:
+    """:meth:`Location.read`."""
+    return Location(url, options, retry, timeout).read()
+
+
+def read_range(url: str, options: Mapping[str, Any], start: int, stop: int, *, retry: int, timeout: float) -> bytes:
+    """:meth:`Location.read_range`."""
+    return Location(url, options, retry, timeout).read_range(start, stop)
+
+
+def upload(local: Path, url: str, options: Mapping[str, Any], *, retry: int = 5, timeout: float | None = None) -> None:
+    """:meth:`Location.upload`."""
+    Location(url, options, retry, timeout).upload(local)
+
+
+def remove(url: str, options: Mapping[str, Any], *, retry: int = 5, timeout: float | None = None) -> None:
+    """:meth:`Location.remove`."""
+    Location(url, options, retry, timeout).remove()
+
+
+def list_files(url: str, options: Mapping[str, Any], *, retry: int, timeout: float) -> list[str]:
+    """:meth:`Location.walk`."""
+    return Location(url, options, retry, timeout).walk()
+
+
+def object_size(url: str, options: Mapping[str, Any], *, retry: int, timeout: float) -> int | None:
+    """:meth:`Location.size`."""
+    return Location(url, options, retry, timeout).size()
+
+
+def object_version(url: str, options: Mapping[str, Any], *, retry: int, timeout: float) -> dict[str, Any]:
+    """:meth:`Location.stat`."""
+    found = Location(url, options, retry, timeout).stat()
+    return {"size": found.size, **found.version}
+
+
+def location_key(location: str, options: Mapping[str, Any]) -> str:
+    """:attr:`Location.key`."""
+    return Location(location, options).key

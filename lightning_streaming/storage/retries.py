@@ -1,0 +1,410 @@
+"""How often a transfer is tried, how long to wait before each attempt, and when one has stalled."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timezone
+from email.utils import parsedate_to_datetime
+from itertools import count
+from typing import Any, TypeVar
+
+from lightning_streaming.errors import (
+    AccessDeniedError,
+    ConfigError,
+    DownloadError,
+    IntegrityError,
+    MissingDependencyError,
+    ObjectNotFoundError,
+    StorageError,
+    StreamingError,
+)
+from lightning_streaming.storage.secrets import describe, shown_cause
+
+_Result = TypeVar("_Result")
+# Its own generator: the random numbers of the training program are not ours to draw.
+_random = random.SystemRandom()
+
+LONGEST_WAIT = 30.0
+"""Seconds; no wait between two attempts is longer, unless the store asks for it."""
+LONGEST_ASKED_WAIT = 60.0
+"""Seconds; a store that asks for more is asked again after this long."""
+_FIRST_WAIT = 0.5
+SLOWEST_RATE = 4096
+"""Bytes per second; a transfer that goes on slower than this ends at last."""
+_RETRY_AFTER_SECONDS = re.compile(r"[0-9]+(\.[0-9]*)?")  # fractions are not in the standard, but some send them
+_FAREWELL_SECONDS = 1.0
+_LONGEST_SYSTEM_WAIT = 3600.0  # the system takes no infinite ones
+
+_WAYS_OUT: dict[type[StreamingError], str] = {
+    ObjectNotFoundError: "not found; check the bucket, the path and the endpoint",
+    AccessDeniedError: (
+        "access denied; check the credentials in storage_options or in the environment and what they may read, "
+        "or say that none are needed, for example with anon: true"
+    ),
+    ConfigError: "the request could not be made; check the URL and storage_options",
+    MissingDependencyError: "a package is missing; install it with pip",
+    StorageError: "the store refused, and would refuse again",
+}
+_MISSING = {
+    "bucket": "the bucket does not exist; check its name, the endpoint and the account",
+    "object": "the bucket has no such object; check the path",
+}
+_HEALING_STATUSES = (408, 425, 429)
+_STATUS_ERRORS: dict[int, type[StreamingError]] = {
+    401: AccessDeniedError,
+    403: AccessDeniedError,
+    404: ObjectNotFoundError,
+    410: ObjectNotFoundError,
+}
+# Names, not classes: importing every package a store might need only to recognise its errors would be slow.
+_NO_CREDENTIALS = (
+    "DefaultCredentialsError",
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "SSOTokenLoadError",
+    "TokenRetrievalError",
+    "UnauthorizedSSOTokenError",
+)
+_BAD_OPTIONS = ("InvalidConfigError", "InvalidRegionError", "ParamValidationError", "ProfileNotFound")
+# What stores write into their answer; S3 and GCS, in XML, JSON or plain text.
+_MISSING_WORDS = {
+    "bucket": ("NoSuchBucket", "specified bucket does not exist"),
+    "object": ("NoSuchKey", "No such object", "specified key does not exist"),
+}
+
+
+@dataclass(slots=True)
+class Deadline:
+    """When a whole download must be done."""
+
+    seconds: float
+    """From its first request on."""
+    end: float | None = None
+    """By the monotonic clock; None before the first request."""
+
+    def begin(self) -> None:
+        """Start the clock, unless it runs already."""
+        if self.end is None:
+            self.end = time.monotonic() + self.seconds
+
+    def left(self) -> float:
+        """Seconds that are left."""
+        return self.seconds if self.end is None else self.end - time.monotonic()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempts:
+    """How often one transfer is tried, and what its errors say."""
+
+    purpose: str
+    """What is tried, with URLs masked: ``"download s3://bucket/key"``."""
+    options: Mapping[str, Any] = field(repr=False)
+    """The storage options, whose texts are kept out of errors."""
+    total: int
+    """How many there may be."""
+    failure: type[StorageError]
+    """The error once all attempts have failed."""
+    timeout: float | None = None
+    """Seconds that each attempt is given, as errors tell it; None for no limit, or for one that ``action`` tells of."""
+    deadline: Deadline | None = None
+    """When all of them, and others that share it, must be done; None for no limit."""
+    hidden: tuple[str, ...] = field(default=(), repr=False)
+    """More texts that are kept out of errors."""
+
+    def run(self, action: Callable[[], _Result]) -> _Result:
+        """Run ``action``, again while that may help.
+
+        Raises:
+            StreamingError: The last failure, in a class and with words that say what to do about it.
+        """
+        for made in count(1):
+            try:
+                return action()
+            except Exception as error:  # noqa: BLE001 - stores raise what they like; it is judged below
+                last = error
+            threading.Event().wait(self.pause_after(last, made))
+        raise AssertionError
+
+    async def run_async(self, action: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Like :meth:`run`, on an event loop."""
+        for made in count(1):
+            try:
+                return await action()
+            except Exception as error:  # noqa: BLE001 - as above
+                last = error
+            await asyncio.sleep(self.pause_after(last, made))
+        raise AssertionError
+
+    def pause_after(self, last: Exception, made: int) -> float:
+        """Seconds to wait before another attempt.
+
+        Args:
+            last: What the last one raised.
+            made: Attempts made so far.
+
+        Raises:
+            StreamingError: There is to be no other.
+        """
+        kind = final_class(last)
+        pause = wait_seconds(made, _random.random()) + asked_wait(last)
+        late = self.deadline is not None and self.deadline.left() <= pause
+        if kind is None and made < self.total and not late:
+            return pause
+        if isinstance(last, IntegrityError):
+            raise IntegrityError(f"{last} (attempt {made} of {self.total}); write the object and its index again")
+        if isinstance(last, StreamingError):
+            raise last
+        raise self._failed(last, kind, made, late) from shown_cause(last, self.options, self.hidden)
+
+    def _failed(self, last: Exception, kind: type[StreamingError] | None, made: int, late: bool) -> StreamingError:
+        cause = describe(last, self.options, self.hidden)
+        if kind is not None:
+            missing = what_is_missing(last) if kind is ObjectNotFoundError else None
+            return kind(f"could not {self.purpose}: {_MISSING.get(missing or '', _WAYS_OUT[kind])} ({cause})")
+        times = "1 attempt" if made == 1 else f"{made} attempts"
+        limit = "" if self.timeout is None else f" of up to {self.timeout:g} s"
+        if late and self.deadline is not None:
+            limit += f", within {self.deadline.seconds:.0f} s in all,"
+        settings = " (download_retry, download_timeout)" if self.failure is DownloadError else ""
+        return self.failure(
+            f"could not {self.purpose}: {times}{limit} failed, the last with {cause}; "
+            f"check the network and the store, or allow more attempts or more time{settings}"
+        )
+
+
+def final_class(error: Exception) -> type[StreamingError] | None:
+    """What kind of failure this is, if trying again is of no use; None if another attempt may heal it.
+
+    Stores raise what they like, so whatever is not known to be final counts as passing: 5xx and 429, resets,
+    truncated bodies, timeouts, bytes that arrived damaged.
+    """
+    if isinstance(error, StreamingError):
+        return None if isinstance(error, IntegrityError) else type(error)
+    if isinstance(error, TimeoutError):
+        return None
+    if isinstance(error, ImportError):
+        return MissingDependencyError
+    if isinstance(error, FileNotFoundError):
+        return ObjectNotFoundError
+    # gcsfs tells 403 only in words.
+    if isinstance(error, PermissionError) or str(error).startswith("Forbidden") or _is_any(error, _NO_CREDENTIALS):
+        return AccessDeniedError
+    status = status_of(error)
+    if status is not None:
+        healing = status in _HEALING_STATUSES or status >= 500
+        return None if healing else _STATUS_ERRORS.get(status, StorageError)
+    if isinstance(error, OSError):
+        return None
+    if isinstance(error, TypeError | ValueError | NotImplementedError) or _is_any(error, _BAD_OPTIONS):
+        return ConfigError
+    return None
+
+
+def status_of(error: BaseException) -> int | None:
+    """The HTTP status the store answered with, if that is what failed.
+
+    Only classes known to carry the store's answer are asked. aiohttp's error for a truncated body has a cause whose
+    ``code`` is 400, which no server ever sent.
+    """
+    for link in _causes(error):
+        response = getattr(link, "response", None)
+        if _is_any(link, ("ClientResponseError", "RefusedError")):  # aiohttp, and ours
+            return int(getattr(link, "status", 0)) or None
+        if _is_any(link, ("HttpError",)):  # gcsfs, whose code may be text
+            code = str(getattr(link, "code", ""))
+            return int(code) if code.isdigit() else None
+        if _is_any(link, ("ClientError",)) and isinstance(response, dict):  # botocore
+            status: int | None = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            return status
+    return None
+
+
+def what_is_missing(error: BaseException) -> str | None:
+    """``"bucket"`` or ``"object"`` if the store told which of them there is none of; None if it did not."""
+    for link in _causes(error):
+        response = getattr(link, "response", None)
+        code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
+        words = str(code or link)
+        for what, tokens in _MISSING_WORDS.items():
+            if any(token in words for token in tokens):
+                return what
+    return None
+
+
+def asked_wait(error: BaseException) -> float:
+    """Seconds that the store asked for when it refused; 0 if it did not."""
+    for link in _causes(error):
+        for name, value in _headers_of(link).items():
+            if str(name).lower() == "retry-after":
+                return parse_retry_after(str(value), time.time()) or 0.0
+    return 0.0
+
+
+def parse_retry_after(value: str, now: float) -> float | None:
+    """Seconds to wait by a Retry-After header, at most :data:`LONGEST_ASKED_WAIT`.
+
+    Args:
+        value: Seconds, or a date as HTTP writes it.
+        now: Seconds since 1970.
+
+    Returns:
+        Seconds; None for a value that is neither.
+    """
+    value = value.strip()
+    if _RETRY_AFTER_SECONDS.fullmatch(value):
+        seconds = float(value)
+    else:
+        try:
+            date = parsedate_to_datetime(value)
+        except ValueError:
+            return None
+        seconds = date.replace(tzinfo=date.tzinfo or timezone.utc).timestamp() - now
+    return min(max(seconds, 0.0), LONGEST_ASKED_WAIT)
+
+
+def wait_seconds(failed_attempts: int, jitter: float) -> float:
+    """Seconds to wait before the next attempt: doubling, up to half of it random, so that readers do not march in step.
+
+    For example after the third failure 1 to 2 seconds.
+
+    Args:
+        failed_attempts: Attempts made so far, at least 1.
+        jitter: A random number in [0, 1).
+    """
+    longest = min(LONGEST_WAIT, _FIRST_WAIT * 2.0 ** (failed_attempts - 1))
+    return longest * (1 + jitter) / 2
+
+
+def longest_attempt(timeout: float, size: int) -> float:
+    """Seconds that one attempt to transfer ``size`` bytes may take, stalling for up to ``timeout`` seconds."""
+    return timeout + size / SLOWEST_RATE
+
+
+def longest_series(attempts: int, timeout: float, size: int = 0) -> float:
+    """Seconds that a whole download may take: its one deadline.
+
+    Args:
+        attempts: How many there may be.
+        timeout: Seconds that each may stall.
+        size: Bytes of the object, of which each attempt may fetch all, slowly.
+
+    Returns:
+        Seconds for the attempts and for the waits between them, as long as a store may ask for.
+    """
+    waits = sum(wait_seconds(failed, 1.0) + LONGEST_ASKED_WAIT for failed in range(1, attempts))
+    return attempts * longest_attempt(timeout, size) + waits
+
+
+def _headers_of(error: BaseException) -> Mapping[Any, Any]:
+    """The headers of an answer that became an error of aiohttp, of botocore or of ours."""
+    response = getattr(error, "response", None)
+    if isinstance(response, Mapping):
+        headers = response.get("ResponseMetadata", {}).get("HTTPHeaders")
+    else:
+        headers = getattr(error, "headers", None)
+    return headers if isinstance(headers, Mapping) else {}
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, its cause, the cause of that, and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _is_any(error: BaseException, names: tuple[str, ...]) -> bool:
+    return any(cls.__name__ in names for cls in type(error).__mro__)
+
+
+class StallClock:
+    """When something last arrived."""
+
+    def __init__(self) -> None:
+        self.last = time.monotonic()
+
+    def mark(self) -> None:
+        """Something arrived just now."""
+        self.last = time.monotonic()
+
+    def left(self, timeout: float) -> float:
+        """Seconds until it is ``timeout`` seconds ago."""
+        return self.last + timeout - time.monotonic()
+
+
+async def watched(work: Coroutine[Any, Any, _Result], clock: StallClock, timeout: float, longest: float) -> _Result:
+    """Await some work; cancel it once it has stalled, or takes too long in all.
+
+    Args:
+        work: What to await.
+        clock: Marked by it.
+        timeout: Seconds without progress.
+        longest: Seconds in all.
+
+    Raises:
+        TimeoutError: It was cancelled.
+    """
+    end = time.monotonic() + longest
+    task = asyncio.ensure_future(work)
+    try:
+        while not task.done():
+            # What arrived while another transfer kept this thread busy is read before the judgement.
+            await asyncio.wait({task}, timeout=_left(clock, timeout, end))
+            if not task.done():
+                _judge(clock, timeout, end, longest)
+        return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=_FAREWELL_SECONDS)
+        if task.done() and not task.cancelled():
+            task.exception()  # seen, though perhaps of no interest any more
+
+
+def run_watched(work: Callable[[], _Result], clock: StallClock, timeout: float, longest: float) -> _Result:
+    """Run some work in a thread; abandon it once it has stalled, or takes too long in all.
+
+    The thread cannot be stopped. It dies with the process at the latest, and what it goes on to do must do no harm.
+
+    Args:
+        work: What to run.
+        clock: Marked by it.
+        timeout: Seconds without progress.
+        longest: Seconds in all.
+
+    Raises:
+        TimeoutError: It was abandoned.
+    """
+    done, outcome = threading.Event(), list[Any]()
+    end = time.monotonic() + longest
+
+    def run() -> None:
+        try:
+            outcome.extend((work(), None))
+        except BaseException as error:  # noqa: BLE001 - raised again by whoever waits
+            outcome[:] = (None, error)
+        done.set()
+
+    threading.Thread(target=run, name="lightning-streaming-transfer", daemon=True).start()
+    while not done.wait(_left(clock, timeout, end)):
+        _judge(clock, timeout, end, longest)
+    result, error = outcome
+    if error is not None:
+        raise error
+    return result  # type: ignore[no-any-return]
+
+
+def _left(clock: StallClock, timeout: float, end: float) -> float:
+    return max(0.0, min(clock.left(timeout), end - time.monotonic(), _LONGEST_SYSTEM_WAIT))
+
+
+def _judge(clock: StallClock, timeout: float, end: float, longest: float) -> None:
+    if clock.left(timeout) <= 0:
+        raise TimeoutError(f"nothing arrived for {timeout:g} s")
+    if time.monotonic() >= end:
+        raise TimeoutError(f"not done after {longest:g} s")

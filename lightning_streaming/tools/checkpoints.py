@@ -1,0 +1,451 @@
+"""Files that hold a position in the data: read without running code, changed, and written again whole with a backup.
+
+A checkpoint of Lightning holds the state of our callback, by the names of the train loaders, and counters of the fit
+loop, which move with it. Those are saved in one of several shapes, by the hook that saved. Here they get the shape they
+have between two batches, or between two epochs: nothing is under way, so Lightning has nothing to finish.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile, ZipFile, is_zipfile
+
+import torch
+
+from lightning_streaming.errors import ConfigError, StateError, StorageError
+from lightning_streaming.files import appears_whole
+from lightning_streaming.loading.state import CALLBACK_KEY, RUN_VERSION, Cursor, SavedPosition, read_run, read_state
+from lightning_streaming.order.partition import SkippedPositions, skipped_in_epoch
+from lightning_streaming.storage import is_url, mask_url
+
+_KEYS = {"epoch", "sample_in_epoch", "shuffle_seed", "num_canonical_nodes"}
+_DEEPEST = 6
+"""Dicts within dicts to look through."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerPlace:
+    """How far a trainer has come, as its checkpoint says."""
+
+    epoch: int
+    batches: int
+    """Batches of this epoch that are in the weights."""
+    batches_in_epoch: int
+    """0 if that is not known."""
+    global_step: int | None
+
+    @property
+    def settled(self) -> TrainerPlace:
+        """The same, the end of an epoch written as the beginning of the next."""
+        if not 0 < self.batches_in_epoch <= self.batches:
+            return self
+        return TrainerPlace(
+            epoch=self.epoch + 1, batches=0, batches_in_epoch=self.batches_in_epoch, global_step=self.global_step
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedLoader:
+    """One loader's place."""
+
+    keys: tuple[str | int, ...]
+    """Where its state lies in the file."""
+    position: SavedPosition
+    global_batch: int | None
+    """Samples of one batch over all ranks of the run that saved, if the file says."""
+
+    @property
+    def epoch_size(self) -> int | None:
+        """Samples per epoch, if the state says."""
+        fingerprint = self.position.fingerprint
+        return None if fingerprint is None else int(fingerprint["order"]["epoch_size"])
+
+    def gaps(self, epoch: int) -> SkippedPositions:
+        """What the run that saved skips of an epoch."""
+        return skipped_in_epoch(self.position.skipped.values(), epoch)
+
+    def samples_read(self, cursor: Cursor) -> int:
+        """Samples of its epoch that are read before a place, over all ranks."""
+        return self.gaps(cursor.epoch).kept_before(cursor.sample_in_epoch)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Places:
+    """All that a file says of places."""
+
+    loaders: Mapping[str, SavedLoader]
+    trainer: TrainerPlace | None
+    """None if no trainer saved the file, or not with our callback."""
+
+    def choose(self, name: str | None) -> str:
+        """The loader that was asked for, or the only one.
+
+        Raises:
+            ConfigError: There is no such loader, or several and none was named.
+        """
+        if name is None and len(self.loaders) == 1:
+            return next(iter(self.loaders))
+        if name is None:
+            raise ConfigError(f"there are places of {len(self.loaders)} loaders; name one: {', '.join(self.loaders)}")
+        if name not in self.loaders:
+            raise ConfigError(f"there is no place of {name!r}; there are those of {', '.join(self.loaders)}")
+        return name
+
+
+def holds_places(content: Any) -> bool:
+    """Whether it is a checkpoint with a state of our callback that holds a place.
+
+    Raises:
+        StateError: That state cannot be read.
+    """
+    saved = _callback_state(content)
+    return saved is not None and read_run(saved).trainer is not None
+
+
+def find_places(content: Any, shown: str) -> Places:
+    """Find every place in what a file holds.
+
+    In a Lightning checkpoint those of our callback, by the names of the train loaders. Else every dict that looks like
+    a state of ours or of MosaicML Streaming, named by the keys that lead to it, like "state.dataset_state.train".
+
+    Args:
+        content: What the file holds.
+        shown: The file, for messages.
+
+    Raises:
+        StateError: There is none, or one that cannot be read.
+    """
+    saved = _callback_state(content)
+    if saved is not None:
+        return _callback_places(content, saved, shown)
+    loaders = {}
+    for keys, state in _walk(content, ()):
+        name = ".".join(map(str, keys)) or "state"
+        loaders[name] = _loader(read_state(state, f"the saved position {name!r} of {shown}"), keys)
+    if not loaders:
+        raise StateError(
+            f"{shown} holds no place in streaming data; it was saved without StreamingStateCallback, or without "
+            "callbacks"
+        )
+    return Places(loaders=loaders, trainer=None)
+
+
+def at(content: Any, keys: Sequence[str | int]) -> Any:
+    """What lies in a file under these keys."""
+    for key in keys:
+        content = content[key]
+    return content
+
+
+def _callback_state(content: Any) -> Any:
+    callbacks = content.get("callbacks") if isinstance(content, Mapping) else None
+    return callbacks.get(CALLBACK_KEY) if isinstance(callbacks, Mapping) else None
+
+
+def _callback_places(content: Mapping[str, Any], saved: object, shown: str) -> Places:
+    try:
+        run = read_run(saved)
+    except StateError as error:
+        raise StateError(f"{shown}: {error}") from error
+    if run.trainer is None:
+        raise StateError(f"{shown} was saved before the first batch, so it holds no place in streaming data")
+    step = content.get("global_step")
+    keys = ("callbacks", CALLBACK_KEY, "loaders")
+    return Places(
+        loaders={
+            name: _loader(position, (*keys, name), run.samples_per_global_batch.get(name))
+            for name, position in run.loaders.items()
+        },
+        trainer=TrainerPlace(**asdict(run.trainer), global_step=step if isinstance(step, int) else None),
+    )
+
+
+def _loader(position: SavedPosition, keys: tuple[str | int, ...], global_batch: int | None = None) -> SavedLoader:
+    if position.geometry is not None:  # that of the epoch's batches, whatever this run's are
+        global_batch = position.geometry.global_batch_size if global_batch is None else global_batch
+    return SavedLoader(keys=keys, position=position, global_batch=global_batch)
+
+
+def _walk(value: Any, keys: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Mapping[str, Any]]]:
+    if isinstance(value, Mapping):
+        if value.keys() >= _KEYS:
+            yield keys, value
+            return
+        entries: Any = value.items()
+    elif isinstance(value, (list, tuple)):
+        entries = enumerate(value)
+    else:
+        return
+    if len(keys) < _DEEPEST:
+        for key, inner in entries:
+            yield from _walk(inner, (*keys, key))
+
+
+_EPOCHS, _BATCHES, _EPOCH_STATE = "epoch_progress", "epoch_loop.batch_progress", "epoch_loop.state_dict"
+
+
+def trained_batches(checkpoint: MutableMapping[str, Any]) -> int:
+    """Batches of the epoch under way that Lightning has trained; 0 between two epochs."""
+    batches = _fit_loop(checkpoint)[_BATCHES]
+    return 0 if batches["is_last_batch"] else int(batches["current"]["processed"])
+
+
+def batches_trained(checkpoint: Mapping[str, Any]) -> int:
+    """Batches over all epochs that the weights have seen.
+
+    Raises:
+        StateError: As for :func:`move_trainer`.
+    """
+    loop = _fit_loop(checkpoint)
+    place, progress = checkpoint["callbacks"][CALLBACK_KEY]["trainer"], loop[_BATCHES]
+    seen = int(progress["total"]["processed"])
+    if loop[_EPOCHS]["current"]["started"] > place["epoch"]:  # under way: batches not in the weights are read again
+        seen -= progress["current"]["processed"] - place["batches"]
+    return seen
+
+
+def move_trainer(checkpoint: MutableMapping[str, Any], epoch: int, batches: int) -> None:
+    """Let a checkpoint say that its trainer has done ``batches`` batches of ``epoch``.
+
+    What counts all that the weights have seen stays: the batches trained in total, the global step, the loggers' step.
+
+    Raises:
+        StateError: It was not saved by a Lightning release that this package knows.
+    """
+    loop = _fit_loop(checkpoint)
+    place = checkpoint["callbacks"][CALLBACK_KEY]["trainer"]
+    epochs, progress = loop[_EPOCHS], loop[_BATCHES]
+    total, current = progress["total"], progress["current"]
+    closing = progress["is_last_batch"] and epochs["current"]["processed"] < epochs["current"]["started"]
+    if closing or total["processed"] > total["completed"]:  # the last step was not counted for loggers yet
+        loop[_EPOCH_STATE]["_batches_that_stepped"] += 1
+    _set([total], batches_trained(checkpoint))
+    _set([current], batches)
+    progress["is_last_batch"] = False
+    trackers = [epochs["current"], epochs["total"]]
+    _set(trackers, epoch)
+    if batches:
+        for tracker in trackers:
+            tracker.update(ready=epoch + 1, started=epoch + 1)
+    place.update(epoch=epoch, batches=batches)
+    checkpoint["epoch"] = epoch
+    loader_states = loop["state_dict"].get("combined_loader", [])
+    if all(isinstance(state, dict) and "sample_in_epoch" in state for state in loader_states):
+        loop["state_dict"]["combined_loader"] = []  # where our loaders themselves say they are, which is no longer so
+
+
+def add_place(checkpoint: MutableMapping[str, Any], loader: str, state: MutableMapping[str, Any]) -> None:
+    """Give a checkpoint the state of a loader, in place of the one it has, if any.
+
+    Raises:
+        StateError: It is not a checkpoint of Lightning that ``Trainer.fit`` could go on from.
+    """
+    loop = _fit_loop(checkpoint)
+    callbacks = checkpoint.setdefault("callbacks", {})
+    saved = callbacks.get(CALLBACK_KEY)
+    if saved is None or saved["trainer"] is None:
+        epoch, batches = loop[_EPOCHS]["current"]["completed"], loop[_BATCHES]["current"]["processed"]
+        trainer = {"epoch": epoch, "batches": batches, "batches_in_epoch": 0}
+        saved = callbacks[CALLBACK_KEY] = {"version": RUN_VERSION, "trainer": trainer, "loaders": {}}
+    saved["loaders"][loader] = state
+
+
+def _fit_loop(checkpoint: Mapping[str, Any]) -> MutableMapping[str, Any]:
+    loop: MutableMapping[str, Any] = checkpoint.get("loops", {}).get("fit_loop", {})
+    missing = {_EPOCHS, _BATCHES, _EPOCH_STATE, "state_dict"} - loop.keys()
+    if missing:
+        raise StateError(
+            f"its fit loop has no {', '.join(sorted(missing))}; "
+            "it is no checkpoint of a Lightning release that this package knows (2.6 or newer)"
+        )
+    return loop
+
+
+def _set(trackers: Iterable[MutableMapping[str, Any]], done: int) -> None:
+    for tracker in trackers:
+        tracker.update(ready=done, started=done, processed=done, completed=done)
+
+
+_SHARDED_META = "meta.pt"
+"""What Lightning calls the part of a sharded checkpoint that is no tensor."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateFile:
+    """A file of ``torch.save`` or of JSON."""
+
+    path: Path
+    """The file itself: of a sharded checkpoint the one that holds its state; of a link, where it leads."""
+    is_json: bool
+
+    def peek(self) -> Any:
+        """Its plain values; tensors and other objects are left unread.
+
+        Raises:
+            StateError: It is damaged.
+        """
+        return _load_json(self.path) if self.is_json else _read_plain_values(self.path)
+
+    def load(self, *, allow_unsafe_types: bool) -> Any:
+        """All of it, tensors mapped rather than read.
+
+        Args:
+            allow_unsafe_types: Whether objects may be loaded that only code they name can make.
+
+        Raises:
+            StateError: It is damaged, or holds objects that only code of their own could copy.
+        """
+        if self.is_json:
+            return _load_json(self.path)
+        try:
+            return torch.load(self.path, map_location="cpu", mmap=True, weights_only=not allow_unsafe_types)
+        except pickle.UnpicklingError as error:
+            why = str(error).partition("\n")[0]
+            raise StateError(
+                f"{self.path} is not loaded, because that could run code; say --allow-unsafe-types if you trust "
+                f"whoever wrote it. torch says: {why}"
+            ) from error
+
+    def replace(self, value: Any) -> Path:
+        """Write ``value`` in its place, and say which file now holds what it held before.
+
+        Raises:
+            StorageError: It could not be written; it is as it was.
+        """
+        backup = _back_up(self.path)
+        _write(self.path, value, self.is_json)
+        return backup
+
+
+def find_state_file(path: Path) -> StateFile:
+    """Understand what was typed: a checkpoint, the directory of a sharded one, or a file with a state alone.
+
+    Raises:
+        StateError: It is none of these.
+    """
+    if not path.exists():
+        url = str(path).replace(":/", "://", 1)  # a path has one slash less
+        if is_url(url):
+            raise StateError(f"{mask_url(url)} is a URL; copy the checkpoint to this machine first")
+        raise StateError(f"{path} does not exist")
+    if path.is_dir():
+        if not (path / _SHARDED_META).is_file():
+            raise StateError(f"{path} is a directory without {_SHARDED_META}, so Lightning did not save it")
+        path /= _SHARDED_META
+    path = path.resolve() if path.is_symlink() else path
+    return StateFile(path=path, is_json=not is_zipfile(path))
+
+
+def write_new(path: Path, value: Any, *, is_json: bool) -> None:
+    """Write a file that was not there.
+
+    Raises:
+        ConfigError: The file exists.
+        StorageError: It could not be written.
+    """
+    if path.exists():
+        raise ConfigError(f"{path} exists and is not written over; name another file")
+    _write(path, value, is_json)
+
+
+def _write(path: Path, value: Any, is_json: bool) -> None:
+    save: Callable[[Any, Path], object] = _save_json if is_json else torch.save
+    if not path.parent.is_dir():
+        raise StorageError(f"{path} cannot be written, because there is no directory {path.parent}; make it first")
+    try:
+        with appears_whole(path) as partial:
+            save(value, partial)
+            if path.exists():
+                shutil.copymode(path, partial)
+    except (OSError, RuntimeError) as error:  # torch says in a RuntimeError what the system refuses
+        why = str(error).partition("\n")[0]
+        raise StorageError(f"{path} could not be written: {why}; make room there, or name another place") from error
+
+
+def _save_json(value: Any, path: Path) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def _load_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:  # bytes that are no text are one, too
+        raise StateError(f"{path} is neither a checkpoint, nor a file of torch.save, nor JSON") from error
+
+
+def _back_up(path: Path) -> Path:
+    """Give the file a second name that nothing else has: ``last.ckpt.bak``, or ``last.ckpt.bak2``, and so on."""
+    for number in count(1):
+        backup = path.with_name(f"{path.name}.bak{'' if number == 1 else number}")
+        try:
+            os.link(path, backup)
+        except FileExistsError:
+            continue
+        except OSError:  # a filesystem without hard links
+            if backup.exists():
+                continue
+            with appears_whole(backup) as partial:
+                shutil.copy2(path, partial)
+        return backup
+    raise AssertionError("numbers do not end")
+
+
+class _Unread:
+    """Stands for a value that is no plain one: a tensor, or an object of somebody's class."""
+
+    def __new__(cls, *_: object, **__: object) -> _Unread:
+        """Take any arguments, and look at none."""
+        return super().__new__(cls)
+
+    def __init__(self, *_: object, **__: object) -> None:
+        """Keep nothing."""
+
+    def __call__(self, *_: object, **__: object) -> _Unread:
+        """What a function that was not read would give."""
+        return self
+
+    def __setstate__(self, state: object) -> None:
+        """Keep nothing."""
+
+    def __setitem__(self, key: object, value: object) -> None:
+        """Keep nothing."""
+
+    def append(self, value: object) -> None:
+        """Keep nothing."""
+
+    def extend(self, values: object) -> None:
+        """Keep nothing."""
+
+
+class _Cautious(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        return OrderedDict if (module, name) == ("collections", "OrderedDict") else _Unread
+
+    def persistent_load(self, _: object) -> Any:
+        return _Unread()
+
+
+def _read_plain_values(path: Path) -> Any:
+    """What was given to ``torch.save``: dicts, lists, numbers and strings as they are, all else as :class:`Unread`.
+
+    Raises:
+        StateError: It is a zip archive, but not one of ``torch.save``, or it is damaged.
+    """
+    with ZipFile(path) as archive:
+        pickles = [name for name in archive.namelist() if name.count("/") == 1 and name.endswith("/data.pkl")]
+        if len(pickles) != 1:
+            raise StateError(f"{path} is a zip archive, but torch.save did not write it")
+        try:
+            with archive.open(pickles[0]) as file:
+                return _Cautious(file, encoding="utf-8").load()
+        except (BadZipFile, pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError) as error:
+            raise StateError(f"{path} is damaged: {error}") from error

@@ -1,0 +1,294 @@
+"""From one position in the data to another, with the trainer's counts; and what was read of each stream before one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.dataset import StreamingDataset
+from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.loading.state import LARGEST, MOST_EPOCHS, Cursor, PassStart, SavedPosition
+from lightning_streaming.loading.stream import Stream
+from lightning_streaming.order.partition import BatchGeometry, SkippedPositions, skipped_in_epoch
+from lightning_streaming.tools.checkpoints import Places, SavedLoader, TrainerPlace
+from lightning_streaming.world import World
+
+
+def placed(loader: SavedLoader, cursor: Cursor) -> Cursor:
+    """A place that was asked for; the end of an epoch is the beginning of the next.
+
+    Raises:
+        ConfigError: No run has so many epochs, or the epoch is known to have fewer samples.
+    """
+    size = loader.epoch_size
+    if cursor.epoch >= MOST_EPOCHS:
+        raise ConfigError(f"a saved position has an epoch below {MOST_EPOCHS}, so there is no epoch {cursor.epoch}")
+    if cursor.sample_in_epoch > LARGEST:
+        raise ConfigError(f"a saved position has {LARGEST} samples at most, so there is no {cursor.sample_in_epoch}")
+    if size is not None and cursor.sample_in_epoch > size:
+        raise ConfigError(f"an epoch has {size} samples, so there is no sample {cursor.sample_in_epoch}")
+    return cursor.passes_later(1) if cursor.sample_in_epoch == size else cursor
+
+
+def imported(position: SavedPosition, before: Places | None, name: str) -> SavedPosition:
+    """A place from elsewhere that is to be a loader's; the end of an epoch is the beginning of the next.
+
+    It may count what the reference reads twice: up to one sample for each canonical node, and a batch.
+
+    Args:
+        position: The place.
+        before: Those that the checkpoint holds, if any: they tell the size of an epoch.
+        name: The loader.
+
+    Raises:
+        ConfigError: The epoch is known to have fewer samples, or the trainer to read fewer batches of it.
+    """
+    loader = None if before is None else before.loaders.get(name)
+    size = None if loader is None else loader.epoch_size
+    if before is None or loader is None or size is None:
+        return position
+    epoch, sample = position.cursor
+    whole = -(-size // position.num_canonical_nodes) * position.num_canonical_nodes
+    if sample > whole + (loader.global_batch or 0):
+        raise ConfigError(
+            f"an epoch of {name!r} has {size} samples in the checkpoint, or {whole} with those read twice, and the "
+            f"state to import is at sample {sample} of epoch {epoch}: it is of other data, or another epoch size"
+        )
+    position = replace(position, cursor=Cursor(epoch, sample) if sample < whole else Cursor(epoch + 1, 0))
+    trainer_at(before, {name: position.cursor})
+    return position
+
+
+def samples_later(loader: SavedLoader, samples: int) -> Cursor:
+    """The place ``samples`` later, over all ranks; in a later epoch, if the size of an epoch is known.
+
+    What the run skips anyway is not counted.
+
+    Raises:
+        ConfigError: It is in a later epoch, and epochs of composed batches leave out what fills no batch.
+    """
+    cursor, size = loader.position.cursor, loader.epoch_size
+    gaps, entries = loader.gaps(cursor.epoch), loader.samples_read(cursor) + samples
+    if size is None or entries < gaps.kept_before(size):
+        return Cursor(cursor.epoch, gaps.position_after(entries))
+    if _order(loader).get("batching_method", "random") != "random":
+        raise ConfigError(
+            f"{samples} samples later is beyond the end of epoch {cursor.epoch}, and with batching_method="
+            f"{_order(loader)['batching_method']!r} that lies a little before {size}; use --batches, or state set"
+        )
+    last_gap = max((stop[0] for _, stop in loader.position.skipped.values()), default=0)
+    epoch = cursor.epoch
+    while epoch <= last_gap and entries >= (kept := loader.gaps(epoch).kept_before(size)):
+        entries -= kept
+        epoch += 1
+    epochs, sample = divmod(entries, size) if epoch > last_gap else (0, loader.gaps(epoch).position_after(entries))
+    return Cursor(epoch + epochs, sample)
+
+
+def batches_later(places: Places, names: tuple[str, ...], batches: int) -> dict[str, Cursor]:
+    """The places of these loaders ``batches`` global batches later.
+
+    Raises:
+        ConfigError: How many samples a global batch has is not known; or several loaders would come to the end of an
+            epoch, which each of them has elsewhere.
+    """
+    if len(names) == 1:
+        return {names[0]: _one_later(places.loaders[names[0]], places.trainer, batches)}
+    later = {name: samples_later(places.loaders[name], batches * _global_batch(name, places)) for name in names}
+    ended = [name for name in names if later[name].epoch != places.loaders[name].position.cursor.epoch]
+    trainer = places.trainer and places.trainer.settled
+    if ended or (trainer and 0 < trainer.batches_in_epoch <= trainer.batches + batches):
+        raise ConfigError(
+            f"{batches} batches later is beyond the end of an epoch, which each of {len(names)} loaders has elsewhere; "
+            "set each with state set --loader"
+        )
+    return later
+
+
+def trainer_at(places: Places, moved: Mapping[str, Cursor]) -> TrainerPlace | None:
+    """Where the trainer stands once these loaders stand there; None if the file is of no trainer.
+
+    Epochs move as the loader's do. Of several loaders, unless all are moved, none says where the trainer is.
+
+    Raises:
+        ConfigError: The trainer reads fewer batches of an epoch.
+    """
+    if places.trainer is None:
+        return None
+    trainer = places.trainer.settled
+    name = next(iter(moved))
+    if len(moved) < len(places.loaders):
+        return trainer
+    loader, cursor = places.loaders[name], moved[name]
+    # Where it is not known, the callback works it out on resume.
+    batches = 0 if loader.global_batch is None else loader.samples_read(cursor) // loader.global_batch
+    if len(moved) == 1 and 0 < trainer.batches_in_epoch <= batches:
+        raise ConfigError(
+            f"the trainer reads {trainer.batches_in_epoch} batches of {loader.global_batch} samples in an epoch, so it "
+            f"does not come to sample {cursor.sample_in_epoch}; go to the next epoch with --epoch {cursor.epoch + 1}"
+        )
+    return TrainerPlace(
+        epoch=max(0, trainer.epoch + cursor.epoch - loader.position.cursor.epoch),
+        batches=batches,
+        batches_in_epoch=trainer.batches_in_epoch,
+        global_step=trainer.global_step,
+    )
+
+
+def _one_later(loader: SavedLoader, trainer: TrainerPlace | None, batches: int) -> Cursor:
+    cursor, size = loader.position.cursor, loader.global_batch
+    if size is None:
+        raise ConfigError(_NO_BATCH)
+    place = trainer and trainer.settled
+    if place and place.batches_in_epoch:
+        done, in_epoch = place.batches, place.batches_in_epoch
+    elif loader.epoch_size:  # the last batch is as large as the others, some of it read twice
+        kept = loader.gaps(cursor.epoch).kept_before(loader.epoch_size)
+        in_epoch = -(-kept // size)
+        done = in_epoch + (loader.samples_read(cursor) - kept) // size
+    else:
+        return _in_epoch(loader, batches * size)
+    if done + batches < in_epoch:
+        return _in_epoch(loader, batches * size)
+    if any(stop > (cursor.epoch, 0) for _, stop in loader.position.skipped.values()):
+        raise ConfigError(
+            f"{batches} batches later is beyond the end of epoch {cursor.epoch}, and the run skips others "
+            f"({', '.join(loader.position.skipped)}), so epochs have not as many; use --samples, or state set"
+        )
+    epochs, into = divmod(done + batches, in_epoch)
+    return Cursor(cursor.epoch + epochs, into * size)
+
+
+def _in_epoch(loader: SavedLoader, samples: int) -> Cursor:
+    """The place so many samples later, in the same epoch."""
+    cursor = loader.position.cursor
+    entries = loader.samples_read(cursor) + samples
+    return Cursor(cursor.epoch, loader.gaps(cursor.epoch).position_after(entries))
+
+
+_NO_BATCH = (
+    "how many samples a global batch of the run has (ranks x batch size) is not saved there; "
+    "say --samples, the batches times that"
+)
+
+
+def _global_batch(name: str, places: Places) -> int:
+    size = places.loaders[name].global_batch
+    if size is None:
+        raise ConfigError(_NO_BATCH)
+    return size
+
+
+def _order(loader: SavedLoader) -> Mapping[str, str]:
+    order: Mapping[str, str] = (loader.position.fingerprint or {}).get("order", {})
+    return order
+
+
+_AT_A_TIME = 1 << 20
+_ORDER = ("shuffle", "shuffle_algo", "shuffle_block_size", "sampling_method", "sampling_granularity", "batching_method")
+"""What a fingerprint tells of the order; a later release may tell more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamSeen:
+    """What was read of one stream, if every epoch was read with the settings that the state tells."""
+
+    name: str
+    samples: int
+    drawn: int
+    """Samples of it in each epoch."""
+    before: int | None
+    """Samples of it in the epochs that are finished; None where the run has skipped some, and maybe of others."""
+    this_epoch: int | None
+    """Samples of it in this epoch; None where only the data could tell."""
+
+    @property
+    def total(self) -> int | None:
+        """In all epochs."""
+        return None if self.this_epoch is None or self.before is None else self.before + self.this_epoch
+
+
+def seen_by_fingerprint(position: SavedPosition) -> list[StreamSeen]:
+    """What the state alone tells. Empty if it does not list its streams: it has none, or is too long for that."""
+    streams: Mapping[str, Mapping[str, Any]] = (position.fingerprint or {}).get("streams", {})
+    if any("samples drawn" not in stream for stream in streams.values()):
+        return []
+    epoch, sample = position.cursor
+    skipped = position.skipped.values()
+    alone = skipped_in_epoch(skipped, epoch).kept_before(sample) if len(streams) == 1 else None
+    has_skipped = any(start < stop and start[0] < epoch for start, stop in skipped)
+    return [
+        StreamSeen(
+            name=name,
+            samples=stream["samples"],
+            drawn=stream["samples drawn"],
+            before=None if has_skipped else epoch * stream["samples drawn"],
+            this_epoch=0 if sample == 0 else alone,
+        )
+        for name, stream in streams.items()
+    ]
+
+
+def this_epoch_by_data(position: SavedPosition, places: Mapping[str, str], options: Mapping[str, Any]) -> list[int]:
+    """Count each stream's samples of this epoch by its order, from the indexes of the data.
+
+    Args:
+        position: A state that lists its streams.
+        places: Directory or URL of every stream.
+        options: Arguments of their store's filesystem.
+
+    Raises:
+        ConfigError: Not exactly the streams of the state are given.
+        StateMismatchError: The data is not that of the state.
+    """
+    assert position.fingerprint is not None, "it lists its streams"
+    listed: Mapping[str, Mapping[str, Any]] = position.fingerprint["streams"]
+    if places.keys() != listed.keys():
+        raise ConfigError(f"the state has the streams {', '.join(listed)}; give --data NAME=PLACE for each of them")
+    with TemporaryDirectory() as cache:
+        streams = {
+            name: Stream(
+                remote=places[name],
+                local=str(Path(cache) / str(number)),
+                choose=stream["samples drawn"],
+                storage_options=options,
+            )
+            for number, (name, stream) in enumerate(listed.items())
+        }
+        dataset, start = _dataset(position, streams)
+        starts = np.cumsum([0] + [stream["samples"] for stream in listed.values()])
+        try:
+            gaps = skipped_in_epoch(position.skipped.values(), position.cursor.epoch)
+            return _count(dataset, start, gaps, starts)
+        finally:
+            dataset.close()
+
+
+def _dataset(position: SavedPosition, streams: Mapping[str, Stream]) -> tuple[StreamingDataset, PassStart]:
+    assert position.fingerprint is not None, "it lists its streams"
+    # Without the epoch's size, which is the sum of what is drawn from each.
+    order = {name: position.fingerprint["order"][name] for name in _ORDER}
+    order = {name: value for name, value in order.items() if value is not None}
+    geometry = position.geometry or BatchGeometry(
+        num_nodes=position.initial_physical_nodes or 1, ranks_per_node=1, batch_size=1
+    )
+    world = World(num_nodes=geometry.num_nodes, ranks_per_node=geometry.ranks_per_node, rank=0)
+    dataset = StreamingDataset(streams=streams, batch_size=geometry.batch_size, world=world, **order)
+    dataset.load_state_dict(position.as_state())
+    return dataset, passes_of(dataset).begin(dataset.current_world(), geometry.batch_size)
+
+
+def _count(dataset: StreamingDataset, start: PassStart, gaps: SkippedPositions, starts: NDArray[np.int64]) -> list[int]:
+    plan, counts = passes_of(dataset).epochs.plan(start), np.zeros(len(starts) - 1, np.int64)
+    read = gaps.kept_before(start.cursor.sample_in_epoch)
+    for first in range(0, read, _AT_A_TIME):
+        ids = plan.ids(gaps.positions(np.arange(first, min(first + _AT_A_TIME, read))))
+        counts += np.histogram(ids, starts)[0]
+    return [int(count) for count in counts]

@@ -1,0 +1,315 @@
+"""The run that is traced: its train loader in a world, where it begins, and how it makes steps of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lightning_streaming.errors import ConfigError, StateError
+from lightning_streaming.loading.dataloader import StreamingDataLoader
+from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.loading.state import Cursor
+from lightning_streaming.order.skips import TrainProgress
+from lightning_streaming.tools.checkpoints import SavedLoader, batches_trained, find_places, find_state_file
+from lightning_streaming.tools.options import count_ranks, read_run_files
+from lightning_streaming.world import World
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TraceRequest:
+    """What was said on the command line; None where configuration or checkpoint are to say it."""
+
+    configs: list[str]
+    changes: Mapping[str, str]
+    nodes: int | None
+    ranks_per_node: int | None
+    accumulate: int | None
+    checkpoint: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TracedRun:
+    """A run whose samples can be told, because the order is a pure function."""
+
+    loader: StreamingDataLoader
+    """Reads as rank 0 of the world; its dataset stands where the run begins."""
+    num_nodes: int
+    ranks_per_node: int
+    replication: int
+    """Consecutive ranks that read the same samples."""
+    begins: Cursor
+    steps: _RunSteps
+    assumed: str | None
+    """What nobody said and is taken to be so."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks over all nodes."""
+        return self.num_nodes * self.ranks_per_node
+
+    def reader(self, rank: int) -> World:
+        """A rank's place among those that read different samples."""
+        world = World(num_nodes=self.num_nodes, ranks_per_node=self.ranks_per_node, rank=rank)
+        return world.replicated(self.replication)
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    loader: SavedLoader
+    global_step: int
+    batches_trained: int
+    """Batches over all epochs that its weights had seen."""
+    batches: int
+    """Those of them in the epoch under way."""
+
+
+def traced_run(asked: TraceRequest) -> TracedRun:
+    """Read configuration and checkpoint, and the indexes of the data.
+
+    Raises:
+        ConfigError: They do not describe a run that can be traced.
+        StateError: The checkpoint has no place to begin at, or is of other data.
+        StorageError: An index could not be fetched.
+    """
+    written = read_run_files(asked.configs, asked.changes)
+    return run_on(written.datamodule, written.trainer, asked)
+
+
+def run_on(data: Any, trainer: Mapping[str, Any], asked: TraceRequest) -> TracedRun:
+    """The run of a data module that is not set up yet.
+
+    Args:
+        data: A ``StreamingDataModule``.
+        trainer: The trainer's settings, as far as they are written.
+        asked: What goes before those settings.
+
+    Raises:
+        ConfigError: They do not describe a run that can be traced.
+        StateError: The checkpoint has no place to begin at, or is of other data.
+        StorageError: An index could not be fetched.
+    """
+    data.configs["train"] = replace(data.configs["train"], on_demand=True)  # samples that are looked at come alone
+    data.setup("fit")
+    loader = _only_loader(data.train_dataloader())
+    replication = loader.dataset.replication or 1
+    saved = None if asked.checkpoint is None else _read_checkpoint(asked.checkpoint)
+    nodes, ranks_per_node, assumed = _topology(asked, trainer, saved, loader, replication)
+    loader.dataset.world = World(num_nodes=nodes, ranks_per_node=ranks_per_node, rank=0)
+    if saved is not None:
+        loader.load_state_dict(saved.loader.position.as_state())
+    accumulate = asked.accumulate or trainer.get("accumulate_grad_batches", 1)
+    if not isinstance(accumulate, int) or accumulate < 1:
+        raise ConfigError(f"accumulate_grad_batches is {accumulate!r}; say --accumulate")
+    limit = trainer.get("limit_train_batches")
+    counted = TrainProgress(
+        steps=0 if saved is None else saved.batches_trained,
+        place=loader.cursor(),
+        steps_in_epoch=0 if saved is None else saved.batches,
+        limit=1.0 if limit is None else limit,
+    )
+    in_epoch = len(loader)  # from here on the dataset knows how large batches are
+    passes_of(loader.dataset).epochs.skipped.count_from(counted)
+    begins = loader.normalised(loader.cursor())
+    return TracedRun(
+        loader=loader,
+        num_nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        replication=replication,
+        begins=begins,
+        steps=_run_steps(
+            loader,
+            begins,
+            accumulate,
+            counted,
+            counted.limited(in_epoch),
+            first_step=0 if saved is None else saved.global_step,
+            stop=_stop(trainer),
+        ),
+        assumed=assumed,
+    )
+
+
+def _only_loader(loaders: Any) -> StreamingDataLoader:
+    if isinstance(loaders, Mapping) and len(loaders) == 1:
+        loaders = next(iter(loaders.values()))
+    if not isinstance(loaders, StreamingDataLoader):
+        raise ConfigError(
+            "a run with one StreamingDataLoader to train on can be traced, but this data module's train_dataloader "
+            f"gives a {type(loaders).__name__}"
+        )
+    return loaders
+
+
+def _read_checkpoint(path: str) -> _Checkpoint:
+    content = find_state_file(Path(path)).peek()
+    places = find_places(content, path)
+    if places.trainer is None or places.trainer.global_step is None:
+        raise StateError(f"{path} does not tell its trainer's step; only checkpoints of Lightning do")
+    loader = places.loaders[places.choose(None)]
+    return _Checkpoint(loader, places.trainer.global_step, batches_trained(content), places.trainer.settled.batches)
+
+
+def _stop(trainer: Mapping[str, Any]) -> _Stop:
+    if trainer.get("overfit_batches"):
+        raise ConfigError(
+            "with overfit_batches a trainer reads the same few batches again and again, which trace does not follow; "
+            "take it out of the configuration"
+        )
+    steps, epochs = trainer.get("max_steps", -1), trainer.get("max_epochs")
+    return _Stop(
+        steps=None if steps is None or steps < 0 else int(steps),
+        epochs=None if epochs is None or epochs < 0 else int(epochs),
+    )
+
+
+def _topology(
+    asked: TraceRequest,
+    trainer: Mapping[str, Any],
+    saved: _Checkpoint | None,
+    loader: StreamingDataLoader,
+    replication: int,
+) -> tuple[int, int, str | None]:
+    """Nodes and ranks per node: as asked for; else as the checkpoint's run had them; else as configured."""
+    nodes = asked.nodes or int(trainer.get("num_nodes", 1))
+    if asked.ranks_per_node is not None:
+        return nodes, asked.ranks_per_node, None
+    if saved is not None and saved.loader.global_batch is not None:
+        batch_size = loader.batch_size or 1
+        ranks, left_over = divmod(saved.loader.global_batch * replication, batch_size * nodes)
+        if left_over or not ranks:
+            raise ConfigError(
+                f"the checkpoint's run read {saved.loader.global_batch} samples in a step, which {nodes} nodes with "
+                f"batches of {batch_size} do not divide; say --nodes and --ranks-per-node of the run to trace"
+            )
+        return nodes, ranks, None
+    return (nodes, *count_ranks(trainer))
+
+
+def _run_steps(
+    loader: StreamingDataLoader,
+    begins: Cursor,
+    accumulate: int,
+    counted: TrainProgress,
+    limit: int,
+    *,
+    first_step: int,
+    stop: _Stop,
+) -> _RunSteps:
+    dataset, world = loader.dataset, loader.dataset.current_world()
+    skipped = passes_of(dataset).epochs.saved(begins, world).skipped.values()
+    last_uneven = max([begins.epoch, *(stop[0] for _, stop in skipped)])
+    left = loader.batches_left(begins)
+    if begins.sample_in_epoch and limit < len(loader):
+        raise ConfigError(
+            f"the checkpoint lies within an epoch that limit_train_batches={counted.limit} cuts short; trace the run "
+            "from its beginning"
+        )
+    done = loader.batches_left(Cursor(begins.epoch, 0)) - left if begins.sample_in_epoch else 0
+    early = [_EpochSteps(done=done, batches=min(left, limit), accumulate=accumulate)]
+    for epoch in range(begins.epoch + 1, last_uneven + 1):
+        start = Cursor(epoch, 0)
+        batches = counted.limited(loader.batches_left(start)) if loader.normalised(start) == start else 0
+        early.append(_EpochSteps(done=0, batches=batches, accumulate=accumulate))
+    return _RunSteps(
+        first_step=first_step,
+        stop=stop,
+        first_epoch=begins.epoch,
+        early=early,
+        whole=_EpochSteps(done=0, batches=limit, accumulate=accumulate),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _EpochSteps:
+    """The steps of an epoch, or of what a run reads of one.
+
+    A step is complete where the number of the epoch's batches is a multiple of ``accumulate``, and at the epoch's last
+    batch. For example 5 batches in steps of 2 are 0 1 | 2 3 | 4; with the first of them read in an earlier run, and
+    its batches larger, they may be 1 | 2 3 | 4.
+    """
+
+    done: int
+    """Batches of the epoch before those read here, as the trainer counts them."""
+    batches: int
+    """Batches that are read here."""
+    accumulate: int
+    """Batches of one step."""
+
+    def __len__(self) -> int:
+        """Steps made of these batches."""
+        return self.step_of(self.batches - 1) + 1 if self.batches else 0
+
+    def step_of(self, batch: int) -> int:
+        """The step that a batch belongs to; both are counted from the first one read here."""
+        return (self.done + batch) // self.accumulate - self.done // self.accumulate
+
+    def batches_of(self, step: int) -> range:
+        """The batches of a step; all are counted from the first one read here."""
+        first = (self.done // self.accumulate + step) * self.accumulate - self.done
+        return range(max(0, first), min(first + self.accumulate, self.batches))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Stop:
+    """Where the trainer is told to stop; None where it is not."""
+
+    steps: int | None = None
+    epochs: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _RunSteps:
+    """The steps of a run, epoch after epoch."""
+
+    first_step: int
+    """The trainer's ``global_step`` where the run begins."""
+    first_epoch: int
+    """The epoch in which it begins."""
+    early: Sequence[_EpochSteps]
+    """Of that epoch, and of those after it up to the last one of which anything is skipped."""
+    whole: _EpochSteps
+    """Of each epoch after those."""
+    stop: _Stop = _Stop()
+
+    def find(self, step: int) -> tuple[int, int]:
+        """The epoch of a global step, and which of the steps read in that epoch it is.
+
+        Raises:
+            ConfigError: It lies before the run or after its end, or an epoch has no steps.
+        """
+        epoch, of_epoch = self._find(step)
+        if self.stop.steps is not None and step >= self.stop.steps:
+            raise ConfigError(f"there is no step {step}: the run ends after max_steps={self.stop.steps}")
+        if self.stop.epochs is not None and epoch >= self.stop.epochs:
+            raise ConfigError(f"there is no step {step}: the run ends after max_epochs={self.stop.epochs}")
+        return epoch, of_epoch
+
+    def _find(self, step: int) -> tuple[int, int]:
+        if step < self.first_step:
+            raise ConfigError(
+                f"step {step} was done before the checkpoint, which is at step {self.first_step}; trace the run that "
+                "saved it, without --ckpt, or with the checkpoint that it began with"
+            )
+        after, epoch = step - self.first_step, self.first_epoch
+        for steps in self.early:
+            if after < len(steps):
+                return epoch, after
+            after -= len(steps)
+            epoch += 1
+        if not len(self.whole):
+            raise ConfigError("an epoch has no batch, so there is no such step; see drop_last and limit_train_batches")
+        epochs, of_epoch = divmod(after, len(self.whole))
+        return epoch + epochs, of_epoch
+
+    def of_epoch(self, epoch: int) -> _EpochSteps:
+        """The steps read in an epoch, from the one in which the run begins on."""
+        place = epoch - self.first_epoch
+        return self.early[place] if place < len(self.early) else self.whole
+
+    def global_step(self, epoch: int, batch: int) -> int:
+        """The trainer's ``global_step`` while it trains on a batch, counted from the first one read in the epoch."""
+        place = epoch - self.first_epoch
+        before = sum(map(len, self.early[:place])) + max(0, place - len(self.early)) * len(self.whole)
+        return self.first_step + before + self.of_epoch(epoch).step_of(batch)

@@ -1,0 +1,513 @@
+"""Everything that this package knows of Lightning's private state: of its fit loop, progress bars, signals and saving.
+
+The fit loop's counters are derived from the place in the data, which the callback knows, never the other way round.
+Lightning goes on well from most of the shapes in which its counters are saved, not from all: saved in
+``on_train_epoch_start`` it loses an epoch; saved at the end of a run that ``max_steps`` cut, it calls the rest of the
+epoch the next one; and its batches are those of the ranks and the batch size of then. So they are set to what an
+uninterrupted run would have had there. What a checkpoint holds of them is in lightning_checkpoint.py.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
+from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
+from lightning.pytorch.loops.fit_loop import RestartStage
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
+from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
+from lightning.pytorch.utilities import CombinedLoader, rank_zero_info, rank_zero_warn
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.files import PARTIAL_SUFFIX
+from lightning_streaming.loading.dataloader import StreamingDataLoader
+from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.order.skips import TrainProgress
+
+_REPLACED_SUFFIX = ".replaced"
+_Handler = Callable[[int, FrameType | None], None]
+
+# Loaders -------------------------------------------------------------------------------------------------------------
+
+
+def streaming_loaders(trainer: Trainer) -> dict[str, StreamingDataLoader]:
+    """The streaming loaders that the fit loop reads from now, by name.
+
+    A single loader is "train"; those in a dict or list are named by key or place, nested ones like "text.0".
+    """
+    return _streaming_among(trainer.train_dataloader)
+
+
+def has_loaders(trainer: Trainer) -> bool:
+    """Whether this fit has made its train loaders."""
+    return trainer.fit_loop._combined_loader is not None
+
+
+def when_loaders_are_made(trainer: Trainer, prepare: Callable[[dict[str, StreamingDataLoader]], None]) -> None:
+    """In ``setup``: have ``prepare`` called with the streaming loaders, by name, whenever train loaders are made.
+
+    That is before Lightning asks for their lengths, from which it works out when epochs end and validation is due.
+    """
+    source = trainer.fit_loop._data_source
+    trainer.fit_loop._data_source = _PreparedSource(source.instance, source.name, prepare)
+
+
+class _PreparedSource(_DataLoaderSource):
+    """Where Lightning has train loaders from."""
+
+    def __init__(self, instance: Any, name: str, prepare: Callable[[dict[str, StreamingDataLoader]], None]) -> None:
+        super().__init__(instance, name)
+        self._prepare = prepare
+
+    def dataloader(self) -> Any:
+        made = super().dataloader()
+        self._prepare(_streaming_among(made.iterables if isinstance(made, CombinedLoader) else made))
+        return made
+
+
+def _streaming_among(loaders: Any) -> dict[str, StreamingDataLoader]:
+    named = named_loaders(loaders)
+    return {name or "train": loader for name, loader in named if isinstance(loader, StreamingDataLoader)}
+
+
+def is_overfitting(trainer: Trainer) -> bool:
+    """Whether every epoch is to read the same few batches."""
+    return bool(trainer.overfit_batches > 0)  # type: ignore[attr-defined]  # set by Lightning's data connector
+
+
+def named_loaders(loaders: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The loaders in dicts and lists, with their names joined by dots; a single one has the name given."""
+    if isinstance(loaders, Mapping):
+        entries: Any = loaders.items()
+    elif isinstance(loaders, (list, tuple)):
+        entries = enumerate(loaders)
+    else:
+        yield name, loaders
+        return
+    for key, loader in entries:
+        yield from named_loaders(loader, f"{name}.{key}" if name else str(key))
+
+
+def combination_mode(trainer: Trainer) -> str:
+    """How Lightning combines several train loaders: "min_size", "max_size", "max_size_cycle"."""
+    combined = trainer.fit_loop._combined_loader
+    return "max_size_cycle" if combined is None else combined._mode
+
+
+# Hooks ---------------------------------------------------------------------------------------------------------------
+
+
+def weights_have_seen_the_batch(trainer: Trainer) -> bool:
+    """In ``on_train_batch_end``: whether the batch's gradient is in the weights, not still being accumulated."""
+    return not trainer.fit_loop._should_accumulate()
+
+
+def logging_step(trainer: Trainer) -> int | None:
+    """In ``on_train_batch_end``: the step under which loggers are to be told; None if they are not to be told now."""
+    if not trainer._logger_connector.should_update_logs or not weights_have_seen_the_batch(trainer):
+        return None
+    return trainer.fit_loop.epoch_loop._batches_that_stepped
+
+
+def put_first(trainer: Trainer, callback: Callback) -> None:
+    """Have Lightning call ``callback`` before all others. Safe in its ``setup``: those passed already stay passed."""
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by Lightning's connector
+    callbacks.remove(callback)
+    callbacks.insert(0, callback)
+
+
+def put_last(trainer: Trainer, callback: Callback) -> None:
+    """Have Lightning call ``callback`` after all others. Safe in its ``setup``: the list gone through is kept."""
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by Lightning's connector
+    others = [one for one in callbacks if one is not callback]
+    trainer.callbacks = [*others, callback]  # type: ignore[attr-defined]
+
+
+# Counters of epochs and batches --------------------------------------------------------------------------------------
+
+
+def is_untouched(trainer: Trainer) -> bool:
+    """Whether this trainer has neither begun an epoch nor loaded a checkpoint that has."""
+    return trainer.fit_loop.epoch_progress.total.ready == 0
+
+
+def batches_in_epoch(trainer: Trainer) -> int:
+    """Batches of an epoch on each rank, as the trainer is limited to; 0 where some other loader has no length."""
+    batches = trainer.num_training_batches
+    return 0 if batches == float("inf") else int(batches)
+
+
+def batches_trained(trainer: Trainer, epoch: int, batches: int) -> int:
+    """In ``on_train_start``: batches over all epochs that the weights have seen who stand after these of ``epoch``."""
+    is_under_way = _current_epochs(trainer).started > epoch
+    return _batches_done_in_all(trainer) - (_batches_done(trainer) - batches if is_under_way else 0)
+
+
+def count_batches_of_epoch(trainer: Trainer) -> None:
+    """Have the trainer expect the batches of the epochs in which its loaders stand.
+
+    Lightning asks loaders for their length once, when they are made: before their place is known, under strategies
+    that load checkpoints late; and skipping makes some epochs shorter.
+
+    Raises:
+        ConfigError: Batches are to be skipped while overfitting.
+    """
+    fetcher, combined = trainer.fit_loop._data_fetcher, trainer.fit_loop._combined_loader
+    assert fetcher is not None, "made before on_train_start"
+    assert combined is not None, "made before on_train_start"
+    assert combined.limits is not None, "set with the loaders"
+    loaders, limits = combined.flattened, combined.limits
+    if is_overfitting(trainer) and any(_skips(loader) for loader in loaders):
+        raise ConfigError("skip counts batches over a run, and overfit_batches reads the same again; drop one of them")
+    counted = TrainProgress(limit=trainer.limit_train_batches)
+    combined.limits = [
+        counted.limited(loader.batches_of_epoch()) if isinstance(loader, StreamingDataLoader) else limit
+        for loader, limit in zip(loaders, limits, strict=True)
+    ]
+    assert combined._iterator is not None, "made before on_train_start"
+    combined._iterator.limits = combined.limits
+    length = _length_of_epoch(combined)
+    fetcher.length = None if length == float("inf") else int(length)
+    if fetcher.length is None:
+        return
+    trainer.fit_loop.max_batches = fetcher.length
+    # Where validation goes by time there is no batch, nor an interval.
+    if trainer.val_check_batch is not None and isinstance(trainer.val_check_interval, float):
+        trainer.val_check_batch = max(1, int(fetcher.length * trainer.val_check_interval))
+
+
+def _length_of_epoch(combined: CombinedLoader) -> int | float:
+    """Batches of the epoch under way: more than ``len``, which bounds Lightning's count, if it was begun elsewhere."""
+    assert combined.limits is not None, "set by the caller"
+    lengths = [
+        limit if isinstance(loader, StreamingDataLoader) else min(_length(loader), limit)
+        for loader, limit in zip(combined.flattened, combined.limits, strict=True)
+    ]
+    return min(lengths) if combined._mode == "min_size" else max(lengths)
+
+
+def _length(loader: object) -> int | float:
+    length = sized_len(loader)
+    return float("inf") if length is None else length
+
+
+def _skips(loader: object) -> bool:
+    return isinstance(loader, StreamingDataLoader) and bool(passes_of(loader.dataset).epochs.skipped)
+
+
+def fetch_anew(trainer: Trainer, finished: Collection[StreamingDataLoader]) -> None:
+    """In ``on_train_start``: have Lightning read anew from loaders that have been moved since it made its iterators.
+
+    That matters where it has fetched one batch ahead, as it does if any of several loaders has no length, and where
+    some are not to be read: in mode "max_size" a loader that has come to its end rests until the next epoch.
+
+    Args:
+        trainer: The trainer.
+        finished: Loaders to leave out of the epoch that goes on.
+    """
+    fetcher, combined = trainer.fit_loop._data_fetcher, trainer.fit_loop._combined_loader
+    assert fetcher is not None, "made before on_train_start"
+    assert combined is not None, "as well"
+    has_fetched = isinstance(fetcher, _PrefetchDataFetcher) and bool(fetcher.batches)
+    if not has_fetched and not finished:
+        return
+    loaders = combined.flattened
+    combined.flattened = [() if any(loader is one for one in finished) else loader for loader in loaders]
+    length = fetcher.length
+    iter(fetcher)
+    combined.flattened, fetcher.length = loaders, length
+
+
+def count_as_under_way(trainer: Trainer, epoch: int) -> None:
+    """Have a trainer that has cut this epoch short, and counted it as done, fit on in it; else it may end at once."""
+    if _current_epochs(trainer).processed > epoch:
+        _set_epochs(trainer, begun=epoch + 1, done=epoch)
+
+
+def lightning_closes_the_epoch(trainer: Trainer) -> bool:
+    """In ``on_train_start``: whether Lightning is about to end a finished epoch without asking for data.
+
+    So it does after a checkpoint from the validation at an epoch's end: the hooks of that end are still to run.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    progress = loop.batch_progress
+    if not (loop.restarting and loop.restarted_on_last and trainer.fit_loop.restarted_mid_epoch):
+        return False
+    if not progress.is_last_batch or not trainer.enable_validation:
+        return False
+    fetcher = trainer.fit_loop._data_fetcher
+    assert fetcher is not None, "made before on_train_start"
+    _set_counters(progress.current, trainer.num_training_batches)
+    return loop._should_check_val_fx(fetcher)
+
+
+def begin_epoch(trainer: Trainer, epoch: int) -> None:
+    """In ``on_train_start``: have the trainer begin ``epoch`` at its first batch."""
+    fit_loop = trainer.fit_loop
+    was_under_way = _current_epochs(trainer).started > epoch
+    _set_epochs(trainer, begun=epoch, done=epoch)
+    _settle_total(trainer, 0 if was_under_way else _batches_done(trainer))
+    if fit_loop.epoch_loop.restarted_on_train_batch_end and not was_under_way:
+        fit_loop.epoch_loop._batches_that_stepped += 1  # saved before the last batch's step was counted for loggers
+    fit_loop.epoch_loop.batch_progress.reset_on_run()
+    fit_loop.reset_restart_stage()
+    fit_loop.epoch_loop.reset_restart_stage()
+    fit_loop._restarting = fit_loop.epoch_loop._restarting = False
+    _keep_loaders(trainer)
+
+
+def resume_epoch(trainer: Trainer, epoch: int, batches_then: int, batches: int) -> None:
+    """In ``on_train_start``: have the trainer go on in the middle of ``epoch``.
+
+    Args:
+        trainer: The trainer.
+        epoch: Epoch to go on in.
+        batches_then: Batches done of it, counted in those of the run that saved.
+        batches: The same place in batches of this run: other ranks or another batch size make another number.
+    """
+    fit_loop, epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
+    _set_epochs(trainer, begun=epoch + 1, done=epoch)
+    fit_loop._restart_stage = RestartStage.RESTARTED_MID_EPOCH
+    as_saved = epoch_loop.restarting and _batches_done(trainer) == batches_then
+    if as_saved and epoch_loop.restarted_on_train_batch_end:
+        _set_counters(epoch_loop.batch_progress.current, batches)
+        epoch_loop.batch_progress.current.completed -= 1  # Lightning completes it itself
+    elif as_saved and epoch_loop.restarted_on_last:
+        _set_counters(epoch_loop.batch_progress.current, batches)
+        _settle_steps_of_loggers(trainer)
+    else:
+        # Some batches since are to be read again, or a batch was under way. There is nothing to finish for Lightning;
+        # and the step it adds to the loggers' count, for a batch that it takes to be finished, is taken off beforehand.
+        _settle_total(trainer, batches_then)
+        _set_counters(epoch_loop.batch_progress.current, batches)
+        epoch_loop.reset_restart_stage()
+        if not epoch_loop._should_accumulate():
+            epoch_loop._batches_that_stepped -= 1
+    epoch_loop.batch_progress.is_last_batch = False
+    fit_loop._restarting = epoch_loop._restarting = True
+    _keep_loaders(trainer)
+
+
+def _settle_steps_of_loggers(trainer: Trainer) -> None:
+    """Count the last batch's step for loggers once: a checkpoint does not tell whether that was done.
+
+    Lightning does so where the validation that followed was one of its rhythm, and not the one before an early stop.
+    """
+    loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
+    assert fetcher is not None, "made before on_train_start"
+    if trainer.lightning_module.automatic_optimization and not loop._should_accumulate():
+        loop._batches_that_stepped = trainer.global_step - int(loop._should_check_val_fx(fetcher))
+
+
+def _batches_done(trainer: Trainer) -> int:
+    """Batches of the current epoch that Lightning would count as completed once it goes on."""
+    loop = trainer.fit_loop.epoch_loop
+    done: int = loop.batch_progress.current.completed
+    return done + 1 if loop.restarted_on_train_batch_end else done
+
+
+def _settle_total(trainer: Trainer, batches_then: int) -> None:
+    """Count over all epochs what is done, less what will be read again; nothing is under way."""
+    again = _batches_done(trainer) - batches_then
+    _set_counters(trainer.fit_loop.epoch_loop.batch_progress.total, _batches_done_in_all(trainer) - again)
+
+
+def _batches_done_in_all(trainer: Trainer) -> int:
+    loop = trainer.fit_loop.epoch_loop
+    done: int = loop.batch_progress.total.completed
+    return done + 1 if loop.restarted_on_train_batch_end else done
+
+
+def _current_epochs(trainer: Trainer) -> Any:  # Lightning's own annotations name a base class
+    return trainer.fit_loop.epoch_progress.current
+
+
+def _set_epochs(trainer: Trainer, begun: int, done: int) -> None:
+    total: Any = trainer.fit_loop.epoch_progress.total
+    for tracker in (_current_epochs(trainer), total):
+        _set_counters(tracker, done)
+        tracker.ready = tracker.started = begun
+
+
+def _set_counters(tracker: Any, done: int | float) -> None:
+    tracker.ready = tracker.started = tracker.processed = tracker.completed = int(done)
+
+
+def _keep_loaders(trainer: Trainer) -> None:
+    # They were made a moment ago; an epoch number that changes under Lightning must not make it load them again.
+    trainer.fit_loop._last_train_dl_reload_epoch = trainer.current_epoch
+
+
+# Progress bars: tell them of an epoch that goes on in its middle -----------------------------------------------------
+
+
+def show_epoch_from(trainer: Trainer, pl_module: LightningModule, batches: int) -> None:
+    """Give the bar the epoch's number and total, which it learns at an epoch's start, and the batches done of it.
+
+    Lightning leaves ``on_train_epoch_start`` out when an epoch goes on. Its bars then know no total, or that of the
+    epoch before; their speed would count what an earlier run has done.
+    """
+    bar = trainer.progress_bar_callback
+    if bar is None:
+        return
+    bar.on_train_epoch_start(trainer, pl_module)
+    if isinstance(bar, TQDMProgressBar):
+        shown = bar.train_progress_bar
+        shown.initial = shown.n = batches
+        shown.refresh()
+    elif isinstance(bar, RichProgressBar) and bar.progress is not None and bar.train_progress_bar_id is not None:
+        bar.progress.reset(bar.train_progress_bar_id, completed=batches)
+
+
+def show_next_epoch(trainer: Trainer) -> None:
+    """Before the bar is told of the next epoch: let it count from that one's first batch again."""
+    bar = trainer.progress_bar_callback
+    if isinstance(bar, TQDMProgressBar):
+        bar.train_progress_bar.initial = 0
+
+
+# Signals: Lightning sets its handlers after on_fit_start, and puts back the former at the end of every fit -----------
+
+
+def take_over(trainer: Trainer, signals: Iterable[signal.Signals], handler: _Handler) -> None:
+    """Put ``handler`` in the place of Lightning's as soon as Lightning has set its own; Lightning puts back the former.
+
+    Outside the main thread nobody can handle signals, Lightning neither.
+    """
+    connector = trainer._signal_connector
+
+    def register() -> None:
+        type(connector).register_signal_handlers(connector)
+        for signum in signals:
+            connector._register_signal(signum, handler)
+
+    connector.register_signal_handlers = register  # type: ignore[method-assign]
+
+
+def give_back(trainer: Trainer) -> None:
+    """Let Lightning's next ``fit`` set its own handlers."""
+    vars(trainer._signal_connector).pop("register_signal_handlers", None)
+
+
+def in_this_process_alone(note: Callable[[signal.Signals], None]) -> _Handler:
+    """A handler that a forked child does not take over: a program's other children still end when told to."""
+    owner = os.getpid()
+
+    def handle(signum: int, _frame: FrameType | None) -> None:
+        if os.getpid() == owner:
+            note(signal.Signals(signum))
+        elif signum == signal.SIGTERM:
+            signal.signal(signum, signal.SIG_DFL)
+            signal.raise_signal(signum)
+
+    return handle
+
+
+def asks_for_requeue(trainer: Trainer, signals: Iterable[signal.Signals]) -> bool:
+    """Whether SLURM has sent the signal on which Lightning would requeue the job."""
+    environment = trainer._accelerator_connector.cluster_environment
+    return (
+        isinstance(environment, SLURMEnvironment)
+        and environment.auto_requeue
+        and environment.requeue_signal in {*signals}
+    )
+
+
+def requeue() -> None:
+    """Have SLURM run this job, or this task of an array, again. On one rank only."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    job = f"{array}_{task}" if array else os.environ["SLURM_JOB_ID"]
+    scontrol = shutil.which("scontrol")
+    if scontrol is None:
+        rank_zero_warn(f"cannot requeue SLURM job {job}: scontrol is not on the PATH; the checkpoint is saved")
+        return
+    asked = subprocess.run([scontrol, "requeue", job], check=False, capture_output=True, text=True)  # noqa: S603
+    if asked.returncode:
+        rank_zero_warn(f"SLURM did not requeue job {job} (status {asked.returncode}): {asked.stderr.strip()}")
+    else:
+        rank_zero_info(f"Requeued SLURM job {job}.")
+
+
+def exit_status(trainer: Trainer, signum: signal.Signals) -> int:
+    """What the process is to exit with: as if the signal had ended it, or 0 where another process speaks for it.
+
+    Lightning kills all ranks that it started, its own process first, when one of them ends with another status than 0.
+    """
+    environment = trainer._accelerator_connector.cluster_environment
+    started_by_lightning = isinstance(environment, LightningEnvironment) and trainer.local_rank > 0
+    return 0 if started_by_lightning else 128 + signum
+
+
+# Saving --------------------------------------------------------------------------------------------------------------
+
+
+def save_whole(trainer: Trainer, path: str) -> None:
+    """Save a checkpoint beside ``path``, bring it to disk, and rename it. To be called on all ranks.
+
+    A checkpoint in a directory, as sharded strategies write them, cannot take another's name in one step: the one
+    before it is moved aside first, to ``*.replaced``, and removed after. A path that is a URL is written to as it is:
+    an object store shows an object when all of it has arrived.
+    """
+    if "://" in path:
+        trainer.save_checkpoint(path)
+        _wait_until_written(trainer)
+        trainer.strategy.barrier("checkpoint in place")
+        return
+    final = Path(path)
+    partial = final.with_name(final.name + PARTIAL_SUFFIX)  # the same for all ranks, which may all write to it
+    if trainer.is_global_zero:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        _remove(partial)  # a killed run's
+    trainer.strategy.barrier("checkpoint begun")
+    trainer.save_checkpoint(partial)
+    _wait_until_written(trainer)
+    trainer.strategy.barrier("checkpoint written")
+    if trainer.is_global_zero:
+        _bring_to_disk(partial)
+        _put_in_place(partial, final)
+    trainer.strategy.barrier("checkpoint in place")
+
+
+def _wait_until_written(trainer: Trainer) -> None:
+    writer = getattr(trainer.strategy, "_checkpoint_io", None)  # strategies without one refuse to be asked
+    if isinstance(writer, AsyncCheckpointIO):
+        writer.teardown()  # waits, and raises what went wrong; the next save sets it up again
+
+
+def _bring_to_disk(path: Path) -> None:
+    files = [path, *path.rglob("*")] if path.is_dir() else [path]
+    for file in files:
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _put_in_place(partial: Path, final: Path) -> None:
+    replaced = final.with_name(final.name + _REPLACED_SUFFIX)
+    if partial.is_dir() or final.is_dir():
+        _remove(replaced)
+        with suppress(FileNotFoundError):
+            os.replace(final, replaced)
+    os.replace(partial, final)
+    _remove(replaced)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

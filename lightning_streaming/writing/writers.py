@@ -1,0 +1,619 @@
+"""The writers, one a format: samples become shards, stored in the background; the index is published last."""
+
+from __future__ import annotations
+
+import operator
+import os
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from numbers import Integral
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypedDict, TypeVar, get_args
+from weakref import WeakMethod
+
+from lightning_streaming.errors import ConfigError, EncodingError, StreamingError
+from lightning_streaming.formats.index import INDEX_BASENAME, ShardInfo, dump_index
+from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
+from lightning_streaming.writing.destination import Destination
+from lightning_streaming.writing.journal import Journal, Mode, check_format, check_settings, find_start, go_on
+from lightning_streaming.writing.shard_builder import ShardBuffer, ShardBuilder
+from lightning_streaming.writing.shard_encoders import (
+    ShardEncoder,
+    ShardSettings,
+    check_exact,
+    columns_of,
+    config_of_shards,
+    exact_checks,
+    infer_columns,
+    infer_text_columns,
+    make_mds_encoder,
+    make_split_encoder,
+    parse_settings,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer, Required, Self, Unpack
+
+_Result = TypeVar("_Result")
+
+# Of the whole process, because a fork copies all of it. So a copy knows what it is with its first sample, and no sample
+# costs a question.
+_REFUSALS: set[WeakMethod[Callable[[str], None]]] = set()
+
+DEFAULT_SIZE_LIMIT = 2**26
+DEFAULT_RETRY = 5
+
+# Why a writer takes no more samples.
+_WAS_WHOLE = "this dataset is finished; mode='append' adds to it"
+_IS_ENDING = "this writer is being finished and takes no more samples; call finish() again, or close()"
+_HAS_ENDED = "this writer is finished; make another one to write more"
+_WAS_TORN = (
+    "this writer was interrupted just as it gave a shard away; samples may be missing, so it publishes no index; make "
+    "another one, where mode='resume' goes on with what is safe"
+)
+
+
+@tells_replacements
+@tells_unknown_arguments
+class ShardWriter(ABC):
+    """Cuts samples into shards, which are made and stored in the background; the index is published last.
+
+    A ``with`` block that ends in an exception publishes no index.
+    """
+
+    format: ClassVar[str]
+    """The format's name in the index."""
+
+    def __init__(
+        self,
+        *,
+        columns: Mapping[str, str] | None = None,
+        out: str | Path | tuple[str, str],
+        keep_local: bool = False,
+        compression: str | None = None,
+        hashes: Sequence[str] | None = None,
+        size_limit: int | float | str | None = DEFAULT_SIZE_LIMIT,
+        progress_bar: bool = False,
+        max_workers: int | None = None,
+        retry: int = DEFAULT_RETRY,
+        exist_ok: bool = False,
+        mode: Mode = "create",
+        storage_options: Mapping[str, Any] | None = None,
+        strict: bool = False,
+    ) -> None:
+        """Check the settings, look at what is there, and make room.
+
+        Args:
+            columns: Column name to encoding, for example ``{"id": "int", "image": "ndarray:uint8:32,32,3"}``. What
+                samples hold beside these is left out. None tells them from the first sample, and all others must have
+                the same.
+            out: A directory; or a URL that fsspec serves; or (directory, URL or second directory) for both.
+            keep_local: Whether the directory of such a pair is filled too.
+            compression: Algorithm, for example ``"zstd"`` or ``"zstd:19"``; None for raw shards.
+            hashes: Names of the hashes to record of each file, sorted.
+            size_limit: Most raw bytes of a shard, as a number or like ``"64mb"``; a sample that is larger gets a shard
+                of its own. None, 0 or ``"0"`` for one shard of any size below 4 GiB.
+            progress_bar: Whether to show how many bytes are stored.
+            max_workers: Shards that are compressed, hashed and stored at a time. One more may wait: so many and one
+                are in memory, beside the one that is gathered. None for one a CPU, from 2 to 8.
+            retry: Attempts in total for each upload.
+            exist_ok: Whether a dataset that lies in the local directory is removed first, and one under the URL written
+                over, uncompressed shards of the same names included. Only what its index names is removed; a directory
+                that holds anything else is refused.
+            mode: ``"create"`` begins anew. ``"resume"`` begins too, but records each shard that is stored, and goes on
+                after the last of them if the writer before was stopped; a finished dataset is left as it is.
+                ``"append"`` goes on after a finished dataset. See :attr:`num_samples`.
+            storage_options: Arguments for the filesystem of the URL.
+            strict: Whether to refuse a value that would come back as another one: 1.5 or ``"3"`` in a column of
+                integers, a bool as a number, 1e300 in ``float32``, NaN in JSON. Without it they are taken as the
+                reference takes them; what is written is the same, byte for byte.
+
+        Raises:
+            ConfigError: A setting cannot work or is not that of the dataset to go on with, there is a dataset where
+                none should be, or none where one should be, or another writer is at work in the directory.
+            UnsupportedError: This version does not serve the compression or an encoding.
+            MissingDependencyError: A package that a setting needs is not installed.
+            StorageError: The store does not say what is there.
+        """
+        self._settings = parse_settings(compression, hashes, size_limit)
+        self._strict = strict
+        workers = _check_counts(max_workers, retry)
+        _check_mode(mode, exist_ok)
+        encoder = None if columns is None else self._encoder_for(columns)
+        self._destination = Destination(
+            out, keep_local=keep_local, retry=retry, progress_bar=progress_bar, storage_options=storage_options
+        )
+        self._journal = None if mode == "create" else Journal(self._destination)
+        with ExitStack() as held:
+            if mode != "append":
+                self._destination.make_folder("")
+            held.enter_context(self._alone())
+            if self._settings.compression is not None and not exist_ok:
+                self._destination.check_raw_forms(self.format)
+            self._start = find_start(mode, self._destination, exist_ok=exist_ok)
+            encoder = self._check_start(encoder)
+            journal = self._journal
+            samples = [] if journal is None else go_on(self._start, self._destination, journal, encoder)
+            self._shards = list(self._start.safe)
+            self._num_samples = sum(shard.samples for shard in self._shards)
+            self._builder = (
+                None if encoder is None else ShardBuilder(encoder, number=len(self._shards), samples=samples)
+            )
+            self._schema: Mapping[str, Any] = {} if encoder is None else encoder.schema
+            self._held = held.pop_all()
+        self._exact_names = None if encoder is None or columns is not None else columns_of(encoder.schema).keys()
+        self._background = _Background(workers)
+        self._replaces = exist_ok
+        self._owner = os.getpid()
+        self._refusal = _WAS_WHOLE if self._start.is_finished else None
+        self._is_closed = False
+        self._is_published = False
+        _refuse_in_forks(self._refuse_from_now)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that are safe: stored, and said to be, so that they need not be written again.
+
+        After ``mode="resume"`` or ``"append"`` this is how many the dataset has, so how many of all samples to skip:
+        ``for sample in itertools.islice(samples, writer.num_samples, None): writer.write(sample)``.
+        """
+        return max(self._start.num_samples, self._num_samples)
+
+    def get_config(self) -> dict[str, Any]:
+        """What the index says of every shard alike; of the columns once they are known."""
+        return config_of_shards(self.format, self._settings, self._schema)
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Add a sample. If this raises, the sample was not added.
+
+        It waits while ``max_workers + 1`` shards are not stored yet. That may be interrupted, by Ctrl-C or a handler of
+        a signal that raises; then the same sample can be written again.
+
+        Raises:
+            EncodingError: A column is missing, or its value does not fit. Other samples can still be added.
+            ConfigError: The shard would have 4 GiB or more, the system has no memory for it, the writer or the dataset
+                is finished or another process's, no encoding can be told, or the writer was interrupted just as it
+                gave a shard away.
+            StorageError: A shard before could not be stored; then none will be.
+        """
+        if self._refusal is not None or self._background.failure is not None:
+            self._refuse()
+        if type(sample) is not dict and not isinstance(sample, Mapping):
+            raise EncodingError(f"a sample must map column names to values, but got {sample!r:.100}")
+        builder = self._builder
+        if builder is None:
+            self._tell_columns(sample)
+            self.write(sample)
+            return
+        if self._exact_names is not None and sample.keys() != self._exact_names:
+            raise EncodingError(
+                f"the first sample had columns {sorted(self._exact_names)}, but this one has {list(sample)}"
+            )
+        if self._checks:
+            check_exact(sample, self._checks)
+        parts = builder.encoder.parts(sample)
+        if not builder.add(parts):
+            self._cut(builder, parts)
+
+    def finish(self) -> None:
+        """Store the last shard, and then publish the index. Done once; a second call does nothing.
+
+        If it is interrupted it may be called again.
+
+        Raises:
+            StorageError: A shard or the index could not be stored, or a shard is not there any more. If it was the
+                index, it may be called again.
+            ConfigError: The writer was closed before, or its block failed, or it is another process's.
+        """
+        _check_process(self._owner)
+        if self._is_closed and not self._is_published:
+            raise ConfigError("this writer was closed before it was finished, so there is no index; make another one")
+        if not self._start.is_finished and not self._is_published:
+            self._store_rest()
+            self._publish()
+        self._is_published = True
+        self._end()
+
+    def close(self) -> None:
+        """Stop; without :meth:`finish` before, no index is published.
+
+        With ``mode="create"`` the shards in the local directory are removed, and those under a URL stay, named by none.
+        With the other modes the shards that are whole are stored, and everything stays, to go on with.
+
+        A process that was forked from the writer's does nothing here: files are its parent's.
+        """
+        if self._is_closed or os.getpid() != self._owner:
+            return
+        is_undone = self._journal is None and not self._is_published
+        self._refusal = _HAS_ENDED
+        if is_undone:
+            self._background.drop()
+            self._background.close()
+            self._destination.undo()
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self.finish()
+        finally:
+            self.close()
+
+    @abstractmethod
+    def _make_encoder(self, columns: Mapping[str, str], settings: ShardSettings) -> ShardEncoder:
+        """What all shards have in common."""
+
+    @abstractmethod
+    def _infer(self, sample: Mapping[str, Any]) -> dict[str, str]:
+        """Columns that fit a sample."""
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """Be the only writer in the directories."""
+        return self._destination.alone()
+
+    def _encoder_for(self, columns: Mapping[str, str]) -> ShardEncoder:
+        encoder = self._make_encoder(columns, self._settings)
+        self._checks = exact_checks(encoder.schema) if self._strict else ()
+        return encoder
+
+    def _refuse_from_now(self, why: str) -> None:
+        """Take no more samples, because of this."""
+        self._refusal = why
+
+    def _check_start(self, encoder: ShardEncoder | None) -> ShardEncoder | None:
+        """Compare the settings with those of what is there, whose columns are taken where none are given."""
+        known = self._start.known
+        if not known:
+            return encoder
+        check_format(known, self.format)
+        encoder = encoder or self._encoder_for(columns_of(known[0].schema))
+        check_settings(known, encoder)
+        return encoder
+
+    def _tell_columns(self, sample: Mapping[str, Any]) -> None:
+        encoder = self._encoder_for(self._infer(sample))
+        check_exact(sample, self._checks)
+        encoder.parts(sample)  # a sample that does not fit decides nothing
+        names, builder = columns_of(encoder.schema).keys(), ShardBuilder(encoder)
+        self._exact_names, self._schema = names, encoder.schema
+        self._builder = builder
+
+    def _cut(self, builder: ShardBuilder, parts: Sequence[Buffer]) -> None:
+        """Give away what is gathered, and go on with a sample that comes after.
+
+        An exception may come from a signal, at any point. So all that takes long, or may fail, is done while nothing
+        is changed yet. In what remains :attr:`_refusal` is set, and stays if it does not come to its end.
+        """
+        self._wait_for_room()
+        following = builder.following(parts)
+        self._refusal = _WAS_TORN
+        number = builder.number
+        self._submit(builder, number, builder.cut(following), is_last=False)
+        self._refusal = None
+
+    def _wait_for_room(self) -> None:
+        _check_process(self._owner)
+        self._background.wait_for_room()
+        if self._background.failure is not None:
+            self._refuse()
+
+    def _submit(self, builder: ShardBuilder, number: int, samples: ShardBuffer, *, is_last: bool) -> None:
+        reopened, published = self._start.reopened, self._start.published or ()
+        if reopened is not None and number == len(self._start.safe) and len(samples) == reopened.samples:
+            self._commit(reopened)  # nothing was added to it; and nothing is at work, for it is the first
+            return
+        put = self._destination.put
+        commit = self._commit
+        if self._journal is not None:
+            put = self._journal.put_aside if number < len(published) else put
+            # The last shard needs no record: the index follows.
+            commit = commit if is_last else partial(self._record, self._journal, number)
+        self._background.submit(partial(_store, builder, number, samples, put), commit)
+
+    def _store_rest(self) -> None:
+        if self._refusal is None:
+            if self._background.failure is None and self._builder is not None and self._builder.has_samples:
+                self._wait_for_room()
+                self._refusal = _WAS_TORN
+                self._submit(self._builder, self._builder.number, self._builder.last(), is_last=True)
+            self._refusal = _IS_ENDING
+        self._background.wait()
+        if self._background.failure is not None or self._refusal is not _IS_ENDING:
+            self._refuse()
+
+    def _record(self, journal: Journal, number: int, shard: ShardInfo) -> None:
+        journal.record(number, shard, self._shards)
+        self._commit(shard)
+
+    def _commit(self, shard: ShardInfo) -> None:
+        self._shards.append(shard)
+        self._num_samples += shard.samples
+
+    def _publish(self) -> None:
+        published, shards = self._start.published, tuple(self._shards)
+        index = dump_index(shards)
+        # What replaces a published shard is kept aside until it is decided, and checked then.
+        replaced = dict(enumerate(published or ()))
+        self._destination.check_stored(shard for n, shard in enumerate(shards) if replaced.get(n, shard) == shard)
+        if self._replaces and self._settings.compression is not None:
+            self._destination.remove_raw_forms(shards)
+        if self._journal is not None and any(map(operator.ne, published or (), shards)):
+            self._journal.decide(index)
+            self._journal.carry_out()
+        elif shards != published:
+            self._destination.put(INDEX_BASENAME, index)
+        if self._journal is not None:
+            self._journal.close()
+
+    def _refuse(self) -> NoReturn:
+        failure = self._background.failure
+        if isinstance(failure, StreamingError):
+            raise type(failure)(str(failure)) from failure
+        if failure is not None:
+            raise failure
+        raise ConfigError(self._refusal)
+
+    def _end(self) -> None:
+        self._refusal = _HAS_ENDED
+        self._background.close()
+        self._destination.close()
+        self._held.close()
+        self._builder = None  # its memory is large
+        self._is_closed = True
+
+
+def _store(builder: ShardBuilder, number: int, gathered: ShardBuffer, put: Callable[..., None]) -> ShardInfo:
+    with gathered.samples() as samples:
+        made = builder.encoder.make(number, samples)
+        for file in made.files:
+            put(file.basename, *file.pieces)
+    builder.use_again(gathered)
+    return made.info
+
+
+class WriterArguments(TypedDict, total=False):
+    """What every writer takes; :class:`MDSWriter` tells the meaning and the defaults."""
+
+    columns: Mapping[str, str] | None
+    out: Required[str | Path | tuple[str, str]]
+    keep_local: bool
+    compression: str | None
+    hashes: Sequence[str] | None
+    size_limit: int | float | str | None
+    progress_bar: bool
+    max_workers: int | None
+    retry: int
+    exist_ok: bool
+    mode: Mode
+    storage_options: Mapping[str, Any] | None
+    strict: bool
+
+
+class MDSWriter(ShardWriter):
+    """Writes MDS shards, which take every encoding, byte for byte as MosaicML Streaming does.
+
+        with MDSWriter(columns={"tokens": "ndarray:uint16"}, out="s3://corpus/train", compression="zstd") as writer:
+            for tokens in documents:
+                writer.write({"tokens": tokens})
+
+    A ``with`` block that ends in an exception publishes no index.
+    """
+
+    format: ClassVar[str] = "mds"
+
+    def _make_encoder(self, columns: Mapping[str, str], settings: ShardSettings) -> ShardEncoder:
+        return make_mds_encoder(columns, settings)
+
+    def _infer(self, sample: Mapping[str, Any]) -> dict[str, str]:
+        return infer_columns(sample)
+
+
+@tells_unknown_arguments
+class _SplitWriter(ShardWriter):
+    """Writes shards of rows that people can read; columns are ``str``, ``int`` or ``float``."""
+
+    def __init__(self, *, newline: str = "\n", **arguments: Unpack[WriterArguments]) -> None:
+        """Begin as :class:`MDSWriter` does.
+
+        Args:
+            newline: What every row ends in.
+            arguments: As for :class:`MDSWriter`.
+
+        Raises:
+            ConfigError: As for :class:`MDSWriter`, or ``newline`` cannot work.
+        """
+        self._newline = newline
+        super().__init__(**arguments)
+
+    def _make_encoder(self, columns: Mapping[str, str], settings: ShardSettings) -> ShardEncoder:
+        return make_split_encoder(self.format, columns, settings, newline=self._newline)
+
+    def _infer(self, sample: Mapping[str, Any]) -> dict[str, str]:
+        return infer_text_columns(sample)
+
+
+class JSONWriter(_SplitWriter):
+    """Writes JSONL shards: a JSON object a row. Columns are ``str``, ``int`` or ``float``."""
+
+    format: ClassVar[str] = "json"
+
+
+class CSVWriter(_SplitWriter):
+    """Writes shards of fields with commas between them, not quoted: no text may hold a comma or a newline."""
+
+    format: ClassVar[str] = "csv"
+
+
+class TSVWriter(_SplitWriter):
+    """Writes shards of fields with tabs between them: no text may hold a tab or a newline."""
+
+    format: ClassVar[str] = "tsv"
+
+
+@tells_unknown_arguments
+class XSVWriter(_SplitWriter):
+    """Writes shards of fields with a separator of your choice between them: no text may hold it, or a newline."""
+
+    format: ClassVar[str] = "xsv"
+
+    def __init__(self, *, separator: str, newline: str = "\n", **arguments: Unpack[WriterArguments]) -> None:
+        """Begin as :class:`MDSWriter` does.
+
+        Args:
+            separator: What is between two fields.
+            newline: What every row ends in.
+            arguments: As for :class:`MDSWriter`.
+
+        Raises:
+            ConfigError: As for :class:`MDSWriter`, or ``separator`` or ``newline`` cannot work.
+        """
+        self._separator = separator
+        super().__init__(newline=newline, **arguments)
+
+    def _make_encoder(self, columns: Mapping[str, str], settings: ShardSettings) -> ShardEncoder:
+        return make_split_encoder(self.format, columns, settings, newline=self._newline, separator=self._separator)
+
+
+def _check_counts(max_workers: int | None, retry: int) -> int:
+    """Refuse numbers that cannot be; gives how many workers there are.
+
+    Raises:
+        ConfigError: One is not a whole number from 1.
+    """
+    check_count(retry, "retry")
+    if max_workers is None:
+        return max(2, min(8, os.cpu_count() or 1))
+    return check_count(max_workers, "max_workers")
+
+
+def check_count(count: object, what: str) -> int:
+    """Refuse what is no whole number from 1.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
+        raise ConfigError(f"{what} must be a whole number from 1, but got {count!r}")
+    return int(count)
+
+
+def _check_mode(mode: str, exist_ok: bool) -> None:
+    """Refuse a mode that there is not, or that contradicts ``exist_ok``.
+
+    Raises:
+        ConfigError: Says which.
+    """
+    if mode not in get_args(Mode):
+        raise ConfigError(f"mode must be one of {', '.join(get_args(Mode))}, but got {mode!r}")
+    if exist_ok and mode != "create":
+        raise ConfigError(
+            f"exist_ok=True replaces what is there, but mode={mode!r} goes on with it; choose one of both"
+        )
+
+
+def _refuse_in_forks(refuse: Callable[[str], None]) -> None:
+    """Have a method of an object called in forked processes, as soon as they are there, with the reason."""
+    _REFUSALS.add(WeakMethod(refuse, _REFUSALS.discard))
+
+
+def _check_process(owner: int) -> None:
+    """Refuse to go on in another process than the one that began.
+
+    Raises:
+        ConfigError: It is another one.
+    """
+    if os.getpid() != owner:
+        raise ConfigError(_of_another(owner))
+
+
+def _of_another(owner: int) -> str:
+    return (
+        f"this writer is of process {owner}, from which this one was forked; make another one here, or leave the "
+        "process with os._exit()"
+    )
+
+
+def _tell_copies() -> None:
+    for refusal in list(_REFUSALS):
+        refuse = refusal()
+        if refuse is not None:
+            refuse(_of_another(os.getppid()))
+
+
+os.register_at_fork(after_in_child=_tell_copies)
+
+
+class _Background:
+    """Runs pieces of work in threads, which start with the first piece and end with :meth:`close`.
+
+    One thread gives the work. Where it waits, it may be interrupted, and nothing has changed.
+    """
+
+    def __init__(self, max_workers: int) -> None:
+        """Nothing is started yet.
+
+        Args:
+            max_workers: Pieces at work at a time. One more may wait.
+        """
+        self._pool = ThreadPoolExecutor(max_workers, thread_name_prefix="shard-writer")
+        self._most = max_workers + 1
+        self._unfinished: deque[Future[None]] = deque()
+        self.failure: BaseException | None = None
+        """What went wrong first; all that was to finish later fails with it."""
+
+    def wait_for_room(self) -> None:
+        """Wait while ``max_workers + 1`` pieces are not finished."""
+        unfinished = self._unfinished
+        while len(unfinished) >= self._most:
+            wait([unfinished[0]])
+            unfinished.popleft()
+
+    def submit(self, work: Callable[[], _Result], commit: Callable[[_Result], None]) -> None:
+        """Take a piece of work, for which there is room.
+
+        Args:
+            work: Runs beside others.
+            commit: Takes its result, when all pieces before have been committed.
+        """
+        previous = self._unfinished[-1] if self._unfinished else None
+        self._unfinished.append(self._pool.submit(self._run, work, commit, previous))
+
+    def wait(self) -> None:
+        """Wait until all is committed, or has failed, or was dropped."""
+        wait([one for one in self._unfinished if not one.done()])
+
+    def drop(self) -> None:
+        """What waits is not begun."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def close(self) -> None:
+        """Finish all that was not dropped, and end the threads."""
+        self.wait()  # first: a thread whose end is waited for counts as ended once that is interrupted
+        self._pool.shutdown(wait=True)
+
+    def _run(
+        self, work: Callable[[], _Result], commit: Callable[[_Result], None], previous: Future[None] | None
+    ) -> None:
+        try:
+            self._stop_after_failure()
+            result = work()
+            if previous is not None:  # it was submitted before, so it is at work or done: no deadlock
+                previous.result()
+            commit(result)
+        except BaseException as error:
+            self.failure = self.failure or error
+            raise
+
+    def _stop_after_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure

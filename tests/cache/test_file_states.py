@@ -1,0 +1,400 @@
+"""Files on their way: one writer each, whose death everybody sees.
+
+Files found in a cache directory: ours and unchanged, or looked at closely.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_streaming.cache import CacheConfig, ShardCache, file_states
+from lightning_streaming.cache.file_states import StagingFile, claim, lock_if_dead, staging_path
+from lightning_streaming.cache.manifest import verified_tag
+from lightning_streaming.cache.quota import WaitQueue
+from lightning_streaming.cache.shared_files import pauses
+from lightning_streaming.cache.sources import RemoteSource
+from lightning_streaming.errors import DiskFullError, StorageError
+from lightning_streaming.formats.index import FileInfo
+from tests.cache.helpers import fetch_shard, open_to_all, raw_data, write_dataset
+from tests.servers import HttpStore
+
+NAME = "shard.00000.mds"
+
+
+def claimed(root: Path, name: str = NAME) -> StagingFile:
+    part = claim(root, name)
+    assert part is not None
+    return part
+
+
+def process_that_writes(root: Path) -> subprocess.Popen[bytes]:
+    """A process that has claimed the shard and written half of it."""
+    code = (
+        "import sys, time; from pathlib import Path; from lightning_streaming.cache.file_states import claim\n"
+        f"part = claim(Path({str(root)!r}), {NAME!r}); part.resize(10); part.path.write_bytes(b'half')\n"
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    return process
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    part = claimed(tmp_path)
+    assert claim(tmp_path, NAME) is None
+    claimed(tmp_path, "shard.00001.mds").close()
+    part.close()
+    claimed(tmp_path).close()
+
+
+def test_a_published_file_is_whole_and_marked_and_its_part_is_gone(tmp_path: Path) -> None:
+    part = claimed(tmp_path, "sub/x.mds")
+    part.resize(4)
+    assert part.path.read_bytes() == bytes(4)
+    part.path.write_bytes(b"data")
+    assert part.publish(10**18)
+    assert not part.is_unpublished()
+    part.keep_shared()
+    part.close()
+    final = tmp_path / "sub" / "x.mds"
+    assert (final.read_bytes(), final.stat().st_mtime_ns) == (b"data", 10**18)
+    assert list((tmp_path / ".arriving").iterdir()) == []
+
+
+def test_a_killed_writer_is_seen_to_be_dead_and_a_living_one_not(tmp_path: Path) -> None:
+    with process_that_writes(tmp_path) as process:
+        path = staging_path(tmp_path, NAME)
+        assert claim(tmp_path, NAME) is None
+        assert lock_if_dead(path) is None
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        descriptor = lock_if_dead(path)
+        assert descriptor is not None
+        os.close(descriptor)
+        # Whoever wants the shard next takes over what is left, which is counted already.
+        part = claimed(tmp_path)
+        assert (part.path, part.size) == (path, 4)
+        part.close()
+
+
+def test_who_waited_for_a_published_file_does_not_write_to_it(tmp_path: Path) -> None:
+    part = claimed(tmp_path)
+    late = os.open(part.path, os.O_RDWR)  # opened before, locked after the file was published
+    part.publish(10**18)
+    part.close()
+    fcntl.flock(late, fcntl.LOCK_EX)
+    again = claimed(tmp_path)
+    assert again.path.stat().st_ino != (tmp_path / NAME).stat().st_ino
+    again.close()
+    os.close(late)
+
+
+def test_a_part_of_another_machine_is_dead_after_a_day_without_a_byte(tmp_path: Path) -> None:
+    claimed(tmp_path).close()
+    other = tmp_path / ".arriving" / "01234567-89abcdef-0-0123.part"
+    other.write_bytes(b"half")
+    assert lock_if_dead(other) is None
+    os.utime(other, (time.time() - 90_000,) * 2)
+    descriptor = lock_if_dead(other)
+    assert descriptor is not None
+    os.close(descriptor)
+
+
+def test_what_we_make_may_be_read_by_who_may_read_the_directory(tmp_path: Path) -> None:
+    root = tmp_path / "shared"
+    root.mkdir()
+    root.chmod(0o2775)
+    before = os.umask(0o077)
+    try:
+        part = claimed(root, "sub/x.mds")
+        part.publish(10**18)
+        part.close()
+    finally:
+        os.umask(before)
+    modes = [path.stat().st_mode & 0o7777 for path in (root / "sub" / "x.mds", root / "sub", root / ".arriving")]
+    assert modes == [0o644, 0o2775, 0o2775]
+
+
+def test_a_directory_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="gone was removed while it was in use"):
+        claim(tmp_path / "gone", NAME)
+    assert not (tmp_path / "gone").exists()
+
+
+def test_without_locks_everybody_writes_a_file_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No such filesystem can be mounted here, so the system call is made to fail as it does there."""
+
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("lightning_streaming.cache.shared_files.fcntl.flock", refuse)
+    part = claimed(tmp_path)
+    assert part.path != staging_path(tmp_path, NAME)
+    assert str(os.getpid()) in part.path.name
+    assert lock_if_dead(part.path) is None
+    part.publish(10**18)
+    part.keep_shared()
+    part.close()
+    assert (tmp_path / NAME).exists()
+
+
+def test_the_machine_is_told_by_its_boot_or_else_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = staging_path(tmp_path, NAME)
+    monkeypatch.setattr(file_states, "_BOOT", tmp_path / "no such file")
+    file_states._boot.cache_clear()
+    try:
+        assert staging_path(tmp_path, NAME) != here
+    finally:
+        file_states._boot.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("host", "age", "dead"),
+    [("this one", 1.0, True), ("this one", -1.0, False), ("another", 1.0, False)],
+    ids=["written before it was started", "by another of its name", "by another"],
+)
+def test_what_was_left_before_a_reset_is_dead_at_once(tmp_path: Path, host: str, age: float, dead: bool) -> None:
+    """``age``: seconds from the last write until this machine was started."""
+    claimed(tmp_path).close()
+    name = file_states._host() if host == "this one" else "01234567"
+    left = tmp_path / ".arriving" / f"{name}-89abcdef-0-0123.part"
+    left.write_bytes(b"half")
+    os.utime(left, (file_states._started() - age,) * 2)
+    descriptor = lock_if_dead(left)
+    assert (descriptor is not None) == dead
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def test_a_part_beats_while_its_writer_lives_and_not_after_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_states, "_BEAT_SECONDS", 0.01)
+    part = claimed(tmp_path)
+    before = part.path.stat().st_mtime_ns
+    with part.beating():
+        for _ in pauses(10.0):
+            if part.path.stat().st_mtime_ns > before:
+                break
+        else:
+            pytest.fail("its time stands still")
+    assert part.publish(10**18)
+    part.close()
+    assert (tmp_path / NAME).stat().st_mtime_ns == 10**18
+
+
+def test_a_directory_that_is_removed_before_a_file_is_published_is_told(tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    root.mkdir()
+    part = claimed(root)
+    shutil.rmtree(root)
+    with pytest.raises(StorageError, match="cache was removed while it was in use"):
+        part.publish(10**18)
+    part.close()
+    with pytest.raises(StorageError, match="cache was removed while it was in use"):
+        WaitQueue(root)
+
+
+def test_a_file_is_on_disk_before_it_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no cutting the power here, so the order of the system calls has to do."""
+    calls: list[str] = []
+    sync, replace = os.fdatasync, os.replace
+
+    def record_sync(descriptor: int) -> None:
+        assert os.fstat(descriptor).st_size == 4
+        calls.append("sync")
+        sync(descriptor)
+
+    def record_replace(source: Path, target: Path) -> None:
+        calls.append("replace")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fdatasync", record_sync)
+    monkeypatch.setattr(os, "replace", record_replace)
+    part = claimed(tmp_path)
+    part.resize(4)
+    part.publish(10**18)
+    part.close()
+    assert calls == ["sync", "replace"]
+
+
+def test_a_disk_that_turns_out_full_when_it_is_synced_is_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fdatasync", refuse)
+    part = claimed(tmp_path)
+    with pytest.raises(DiskFullError, match="no room left"):
+        part.publish(10**18)
+    part.close()
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that were hashed where they were found."""
+    names: list[str] = []
+    check = RemoteSource.check
+
+    def noting(self: RemoteSource, file: FileInfo, path: Path) -> bool:
+        names.append(file.basename)
+        return check(self, file, path)
+
+    monkeypatch.setattr(RemoteSource, "check", noting)
+    return names
+
+
+def cache_of(store: HttpStore, tmp_path: Path, **settings: Any) -> ShardCache:
+    return ShardCache(CacheConfig(name="code", remote=store.url, local=tmp_path / "cache", **settings))
+
+
+def ensure(store: HttpStore, tmp_path: Path) -> Path:
+    cache = cache_of(store, tmp_path)
+    shard = cache.read_index().shards[0]
+    directory = fetch_shard(cache, shard)
+    assert directory is not None
+    return directory / shard.raw_data.basename
+
+
+def downloads(store: HttpStore) -> int:
+    return store.requests().count("shard.00000.mds")
+
+
+def test_what_we_fetched_is_not_hashed_again(http_store: HttpStore, tmp_path: Path, hashed: list[str]) -> None:
+    write_dataset(http_store.root, shards=1)
+    assert ensure(http_store, tmp_path) == ensure(http_store, tmp_path)
+    assert (hashed, downloads(http_store)) == ([], 1)
+
+
+def test_what_somebody_put_there_is_hashed_once_and_used(
+    http_store: HttpStore, tmp_path: Path, hashed: list[str]
+) -> None:
+    write_dataset(http_store.root, shards=1)
+    path = tmp_path / "cache" / "shard.00000.mds"
+    path.parent.mkdir()
+    path.write_bytes(raw_data(0))
+    inode = path.stat().st_ino
+    for _ in range(3):
+        assert ensure(http_store, tmp_path) == path
+    assert (hashed, downloads(http_store)) == (["shard.00000.mds"], 0)
+    assert path.stat().st_ino == inode
+    own = cache_of(http_store, tmp_path).place.own
+    assert own.tag is not None
+    assert path.stat().st_mtime_ns == verified_tag(own.tag)
+
+
+@pytest.mark.parametrize("found", [bytes(3000), b"short", raw_data(0) + b"long", b""])
+def test_what_is_wrong_is_replaced(http_store: HttpStore, tmp_path: Path, found: bytes) -> None:
+    write_dataset(http_store.root, shards=1)
+    path = tmp_path / "cache" / "shard.00000.mds"
+    path.parent.mkdir()
+    path.write_bytes(found)
+    assert ensure(http_store, tmp_path).read_bytes() == raw_data(0)
+    assert downloads(http_store) == 1
+
+
+def test_what_was_changed_after_it_was_checked_is_replaced(http_store: HttpStore, tmp_path: Path) -> None:
+    write_dataset(http_store.root, shards=1)
+    path = ensure(http_store, tmp_path)
+    with path.open("r+b") as file:
+        file.write(b"damage")
+    assert ensure(http_store, tmp_path).read_bytes() == raw_data(0)
+    assert downloads(http_store) == 2
+
+
+@pytest.mark.parametrize("compression", [None, "gz"])
+@pytest.mark.parametrize("has_old_index", [False, True])
+def test_without_a_hash_files_of_an_earlier_dataset_are_not_taken_for_ours(
+    has_old_index: bool, compression: str | None, http_store: HttpStore, tmp_path: Path
+) -> None:
+    """All sizes are alike; only the bytes differ."""
+    write_dataset(http_store.root, shards=2, hashes=(), compression=compression)
+    write_dataset(tmp_path / "cache", shards=3, hashes=(), seed=1)
+    if not has_old_index:
+        (tmp_path / "cache" / "index.json").unlink()
+    for _ in range(2):
+        assert ensure(http_store, tmp_path).read_bytes() == raw_data(0)
+    stored = "shard.00000.mds" + (".gz" if compression else "")
+    assert http_store.requests().count(stored) == 1, "what was fetched is known again"
+
+
+@pytest.mark.parametrize("hashes", [(), ("sha1",)])
+@pytest.mark.parametrize("seeds", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("compressions", [(None, None), (None, "gz"), ("gz", None), ("gz", "gz")])
+def test_a_remote_that_gets_new_data_of_the_same_sizes_is_read_anew(
+    compressions: tuple[str | None, str | None],
+    seeds: tuple[int, int],
+    hashes: tuple[str, ...],
+    http_store: HttpStore,
+    tmp_path: Path,
+) -> None:
+    """But where neither index nor sizes say that anything has changed."""
+    for number, (compression, seed) in enumerate(zip(compressions, seeds, strict=True)):
+        for path in http_store.root.iterdir():
+            path.unlink()
+        write_dataset(http_store.root, shards=2 - number, hashes=hashes, compression=compression, seed=seed)
+        cache = cache_of(http_store, tmp_path)
+        with cache.hold(cache.read_index().shards[0]) as directory:
+            assert (directory / "shard.00000.mds").read_bytes() == raw_data(0, seed=seed)
+
+
+@pytest.mark.parametrize("compression", [None, "gz"])
+def test_without_a_hash_what_came_with_the_same_index_is_used(
+    compression: str | None, http_store: HttpStore, tmp_path: Path
+) -> None:
+    """As where the dataset was copied to the directory before; but a raw form may be anybody's."""
+    write_dataset(http_store.root, shards=2, hashes=(), compression=compression)
+    write_dataset(tmp_path / "cache", shards=2, hashes=(), compression=compression)
+    if compression:
+        (tmp_path / "cache" / "shard.00000.mds").write_bytes(raw_data(0, seed=1))
+    for _ in range(2):
+        assert ensure(http_store, tmp_path).read_bytes() == raw_data(0)
+    assert [name for name in http_store.requests() if name.startswith("shard.")] == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_two_users_share_a_directory(http_store: HttpStore, tmp_path: Path) -> None:
+    write_dataset(http_store.root, shards=4)
+    shared = tmp_path / "cache"
+    shared.mkdir()
+    os.chown(shared, -1, 4242)
+    shared.chmod(0o2775)
+    open_to_all(shared)
+    for user, shards in [(4001, [0, 1]), (4002, [1, 2]), (4001, [0, 2, 3])]:
+        child = multiprocessing.get_context("fork").Process(target=_as_user, args=(user, http_store, tmp_path, shards))
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+    assert http_store.requests().count("shard.00001.mds") == 1
+    names = {path.name: path.stat() for path in shared.iterdir()}
+    assert [names[f"shard.0000{number}.mds"].st_uid for number in (2, 3)] == [4002, 4001]
+    assert {found.st_gid for found in names.values()} == {4242}
+
+
+def _as_user(user: int, store: HttpStore, tmp_path: Path, shards: list[int]) -> None:
+    """Read shards and evict one, in a process of another user of the group."""
+    os.setgroups([4242])
+    os.setgid(user)
+    os.setuid(user)
+    os.umask(0o077)
+    os.environ["LIGHTNING_STREAMING_RUNTIME"] = f"/tmp/lightning-streaming-{user}-{os.getpid()}"
+    cache = cache_of(store, tmp_path)
+    index = cache.read_index()
+    assert None not in [fetch_shard(cache, index.shards[shard]) for shard in shards]
+    for shard in shards:
+        assert (tmp_path / "cache" / f"shard.{shard:05}.mds").read_bytes() == raw_data(shard)
+    assert cache.evict(index.shards[shards[0]])

@@ -1,0 +1,444 @@
+"""Dealing: what ranks read together is the sequence, whatever the machines and wherever it was cut.
+
+Who reads which entries of a global batch.
+
+For which machines an epoch's batches are made, and how other machines share them.
+
+Positions without gaps, checked against lists with what is left out taken out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.order.partition import (
+    INTERLEAVED,
+    NOTHING_SKIPPED,
+    BatchGeometry,
+    Contiguous,
+    Layout,
+    Partition,
+    Regrouped,
+    SkippedPositions,
+    SkippedRange,
+    epoch_geometry,
+    first_epoch_not_skipped,
+    joined_ranges,
+    rank_layout,
+    skipped_in_epoch,
+)
+from lightning_streaming.order.plan import epoch_sequence
+from lightning_streaming.order.settings import BATCHING_METHODS, OrderSettings
+from tests.order.builders import make_settings, make_shape
+
+Topology = tuple[int, int, int]
+"""Nodes, ranks per node, batch size."""
+
+topologies = st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5))
+
+
+def make_deal(length: int, start: int, topology: Topology) -> Partition:
+    nodes, ranks, batch_size = topology
+    return Partition(length=length, start=start, num_nodes=nodes, ranks_per_node=ranks, batch_size=batch_size)
+
+
+@st.composite
+def deals(draw: st.DrawFn) -> Partition:
+    length = draw(st.integers(0, 120))
+    return make_deal(length, draw(st.integers(0, length)), draw(topologies))
+
+
+def global_batch(deal: Partition, t: int) -> list[int]:
+    """What all ranks read in batch ``t``, in the order of dealing: nodes take turns fastest, then ranks."""
+    batches = np.stack(
+        [
+            [deal.batches(np.asarray([t]), node, rank)[0] for node in range(deal.num_nodes)]
+            for rank in range(deal.ranks_per_node)
+        ]
+    )  # (ranks, nodes, batch size)
+    positions = batches.transpose(2, 0, 1).ravel()
+    return list(positions[positions >= 0].tolist())
+
+
+def all_read(deal: Partition, num_batches: int) -> list[int]:
+    return [position for t in range(num_batches) for position in global_batch(deal, t)]
+
+
+def reference_repeats(deal: Partition) -> list[int]:
+    """The entries read twice, spelled out on the reference's table of one row per node; whole columns only."""
+    table = np.arange(deal.remaining).reshape(-1, deal.num_nodes).T
+    columns, ranks = table.shape[1], deal.ranks_per_node
+    if columns % ranks == 0:
+        return []
+    more = ranks - columns % ranks
+    if ranks + more - 1 <= columns:
+        repeated = table[:, columns - ranks - more + 1 : columns - ranks + 1]
+    else:
+        repeated = np.tile(table, more // columns + 1)[:, :more]
+    return list((deal.start + repeated.T.ravel()).tolist())
+
+
+@st.composite
+def laid_out_deals(draw: st.DrawFn) -> Partition:
+    """Deals in every layout; where batches are regrouped, those of the first nodes divide a global batch."""
+    initial, (nodes, ranks, batch_size) = draw(st.integers(1, 4)), draw(topologies)
+    layouts: list[Layout] = [INTERLEAVED, Contiguous(), Regrouped(initial)]
+    layout = draw(st.sampled_from(layouts))
+    if isinstance(layout, Regrouped):
+        batch_size *= initial
+    return replace(draw(deals()), num_nodes=nodes, ranks_per_node=ranks, batch_size=batch_size, layout=layout)
+
+
+@given(columns=st.integers(0, 60), topology=topologies)
+def test_the_entries_read_twice_are_those_of_the_reference(columns: int, topology: Topology) -> None:
+    deal = make_deal(columns * topology[0], 0, topology)
+    assert all_read(deal, deal.num_batches()) == [*range(deal.length), *reference_repeats(deal)]
+
+
+@given(deal=deals())
+def test_all_ranks_together_read_everything_left_in_order_and_less_than_a_round_twice(deal: Partition) -> None:
+    read = all_read(deal, deal.num_batches())
+    assert read[: deal.remaining] == list(range(deal.start, deal.length))
+    again = read[deal.remaining :]
+    assert len(again) == -deal.remaining % deal.num_ranks
+    assert all(0 <= position < deal.length for position in again)
+
+
+@given(length=st.integers(0, 120), topology=topologies)
+def test_a_run_that_was_cut_anywhere_ends_like_a_whole_one(length: int, topology: Topology) -> None:
+    whole = make_deal(length, 0, topology)
+    batches = [global_batch(whole, t) for t in range(whole.num_batches())]
+    for cut in range(len(batches)):
+        rest = replace(whole, start=whole.position_after(cut))
+        assert [global_batch(rest, t) for t in range(rest.num_batches())] == batches[cut:]
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    [
+        (10, [[0, 4, 8], [1, 5, 9], [2, 6, 5], [3, 7, 6]]),
+        (2, [[0], [1], [0], [1]]),  # too few to reach back
+    ],
+)
+def test_four_ranks_of_one_node(length: int, expected: list[list[int]]) -> None:
+    deal = make_deal(length, 0, (1, 4, 3))
+    assert [deal.batch(0, 0, rank).tolist() for rank in range(4)] == expected
+
+
+@given(deal=laid_out_deals())
+def test_all_ranks_together_read_each_global_batch_whatever_its_layout(deal: Partition) -> None:
+    for t in range(deal.num_batches()):
+        positions = global_batch(deal, t)
+        new = range(deal.position_after(t), deal.position_after(t + 1))
+        assert set(new) <= set(positions)
+        is_full = len(new) == deal.global_batch_size
+        assert len(positions) - len(new) == (0 if is_full else -deal.remaining % deal.num_ranks)
+
+
+@given(deal=laid_out_deals())
+def test_what_fills_no_global_batch_is_dealt_in_turn_whatever_the_layout(deal: Partition) -> None:
+    ending = deal.num_batches() - 1
+    if deal.remaining % deal.global_batch_size:
+        assert global_batch(deal, ending) == global_batch(replace(deal, layout=INTERLEAVED), ending)
+
+
+@given(deal=laid_out_deals())
+def test_all_ranks_have_equally_many_batches_and_samples(deal: Partition) -> None:
+    for node in range(deal.num_nodes):
+        for rank in range(deal.ranks_per_node):
+            sizes = [len(deal.batch(t, node, rank)) for t in range(deal.num_batches() + 1)]
+            assert sum(sizes) == deal.samples_per_rank()
+            assert sizes[deal.num_batches() :] == [0]
+            assert all(sizes[: deal.num_batches()])
+            assert sizes.count(deal.batch_size) == deal.num_batches(drop_last=True)
+
+
+@given(deal=laid_out_deals(), data=st.data())
+def test_several_batches_at_once_equal_one_by_one(deal: Partition, data: st.DataObject) -> None:
+    node = data.draw(st.integers(0, deal.num_nodes - 1))
+    rank = data.draw(st.integers(0, deal.ranks_per_node - 1))
+    ts = data.draw(st.lists(st.integers(0, deal.num_batches() + 2), max_size=5))
+    together = deal.batches(np.asarray(ts, np.int64), node, rank)
+    assert together.shape == (len(ts), deal.batch_size)
+    for t, positions in zip(ts, together, strict=True):
+        alone: NDArray[np.int64] = deal.batch(t, node, rank)
+        assert positions.tolist() == alone.tolist() + [-1] * (deal.batch_size - len(alone))
+
+
+@given(length=st.integers(1, 150), legs=st.lists(st.tuples(topologies, st.integers(0, 6)), min_size=4, max_size=4))
+def test_three_cuts_on_changing_machines_repeat_and_skip_nothing(length: int, legs: list[tuple[Topology, int]]) -> None:
+    start, read = 0, []
+    for topology, steps in legs:
+        deal = make_deal(length, start, topology)
+        batches = [global_batch(deal, t) for t in range(min(steps, deal.num_batches()))]
+        start = deal.position_after(len(batches))
+        read += [position for batch in batches for position in batch][: start - deal.start]
+    last = make_deal(length, start, (1, 1, 1))
+    assert read + all_read(last, last.num_batches()) == list(range(length))
+
+
+@given(length=st.integers(0, 150), topology=topologies, steps=st.integers(0, 10))
+def test_a_cut_at_a_batch_leaves_the_batches_that_were_left(length: int, topology: Topology, steps: int) -> None:
+    whole = make_deal(length, 0, topology)
+    steps = min(steps, whole.num_batches(drop_last=True))
+    rest = make_deal(length, whole.position_after(steps), topology)
+    for drop_last in (False, True):
+        assert rest.num_batches(drop_last) == whole.num_batches(drop_last) - steps
+    for t in range(rest.remaining // rest.global_batch_size):
+        assert global_batch(rest, t) == global_batch(whole, steps + t)
+
+
+def test_nothing_is_left_at_the_end() -> None:
+    deal = make_deal(10, 10, (2, 2, 2))
+    assert (deal.num_batches(), deal.num_batches(drop_last=True), deal.samples_per_rank()) == (0, 0, 0)
+    assert deal.batch(0, 1, 1).tolist() == []
+    assert deal.position_after(3) == 10
+
+
+@pytest.mark.parametrize(
+    ("length", "start", "topology"),
+    [(5, 6, (1, 1, 1)), (5, -1, (1, 1, 1)), (5, 0, (0, 1, 1)), (5, 0, (1, 0, 1)), (5, 0, (1, 1, 0))],
+)
+def test_a_deal_that_cannot_be_is_refused(length: int, start: int, topology: Topology) -> None:
+    with pytest.raises(ConfigError):
+        make_deal(length, start, topology)
+
+
+@pytest.mark.parametrize(("t", "node", "rank"), [(0, 2, 0), (0, 0, 3), (0, -1, 0), (-1, 0, 0)])
+def test_a_batch_that_nobody_reads_is_refused(t: int, node: int, rank: int) -> None:
+    with pytest.raises(ConfigError):
+        make_deal(50, 0, (2, 3, 4)).batch(t, node, rank)
+
+
+geometries = st.builds(
+    BatchGeometry, num_nodes=st.integers(1, 5), ranks_per_node=st.integers(1, 5), batch_size=st.integers(1, 5)
+)
+
+
+def divided(layout: Layout, geometry: BatchGeometry) -> NDArray[np.int64]:
+    """Entries of shape (nodes, ranks, batch size)."""
+    return np.asarray(
+        [
+            [layout.entries(geometry, node, rank) for rank in range(geometry.ranks_per_node)]
+            for node in range(geometry.num_nodes)
+        ]
+    )
+
+
+def geometry_of(nodes: int, ranks: int, batch_size: int) -> BatchGeometry:
+    return BatchGeometry(num_nodes=nodes, ranks_per_node=ranks, batch_size=batch_size)
+
+
+@st.composite
+def regrouped(draw: st.DrawFn) -> tuple[Regrouped, BatchGeometry]:
+    """Nodes at the beginning, and machines whose global batch divides among them."""
+    initial, nodes, ranks, factor = (draw(st.integers(1, 5)) for _ in range(4))
+    return Regrouped(initial), geometry_of(nodes, ranks, initial * factor)
+
+
+@pytest.mark.parametrize(
+    ("layout", "geometry", "expected"),
+    [
+        (INTERLEAVED, geometry_of(2, 1, 3), [[[0, 2, 4]], [[1, 3, 5]]]),
+        (INTERLEAVED, geometry_of(2, 2, 2), [[[0, 4], [2, 6]], [[1, 5], [3, 7]]]),  # nodes take turns faster than ranks
+        (Contiguous(), geometry_of(2, 1, 3), [[[0, 1, 2]], [[3, 4, 5]]]),
+        (Contiguous(), geometry_of(2, 2, 2), [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]),
+        (Regrouped(2), geometry_of(3, 1, 2), [[[0, 2]], [[4, 1]], [[3, 5]]]),  # 2 nodes would read 0 2 4 and 1 3 5
+    ],
+    ids=str,
+)
+def test_a_small_global_batch(layout: Layout, geometry: BatchGeometry, expected: list[list[list[int]]]) -> None:
+    assert divided(layout, geometry).tolist() == expected
+
+
+@given(geometry=geometries, layout=st.sampled_from([INTERLEAVED, Contiguous()]))
+def test_ranks_read_each_entry_once(geometry: BatchGeometry, layout: Layout) -> None:
+    entries = divided(layout, geometry)
+    assert entries.shape == (geometry.num_nodes, geometry.ranks_per_node, geometry.batch_size)
+    assert sorted(entries.ravel()) == list(range(geometry.global_batch_size))
+
+
+@given(case=regrouped())
+def test_regrouped_are_the_batches_of_the_first_nodes_one_after_another_cut_anew(
+    case: tuple[Regrouped, BatchGeometry],
+) -> None:
+    layout, geometry = case
+    nodes, ranks = layout.initial_num_nodes, geometry.ranks_per_node
+    at_first = divided(INTERLEAVED, geometry_of(nodes, ranks, geometry.global_batch_size // (nodes * ranks)))
+    assert divided(layout, geometry).ravel().tolist() == at_first.ravel().tolist()
+
+
+@given(geometry=geometries)
+def test_regrouped_to_the_same_nodes_is_in_turn(geometry: BatchGeometry) -> None:
+    layout = Regrouped(geometry.num_nodes)
+    assert divided(layout, geometry).tolist() == divided(INTERLEAVED, geometry).tolist()
+
+
+@given(geometry=geometries)
+def test_in_turn_a_node_reads_its_own_canonical_nodes(geometry: BatchGeometry) -> None:
+    for node, entries in enumerate(divided(INTERLEAVED, geometry)):
+        assert set((entries % geometry.num_nodes).ravel().tolist()) == {node}
+
+
+def test_a_geometry_knows_its_products() -> None:
+    geometry = geometry_of(3, 4, 5)
+    assert (geometry.num_ranks, geometry.global_batch_size) == (12, 60)
+
+
+IN_BLOCKS = ("device_per_stream", "stratified")
+SHARED = ("per_stream", "random")
+
+
+def settings_of(method: str, canonical: int = 4, partition: str = "relaxed") -> OrderSettings:
+    return make_settings(batching_method=method, num_canonical_nodes=canonical, partition_algo=partition)
+
+
+@pytest.mark.parametrize("method", BATCHING_METHODS)
+@pytest.mark.parametrize("partition", ["orig", "relaxed"])
+@pytest.mark.parametrize("initial", [None, 4])
+def test_machines_that_canonical_nodes_fit_make_their_own_batches(
+    method: str, partition: str, initial: int | None
+) -> None:
+    for nodes in (1, 2, 4):
+        current = geometry_of(nodes, 3, 5)
+        assert epoch_geometry(settings_of(method, partition=partition), current, initial) == current
+
+
+@pytest.mark.parametrize("method", ["random", "per_stream", "stratified"])
+def test_more_nodes_than_canonical_nodes_fit_where_they_are_a_multiple(method: str) -> None:
+    assert epoch_geometry(settings_of(method), geometry_of(8, 1, 2), None) == geometry_of(8, 1, 2)
+
+
+def test_stratified_batches_are_made_for_any_nodes() -> None:
+    current = geometry_of(3, 2, 5)
+    assert epoch_geometry(settings_of("stratified", partition="orig"), current, None) == current
+
+
+@pytest.mark.parametrize(
+    ("method", "batch_size", "expected"),
+    [
+        ("random", 4, geometry_of(2, 2, 6)),  # 24 in a global batch, 6 for each of the 4 ranks at the beginning
+        ("random", 3, geometry_of(2, 2, 4)),  # 18: not even, but any machines read the same sequence
+        ("per_stream", 4, geometry_of(2, 2, 6)),
+        ("per_stream", 3, geometry_of(1, 6, 3)),  # 18: not even, so as on one node
+        ("device_per_stream", 4, geometry_of(1, 6, 4)),
+    ],
+)
+def test_relaxed_goes_on_where_canonical_nodes_do_not_fit(
+    method: str, batch_size: int, expected: BatchGeometry
+) -> None:
+    assert epoch_geometry(settings_of(method), geometry_of(3, 2, batch_size), 2) == expected
+
+
+def test_a_global_batch_smaller_than_the_first_ranks_is_served() -> None:
+    settings, current = settings_of("random", canonical=8), geometry_of(3, 1, 1)
+    geometry = epoch_geometry(settings, current, 8)
+    assert geometry == geometry_of(8, 1, 1)
+    assert rank_layout(settings, current, geometry) == INTERLEAVED
+
+
+@pytest.mark.parametrize("method", ["random", "per_stream"])
+@pytest.mark.parametrize(("partition", "initial"), [("orig", 2), ("orig", None), ("relaxed", None)])
+def test_nodes_that_canonical_nodes_do_not_fit_are_refused_with_the_way_out(
+    method: str, partition: str, initial: int | None
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"num_canonical_nodes=4 must be a multiple or a divisor of the 3 nodes; set it to .* of 3"
+    ):
+        epoch_geometry(settings_of(method, partition=partition), geometry_of(3, 1, 2), initial)
+
+
+def test_a_batch_per_device_and_stream_needs_whole_canonical_nodes_on_each_node() -> None:
+    with pytest.raises(ConfigError, match=r"must be a multiple of the 8 nodes"):
+        epoch_geometry(settings_of("device_per_stream"), geometry_of(8, 1, 2), None)
+
+
+@pytest.mark.parametrize(
+    ("method", "current", "made_for", "expected"),
+    [
+        *[(method, geometry_of(2, 2, 3), geometry_of(2, 2, 3), Contiguous()) for method in IN_BLOCKS],
+        *[(method, geometry_of(3, 2, 5), geometry_of(2, 2, 3), Contiguous()) for method in IN_BLOCKS],
+        *[
+            (method, geometry_of(2, 2, 3), geometry_of(4, 2, 3), INTERLEAVED) for method in SHARED
+        ],  # 4 canonical nodes fit
+        *[(method, geometry_of(3, 2, 4), geometry_of(2, 2, 6), Regrouped(2)) for method in SHARED],
+        *[(method, geometry_of(3, 2, 3), geometry_of(2, 2, 4), INTERLEAVED) for method in SHARED],  # 18 among 4 ranks
+    ],
+)
+def test_how_machines_share_a_global_batch(
+    method: str, current: BatchGeometry, made_for: BatchGeometry, expected: Layout
+) -> None:
+    assert rank_layout(settings_of(method), current, made_for) == expected
+
+
+machines = st.builds(
+    BatchGeometry, num_nodes=st.integers(1, 6), ranks_per_node=st.integers(1, 3), batch_size=st.integers(2, 5)
+)
+
+
+@given(
+    method=st.sampled_from(BATCHING_METHODS),
+    current=machines,
+    initial=st.sampled_from([1, 2, 3, 4, 6, 12]),
+    made_for=machines,
+)
+def test_relaxed_goes_on_with_any_machines(
+    method: str, current: BatchGeometry, initial: int, made_for: BatchGeometry
+) -> None:
+    settings = settings_of(method, canonical=12)
+    geometry = epoch_geometry(settings, current, initial)
+    assert len(epoch_sequence(settings, make_shape([900], [1100]), geometry, 0)) > 0
+    # Also in the middle of an epoch whose batches were made for others.
+    for made in (geometry, made_for):
+        chosen = rank_layout(settings, current, made)
+        ranks = [(node, rank) for node in range(current.num_nodes) for rank in range(current.ranks_per_node)]
+        entries = [entry for node, rank in ranks for entry in chosen.entries(current, node, rank).tolist()]
+        assert sorted(entries) == list(range(current.global_batch_size))
+
+
+LENGTH, EPOCHS = 12, 4
+places = st.tuples(st.integers(0, EPOCHS), st.integers(0, LENGTH))
+stretches = st.lists(st.tuples(places, places), max_size=5)
+
+
+def left_out(stretches: list[SkippedRange], epoch: int) -> set[int]:
+    return {at for at in range(LENGTH) if any(start <= (epoch, at) < stop for start, stop in stretches)}
+
+
+@given(stretches, st.integers(0, EPOCHS))
+def test_what_is_kept_is_what_no_stretch_leaves_out(stretches: list[SkippedRange], epoch: int) -> None:
+    gaps = skipped_in_epoch(stretches, epoch)
+    kept = [at for at in range(LENGTH) if at not in left_out(stretches, epoch)]
+    assert [gaps.kept_before(at) for at in range(LENGTH + 1)] == [sum(k < at for k in kept) for at in range(LENGTH + 1)]
+    assert gaps.positions(np.arange(len(kept))).tolist() == kept
+    assert [gaps.position_after(read) for read in range(len(kept) + 1)] == [0, *(at + 1 for at in kept)]
+
+
+@given(stretches)
+def test_merged_stretches_are_apart_and_cover_the_same(stretches: list[SkippedRange]) -> None:
+    whole = joined_ranges(stretches)
+    flat = [place for stretch in whole for place in stretch]
+    assert flat == sorted(set(flat))
+    for epoch in range(EPOCHS + 1):
+        assert left_out(whole, epoch) == left_out(stretches, epoch)
+
+
+@given(stretches, st.integers(0, EPOCHS))
+def test_epochs_that_stretches_pass_over_whole_are_passed_over(stretches: list[SkippedRange], epoch: int) -> None:
+    found = first_epoch_not_skipped(stretches, epoch)
+    assert all(len(left_out(stretches, passed)) == LENGTH for passed in range(epoch, found))
+    assert not any(start <= (found, 0) and (found + 1, 0) <= stop for start, stop in joined_ranges(stretches))
+
+
+def test_without_gaps_positions_are_themselves() -> None:
+    entries = np.arange(5)
+    assert skipped_in_epoch([], 0) == NOTHING_SKIPPED == SkippedPositions(())
+    assert NOTHING_SKIPPED.positions(entries) is entries
+    assert (NOTHING_SKIPPED.kept_before(7), NOTHING_SKIPPED.position_after(7)) == (7, 7)

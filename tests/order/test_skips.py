@@ -1,0 +1,132 @@
+"""Ranges of batches as users write them, and where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count, islice, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.order.partition import EpochPosition, Partition, SkippedRange, skipped_in_epoch
+from lightning_streaming.order.skips import (
+    BatchRange,
+    EpochPartitions,
+    TrainProgress,
+    locate_batch_ranges,
+    parse_batch_ranges,
+)
+from tests.order.test_partition import all_read
+
+EPOCHS = 6
+
+
+def test_ranges_are_read_in_any_order() -> None:
+    assert parse_batch_ranges(["30-40", "7", 9, " 10 - 12 "], "skip") == ((7, 7), (9, 9), (10, 12), (30, 40))
+    assert [str(one) for one in parse_batch_ranges(["7-7", "8-9"], "skip")] == ["7", "8-9"]
+
+
+@pytest.mark.parametrize(
+    "asked", [["a-b"], ["9-3"], ["-3"], ["3-"], ["1-2-3"], [""], [1.5], [True], [None], [-1], "3-4", 3]
+)
+def test_anything_else_is_refused_by_the_name_of_the_field(asked: object) -> None:
+    with pytest.raises(ConfigError, match="skip"):
+        parse_batch_ranges(asked, "skip")  # type: ignore[arg-type]  # that is the point
+
+
+def test_ranges_that_overlap_are_named() -> None:
+    with pytest.raises(ConfigError, match="skip has ranges that overlap, 3-9 and 9-12"):
+        parse_batch_ranges(["9-12", "3-9"], "skip")
+
+
+@st.composite
+def ranges(draw: st.DrawFn, first: int = 0) -> list[BatchRange]:
+    edges = sorted(draw(st.sets(st.integers(first, 40), max_size=8)))
+    return [BatchRange(low, high - 1) for low, high in list(pairwise(edges))[::2]]
+
+
+@st.composite
+def dealings(draw: st.DrawFn) -> EpochPartitions:
+    nodes, ranks, size = (draw(st.integers(1, 3)) for _ in range(3))
+    lengths = [draw(st.integers(nodes * ranks * size, 60)) for _ in range(2)]
+    now, later = (
+        Partition(length=length, start=0, num_nodes=nodes, ranks_per_node=ranks, batch_size=size) for length in lengths
+    )
+    return EpochPartitions(now=now, later=later, drop_last=draw(st.booleans()))
+
+
+def run_of(dealing: EpochPartitions) -> Iterator[list[EpochPosition]]:
+    """The places of each batch of a whole run."""
+    for epoch in count():
+        deal = dealing.later if epoch else dealing.now
+        for t in range(deal.num_batches(dealing.drop_last)):
+            yield [(epoch, at) for at in range(deal.position_after(t), deal.position_after(t + 1))]
+
+
+def within(place: EpochPosition, stretch: SkippedRange) -> bool:
+    return stretch[0] <= place < stretch[1]
+
+
+@given(dealings(), ranges())
+def test_a_range_has_the_places_of_its_batches(dealing: EpochPartitions, asked: list[BatchRange]) -> None:
+    found = locate_batch_ranges(asked, {}, TrainProgress(), dealing)
+    for number, batch in enumerate(islice(run_of(dealing), 45)):
+        for place in batch:
+            length = (dealing.now if place[0] == 0 else dealing.later).length
+            dropped = dealing.drop_last and place[1] >= length - length % dealing.now.global_batch_size
+            in_range = any(one.first <= number <= one.last for one in asked)
+            assert dropped or in_range == any(within(place, stretch) for stretch in found.values())
+
+
+@given(dealings(), ranges(), ranges())
+def test_batches_keep_their_numbers_when_others_are_skipped(
+    dealing: EpochPartitions, first: list[BatchRange], second: list[BatchRange]
+) -> None:
+    second = [one for one in second if all(one.last < other.first or other.last < one.first for other in first)]
+    at_once = locate_batch_ranges(sorted([*first, *second]), {}, TrainProgress(), dealing)
+    known = {one: at_once[one] for one in first}
+    one_by_one = {**known, **locate_batch_ranges(second, known, TrainProgress(), dealing)}
+    for epoch in range(EPOCHS):
+        length = (dealing.later if epoch else dealing.now).length
+        gaps, gaps_one_by_one = (skipped_in_epoch(found.values(), epoch) for found in (at_once, one_by_one))
+        kept = gaps.kept_before(length)
+        assert gaps_one_by_one.kept_before(length) == kept
+        assert gaps_one_by_one.positions(np.arange(kept)).tolist() == gaps.positions(np.arange(kept)).tolist()
+
+
+def test_a_range_after_a_known_one_is_where_it_was_without() -> None:
+    deal = Partition(length=100, start=0, num_nodes=1, ranks_per_node=2, batch_size=5)
+    dealing = EpochPartitions(now=deal, later=deal, drop_last=False)
+    known = locate_batch_ranges([BatchRange(2, 3)], {}, TrainProgress(), dealing)
+    assert known == {(2, 3): ((0, 20), (0, 40))}
+    assert locate_batch_ranges([BatchRange(6, 6)], known, TrainProgress(), dealing) == {(6, 6): ((0, 60), (0, 70))}
+    assert locate_batch_ranges([BatchRange(12, 12)], known, TrainProgress(), dealing) == {(12, 12): ((1, 20), (1, 30))}
+    # After six steps, with two batches skipped before, the next one is number 8.
+    counted = TrainProgress(steps=6, place=(0, 80), steps_in_epoch=6)
+    assert locate_batch_ranges([BatchRange(8, 9)], known, counted, dealing) == {(8, 9): ((0, 80), (1, 0))}
+    assert locate_batch_ranges([BatchRange(4, 5)], known, counted, dealing) == {(4, 5): ((0, 80), (0, 80))}
+    assert locate_batch_ranges([BatchRange(5, 8)], known, counted, dealing) == {(5, 8): ((0, 80), (0, 90))}
+
+
+@pytest.mark.parametrize(
+    ("limit", "place"), [(4, (1, 10)), (0.4, (1, 10)), (1.0, (0, 50)), (20, (0, 50)), (0.01, (5, 0))]
+)
+def test_an_epoch_that_a_trainer_limits_has_as_many_batches(limit: int | float, place: EpochPosition) -> None:
+    deal = Partition(length=100, start=0, num_nodes=1, ranks_per_node=2, batch_size=5)
+    found = locate_batch_ranges(
+        [BatchRange(5, 5)], {}, TrainProgress(limit=limit), EpochPartitions(now=deal, later=deal, drop_last=False)
+    )
+    assert found[BatchRange(5, 5)][0] == place
+
+
+@given(dealings(), ranges())
+def test_all_that_is_dealt_is_the_rest(dealing: EpochPartitions, asked: list[BatchRange]) -> None:
+    found = locate_batch_ranges(asked, {}, TrainProgress(), dealing)
+    gaps = skipped_in_epoch(found.values(), 0)
+    deal = replace(dealing.now, gaps=gaps)
+    kept = gaps.positions(np.arange(deal.kept)).tolist()
+    assert all_read(deal, deal.num_batches())[: len(kept)] == kept
