@@ -10,7 +10,7 @@ PEERS_VENV := .venv-peers
 PEERS ?= $(PEERS_VENV)/bin/python
 PEERS_READY := $(if $(filter $(PEERS_VENV)/%,$(PEERS)),$(PEERS_VENV)/.ready)
 
-.PHONY: help demo test test-lowest check format bench bench-peers clean
+.PHONY: help demo test test-fast coverage test-lowest check format bench bench-peers clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -20,6 +20,12 @@ demo: $(READY)  ## Train on two weighted streams, kill -9 mid-epoch, resume, and
 
 test: $(READY)  ## Run the tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-fast: $(READY)  ## Run those that start no process, no trainer and no store
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m fast
+
+coverage: $(READY)  ## Say which lines the fast tests run, and fail below the floor in pyproject.toml
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m fast --cov --cov-report=term:skip-covered
 
 test-lowest: $(LOWEST)/.ready  ## Run the tests that depend on Lightning and stores, on the lowest versions we support
 	$(LOWEST)/bin/python -m pytest -n 2 --dist worksteal $(LOWEST_TESTS)

@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from lightning_streaming.loading.passes import WorkerPartition as Share
+    from lightning_streaming.loading.passes import WorkerPartition
 
 MIB = 1024**2
 SEED = 9176
@@ -109,13 +109,13 @@ def measure_ours(case: Case) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         os.environ["LIGHTNING_STREAMING_RUNTIME"] = directory
         meter = Meter()
-        share = our_share(case)
+        partition = our_partition(case)
         drawn = meter.seconds
         for rank, worker in product(range(case.ranks), range(case.workers)):
-            for positions in replace(share, rank_of_node=rank, worker=worker).windows():
-                share.plan.ids(positions)
+            for positions in replace(partition, rank_of_node=rank, worker=worker).windows():
+                partition.plan.ids(positions)
         seconds, peak_mib = meter.seconds, meter.peak_mib
-        ends = [our_ids(share), our_ids(replace(share, rank_of_node=case.ranks - 1, worker=case.workers - 1))]
+        ends = [our_ids(partition), our_ids(replace(partition, rank_of_node=case.ranks - 1, worker=case.workers - 1))]
     return {"seconds": seconds, "drawing": drawn, "peak_mib": peak_mib, "digest": digest(ends)}
 
 
@@ -125,23 +125,26 @@ def measure_rate(case: Case) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as directory:
         os.environ["LIGHTNING_STREAMING_RUNTIME"] = directory
-        share, rates = our_share(case), []
+        partition, rates = our_partition(case), []
         for _ in range(4):
             began = time.perf_counter()
-            ids = sum(len(share.plan.ids(positions)) for positions in share.windows())
+            ids = sum(len(partition.plan.ids(positions)) for positions in partition.windows())
             rates.append(ids / (time.perf_counter() - began))
     return {"ids_per_second": max(rates[1:])}
 
 
-def our_share(case: Case) -> Share:
+def our_partition(case: Case) -> WorkerPartition:
     """The epoch, planned as the loading room does, and the first worker's part of it."""
+    from lightning_streaming.order.deal import Deal
+    from lightning_streaming.order.geometry import epoch_geometry, layout
+    from lightning_streaming.order.layout import BatchGeometry
+    from lightning_streaming.order.shape import DatasetShape
+
     from lightning_streaming.loading.order_files import shared_order
-    from lightning_streaming.order.partition import BatchGeometry, epoch_geometry
-    from lightning_streaming.order.partition import Partition as Deal
-    from lightning_streaming.order.partition import rank_layout as layout
+    from lightning_streaming.loading.passes import WorkerPartition
     from lightning_streaming.order.plan import plan_epoch
     from lightning_streaming.order.settings import OrderSettings
-    from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
+    from lightning_streaming.order.weights import StreamWeight, resolve_weights
 
     shuffled: dict[str, Any] = {"shuffle": True, "shuffle_algo": case.order} if case.order != "none" else {}
     settings = OrderSettings(shuffle_seed=SEED, **shuffled).settled(case.nodes)
@@ -158,12 +161,12 @@ def our_share(case: Case) -> Share:
         batch_size=case.batch_size,
         layout=layout(settings, current, geometry),
     )
-    return Share(plan=plan, deal=deal, node=0, rank_of_node=0, num_workers=case.workers)
+    return WorkerPartition(plan=plan, deal=deal, node=0, rank_of_node=0, num_workers=case.workers)
 
 
-def our_ids(share: Share) -> NDArray[np.int64]:
+def our_ids(partition: WorkerPartition) -> NDArray[np.int64]:
     """All ids of one worker."""
-    return np.concatenate([share.plan.ids(positions) for positions in share.windows()])
+    return np.concatenate([partition.plan.ids(positions) for positions in partition.windows()])
 
 
 def measure_reference(case: Case) -> dict[str, Any]:

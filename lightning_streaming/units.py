@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from numbers import Integral
 
 from lightning_streaming.errors import ConfigError
 
@@ -69,3 +70,13 @@ def format_bytes(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} PB"
+
+
+def check_at_least(name: str, value: int | None, least: int) -> None:
+    """Refuse what is neither None nor a whole number of at least ``least``.
+
+    Raises:
+        ConfigError: This is.
+    """
+    if value is not None and not (isinstance(value, Integral) and value >= least):
+        raise ConfigError(f"{name} must be a whole number of at least {least}, but got {value!r}")

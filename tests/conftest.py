@@ -12,6 +12,7 @@ import pytest
 import torch.distributed as dist
 from hypothesis import settings as hypothesis_settings
 
+from tests.fast import pytest_ignore_collect, pytest_itemcollected  # noqa: F401 hooks
 from tests.servers import (
     GcsBucket,
     GcsStore,
@@ -70,7 +71,8 @@ def process_as_found() -> Iterator[None]:
 def pytest_configure(config: pytest.Config) -> None:
     """Keep caches and locks of this run in a directory that goes away with it; hold no example to a time."""
     hypothesis_settings.register_profile("untimed", deadline=None)
-    hypothesis_settings.load_profile("untimed")
+    hypothesis_settings.register_profile("fast", deadline=None, max_examples=20)
+    hypothesis_settings.load_profile("fast" if config.option.markexpr == "fast" else "untimed")
     directory = Path(tempfile.mkdtemp(prefix="lightning-streaming-tests-"))
     config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
     os.environ["XDG_CACHE_HOME"] = str(directory / "cache")

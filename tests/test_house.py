@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -25,10 +26,35 @@ FLOORS = {
     "units": 0,
     "world": 0,
     "files": 0,
+    "lightning_checkpoint": 0,
+    "options": 0,
     "replaced_names": 0,
 }
-LONGEST_FILE, LONGEST_FUNCTION = 800, 50
-"""Lines; of a function those of its body, without its docstring."""
+LONGEST_FILE, LONGEST_FUNCTION, MOST_FIELDS = 800, 40, 12
+"""Lines; of a function those of its body, without its docstring. Fields of a class: annotated in it, or set on self."""
+CLASSES_OF_MORE_FIELDS = {"StreamingConfig", "WriterArguments"}
+"""What lists options, and does nothing else."""
+# Exceptions that are to go.
+LONGER_FUNCTIONS = {"loading/dataset.py:__init__", "tools/trace.py:add_arguments"}
+LARGER_CLASSES = {"Epochs", "ShardWriter", "StreamingStateCallback", "Survey"}
+CLASSES_OF_ONE_NAME = {
+    "Asked",
+    "Failure",
+    "Kind",
+    "Link",
+    "Part",
+    "Pass",
+    "Progress",
+    "Source",
+    "Tally",
+    "_Bar",
+    "_Progress",
+}
+FILES_OF_ONE_NAME = {
+    *("arguments.py", "cache.py", "columns.py", "config.py", "failure.py", "files.py", "layout.py", "limits.py"),
+    *("link.py", "merge.py", "names.py", "options.py", "parts.py", "place.py", "progress.py", "settings.py"),
+    *("source.py", "state.py", "tables.py", "verify.py"),
+}
 
 
 class Import(NamedTuple):
@@ -111,7 +137,7 @@ def test_modules_are_imported_by_name_only_where_it_takes_lightning() -> None:
     found = {path.relative_to(ROOT).as_posix(): _rooms_named(path) for path in _files() if path != ROOT / FRONT_DOOR}
     assert {file: rooms for file, rooms in found.items() if rooms} == {
         "__main__.py": {"trainer"},
-        "tools/options.py": {"trainer"},
+        "tools/run_files.py": {"trainer"},
     }
 
 
@@ -163,7 +189,10 @@ def test_a_file_keeps_to_the_rules(path: Path) -> None:
     assert ast.get_docstring(tree) or not tree.body
     functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
     assert "__del__" not in {function.name for function in functions}
-    assert [one.name for one in functions if _body_lines(one) > LONGEST_FUNCTION] == []
+    long = {one.name for one in functions if _body_lines(one) > LONGEST_FUNCTION}
+    assert {f"{path.relative_to(ROOT).as_posix()}:{name}" for name in long} <= LONGER_FUNCTIONS
+    large = {one.name for one in ast.walk(tree) if isinstance(one, ast.ClassDef) and len(_fields(one)) > MOST_FIELDS}
+    assert large <= CLASSES_OF_MORE_FIELDS | LARGER_CLASSES
     handlers = [node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
     assert all(handler.type is not None for handler in handlers)
 
@@ -172,3 +201,28 @@ def _body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Lines from the first statement to the last."""
     statements = function.body[1:] if ast.get_docstring(function) is not None else function.body
     return 0 if not statements else (function.end_lineno or 0) - statements[0].lineno + 1
+
+
+def _fields(of: ast.ClassDef) -> set[str]:
+    """What each object of a class holds."""
+    annotated = {
+        one.target.id for one in of.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+    }
+    made = [one for one in of.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
+    set_there = (node for one in made for node in ast.walk(one) if isinstance(node, ast.Attribute))
+    on_self = (one for one in set_there if isinstance(one.ctx, ast.Store) and ast.unparse(one.value) == "self")
+    return annotated | {one.attr for one in on_self}
+
+
+def test_no_two_classes_have_one_name() -> None:
+    trees = [ast.parse(path.read_text()) for path in _files()]
+    classes = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    assert {name for name, count in classes.items() if count > 1} <= CLASSES_OF_ONE_NAME
+
+
+def test_no_two_rooms_have_files_of_one_name() -> None:
+    rooms: dict[str, set[str]] = {}
+    for path in _files():
+        if path.name != FRONT_DOOR:
+            rooms.setdefault(path.name, set()).add(path.relative_to(ROOT).parts[0])
+    assert {name for name, where in rooms.items() if len(where) > 1} <= FILES_OF_ONE_NAME

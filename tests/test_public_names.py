@@ -7,6 +7,7 @@ import inspect
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,30 @@ def test_every_public_class_and_function_tells_its_meaning() -> None:
             name for name, member in members if not name.startswith("_") and callable(member) and not member.__doc__
         ]
         assert not untold, f"{one.__name__}: {untold}"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "trainer.cli.StreamingCLI",
+        "trainer.config.StreamingConfig",
+        "trainer.datamodule.StreamingDataModule",
+        "trainer.monitor.StreamingMonitor",
+        "trainer.preemption.Preempted",
+        "trainer.preemption.PreemptionCheckpoint",
+        "trainer.state_callback.StreamingStateCallback",
+        "loading.dataloader.StreamingDataLoader",
+        "loading.dataset.StreamingDataset",
+        "loading.local_dataset.LocalDataset",
+        "loading.stream.Stream",
+        "world.World",
+    ],
+)
+def test_class_paths_of_saved_configurations_and_pickled_objects_still_lead_there(path: str) -> None:
+    module, _, name = path.rpartition(".")
+    found = getattr(import_module(f"lightning_streaming.{module}"), name)
+    assert found is getattr(lightning_streaming, name, found)
+    assert f"{found.__module__}.{found.__qualname__}" == f"lightning_streaming.{path}"
 
 
 def _loaded_after(statement: str) -> set[str]:

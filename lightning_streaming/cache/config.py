@@ -17,7 +17,7 @@ from typing import Any
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.hashing import hash_names
-from lightning_streaming.storage import StorageOptions, local_path, location_key, mask_url
+from lightning_streaming.storage import Location, StorageOptions, local_path, mask_url
 
 CACHE_VARIABLE = "LIGHTNING_STREAMING_CACHE"
 """Environment variable that moves the root of all default cache directories."""
@@ -129,7 +129,7 @@ def default_cache_directory(remote: str, storage_options: Mapping[str, Any] = _N
     """
     last = mask_url(remote).rstrip("/").rpartition("/")[2]
     readable = _UNREADABLE.sub("-", last).strip(".-")[:_LONGEST_READABLE_NAME] or "dataset"
-    return _cache_root() / f"{readable}-{_digest(location_key(remote, storage_options))}"
+    return _cache_root() / f"{readable}-{_digest(Location(remote, storage_options).key)}"
 
 
 def runtime_directory() -> Path:
@@ -151,7 +151,7 @@ def runtime_directory() -> Path:
 
 def remote_digest(remote: str, storage_options: Mapping[str, Any]) -> str:
     """What the manifest of a cache directory of this remote begins with."""
-    return _digest(location_key(remote, storage_options))
+    return _digest(Location(remote, storage_options).key)
 
 
 def orders_directory() -> Path:

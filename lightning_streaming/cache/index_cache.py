@@ -43,8 +43,7 @@ from lightning_streaming.cache.shared_files import StallTimeout, adopt_file, pau
 from lightning_streaming.errors import ConfigError, FormatError, ObjectNotFoundError, StorageError
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, Identity, parse_index
-from lightning_streaming.storage import download, join_url, mask_url
-from lightning_streaming.storage.location import object_version
+from lightning_streaming.storage import Location, join_url, mask_url
 from lightning_streaming.storage.retries import longest_series
 
 _logger = logging.getLogger(__name__)
@@ -280,15 +279,7 @@ class IndexCache:
         return self._fetch(cached, manifest, lock)
 
     def _fetch(self, cached: FoundIndex | None, manifest: CacheManifest, lock: IndexLock) -> FoundIndex:
-        config = self._config
-        download(
-            self._url,
-            config.storage_options,
-            lock.arriving,
-            expected_bytes=None,
-            retry=config.attempts,
-            timeout=config.download_timeout,
-        )
+        self._location.download(lock.arriving)
         size = lock.arriving.stat().st_size
         fetched = self._forms.load(lock.arriving, scratch=lock.scratch, shown=mask_url(self._url))
         version: Mapping[str, Any] = {}
@@ -342,8 +333,13 @@ class IndexCache:
         return found
 
     def _remote_version(self) -> dict[str, Any]:
+        found = self._location.stat()
+        return {"size": found.size, **found.version}
+
+    @property
+    def _location(self) -> Location:
         config = self._config
-        return object_version(self._url, config.storage_options, retry=config.attempts, timeout=config.download_timeout)
+        return Location(self._url, config.storage_options, config.attempts, config.download_timeout)
 
     @property
     def _url(self) -> str:

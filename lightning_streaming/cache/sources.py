@@ -25,7 +25,7 @@ from lightning_streaming.formats.hashing import hash_bytes, hash_file
 from lightning_streaming.formats.index import FileInfo, ShardInfo
 from lightning_streaming.formats.scalars import shortened
 from lightning_streaming.formats.shard import was_written_for
-from lightning_streaming.storage import download, join_url, mask_url, read_range
+from lightning_streaming.storage import Location, join_url, mask_url
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _CHEAPEST_FIRST = (
@@ -290,15 +290,7 @@ class RemoteSource:
             if accept is not None:
                 accept(path)
 
-        download(
-            join_url(self.remote, file.basename),
-            self.config.storage_options,
-            destination,
-            expected_bytes=file.bytes,
-            retry=self.config.attempts,
-            timeout=self.config.download_timeout,
-            check=check,
-        )
+        self._at(file).download(destination, size=file.bytes, check=check)
 
     def read_bytes(self, file: FileInfo, start: int, stop: int) -> bytes:
         """Fetch some bytes of a file.
@@ -306,10 +298,11 @@ class RemoteSource:
         Raises:
             StorageError: They could not be fetched.
         """
+        return self._at(file).read_range(start, stop)
+
+    def _at(self, file: FileInfo) -> Location:
         config = self.config
-        url = join_url(self.remote, file.basename)
-        retry, timeout = config.attempts, config.download_timeout
-        return read_range(url, config.storage_options, start, stop, retry=retry, timeout=timeout)
+        return Location(self.remote, config.storage_options, config.attempts, config.download_timeout) / file.basename
 
     def check(self, file: FileInfo, path: Path) -> bool:
         """Compare a file that is here with its recorded hash; False if there is none.

@@ -197,13 +197,13 @@ def _remove_empty(job: PartJob[InputPart], out: StoredDataset) -> None:
     """Remove parts that hold nothing but an index of no samples, and what was written down of them."""
     for place in [*(replace(out, location=job.location(number)) for number in range(job.num_parts)), out]:
         for name in (INDEX_BASENAME, PARTS_PLAN, CONVERSION_PLAN):
-            place.remove_small(name)
+            (place.at / name).remove()
         if place.directory is not None and not any(place.directory.iterdir()):
             place.directory.rmdir()
 
 
 def _write_one(samples: Iterator[Sample], target: Target) -> None:
-    is_finished = target.out.find_small(INDEX_BASENAME) is not None
+    is_finished = (target.out.at / INDEX_BASENAME).read_if_there() is not None
     # Also a new one: only so can it be gone on with.
     with (
         MDSWriter(out=target.out.location, mode="resume", **target.arguments) as writer,
@@ -284,7 +284,7 @@ def _check_plan(out: StoredDataset, plan: _Plan, parts: Sequence[InputPart], *, 
     """
     if out.directory is not None:
         check_is_directory(out.directory)
-    text = out.find_small(CONVERSION_PLAN) if resume else None
+    text = (out.at / CONVERSION_PLAN).read_if_there() if resume else None
     if text is None:
         _check_is_new(out, resume=resume)
         return True
@@ -305,7 +305,7 @@ def _record_plan(out: StoredDataset, plan: _Plan) -> None:
     """
     if out.directory is not None:
         remove_partials(out.directory / CONVERSION_PLAN)
-    out.put_small(CONVERSION_PLAN, json.dumps({"version": _VERSION, "plan": plan}, indent=1).encode())
+    (out.at / CONVERSION_PLAN).put(json.dumps({"version": _VERSION, "plan": plan}, indent=1).encode())
 
 
 def _parse(text: bytes, out: StoredDataset) -> dict[str, Any]:
@@ -353,7 +353,7 @@ def _shown(value: object) -> str:
 def _check_is_new(out: StoredDataset, *, resume: bool) -> None:
     directory = local_path(out.location)
     if directory is None:
-        found = out.list_files()
+        found = out.at.walk()
     else:
         found = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
     if resume:  # a plan that was not whole is as good as none
@@ -389,7 +389,7 @@ def _begin_changed_again(
         ConfigError: The dataset is finished, so that it must not change any more.
         StorageError: The store does not answer.
     """
-    text = out.find_small(PARTS_PLAN)
+    text = (out.at / PARTS_PLAN).read_if_there()
     if text is None:
         return
     begun = parse_plan(text, out.shown)
@@ -399,16 +399,16 @@ def _begin_changed_again(
     changed = [number for number, one in enumerate(wanted.inputs) if one not in begun.inputs[number : number + 1]]
     if not changed:
         return
-    if out.find_small(INDEX_BASENAME) is not None:
+    if (out.at / INDEX_BASENAME).read_if_there() is not None:
         raise ConfigError(
             f"{out.shown} is a finished dataset, which does not change, but its source did since: now input "
             f"{changed[0]} is {wanted.inputs[changed[0]]}; convert it to another place"
         )
     for number in changed:
         part = replace(out, location=join_url(out.location, f"part.{number:06}"))
-        if part.find_small(INDEX_BASENAME) is not None:
-            part.remove_small(INDEX_BASENAME)
-    out.put_small(PARTS_PLAN, dump_plan(wanted))
+        if (part.at / INDEX_BASENAME).read_if_there() is not None:
+            (part.at / INDEX_BASENAME).remove()
+    (out.at / PARTS_PLAN).put(dump_plan(wanted))
     again = f"{counted(len(changed), 'part')} of {len(parts):,} begin again, because their input changed"
     print_note(f"{PROGRAM} convert", f"{again}; the first is part {changed[0]}")
 

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from lightning_streaming.errors import ConfigError, EncodingError, StreamingError
-from lightning_streaming.storage import download, local_path, mask_url
+from lightning_streaming.storage import Location, local_path, mask_url
 from lightning_streaming.tools import conversion, options, tokens
 from lightning_streaming.tools.commands import PROGRAM
 from lightning_streaming.tools.console import FINE, print_json, print_note
@@ -165,7 +165,7 @@ def _separated(source: RowSource, separator: str | None) -> RowSource:
     return source
 
 
-def _convert(args: Namespace, source: RowSource, out: StoredDataset, location: _Location) -> dict[str, Any]:
+def _convert(args: Namespace, source: RowSource, out: StoredDataset, location: _SourceFile) -> dict[str, Any]:
     unused = [name for name in _ONLY_TO_TOKENIZE if getattr(args, name) is not None]
     if unused:
         raise ConfigError(f"--{unused[0].replace('_', '-')} is for --tokenize; add it, or leave this out")
@@ -293,7 +293,7 @@ _DOWNLOAD_SECONDS = 24 * 3600.0
 """For one attempt at a source that is a URL; it may be any size."""
 
 
-class _Location(NamedTuple):
+class _SourceFile(NamedTuple):
     """Where a source is."""
 
     path: str
@@ -307,7 +307,7 @@ class _Location(NamedTuple):
 
 
 @contextmanager
-def _local_source(location: str, options: Mapping[str, Any]) -> Iterator[_Location]:
+def _local_source(location: str, options: Mapping[str, Any]) -> Iterator[_SourceFile]:
     """The source on this machine; of a URL a copy, which is removed again, and which no error names.
 
     Args:
@@ -320,15 +320,15 @@ def _local_source(location: str, options: Mapping[str, Any]) -> Iterator[_Locati
     """
     here = local_path(location)
     if here is not None:
-        yield _Location(str(here), str(here))
+        yield _SourceFile(str(here), str(here))
         return
     name = PurePosixPath(urlsplit(location).path).name
     if not name:
         raise ConfigError(f"a SOURCE that is a URL must be one file, but got {mask_url(location)}")
     with TemporaryDirectory(prefix="lightning_streaming_") as folder:
-        copy = _Location(str(Path(folder, "source", name)), mask_url(location))
+        copy = _SourceFile(str(Path(folder, "source", name)), mask_url(location))
         Path(copy.path).parent.mkdir()
-        download(location, options, Path(copy.path), expected_bytes=None, retry=5, timeout=_DOWNLOAD_SECONDS)
+        Location(location, options, timeout=_DOWNLOAD_SECONDS).download(Path(copy.path))
         try:
             yield copy
         except StreamingError as error:

@@ -30,7 +30,6 @@ from lightning_streaming.files import appears_whole, remove_partials
 from lightning_streaming.formats.compression import check_algorithm, decompressed_pieces
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, parse_index
 from lightning_streaming.formats.shard import raw_forms
-from lightning_streaming.storage import location_key, prepare
 from lightning_streaming.tools import shard_checks
 from lightning_streaming.tools.commands import PROGRAM
 from lightning_streaming.tools.console import BAD, FINE, counted, print_json, print_note, print_table, progress
@@ -76,7 +75,7 @@ def run(args: Namespace) -> int:
     to_copy = taken.to_copy
     failures = _carry_all(to_copy, source, out, args)
     if not failures:
-        out.put_small(INDEX_BASENAME, index_text)
+        (out.at / INDEX_BASENAME).put(index_text)
         _give_up_claim(out)
     copied = [one for one in to_copy if one.file.basename not in failures]
     report = {
@@ -100,14 +99,14 @@ def _places(args: Namespace) -> tuple[StoredDataset, StoredDataset]:
     options = storage_options(args.storage_options)
     out_options = options if args.out_storage_options is None else storage_options(args.out_storage_options)
     source, out = find_dataset(args.source, options), find_dataset(args.out, out_options)
-    if location_key(source.location, source.options) == location_key(out.location, out.options):
+    if source.at.key == out.at.key:
         raise ConfigError(f"a dataset must be copied to another place, but both are {source.shown}")
     if _is_within(out, source):
         raise ConfigError(f"a dataset must not be copied into itself, but {out.shown} is in {source.shown}")
     if out.directory is not None and out.directory.exists() and not out.directory.is_dir():
         raise ConfigError(f"{out.shown} must be a directory, but is a file")
     for place in (source, out):
-        prepare(place.location)
+        place.at.prepare()
     return source, out
 
 
@@ -115,14 +114,14 @@ def _is_within(out: StoredDataset, source: StoredDataset) -> bool:
     if out.directory is not None and source.directory is not None:
         return out.directory.resolve().is_relative_to(source.directory.resolve())
     # A store's key tells its endpoint in lines after that of the place.
-    out_place, _, out_store = location_key(out.location, out.options).partition("\n")
-    source_place, _, source_store = location_key(source.location, source.options).partition("\n")
+    out_place, _, out_store = out.at.key.partition("\n")
+    source_place, _, source_store = source.at.key.partition("\n")
     return out_store == source_store and out_place.startswith(source_place + "/")
 
 
 def _claim_of(source: StoredDataset, index_text: bytes) -> bytes:
     """What the claim of a copy says: a digest of where the dataset is and what its index holds."""
-    key = location_key(source.location, source.options)
+    key = source.at.key
     return hashlib.sha256(key.encode() + b"\n" + index_text).hexdigest().encode()
 
 
@@ -148,12 +147,12 @@ def _take_possession(
     Raises:
         ConfigError: There is another dataset, or files of one, and it may not be written over.
     """
-    found_index = out.find_small(INDEX_BASENAME)
+    found_index = (out.at / INDEX_BASENAME).read_if_there()
     if found_index not in (None, index_text) and not args.exist_ok:
         raise ConfigError(f"{out.shown} holds another dataset; choose another place, or --exist-ok to write over it")
-    claim, found_claim = _claim_of(source, index_text), out.find_small(CLAIM_BASENAME) or b""
+    claim, found_claim = _claim_of(source, index_text), (out.at / CLAIM_BASENAME).read_if_there() or b""
     trusted = found_index in (None, index_text) and found_claim == claim
-    found = set(out.list_files())
+    found = set(out.at.walk())
     cargo = _cargo_of(index)
     right = _which_are_there([one for one in cargo if one.file.basename in found], out, trusted, args.workers)
     to_copy = [one for one in cargo if one.file.basename not in right]
@@ -166,12 +165,12 @@ def _take_possession(
         raise ConfigError(_refusal(foreign, source, out))
     if to_copy:
         if found_index is not None:  # while files change, there is no dataset here
-            out.remove_small(INDEX_BASENAME)
+            (out.at / INDEX_BASENAME).remove()
         for name in found & {CONVERSION_PLAN, PARTS_PLAN}:  # what was begun here before must not be gone on with
-            out.remove_small(name)
-        out.put_small(CLAIM_BASENAME, claim + _OVER_OTHERS if written_over or raw else claim)
+            (out.at / name).remove()
+        (out.at / CLAIM_BASENAME).put(claim + _OVER_OTHERS if written_over or raw else claim)
     for name in raw:
-        out.remove_small(name)
+        (out.at / name).remove()
     again = written_over if found_index == index_text else []
     untold = {one.file.basename for one in to_copy if not one.file.hashes and one.file.basename in again}
     return _Taken(found=found - set(raw), to_copy=to_copy, untold=untold, removed=raw)
@@ -235,10 +234,10 @@ def _failure_of(cargo: _Cargo, source: StoredDataset, out: StoredDataset, *, qui
 
 
 def _give_up_claim(out: StoredDataset) -> None:
-    if out.find_small(CLAIM_BASENAME) is None:
+    if (out.at / CLAIM_BASENAME).read_if_there() is None:
         return
     try:
-        out.remove_small(CLAIM_BASENAME)
+        (out.at / CLAIM_BASENAME).remove()
     except StorageError as error:
         print_note(f"{PROGRAM} copy", f"{CLAIM_BASENAME} is of no more use, but could not be removed: {error}")
 
@@ -315,7 +314,7 @@ def carry(cargo: _Cargo, source: StoredDataset, out: StoredDataset, *, quick: bo
         else:
             shard_checks.fetch_checked(source, cargo.file, path)
         _check_content(cargo, path, quick)
-        out.upload(path, cargo.file.basename)
+        (out.at / cargo.file.basename).upload(path)
     found = out.size_of(cargo.file.basename)
     if found != cargo.file.bytes:
         raise IntegrityError(f"{cargo.file.bytes} bytes of {cargo.file.basename} were sent, but the store has {found}")

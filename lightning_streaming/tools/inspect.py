@@ -290,12 +290,12 @@ def _peek_directory(place: StoredDataset, shard: ShardInfo, samples: int, scratc
 def _fetch_start(place: StoredDataset, shard: ShardInfo, samples: int, scratch: Path) -> None:
     table_file = shard.raw_meta or shard.raw_data
     table_bytes = min(4 + 4 * (shard.samples + 1), table_file.bytes)
-    table = place.read_range(table_file.basename, 0, table_bytes)
+    table = (place.at / table_file.basename).read_range(0, table_bytes)
     offsets = np.frombuffer(table[4 : len(table) // 4 * 4], "<u4")
     # Offsets that contradict the sizes are for the reader to find, so they need only be no harm here.
     stop = min(int(offsets[min(samples, len(offsets) - 1)]), shard.raw_data.bytes) if len(offsets) else 0
     start = min(table_bytes, stop) if shard.raw_meta is None else 0
-    data = place.read_range(shard.raw_data.basename, start, stop)
+    data = (place.at / shard.raw_data.basename).read_range(start, stop)
     if shard.raw_meta is None:
         _write_sparse(join_under(scratch, shard.raw_data.basename), table + data, shard.raw_data.bytes)
     else:

@@ -20,7 +20,6 @@ from lightning_streaming.formats.hashing import hash_names
 from lightning_streaming.formats.images import PILLOW_ERRORS, load_whole
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, parse_index
 from lightning_streaming.formats.shard import ShardReader, open_shard, was_written_for
-from lightning_streaming.storage import mask_url
 from lightning_streaming.tools.console import counted, is_image
 from lightning_streaming.tools.stored_dataset import StoredDataset
 from lightning_streaming.writing.directories import is_shard_file, whole_name
@@ -283,7 +282,7 @@ def find_index(place: StoredDataset, source: StoredDataset | None) -> tuple[Data
     """
     try:
         index = place.read_index()
-        check_hash_names(index, mask_url(place.url(INDEX_BASENAME)))
+        check_hash_names(index, str(place.at / INDEX_BASENAME))
     except (IndexFormatError, ObjectNotFoundError):
         if source is None or place.directory is None:
             raise

@@ -7,21 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from lightning_streaming.cache.sources import find_size
 from lightning_streaming.errors import ConfigError, ObjectNotFoundError
-from lightning_streaming.files import appears_whole, join_under
+from lightning_streaming.files import join_under
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, parse_index
-from lightning_streaming.storage import download, is_url, join_url, local_path, mask_url, read_bytes, read_range, upload
-from lightning_streaming.storage.location import list_files, object_size, remove
-from lightning_streaming.writing.destination import Directory
+from lightning_streaming.storage import Location, is_url, local_path, mask_url
 
-_RETRY = 4
-"""Attempts to fetch a file, in total."""
+_ATTEMPTS = 4
+"""Attempts at each transfer from or to a store, in total."""
 _TIMEOUT = 600.0
 """Seconds that each attempt may take: tools also fetch shards that no training would."""
 
@@ -45,9 +42,10 @@ class StoredDataset:
         """As it may be shown."""
         return mask_url(self.location)
 
-    def url(self, basename: str) -> str:
-        """Where one of its files is."""
-        return join_url(self.location, basename)
+    @property
+    def at(self) -> Location:
+        """Where it is; ``dataset.at / name`` is one of its files."""
+        return Location(self.location, self.options, _ATTEMPTS if self.directory is None else 1, _TIMEOUT)
 
     def path(self, basename: str) -> Path:
         """Where one of its files is, in a directory."""
@@ -63,7 +61,7 @@ class StoredDataset:
             StorageError: The store does not give it.
         """
         if self.directory is None:
-            return read_bytes(self.url(INDEX_BASENAME), self.options, retry=_RETRY, timeout=_TIMEOUT)
+            return (self.at / INDEX_BASENAME).read()
         try:
             return (self.directory / INDEX_BASENAME).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
@@ -77,7 +75,7 @@ class StoredDataset:
             ObjectNotFoundError: There is none.
             StorageError: The store does not give it.
         """
-        return parse_index(self.read_index_text(), mask_url(self.url(INDEX_BASENAME)))
+        return parse_index(self.read_index_text(), str(self.at / INDEX_BASENAME))
 
     def fetch(self, file: FileInfo, destination: Path, check: Callable[[Path], None] | None = None) -> None:
         """Bring a file to this machine; its size is checked.
@@ -88,77 +86,16 @@ class StoredDataset:
             check: Looks at what arrived, and raises IntegrityError if it is not as promised.
 
         Raises:
-            StorageError: As for :func:`~lightning_streaming.storage.download`.
+            StorageError: As for :meth:`~lightning_streaming.storage.Location.download`.
         """
         destination.parent.mkdir(parents=True, exist_ok=True)
-        download(
-            self.url(file.basename),
-            self.options,
-            destination,
-            expected_bytes=file.bytes,
-            retry=_RETRY if self.directory is None else 1,
-            timeout=_TIMEOUT,
-            check=check,
-        )
-
-    def read_range(self, basename: str, start: int, stop: int) -> bytes:
-        """Some bytes of one of its files, from ``start`` up to ``stop`` (exclusive)."""
-        return read_range(self.url(basename), self.options, start, stop, retry=_RETRY, timeout=_TIMEOUT)
+        (self.at / file.basename).download(destination, size=file.bytes, check=check)
 
     def size_of(self, basename: str) -> int | None:
         """How many bytes one of its files has; None if there is no such file."""
         if self.directory is not None:
             return find_size(self.path(basename))
-        return object_size(self.url(basename), self.options, retry=_RETRY, timeout=_TIMEOUT)
-
-    def list_files(self) -> list[str]:
-        """The names of all files that are there, relative to it."""
-        return list_files(self.location, self.options, retry=_RETRY, timeout=_TIMEOUT)
-
-    def upload(self, path: Path, basename: str) -> None:
-        """Send a file to the store."""
-        upload(path, self.url(basename), self.options, retry=_RETRY, timeout=_TIMEOUT)
-
-    def find_small(self, basename: str) -> bytes | None:
-        """The content of a small file; None if there is no such file.
-
-        Raises:
-            StorageError: The store does not answer.
-        """
-        try:
-            if self.directory is not None:  # what a disk refuses is no matter of a network
-                return Directory(self.directory).get(basename)
-            return read_bytes(self.url(basename), self.options, retry=_RETRY, timeout=_TIMEOUT)
-        except ObjectNotFoundError:
-            return None
-
-    def put_small(self, basename: str, data: bytes) -> None:
-        """Write a small file, whole or not at all.
-
-        Raises:
-            StorageError: It could not be written.
-        """
-        if self.directory is not None:
-            path = self.path(basename)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with appears_whole(path) as partial:
-                partial.write_bytes(data)
-            return
-        with TemporaryDirectory(prefix="lightning_streaming_") as scratch:
-            path = Path(scratch) / "file"
-            path.write_bytes(data)
-            self.upload(path, basename)
-
-    def remove_small(self, basename: str) -> None:
-        """Remove a file that :meth:`put_small` wrote, or an index that is to be replaced.
-
-        Raises:
-            StorageError: The store refuses.
-        """
-        if self.directory is not None:
-            self.path(basename).unlink(missing_ok=True)
-        else:
-            remove(self.url(basename), self.options, retry=_RETRY)
+        return (self.at / basename).size()
 
 
 def find_dataset(location: str, options: Mapping[str, Any]) -> StoredDataset:

@@ -160,7 +160,7 @@ def _unnamed(place: StoredDataset, index: DatasetIndex) -> list[str] | None:
     """Files that look like shards, and that the index does not name; None on a store, which need not be listed."""
     if place.directory is None:
         return None
-    return shard_checks.unnamed_files(place.list_files(), index)
+    return shard_checks.unnamed_files(place.at.walk(), index)
 
 
 def _not_compared(place: StoredDataset, index: DatasetIndex) -> list[str]:

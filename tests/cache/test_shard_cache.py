@@ -21,7 +21,7 @@ from lightning_streaming.errors import (
     ShardCorruptError,
 )
 from lightning_streaming.formats.index import INDEX_BASENAME
-from lightning_streaming.storage import upload
+from lightning_streaming.storage import Location
 from tests.cache.helpers import cached, fetch_shard, raw_data, write_dataset
 from tests.golden import golden_path
 from tests.servers import HttpStore, S3Store
@@ -139,7 +139,7 @@ class TestFetching:
         write_dataset(tmp_path, compression="zstd", hashes=("xxh64", "md5"))
         bucket = s3.make_bucket()
         for path in tmp_path.iterdir():
-            upload(path, f"{bucket}/train/{path.name}", s3.options)
+            Location(f"{bucket}/train/{path.name}", s3.options).upload(path)
         cache = cache_of(remote=f"{bucket}/train", storage_options=s3.options, validate_hash="md5")
         directory = default_cache_directory(f"{bucket}/train", s3.options)
         assert ensure_all(cache) == [directory, directory]

@@ -13,7 +13,7 @@ from lightning_streaming.cache.file_states import StagingFile, claim
 from lightning_streaming.cache.shard_cache import Absence
 from lightning_streaming.errors import ConfigError, IntegrityError, ObjectNotFoundError, ShardCorruptError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex
-from lightning_streaming.storage import upload
+from lightning_streaming.storage import Location
 from tests.cache.helpers import cached, fetch_shard
 from tests.formats.small_shards import FORMATS, put_dataset
 from tests.servers import HttpStore, S3Store
@@ -57,7 +57,7 @@ class TestFetching:
         put_dataset(tmp_path / "made", split_format, (3, 0, 2), compression="zstd", hashes=("md5", "sha1"))
         bucket = s3.make_bucket()
         for path in (tmp_path / "made").iterdir():
-            upload(path, f"{bucket}/{path.name}", s3.options)
+            Location(f"{bucket}/{path.name}", s3.options).upload(path)
         cache = cache_of(
             remote=bucket, local=tmp_path / "cache", storage_options=s3.options, validate_hash="md5", keep_zip=True
         )

@@ -29,7 +29,7 @@ from lightning_streaming.errors import (
 from lightning_streaming.formats import encodings
 from lightning_streaming.formats.encodings import register_encoding, registered_encodings
 from lightning_streaming.loading import sample_source
-from lightning_streaming.storage import upload
+from lightning_streaming.storage import Location
 from lightning_streaming.writing.merge import merge
 from tests.formats.golden_datasets import SPLIT, expectations, read_index, value_of
 from tests.formats.small_shards import FORMATS, put_dataset, sample_of
@@ -161,7 +161,7 @@ def read_all(dataset: StreamingDataset) -> list[dict[str, Any]]:
 def upload_all(directory: Path, url: str, options: dict[str, Any]) -> None:
     for path in sorted(directory.rglob("*")):
         if path.is_file():
-            upload(path, f"{url}/{path.relative_to(directory).as_posix()}", options)
+            Location(f"{url}/{path.relative_to(directory).as_posix()}", options).upload(path)
 
 
 class TestGolden:

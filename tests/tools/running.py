@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from lightning_streaming.__main__ import main
 from lightning_streaming.formats.index import DatasetIndex, parse_index
-from lightning_streaming.storage import upload
+from lightning_streaming.storage import Location
 from lightning_streaming.writing.writers import MDSWriter
 
 
@@ -82,7 +82,7 @@ def put(directory: Path, url: str, settings: Mapping[str, Any]) -> None:
     """Upload a directory as it is."""
     for path in directory.rglob("*"):
         if path.is_file():
-            upload(path, f"{url}/{path.relative_to(directory).as_posix()}", settings)
+            Location(f"{url}/{path.relative_to(directory).as_posix()}", settings).upload(path)
 
 
 def contents(directory: Path) -> dict[str, bytes]:

@@ -25,7 +25,7 @@ from pyarrow import parquet
 
 from examples.byte_transformer import ByteTransformer
 from lightning_streaming import StreamingDataLoader, StreamingDataset
-from lightning_streaming.storage import upload
+from lightning_streaming.storage import Location
 from tests.servers import S3Store, http_server
 from tests.tools.running import Outcome, options, run
 from tests.tools.test_sources_files import image, write_tar
@@ -217,10 +217,10 @@ def test_a_conversion_that_is_told_to_end_leaves_nothing_in_the_temporary_direct
 def test_a_url_is_named_and_not_the_copy_of_it(tmp_path: Path, s3: S3Store) -> None:
     bucket, stores = s3.make_bucket(), options(s3.options, "--source-options")
     source = write_rows(tmp_path / "a.jsonl", 100)
-    upload(source, f"{bucket}/a.jsonl", s3.options)
+    Location(f"{bucket}/a.jsonl", s3.options).upload(source)
     assert f"told from {bucket}/a.jsonl, line 1: id" in convert(f"{bucket}/a.jsonl", tmp_path / "whole", *stores).err
     source.write_text(source.read_text().replace('"text 70"', "7"))
-    upload(source, f"{bucket}/b.jsonl", s3.options)
+    Location(f"{bucket}/b.jsonl", s3.options).upload(source)
     for part_size in ("1kb", "1gb"):
         words = (f"{bucket}/b.jsonl", tmp_path / part_size, *stores, "--part-size", part_size, "--workers", 1)
         outcome = run("convert", *words)
@@ -420,7 +420,7 @@ def test_a_column_that_is_no_text_cannot_be_tokenized(tmp_path: Path) -> None:
 @pytest.mark.parametrize("part_size", ["2kb", "1gb"])
 def test_from_a_bucket_to_a_bucket(tmp_path: Path, s3: S3Store, part_size: str) -> None:
     bucket = s3.make_bucket()
-    upload(write_rows(tmp_path / "a.jsonl", 100), f"{bucket}/raw/a.jsonl", s3.options)
+    Location(f"{bucket}/raw/a.jsonl", s3.options).upload(write_rows(tmp_path / "a.jsonl", 100))
     stores = options(s3.options) + options(s3.options, "--source-options")
     args = (f"{bucket}/raw/a.jsonl", f"{bucket}/out", *stores, "--part-size", part_size, "--workers", 1)
     assert convert(*args).out.startswith(f"{bucket}/out: 100 samples in ")

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_streaming.storage import read_bytes
-from lightning_streaming.storage.location import list_files
+from lightning_streaming.storage import Location
 from lightning_streaming.tools.copy import CLAIM_BASENAME
 from tests.golden import golden_path
 from tests.servers import HttpStore, S3Store
@@ -27,8 +26,8 @@ def named(directory: Path) -> dict[str, bytes]:
 
 def on_store(url: str, s3: S3Store) -> dict[str, bytes]:
     """All objects under a URL."""
-    names = list_files(url, s3.options, retry=1, timeout=10)
-    return {name: read_bytes(f"{url}/{name}", s3.options, retry=1, timeout=10) for name in names}
+    bucket = Location(url, s3.options, attempts=1, timeout=10)
+    return {name: (bucket / name).read() for name in bucket.walk()}
 
 
 @pytest.mark.parametrize("dataset", GOLDEN)

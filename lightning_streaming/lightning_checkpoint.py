@@ -1,0 +1,138 @@
+"""What a checkpoint of Lightning's holds of its fit loop: read, checked, and set to another place.
+
+Plain dicts, for which nobody has to import lightning; the trainer that runs is in trainer/lightning_internals.py. The
+fit loop counts epochs and batches as ``ready``, ``started``, ``processed``, ``completed``, each raised in turn as one
+unit of work goes on, and a checkpoint holds the counters as they stood in the hook that saved it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, MutableMapping
+from typing import Any
+
+from lightning_streaming.errors import StateError
+
+_EPOCHS, _BATCHES, _EPOCH_STATE = "epoch_progress", "epoch_loop.batch_progress", "epoch_loop.state_dict"
+_VALIDATION = "epoch_loop.val_loop.batch_progress"
+_STATES, _OF_LOADERS = "state_dict", "combined_loader"
+
+
+def batches_of_epoch_trained(checkpoint: Mapping[str, Any]) -> int:
+    """Batches of the epoch under way that Lightning has trained; 0 between two epochs."""
+    batches = _fit_loop(checkpoint)[_BATCHES]
+    return 0 if batches["is_last_batch"] else int(batches["current"]["processed"])
+
+
+def batches_in_weights(checkpoint: Mapping[str, Any], epoch: int, batches: int) -> int:
+    """Batches over all epochs that the weights have seen, of which these of ``epoch`` are the last."""
+    loop = _fit_loop(checkpoint)
+    progress = loop[_BATCHES]
+    seen = int(progress["total"]["processed"])
+    if loop[_EPOCHS]["current"]["started"] > epoch:  # under way: batches not in the weights are read again
+        seen -= progress["current"]["processed"] - batches
+    return seen
+
+
+def place_of_counters(checkpoint: Mapping[str, Any]) -> dict[str, int]:
+    """The trainer's place where nobody else has saved it, as ``StreamingStateCallback`` would have."""
+    loop = _fit_loop(checkpoint)
+    epoch, batches = loop[_EPOCHS]["current"]["completed"], loop[_BATCHES]["current"]["processed"]
+    return {"epoch": epoch, "batches": batches, "batches_in_epoch": 0}
+
+
+def move_counters(checkpoint: MutableMapping[str, Any], seen: int, epoch: int, batches: int) -> None:
+    """Let a checkpoint say that its trainer has done ``batches`` batches of ``epoch``.
+
+    The counters get the shape that they have between two batches, or between two epochs: nothing is under way, so
+    Lightning has nothing to finish. The global step and the loggers' step stay.
+
+    Args:
+        checkpoint: It is changed.
+        seen: Batches over all epochs that the weights have seen; see :func:`batches_in_weights`.
+        epoch: Epochs done.
+        batches: Batches done of the next.
+    """
+    loop = _fit_loop(checkpoint)
+    epochs, progress = loop[_EPOCHS], loop[_BATCHES]
+    closing = progress["is_last_batch"] and epochs["current"]["processed"] < epochs["current"]["started"]
+    if closing or progress["total"]["processed"] > progress["total"]["completed"]:
+        loop[_EPOCH_STATE]["_batches_that_stepped"] += 1  # the last step was not counted for loggers yet
+    _set([progress["total"]], seen)
+    _set([progress["current"]], batches)
+    progress["is_last_batch"] = False
+    trackers = [epochs["current"], epochs["total"]]
+    _set(trackers, epoch)
+    if batches:
+        for tracker in trackers:
+            tracker.update(ready=epoch + 1, started=epoch + 1)
+    checkpoint["epoch"] = epoch
+    drop_loader_states(checkpoint)
+
+
+def check_trained(checkpoint: Mapping[str, Any], epoch: int, batches: int) -> None:
+    """Refuse a checkpoint whose trainer has not come to the place that it holds.
+
+    Raises:
+        StateError: Lightning has trained fewer batches of the epoch than we have counted, has not begun it, or is
+            beyond it.
+    """
+    loop = _fit_loop(checkpoint)
+    trained = loop[_BATCHES]["current"]["processed"]
+    begun, ended = (loop[_EPOCHS]["current"][count] for count in ("ready", "processed"))
+    # An epoch that was cut short counts as ended for Lightning.
+    if batches > trained or not ended - 1 <= epoch <= begun:
+        raise StateError(
+            f"the checkpoint's place in the data is after batch {batches} of epoch {epoch}, but its trainer had "
+            f"begun {begun} epochs, and trained {trained} batches of the last; the two were not saved together. Either "
+            "it was saved in on_fit_start of a run that resumed, where Lightning has not restored its counters and "
+            "optimizers yet: resume from the checkpoint that this run resumed from, and save in on_train_start or "
+            "later. Or another checkpoint was restored since, as LearningRateFinder and BatchSizeFinder do in a run "
+            "that resumes: leave those out of it"
+        )
+
+
+def reopen_epoch(checkpoint: Mapping[str, Any], epoch: int) -> None:
+    """Let a checkpoint whose epoch was cut short, but counted as done, say that it is under way."""
+    progress = _fit_loop(checkpoint)[_EPOCHS]
+    for tracker in (progress["current"], progress["total"]):
+        if tracker["processed"] > epoch:
+            tracker.update(ready=epoch + 1, started=epoch + 1, processed=epoch, completed=epoch)
+
+
+def repeat_validation(checkpoint: Mapping[str, Any]) -> None:
+    """Let a checkpoint saved in mid-validation say so, in the shape from which Lightning begins it again."""
+    progress = checkpoint["loops"]["fit_loop"][_VALIDATION]
+    for tracker in (progress["total"], progress["current"]):
+        tracker.update(ready=1, started=1, processed=0, completed=0)
+    progress["is_last_batch"] = False
+
+
+def has_loader_states(checkpoint: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint holds what our loaders themselves told Lightning of their place."""
+    states = checkpoint.get("loops", {}).get("fit_loop", {}).get(_STATES, {}).get(_OF_LOADERS, [])
+    return bool(states) and all(isinstance(state, Mapping) and "sample_in_epoch" in state for state in states)
+
+
+def drop_loader_states(checkpoint: Mapping[str, Any]) -> None:
+    """Take our loaders' states out of what Lightning would give to loaders by their place in a list.
+
+    It does so too late for some loaders and too early for others, and fails when their number changed.
+    """
+    if has_loader_states(checkpoint):
+        _fit_loop(checkpoint)[_STATES][_OF_LOADERS] = []
+
+
+def _fit_loop(checkpoint: Mapping[str, Any]) -> MutableMapping[str, Any]:
+    loop: MutableMapping[str, Any] = checkpoint.get("loops", {}).get("fit_loop", {})
+    missing = {_EPOCHS, _BATCHES, _EPOCH_STATE, _STATES} - loop.keys()
+    if missing:
+        raise StateError(
+            f"the checkpoint's fit loop has no {', '.join(sorted(missing))}; "
+            "it was not saved by a Lightning release that this package knows (2.6 or newer)"
+        )
+    return loop
+
+
+def _set(trackers: Iterable[MutableMapping[str, Any]], done: int) -> None:
+    for tracker in trackers:
+        tracker.update(ready=done, started=done, processed=done, completed=done)

@@ -1,0 +1,121 @@
+"""Which tests are fast: those that start no process, no trainer and no store, as their source tells.
+
+A test is slow if it, or what it calls or asks for in ``tests``, names something of :data:`_STARTERS`, gives a loader
+workers, or lies in a folder of :data:`_SLOW_FOLDERS`. So no test has to be marked by hand, and a new one is sorted too.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+_SLOW_FOLDERS = ("trainer", "faults", "examples", "docs", "benchmarks", "servers")
+_SLOW_IMPORTS = ("lightning", "jsonargparse", "accelerate", "transformers", "datasets", "tokenizers", "ray", "pyarrow")
+_STARTERS = {
+    *("subprocess", "Popen", "multiprocessing", "get_context", "fork", "spawn", "ProcessPoolExecutor", "kill"),
+    *("write_parallel", "s3", "gcs", "s3_bucket", "gcs_bucket", "http_store", "sleep"),
+}
+"""Names of what takes seconds to start, or only waits."""
+_WORKERS = ("workers", "num_workers")
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out, where only fast tests are asked for, files that have none: importing them takes its time too."""
+    if config.option.markexpr != "fast" or collection_path.suffix != ".py":
+        return None
+    return True if collection_path.name.startswith("test_") and not _fast_tests(collection_path) else None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark a fast test."""
+    workers = [item.callspec.params.get(name) for name in _WORKERS] if hasattr(item, "callspec") else []
+    if getattr(item, "originalname", item.name) in _fast_tests(item.path) and not any(workers):
+        item.add_marker(pytest.mark.fast)
+
+
+@cache
+def _fast_tests(path: Path) -> set[str]:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    if len(parts) > 2 and parts[1] in _SLOW_FOLDERS:
+        return set()
+    module = ".".join(parts)
+    if any(one.split(".")[0] in _SLOW_IMPORTS for one, _ in _module(module).imports.values()):
+        return set()
+    return {name for name in _module(module).functions if name.startswith("test_") and not _is_slow(module, name)}
+
+
+class _Module:
+    """What a file of the tests defines and imports."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        defined = (node for node in tree.body if isinstance(node, _Function | ast.ClassDef))
+        self.functions: Mapping[str, ast.AST] = {node.name: node for node in defined}
+        self.imports = dict(_imports(tree))
+
+
+def _imports(tree: ast.Module) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Name here, and the module and name there."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            yield from ((one.asname or one.name, (node.module or "", one.name)) for one in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((one.asname or one.name, (one.name, "")) for one in node.names)
+
+
+@cache
+def _module(name: str) -> _Module:
+    path = ROOT.joinpath(*name.split(".")).with_suffix(".py")
+    return _Module(ast.parse(path.read_text() if path.is_file() else ""))
+
+
+_UNDER_WAY: set[tuple[str, str]] = set()  # of functions that call each other
+
+
+@cache
+def _is_slow(module: str, name: str) -> bool:
+    """Whether a function or class of the tests starts something, itself or through others."""
+    if (module, name) in _UNDER_WAY:
+        return False
+    _UNDER_WAY.add((module, name))
+    found = _find(module, name)
+    slow = found is not None and any(
+        word in _STARTERS or word == _WORKERS[0] + "=" or _is_slow(found[0], word) for word in _words(found[1])
+    )
+    _UNDER_WAY.discard((module, name))
+    return slow
+
+
+def _find(module: str, name: str) -> tuple[str, ast.AST] | None:
+    """Where a name is defined, in the tests: here, where it is imported from, or as a fixture of a conftest above."""
+    if not module.startswith("tests"):
+        return None
+    here = _module(module)
+    if name in here.functions:
+        return module, here.functions[name]
+    if name in here.imports:
+        return _find(*here.imports[name]) if here.imports[name][1] else None
+    parts = module.split(".")
+    conftests = (".".join([*parts[:depth], "conftest"]) for depth in range(len(parts) - 1, 0, -1))
+    return next(((one, _module(one).functions[name]) for one in conftests if name in _module(one).functions), None)
+
+
+def _words(tree: ast.AST) -> Iterator[str]:
+    """Names that a function mentions; ``workers=`` where it gives something workers."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.keyword) and node.arg in _WORKERS:
+            value = node.value
+            if isinstance(value, ast.Constant) and value.value:
+                yield _WORKERS[0] + "="

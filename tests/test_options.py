@@ -1,0 +1,112 @@
+"""Options written once: a class that takes those of a config is called, documented and parsed as if it had its own."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import jsonargparse
+import pytest
+
+from lightning_streaming.errors import ConfigError, UnknownArgumentError
+from lightning_streaming.options import explains_options_of, explanations_of, takes_options_of
+from lightning_streaming.replaced_names import tells_unknown_arguments
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """How samples are ordered.
+
+    Args:
+        shuffle: Whether to shuffle.
+        seed: Seed of
+            the order.
+
+    Raises:
+        ConfigError: The seed is negative.
+    """
+
+    shuffle: bool = False
+    seed: int | None = 9
+
+    def __post_init__(self) -> None:
+        if self.seed is not None and self.seed < 0:
+            raise ConfigError(f"seed must not be negative, but got {self.seed}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Order):
+    """What a dataset is asked for.
+
+    Args:
+        remote: Where from.
+        shuffle: Whether to shuffle each epoch.
+    """
+
+    remote: str
+
+
+@tells_unknown_arguments
+@explains_options_of(Options)
+class Data:
+    """Samples.
+
+    Read them.
+
+    Raises:
+        ConfigError: An option cannot work.
+    """
+
+    @takes_options_of(Options)
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+
+class Own(Data):
+    def __init__(self, crop: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.crop = crop
+
+
+def test_a_class_takes_the_keywords_of_its_config_and_hands_them_on_checked() -> None:
+    assert Data(remote="a", seed=3).options == Options(remote="a", seed=3)
+    assert Own(4, remote="a").options == Options(remote="a")
+    with pytest.raises(ConfigError, match="seed must not be negative"):
+        Data(remote="a", seed=-1)
+
+
+def test_an_unknown_keyword_is_refused_by_the_class_that_was_called() -> None:
+    with pytest.raises(UnknownArgumentError, match=r"Data takes no argument 'sed': did you mean seed=\?"):
+        Data(remote="a", sed=1)  # type: ignore[call-arg]
+
+
+def test_the_signature_and_the_docstring_tell_each_option() -> None:
+    assert {name: one.default for name, one in inspect.signature(Data).parameters.items()} == {
+        "shuffle": False,
+        "seed": 9,
+        "remote": inspect.Parameter.empty,
+    }
+    assert inspect.getdoc(Data) == (
+        "Samples.\n\nRead them.\n\nArgs:\n"
+        "    shuffle: Whether to shuffle each epoch.\n    seed: Seed of\n        the order.\n"
+        "    remote: Where from.\n\n"
+        "Raises:\n    ConfigError: An option cannot work."
+    )
+
+
+def test_a_config_without_bases_and_a_class_without_words_are_explained_as_they_are() -> None:
+    assert list(explanations_of(Options)) == ["shuffle", "seed", "remote"]
+    assert explanations_of(int) == {}
+
+
+@pytest.mark.parametrize("made", [Data, Own, Options])
+def test_a_command_line_checks_and_explains_each_option(made: type, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(made, "data")
+    parser.print_help()
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--data.seed SEED Seed of the order. (type: int | null, default: 9)" in shown
+    assert "Whether to shuffle each epoch. (type: bool, default: False)" in shown
+    with pytest.raises(jsonargparse.ArgumentError):
+        parser.parse_args(["--data.remote=a", "--data.crop=1", "--data.seed=x"])
