@@ -12,6 +12,7 @@ import pytest
 import torch.distributed as dist
 from hypothesis import settings as hypothesis_settings
 
+from tests.leftovers import forget_accelerate, restore_loader_classes
 from tests.servers import (
     GcsBucket,
     GcsStore,
@@ -57,9 +58,11 @@ for _name in _UNSET:
 
 @pytest.fixture(autouse=True)
 def process_as_found() -> Iterator[None]:
-    """Take away what a test's trainers leave in this process: its rank in the environment, a group of ranks."""
+    """Take away what a test's trainers leave in this process: its rank in the environment, a group of ranks, ..."""
     found = dict(os.environ)
     yield
+    forget_accelerate()
+    restore_loader_classes()
     if dist.is_initialized():
         dist.destroy_process_group()
     if found != os.environ:

@@ -19,7 +19,6 @@ from lightning_streaming.loading import parcels, slots
 from lightning_streaming.loading.parcels import Parcel, Sender
 from lightning_streaming.loading.slots import BatchSlots
 from tests.helpers import make_loader, write_dataset
-from tests.loading.processes import wait_until
 
 LARGE = 4096
 
@@ -256,7 +255,7 @@ def test_without_a_loader_or_its_pass_the_memory_is_gone(tmp_path: Path) -> None
     list(lives_on)
     assert maps() == 1
     lives_on.close()
-    assert wait_until(lambda: maps() == 0)
+    assert maps() == 0
 
 
 def test_without_shared_memory_torch_sends_the_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
