@@ -30,5 +30,6 @@ def _restore(kind: type) -> None:
         if (old := f"__old{name}") in vars(kind):
             setattr(kind, name, vars(kind)[old])
             delattr(kind, old)
+    derived: type
     for derived in kind.__subclasses__():
         _restore(derived)

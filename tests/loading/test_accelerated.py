@@ -94,7 +94,7 @@ def test_two_processes_read_each_sample_once_and_resume_exactly(data: Path, tmp_
 
 
 def _processes() -> int:
-    return accelerator({}).num_processes
+    return int(accelerator({}).num_processes)
 
 
 def test_ranks_of_a_test_that_is_one_process_are_two(tmp_path: Path) -> None:
