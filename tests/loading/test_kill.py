@@ -66,7 +66,7 @@ def _kill_after(trainer: Any, seconds: float) -> None:
     workers = children(trainer.pid)
     os.kill(trainer.pid, signal.SIGKILL)
     trainer.join()
-    assert wait_until(lambda: not any(map(is_alive, workers)), seconds=3)
+    assert wait_until(lambda: not any(map(is_alive, workers)))
     assert not shared_memory_of(workers | {trainer.pid})
 
 
@@ -82,7 +82,7 @@ def test_training_survives_being_killed_at_any_moment(http_store: HttpStore, tmp
         trainer.start()
         if kill < KILLS and kill % 2:  # while it reads, however long a busy machine takes to get there
             written = (tmp_path / "journal").stat().st_size
-            assert wait_until(lambda: (tmp_path / "journal").stat().st_size > written, seconds=30)  # noqa: B023
+            assert wait_until(lambda: (tmp_path / "journal").stat().st_size > written)  # noqa: B023
             _kill_after(trainer, chance.uniform(0.001, 0.1))
         elif kill < KILLS:
             _kill_after(trainer, chance.uniform(0.01, 0.5))

@@ -142,7 +142,7 @@ def test_a_worker_that_its_parent_terminates_ends(root: Path, method: str) -> No
     assert len(workers) == 2
     for worker in workers:
         worker.terminate()
-        worker.join(timeout=5)
+        worker.join(timeout=60)
     assert [worker.exitcode for worker in workers] == [0, 0]
     loader.close()
 
@@ -172,5 +172,5 @@ def test_workers_end_at_once_when_their_parent_is_killed(root: Path, method: str
         trainer.kill()
     assert len(workers) >= 2
     # Torch alone would take five seconds.
-    assert wait_until(lambda: not any(map(is_alive, workers)), seconds=2)
+    assert wait_until(lambda: not any(map(is_alive, workers)), seconds=4)
     assert not shared_memory_of(workers | {trainer.pid})

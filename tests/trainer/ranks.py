@@ -59,7 +59,7 @@ def _start(
 
 
 def _answer_of(rank: int, listen: Connection) -> Any:
-    assert listen.poll(60), f"rank {rank} does not answer"
+    assert listen.poll(100), f"rank {rank} does not answer"
     try:
         is_good, given = listen.recv()
     except EOFError:
