@@ -135,16 +135,12 @@ def measure_rate(case: Case) -> dict[str, Any]:
 
 def our_partition(case: Case) -> WorkerPartition:
     """The epoch, planned as the loading room does, and the first worker's part of it."""
-    from lightning_streaming.order.deal import Deal
-    from lightning_streaming.order.geometry import epoch_geometry, layout
-    from lightning_streaming.order.layout import BatchGeometry
-    from lightning_streaming.order.shape import DatasetShape
-
     from lightning_streaming.loading.order_files import shared_order
     from lightning_streaming.loading.passes import WorkerPartition
+    from lightning_streaming.order.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
     from lightning_streaming.order.plan import plan_epoch
     from lightning_streaming.order.settings import OrderSettings
-    from lightning_streaming.order.weights import StreamWeight, resolve_weights
+    from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
 
     shuffled: dict[str, Any] = {"shuffle": True, "shuffle_algo": case.order} if case.order != "none" else {}
     settings = OrderSettings(shuffle_seed=SEED, **shuffled).settled(case.nodes)
@@ -153,15 +149,15 @@ def our_partition(case: Case) -> WorkerPartition:
     current = BatchGeometry(num_nodes=case.nodes, ranks_per_node=case.ranks, batch_size=case.batch_size)
     geometry = epoch_geometry(settings, current, None)
     plan = plan_epoch(settings, shape, geometry, 0, shared_order(settings, shape, 0))
-    deal = Deal(
+    partition = Partition(
         length=len(plan),
         start=0,
         num_nodes=case.nodes,
         ranks_per_node=case.ranks,
         batch_size=case.batch_size,
-        layout=layout(settings, current, geometry),
+        layout=rank_layout(settings, current, geometry),
     )
-    return WorkerPartition(plan=plan, deal=deal, node=0, rank_of_node=0, num_workers=case.workers)
+    return WorkerPartition(plan=plan, deal=partition, node=0, rank_of_node=0, num_workers=case.workers)
 
 
 def our_ids(partition: WorkerPartition) -> NDArray[np.int64]:

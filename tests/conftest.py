@@ -13,6 +13,7 @@ import torch.distributed as dist
 from hypothesis import settings as hypothesis_settings
 
 from tests.fast import pytest_ignore_collect, pytest_itemcollected  # noqa: F401 hooks
+from tests.leftovers import forget_accelerate, restore_loader_classes
 from tests.servers import (
     GcsBucket,
     GcsStore,
@@ -58,9 +59,11 @@ for _name in _UNSET:
 
 @pytest.fixture(autouse=True)
 def process_as_found() -> Iterator[None]:
-    """Take away what a test's trainers leave in this process: its rank in the environment, a group of ranks."""
+    """Take away what a test's trainers leave in this process: its rank in the environment, a group of ranks, ..."""
     found = dict(os.environ)
     yield
+    forget_accelerate()
+    restore_loader_classes()
     if dist.is_initialized():
         dist.destroy_process_group()
     if found != os.environ:

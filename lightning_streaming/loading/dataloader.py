@@ -6,7 +6,7 @@ import logging
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -59,6 +59,21 @@ _SETTINGS = (
     "with_valid",
 )
 """What a loader tells of itself."""
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What changes while a loader is read. Not its own attributes: Lightning may note, and so keep, all set there."""
+
+    channel: WorkerChannel | None = None
+    """With workers that live on from pass to pass."""
+    passes_begun: int = 0
+    moved_at: int = 0
+    """Passes begun when the loader was last moved."""
+    latest: weakref.ref[LoaderPass] | None = None
+    end: Cursor | None = None
+    """Where the latest batch ends; None before the first of a pass."""
+    unclaimed: deque[Cursor] = field(default_factory=lambda: deque(maxlen=_MOST_UNCLAIMED))
 
 
 @tells_replacements
@@ -125,12 +140,7 @@ class StreamingDataLoader(AcceleratedLoader):
         self.with_keys = with_keys
         self.with_valid = with_valid
         self._tally = StatisticsCollector(list(dataset.streams))
-        self._channel: WorkerChannel | None = None  # with workers that live on from pass to pass
-        self._passes_begun = 0
-        self._moved_at = 0
-        self._latest: weakref.ref[LoaderPass] | None = None
-        self._end: Cursor | None = None
-        self._unclaimed: deque[Cursor] = deque(maxlen=_MOST_UNCLAIMED)
+        self._progress = _Progress()
 
     def __len__(self) -> int:
         """Batches in a whole epoch on each rank; the same after a resume as before, and whatever is skipped."""
@@ -148,7 +158,8 @@ class StreamingDataLoader(AcceleratedLoader):
 
     def cursor(self) -> Cursor:
         """Where the next batch to be handed out begins."""
-        return self.dataset.next_cursor() if self._end is None else self._end
+        end = self._progress.end
+        return self.dataset.next_cursor() if end is None else end
 
     def claim(self) -> Cursor | None:
         """Where the oldest batch ends that was handed out and not claimed yet; None if there is none.
@@ -156,7 +167,8 @@ class StreamingDataLoader(AcceleratedLoader):
         Whoever consumes batches later than they are handed out, as a trainer that fetches ahead does, claims each when
         done with it, and so knows the place that is safe to save.
         """
-        return self._unclaimed.popleft() if self._unclaimed else None
+        unclaimed = self._progress.unclaimed
+        return unclaimed.popleft() if unclaimed else None
 
     def seek(self, cursor: Cursor) -> None:
         """Let the next pass begin at ``cursor``; the pass under way, if any, no longer counts."""
@@ -214,7 +226,8 @@ class StreamingDataLoader(AcceleratedLoader):
 
     def close(self) -> None:
         """Give up the pass under way, end the workers, persistent ones too, and unmap every shard."""
-        under_way = self._latest and self._latest()
+        latest = self._progress.latest
+        under_way = latest and latest()
         if under_way:
             under_way.close()
         self._end_workers(self._iterator)  # where torch keeps persistent workers
@@ -223,28 +236,29 @@ class StreamingDataLoader(AcceleratedLoader):
 
     def _begin_pass(self, begins: LoaderPass) -> tuple[int, PassStart, WorkerChannel, Iterator[BatchGroup]]:
         """Begin the next pass: its number, where it starts, what its workers share, and torch's iterator over them."""
-        self._latest = weakref.ref(begins)
-        self._passes_begun += 1
-        self._end = None
+        progress = self._progress
+        progress.latest = weakref.ref(begins)
+        progress.passes_begun += 1
+        progress.end = None
         if self.repeat_epoch:
             self.dataset.seek(Cursor(0, 0))
         passes = passes_of(self.dataset)
         start = passes.begin(self.dataset.current_world(), self._samples_per_batch, self.drop_last)
         passes.tell_unsuited(start)
         # Workers that live on keep what they were told; those of a pass given up have another channel.
-        channel = self._channel if self._iterator is not None and self._channel is not None else self._new_channel()
-        self._channel = channel if self.persistent_workers else None
+        channel = (self._iterator is not None and progress.channel) or self._new_channel()
+        progress.channel = channel if self.persistent_workers else None
         channel.pass_start.assign(start)
         self._tally.begin_pass(self.num_workers)
         if self.drop_last and (why := why_empty(self)):
             _log.warning(why)
-        return self._passes_begun, start, channel, start_iterator(self, self._worker_batches(channel))
+        return progress.passes_begun, start, channel, start_iterator(self, self._worker_batches(channel))
 
     def _end_workers(self, batches: Iterator[Any] | None) -> None:
         """End the workers behind torch's iterator of a pass, persistent ones too."""
         end_workers(batches)
         if batches is self._iterator:
-            self._iterator = self._channel = None
+            vars(self)["_iterator"] = self._progress.channel = None
 
     def _is_current(self, number: int) -> bool:
         """Whether this pass is the latest and the loader was not moved since, so that its batches count.
@@ -252,18 +266,19 @@ class StreamingDataLoader(AcceleratedLoader):
         Raises:
             ConfigError: Another pass has begun while this one was being read.
         """
-        if number != self._passes_begun and number > self._moved_at:
+        progress = self._progress
+        if number != progress.passes_begun and number > progress.moved_at:
             raise ConfigError(
                 "another pass over this loader has begun while this one was being read; make a second loader, with a "
                 "dataset of its own, to read two at a time"
             )
-        return number == self._passes_begun
+        return number == progress.passes_begun
 
     def _hand_out(self, start: PassStart, end: Cursor, measures: NDArray[np.int64], wait_ns: int) -> None:
         """Note that a batch is handed out of the pass that began at ``start``: where it ends, and what it took."""
         self._tally.add(measures, wait_ns)
-        self._end = end
-        self._unclaimed.append(end)
+        self._progress.end = end
+        self._progress.unclaimed.append(end)
         passes_of(self.dataset).hand_out(start, end)
 
     def _new_channel(self) -> WorkerChannel:
@@ -279,10 +294,11 @@ class StreamingDataLoader(AcceleratedLoader):
         return self.pin_memory and torch.accelerator.is_available()
 
     def _forget_pass(self) -> None:
-        self._passes_begun += 1
-        self._moved_at = self._passes_begun
-        self._end = None
-        self._unclaimed.clear()
+        progress = self._progress
+        progress.passes_begun += 1
+        progress.moved_at = progress.passes_begun
+        progress.end = None
+        progress.unclaimed.clear()
 
     def _whole_epoch(self) -> Partition:
         return replace(self._deal_from(Cursor(0, 0)), gaps=NOTHING_SKIPPED)

@@ -87,7 +87,9 @@ def start_iterator(loader: DataLoader[Any], groups: WorkerBatches) -> Iterator[B
     Where workers live on from pass to pass, it stays the loader's own, and then goes on with what it was first given.
     """
     twin = object.__new__(type(loader))
-    vars(twin).update(vars(loader))  # past torch's refusal of changes, and past what a subclass pickles of itself
+    # Past torch's refusal of changes, and past what a subclass pickles of itself; but without what Lightning notes, so
+    # that it notes no iterator.
+    vars(twin).update((name, value) for name, value in vars(loader).items() if not name.startswith("__pl_"))
     vars(twin).update(
         dataset=groups,
         batch_size=None,
@@ -100,7 +102,7 @@ def start_iterator(loader: DataLoader[Any], groups: WorkerBatches) -> Iterator[B
         return DataLoader.__iter__(twin)
     with _signals_held_back((loader.multiprocessing_context or multiprocessing).get_start_method()):
         iterator = DataLoader.__iter__(twin)
-    loader._iterator = twin._iterator
+    vars(loader)["_iterator"] = twin._iterator
     return iterator
 
 

@@ -131,7 +131,7 @@ def test_two_epochs_are_right_under_all_faults_at_once(store: FaultyStore, tmp_p
     store.fail("index", "truncate", times=1)
     for fault in HARMLESS.values():
         store.fail("", times=1, each=True, **fault)
-    loader = loader_over(store, tmp_path, workers, download_timeout=0.5, download_retry=3)
+    loader = loader_over(store, tmp_path, workers, download_timeout=0.5, download_retry=6)
     assert_whole_epoch(loader)
     assert_whole_epoch(loader)  # from the cache
     assert {entry.fault for entry in store.log()} >= {fault["fault"] for fault in FAULTS.values()}

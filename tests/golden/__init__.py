@@ -1,4 +1,4 @@
-"""Golden files: what MosaicML Streaming 0.13 itself wrote, byte for byte; see the README beside this file."""
+"""Golden files: what MosaicML Streaming 0.13 and release 0.1 themselves wrote; see the README beside this file."""
 
 from __future__ import annotations
 

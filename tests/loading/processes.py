@@ -20,14 +20,18 @@ def children(pid: int | None = None) -> set[int]:
 
 def is_alive(pid: int) -> bool:
     """Whether a process runs; one that ended and was not waited for does not."""
+    return state_of(pid) not in "ZX"
+
+
+def state_of(pid: int) -> str:
+    """The letter that Linux has for the state of a process: R for one that runs, T for one that was stopped."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
+        return "X"
 
 
-def wait_until(true: Callable[[], bool], seconds: float = 10) -> bool:
+def wait_until(true: Callable[[], bool], seconds: float = 60) -> bool:
     """Whether something becomes true in time."""
     deadline = time.monotonic() + seconds
     while not true():

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator, skip_first_batches
-from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.state import GradientState, PartialState
 from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
@@ -42,13 +42,6 @@ OPTIONS: list[Options] = [
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_dataset(tmp_path_factory.mktemp("data") / "ids", SAMPLES)
-
-
-@pytest.fixture(autouse=True)
-def _forget_accelerate() -> Iterator[None]:
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 def accelerator(options: Options, **more: Any) -> Accelerator:
@@ -98,6 +91,15 @@ def test_two_processes_read_each_sample_once_and_resume_exactly(data: Path, tmp_
             counts = Counter(flat([of_first[2], of_second[2]], epoch))
             assert len(counts) == SAMPLES, of_first[0]
             assert counts.total() == SAMPLES + 1, "one is read twice, so that both have as many"
+
+
+def _processes() -> int:
+    return int(accelerator({}).num_processes)
+
+
+def test_ranks_of_a_test_that_is_one_process_are_two(tmp_path: Path) -> None:
+    assert _processes() == 1
+    assert on_ranks(_processes, meeting=tmp_path / "ranks") == [2, 2]
 
 
 def test_one_process_knows_its_place_and_resumes_exactly(data: Path, tmp_path: Path) -> None:

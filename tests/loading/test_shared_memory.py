@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from lightning_streaming.loading import shared_memory
 from lightning_streaming.loading.shared_memory import BatchMessage, BatchSender, BatchSlots
 from tests.helpers import make_loader, write_dataset
-from tests.loading.processes import wait_until
 
 LARGE = 4096
 
@@ -255,7 +254,7 @@ def test_without_a_loader_or_its_pass_the_memory_is_gone(tmp_path: Path) -> None
     list(lives_on)
     assert maps() == 1
     lives_on.close()
-    assert wait_until(lambda: maps() == 0)
+    assert maps() == 0
 
 
 def test_without_shared_memory_torch_sends_the_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

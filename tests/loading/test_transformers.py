@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState
 from transformers import Trainer, TrainingArguments
 
 from lightning_streaming import StreamingDataLoader, StreamingDataset, World
@@ -27,13 +25,6 @@ SAMPLES, EPOCHS = 29, 2
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_dataset(tmp_path_factory.mktemp("data") / "ids", SAMPLES)
-
-
-@pytest.fixture(autouse=True)
-def _forget_accelerate() -> Iterator[None]:
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 class Recorder(torch.nn.Module):

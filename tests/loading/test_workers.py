@@ -169,7 +169,7 @@ def test_a_worker_that_its_parent_terminates_ends(root: Path, method: str) -> No
     assert len(workers) == 2
     for worker in workers:
         worker.terminate()
-        worker.join(timeout=5)
+        worker.join(timeout=60)
     assert [worker.exitcode for worker in workers] == [0, 0]
     loader.close()
 
@@ -202,7 +202,7 @@ def test_workers_end_at_once_when_their_parent_is_killed(root: Path, method: str
         trainer.kill()
     assert len(workers) >= 2
     # Torch alone would take five seconds.
-    assert wait_until(lambda: not any(map(is_alive, workers)), seconds=2)
+    assert wait_until(lambda: not any(map(is_alive, workers)), seconds=4)
     assert not shared_memory_of(workers | {trainer.pid})
 
 
@@ -429,7 +429,7 @@ def _kill_after(trainer: Any, seconds: float) -> None:
     workers = children(trainer.pid)
     os.kill(trainer.pid, signal.SIGKILL)
     trainer.join()
-    assert wait_until(lambda: not any(map(is_alive, workers)), seconds=3)
+    assert wait_until(lambda: not any(map(is_alive, workers)))
     assert not shared_memory_of(workers | {trainer.pid})
 
 
@@ -446,7 +446,7 @@ def test_training_survives_being_killed_at_any_moment(http_store: HttpStore, tmp
         trainer.start()
         if kill < KILLS and kill % 2:  # while it reads, however long a busy machine takes to get there
             written = (tmp_path / "journal").stat().st_size
-            assert wait_until(lambda: (tmp_path / "journal").stat().st_size > written, seconds=30)  # noqa: B023
+            assert wait_until(lambda: (tmp_path / "journal").stat().st_size > written)  # noqa: B023
             _kill_after(trainer, chance.uniform(0.001, 0.1))
         elif kill < KILLS:
             _kill_after(trainer, chance.uniform(0.01, 0.5))

@@ -126,7 +126,7 @@ def _announce(port: int) -> None:
 
 def _wait_for(url: str) -> None:
     """Wait until a server answers that tells nobody when it is ready."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not _answers(url):
         if time.monotonic() > deadline:
             raise RuntimeError(f"{url} does not answer")

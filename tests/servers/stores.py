@@ -198,6 +198,6 @@ def _post(url: str, data: bytes) -> bytes:
 def _send(url: str, method: str, data: bytes | None = None, headers: dict[str, str] | None = None) -> bytes:
     headers = {"Content-Type": "application/octet-stream", **(headers or {})}  # a form, if nothing were said
     request = urllib.request.Request(url, method=method, data=data, headers=headers)
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         body: bytes = answer.read()
         return body

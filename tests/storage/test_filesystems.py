@@ -131,7 +131,7 @@ def _reads(url: str, options: dict[str, Any], expected: bytes) -> None:
 def _exit_code_of_fork(*args: Any) -> int | None:
     child = multiprocessing.get_context("fork").Process(target=_reads, args=args)
     child.start()
-    child.join(timeout=15)
+    child.join(timeout=60)
     if child.is_alive():
         child.kill()
         child.join()

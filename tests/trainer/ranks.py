@@ -17,6 +17,7 @@ import torch.distributed as dist
 from lightning.pytorch.strategies import Strategy
 
 from lightning_streaming.world import World
+from tests.leftovers import forget_accelerate
 from tests.trainer.harness import Recorder, Run, SaveThenStop
 
 _CONTEXT = multiprocessing.get_context("fork")
@@ -58,7 +59,7 @@ def _start(
 
 
 def _answer_of(rank: int, listen: Connection) -> Any:
-    assert listen.poll(60), f"rank {rank} does not answer"
+    assert listen.poll(100), f"rank {rank} does not answer"
     try:
         is_good, given = listen.recv()
     except EOFError:
@@ -71,6 +72,7 @@ def _be_rank(
     rank: int, count: int, file: Path | None, do: Callable[..., Any], args: tuple[Any, ...], answer: Connection
 ) -> None:
     torch.set_num_threads(1)  # the parent's pool of threads is not here
+    forget_accelerate()  # to which the parent is the only process
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count), LOCAL_WORLD_SIZE=str(count), GROUP_RANK="0",
         MASTER_ADDR="127.0.0.1", MASTER_PORT="1", TORCHELASTIC_RUN_ID="test",

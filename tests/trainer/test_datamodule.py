@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.utils.data import DataLoader
 
 from lightning_streaming import (
     Stream,
@@ -20,6 +22,7 @@ from lightning_streaming import (
     World,
 )
 from lightning_streaming.errors import ConfigError
+from tests.leftovers import restore_loader_classes
 from tests.trainer.harness import VAL_SAMPLES, Recorder, Run, SaveThenStop, Stopped, write_data
 
 
@@ -356,3 +359,26 @@ def test_a_module_tells_its_stages_without_reading_anything(data: Path) -> None:
 def test_settings_that_cannot_work_are_refused_at_once(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         StreamingDataModule(**wrong)
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
+def test_loaders_after_one_that_failed_keep_nothing_of_what_they_read(data: Path, tmp_path: Path) -> None:
+    class FailsToLoad(StreamingDataModule):
+        def train_dataloader(self) -> StreamingDataLoader:
+            raise OSError("no such mount")
+
+    with pytest.raises(OSError, match="no such mount"):
+        quiet_trainer(tmp_path, limit_val_batches=0).fit(
+            Recorder(), datamodule=FailsToLoad(config(data), batch_size=17)
+        )
+    # Lightning has left torch's loaders as it changes them to be told of each value that is set on them.
+    loader = StreamingDataLoader(StreamingDataset(remote=str(data / "a")), 17, num_workers=1, persistent_workers=True)
+    noted = len(vars(loader).get("__pl_attrs_record", ()))
+    for _ in range(2):
+        list(loader)
+    assert len(vars(loader).get("__pl_attrs_record", ())) == noted
+    iterator = weakref.ref(loader._iterator)
+    loader.close()
+    assert iterator() is None
+    restore_loader_classes()
+    assert not hasattr(DataLoader.__setattr__, "__wrapped__")

@@ -488,8 +488,8 @@ def test_workers_end_with_the_program(start_method: str, kill: signal.Signals, t
             os.killpg(program.pid, kill)
         else:
             program.send_signal(kill)
-        assert program.wait(timeout=30) == -kill
-    assert wait_until(lambda: not any(map(is_alive, workers)), seconds=10)
+        assert program.wait(timeout=60) == -kill
+    assert wait_until(lambda: not any(map(is_alive, workers)))
 
 
 def test_ray_that_is_not_installed_is_told_with_the_line_that_installs_it(
