@@ -109,7 +109,6 @@ def test_every_public_class_and_function_tells_its_meaning() -> None:
         "trainer.state_callback.StreamingStateCallback",
         "loading.dataloader.StreamingDataLoader",
         "loading.dataset.StreamingDataset",
-        "loading.local_dataset.LocalDataset",
         "loading.stream.Stream",
         "world.World",
     ],
