@@ -194,31 +194,31 @@ def reference_work_with_stable_sort(config: Config) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, kw_only=True)
 class Ours:
-    """What we plan and deal."""
+    """What we plan and partition."""
 
     settings: OrderSettings
     plan: EpochPlan
-    deal: Partition
+    partition: Partition
     workers: int
 
     def work(self) -> NDArray[np.int64]:
         """Like :func:`reference_work`."""
-        return work_array(self.plan, self.deal, self.workers)
+        return work_array(self.plan, self.partition, self.workers)
 
     def work_with_uneven_ending(self) -> NDArray[np.int64]:
         """Like :meth:`work`, with the last batches as the reference deals them."""
-        return reference_work_array(self.plan, self.deal, self.workers)
+        return reference_work_array(self.plan, self.partition, self.workers)
 
     def keeps_its_promises(self) -> bool:
         """Whether all that is left is read, and by all ranks equally much."""
         work = self.work()
-        left = self.plan.ids_between(self.deal.start, self.deal.length)
+        left = self.plan.ids_between(self.partition.start, self.partition.length)
         samples_per_rank = (work >= 0).sum(axis=(2, 3, 4))
         return set(work[work >= 0]) == set(left) and len(np.unique(samples_per_rank)) == 1
 
 
 def our_epoch(config: Config) -> Ours:
-    """Plan and deal as the loading room does."""
+    """Plan and partition as the loading room does."""
     world = World(num_nodes=config.world[0], ranks_per_node=config.world[1]).replicated(config.replication)
     settings = OrderSettings(**config.settings).settled(world.num_nodes)
     sizes = tuple(np.asarray(shards, np.int64) for shards in config.shards)
@@ -234,7 +234,7 @@ def our_epoch(config: Config) -> Ours:
     )
     geometry = epoch_geometry(settings, current, config.initial_nodes)
     plan = plan_epoch(settings, shape, geometry, config.epoch, draw_order(settings, shape, config.epoch))
-    deal = Partition(
+    partition = Partition(
         length=len(plan),
         start=resume_position(plan.sequence, config.steps * current.global_batch_size, world.num_ranks),
         num_nodes=world.num_nodes,
@@ -242,7 +242,7 @@ def our_epoch(config: Config) -> Ours:
         batch_size=config.batch_size,
         layout=rank_layout(settings, current, geometry),
     )
-    return Ours(settings=settings, plan=plan, deal=deal, workers=config.workers)
+    return Ours(settings=settings, plan=plan, partition=partition, workers=config.workers)
 
 
 # --- the comparison ---

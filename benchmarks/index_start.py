@@ -76,7 +76,7 @@ def measure(remote: str) -> dict[str, float]:
     dataset = StreamingDataset(remote=remote, shuffle=True, shuffle_algo="blockwise", batch_size=BATCH_SIZE)
     assert dataset.size
     start = passes_of(dataset).begin(dataset.current_world(), BATCH_SIZE)
-    positions = passes_of(dataset).epochs.deal(start).batches(np.arange(FIRST_BATCHES), 0, 0)
+    positions = passes_of(dataset).epochs.partition(start).batches(np.arange(FIRST_BATCHES), 0, 0)
     assert len(passes_of(dataset).epochs.plan(start).ids(positions.reshape(-1))) == FIRST_BATCHES * BATCH_SIZE
     dataset.state_dict(0)
     seconds, cpu = time.perf_counter() - began, time.process_time() - busy

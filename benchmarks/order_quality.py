@@ -122,9 +122,9 @@ def global_batches(setting: Setting, epoch: EpochPlan) -> NDArray[np.int64]:
 
 def node_batches(setting: Setting, epoch: EpochPlan, node: int) -> NDArray[np.int64]:
     """Sample ids that the ranks of a node read together, of shape (batches, samples); -1 for none."""
-    deal = Partition(length=len(epoch), start=0, **asdict(setting.geometry()))
-    batches = np.arange(deal.num_batches())
-    positions = np.hstack([deal.batches(batches, node, rank) for rank in range(setting.ranks)])
+    partition = Partition(length=len(epoch), start=0, **asdict(setting.geometry()))
+    batches = np.arange(partition.num_batches())
+    positions = np.hstack([partition.batches(batches, node, rank) for rank in range(setting.ranks)])
     return np.where(positions < 0, -1, epoch.ids(np.maximum(positions, 0)))
 
 

@@ -157,7 +157,7 @@ def our_partition(case: Case) -> WorkerPartition:
         batch_size=case.batch_size,
         layout=rank_layout(settings, current, geometry),
     )
-    return WorkerPartition(plan=plan, deal=partition, node=0, rank_of_node=0, num_workers=case.workers)
+    return WorkerPartition(plan=plan, epoch_partition=partition, node=0, rank_of_node=0, num_workers=case.workers)
 
 
 def our_ids(partition: WorkerPartition) -> NDArray[np.int64]:

@@ -124,7 +124,7 @@ def first_ids(case: Case, sizes: tuple[Any, ...]) -> Any:
 def first_positions(case: Case, length: int, divided: Layout) -> Any:
     """Batches of the first rank, as the first of its workers reads them."""
     machines = case.machines
-    deal = Partition(
+    partition = Partition(
         length=length,
         start=int(length * case.place) // machines.global_batch_size * machines.global_batch_size,
         num_nodes=machines.num_nodes,
@@ -133,7 +133,7 @@ def first_positions(case: Case, length: int, divided: Layout) -> Any:
         layout=divided,
     )
     batches = np.arange(-(-FIRST_IDS // machines.batch_size)) * WORKERS
-    return deal.batches(batches, 0, 0).reshape(-1)[:FIRST_IDS]
+    return partition.batches(batches, 0, 0).reshape(-1)[:FIRST_IDS]
 
 
 def resident_mib(field: str) -> float:

@@ -106,7 +106,7 @@ _Decode = Callable[[memoryview], dict[str, Any]]
 
 
 class FilePart(NamedTuple):
-    """A stretch of a raw file; never empty, except of an empty sample."""
+    """A range of a raw file; never empty, except of an empty sample."""
 
     file: FileInfo
     """The file."""

@@ -186,17 +186,17 @@ class StreamingDataLoader(AcceleratedLoader):
 
     def batches_left(self, cursor: Cursor) -> int:
         """Batches from ``cursor`` to the end of its epoch, on each rank."""
-        return self._deal_from(cursor).num_batches(self.drop_last)
+        return self._partition_from(cursor).num_batches(self.drop_last)
 
     def batches_of_epoch(self) -> int:
         """Batches, on each rank, of the whole epoch that the next batch is of: without those that are skipped."""
         # From its place on, and not anew: an epoch under way keeps the batches that it was composed of elsewhere.
-        return replace(self._deal_from(self.normalised(self.cursor())), start=0).num_batches(self.drop_last)
+        return replace(self._partition_from(self.normalised(self.cursor())), start=0).num_batches(self.drop_last)
 
     def samples_before(self, cursor: Cursor) -> int:
         """Samples of its epoch, over all ranks, that are read before ``cursor``."""
-        deal = self._deal_from(cursor)
-        return deal.kept - deal.remaining
+        partition = self._partition_from(cursor)
+        return partition.kept - partition.remaining
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next batch to be handed out begins: what has been handed out counts as read."""
@@ -301,11 +301,11 @@ class StreamingDataLoader(AcceleratedLoader):
         progress.unclaimed.clear()
 
     def _whole_epoch(self) -> Partition:
-        return replace(self._deal_from(Cursor(0, 0)), gaps=NOTHING_SKIPPED)
+        return replace(self._partition_from(Cursor(0, 0)), skipped=NOTHING_SKIPPED)
 
-    def _deal_from(self, cursor: Cursor) -> Partition:
+    def _partition_from(self, cursor: Cursor) -> Partition:
         world = self.dataset.current_world()
-        return passes_of(self.dataset).epochs.deal_from(cursor, world, self._samples_per_batch, self.drop_last)
+        return passes_of(self.dataset).epochs.partition_from(cursor, world, self._samples_per_batch, self.drop_last)
 
 
 class LoaderPass(Iterator[Any]):
@@ -361,10 +361,10 @@ class LoaderPass(Iterator[Any]):
         self._number, start, channel, groups = loader._begin_pass(self)
         self._under_way = _UnderWay(start, groups, in_order(groups, channel, loader.num_workers))
         passes = passes_of(loader.dataset)
-        deal = passes.epochs.deal(start)
-        self._ends = _ends_of_batches(deal, start.cursor, loader.drop_last)
+        partition = passes.epochs.partition(start)
+        self._ends = _ends_of_batches(partition, start.cursor, loader.drop_last)
         if self._with_valid or self._with_keys:
-            self._keys = keys_of_batches(start, passes.epochs.plan(start), deal, passes.catalog)
+            self._keys = keys_of_batches(start, passes.epochs.plan(start), partition, passes.catalog)
 
 
 class _UnderWay(NamedTuple):
@@ -385,11 +385,11 @@ def _at_end(made: Measured | None, end: Cursor | None) -> Exception:
     )
 
 
-def _ends_of_batches(deal: Partition, start: Cursor, drop_last: bool) -> Iterator[Cursor]:
+def _ends_of_batches(partition: Partition, start: Cursor, drop_last: bool) -> Iterator[Cursor]:
     """Where each batch of a pass ends; the last one, at the beginning of the next epoch."""
-    batches = deal.num_batches(drop_last)
+    batches = partition.num_batches(drop_last)
     for first in range(1, batches, _AT_ONCE):
-        for position in deal.positions_after(np.arange(first, min(first + _AT_ONCE, batches))).tolist():
+        for position in partition.positions_after(np.arange(first, min(first + _AT_ONCE, batches))).tolist():
             yield Cursor(start.epoch, position)
     if batches:
         yield start.passes_later(1)

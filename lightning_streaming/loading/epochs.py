@@ -150,7 +150,7 @@ class Epochs:
     def start(self, cursor: Cursor, world: World, batch_size: int, drop_last: bool = False) -> PassStart:
         """All that a process must know to begin a pass at ``cursor``, which makes it the pass under way."""
         self._batch_size, self._drop_last = batch_size, drop_last
-        self.skipped.tell(cursor, self._stretches(world), self._told())
+        self.skipped.tell(cursor, self._skipped_ranges(world), self._told())
         cursor = self.normalise(cursor, world)
         start = self._start_at(cursor, world, batch_size)
         # Whoever consumes batches later than they are handed out may still stand in the epoch before.
@@ -185,8 +185,8 @@ class Epochs:
         """Keep no order that was made ahead."""
         self._ahead.close()
 
-    def deal(self, start: PassStart) -> Partition:
-        """How the samples of a pass are dealt to ranks and batches."""
+    def partition(self, start: PassStart) -> Partition:
+        """How the samples of a pass are divided among ranks and batches."""
         settings, current = self._settings_of(start), _geometry(start.world, start.batch_size)
         return Partition(
             length=len(self._sequence(settings, start.geometry, start.cursor.epoch)),
@@ -195,13 +195,13 @@ class Epochs:
             ranks_per_node=start.world.ranks_per_node,
             batch_size=start.batch_size,
             layout=rank_layout(settings, current, start.geometry),
-            gaps=start.gaps,
+            skipped=start.skipped,
         )
 
-    def deal_from(self, cursor: Cursor, world: World, batch_size: int, drop_last: bool = False) -> Partition:
-        """How the samples from ``cursor`` to the end of its epoch would be dealt; none of them at the end."""
+    def partition_from(self, cursor: Cursor, world: World, batch_size: int, drop_last: bool = False) -> Partition:
+        """How the samples from ``cursor`` to the end of its epoch would be divided; none of them at the end."""
         self._batch_size, self._drop_last = batch_size, drop_last
-        return self.deal(self._start_at(cursor, world, batch_size))
+        return self.partition(self._start_at(cursor, world, batch_size))
 
     def normalise(self, cursor: Cursor, world: World) -> Cursor:
         """The same place, the end of an epoch written as the beginning of the next.
@@ -209,7 +209,7 @@ class Epochs:
         Raises:
             StateError: The place is beyond the epoch's end, and the data was not said to have changed.
         """
-        sequence, gaps = self._sequence_at(cursor, world), self._gaps(cursor.epoch, world)
+        sequence, skipped = self._sequence_at(cursor, world), self._skipped_in(cursor.epoch, world)
         if self._may_end_early and cursor.sample_in_epoch > sequence.most_counted(world.num_ranks):
             _log.warning(
                 "epoch %d has ended: %d of its samples were read, and it has %d now",
@@ -219,11 +219,13 @@ class Epochs:
             )
             return self.normalise(Cursor(cursor.epoch, len(sequence)), world)
         position = resume_position(sequence, cursor.sample_in_epoch, world.num_ranks, self._told())
-        if gaps.kept_before(position) < gaps.kept_before(len(sequence)) and self._has_batches(cursor.epoch, world):
+        if skipped.kept_before(position) < skipped.kept_before(len(sequence)) and self._has_batches(
+            cursor.epoch, world
+        ):
             return Cursor(cursor.epoch, position)
-        epoch = first_epoch_not_skipped(self._stretches(world).values(), cursor.epoch + 1)
+        epoch = first_epoch_not_skipped(self._skipped_ranges(world).values(), cursor.epoch + 1)
         while not self._has_batches(epoch, world):
-            epoch = first_epoch_not_skipped(self._stretches(world).values(), epoch + 1)
+            epoch = first_epoch_not_skipped(self._skipped_ranges(world).values(), epoch + 1)
         return Cursor(epoch, 0)
 
     def later(self, cursor: Cursor, samples: int, world: World) -> Cursor:
@@ -232,13 +234,13 @@ class Epochs:
         Samples that were read twice to keep the ranks even count for nothing. For example 8 ranks that begin at 1 of 53
         samples read 56, up to 57; no state of a whole pass counts so many.
         """
-        length, gaps = len(self._sequence_at(cursor, world)), self._gaps(cursor.epoch, world)
-        entries = gaps.kept_before(cursor.sample_in_epoch) + samples
-        too_many = entries - gaps.kept_before(length)
+        length, skipped = len(self._sequence_at(cursor, world)), self._skipped_in(cursor.epoch, world)
+        entries = skipped.kept_before(cursor.sample_in_epoch) + samples
+        too_many = entries - skipped.kept_before(length)
         if samples == 0 or too_many >= 0:
             repeats = too_many if too_many >= world.num_ranks else 0
             return cursor if samples == 0 else Cursor(cursor.epoch, length + repeats)
-        return Cursor(cursor.epoch, gaps.position_after(entries))
+        return Cursor(cursor.epoch, skipped.position_after(entries))
 
     def saved(self, cursor: Cursor, world: World) -> SavedPosition:
         """The position ``cursor`` with all that makes it mean the same again."""
@@ -251,37 +253,37 @@ class Epochs:
             initial_physical_nodes=self._initial_nodes,
             geometry=self._geometry_to_save(cursor, world),
             fingerprint=self._fingerprint().saved,
-            skipped={str(one): stretch for one, stretch in self._stretches(world).items()},
+            skipped={str(one): span for one, span in self._skipped_ranges(world).items()},
             streams=self._fingerprint().stream_list,
         )
 
-    def _stretches(self, world: World) -> Mapping[BatchRange, SkippedRange]:
+    def _skipped_ranges(self, world: World) -> Mapping[BatchRange, SkippedRange]:
         """Where skipped batches are; as long as nobody knows how large a batch is, those placed by a saved position."""
         if not self.skipped or self._batch_size is None:
             return self.skipped.placed()
         settings = self.settle(world)
         key = settings, world.num_nodes, world.ranks_per_node, self._batch_size, self._drop_last
-        return self.skipped.stretches(key, lambda place: self._dealing(place, world))
+        return self.skipped.ranges(key, lambda place: self._epoch_partitions(place, world))
 
-    def _dealing(self, place: EpochPosition, world: World) -> EpochPartitions:
+    def _epoch_partitions(self, place: EpochPosition, world: World) -> EpochPartitions:
         whole = self._whole_epoch(Cursor(*place), world), self._whole_epoch(Cursor(place[0] + 1, 0), world)
         return EpochPartitions(now=whole[0], later=whole[1], drop_last=self._drop_last)
 
     def _whole_epoch(self, cursor: Cursor, world: World) -> Partition:
-        """How the epoch of ``cursor`` is dealt from its first sample, with nothing skipped."""
+        """How the epoch of ``cursor`` is divided from its first sample, with nothing skipped."""
         batch_size = self._known_batch_size()
         geometry = self._geometry_at(cursor, world, batch_size)
-        return self.deal(self._start_with(Cursor(cursor.epoch, 0), world, batch_size, geometry, NOTHING_SKIPPED))
+        return self.partition(self._start_with(Cursor(cursor.epoch, 0), world, batch_size, geometry, NOTHING_SKIPPED))
 
-    def _gaps(self, epoch: int, world: World) -> SkippedPositions:
-        return skipped_in_epoch(self._stretches(world).values(), epoch) if self.skipped else NOTHING_SKIPPED
+    def _skipped_in(self, epoch: int, world: World) -> SkippedPositions:
+        return skipped_in_epoch(self._skipped_ranges(world).values(), epoch) if self.skipped else NOTHING_SKIPPED
 
     def _has_batches(self, epoch: int, world: World) -> bool:
         """Whether skipping has left at least one batch of an epoch."""
-        gaps = self._gaps(epoch, world)
-        if not gaps.runs:
+        skipped = self._skipped_in(epoch, world)
+        if not skipped.runs:
             return True
-        return replace(self._whole_epoch(Cursor(epoch, 0), world), gaps=gaps).num_batches(self._drop_last) > 0
+        return replace(self._whole_epoch(Cursor(epoch, 0), world), skipped=skipped).num_batches(self._drop_last) > 0
 
     def _geometry_to_save(self, cursor: Cursor, world: World) -> BatchGeometry | None:
         """None where any machines read the same sequence, or may begin the epoch with batches of their own."""
@@ -295,10 +297,10 @@ class Epochs:
 
     def _start_at(self, cursor: Cursor, world: World, batch_size: int) -> PassStart:
         geometry = self._geometry_at(cursor, world, batch_size)
-        return self._start_with(cursor, world, batch_size, geometry, self._gaps(cursor.epoch, world))
+        return self._start_with(cursor, world, batch_size, geometry, self._skipped_in(cursor.epoch, world))
 
     def _start_with(
-        self, cursor: Cursor, world: World, batch_size: int, geometry: BatchGeometry, gaps: SkippedPositions
+        self, cursor: Cursor, world: World, batch_size: int, geometry: BatchGeometry, skipped: SkippedPositions
     ) -> PassStart:
         settings = self.settle(world)
         assert settings.num_canonical_nodes is not None, "settled"
@@ -311,7 +313,7 @@ class Epochs:
             shuffle_seed=settings.shuffle_seed,
             num_canonical_nodes=settings.num_canonical_nodes,
             shuffle_block_size=settings.shuffle_block_size,
-            gaps=gaps,
+            skipped=skipped,
         )
 
     def _geometry_at(self, cursor: Cursor, world: World, batch_size: int) -> BatchGeometry:
@@ -419,36 +421,36 @@ class _SkippedBatches:
         self._counted, self._latest = counted, None
 
     def placed(self) -> Mapping[BatchRange, SkippedRange]:
-        """The ranges whose places are known without asking how epochs are dealt."""
+        """The ranges whose places are known without asking how epochs are divided."""
         return self._known
 
-    def stretches(
-        self, key: Hashable, dealing: Callable[[EpochPosition], EpochPartitions]
+    def ranges(
+        self, key: Hashable, partitions: Callable[[EpochPosition], EpochPartitions]
     ) -> Mapping[BatchRange, SkippedRange]:
         """Where the samples of every range are.
 
         Args:
-            key: Of all that ``dealing`` depends on: while it stays the same, so do the places.
-            dealing: How the epoch of a place and those after it are dealt. Asked only if a range is new.
+            key: Of all that ``partitions`` depends on: while it stays the same, so do the places.
+            partitions: How the epoch of a place and those after it are divided. Asked only if a range is new.
         """
         new = [one for one in self._ranges if one not in self._known]
         if not new:
             return self._known
         if self._latest is None or self._latest[0] != key:
             counted = self._counted or TrainProgress()
-            found = locate_batch_ranges(new, self._known, counted, dealing(counted.place))
+            found = locate_batch_ranges(new, self._known, counted, partitions(counted.place))
             self._latest = key, {one: self._known.get(one) or found[one] for one in self._ranges}
         return self._latest[1]
 
-    def tell(self, place: EpochPosition, stretches: Mapping[BatchRange, SkippedRange], told: str = "") -> None:
+    def tell(self, place: EpochPosition, ranges: Mapping[BatchRange, SkippedRange], told: str = "") -> None:
         """Say once which ranges were asked for too late: a run that goes on at ``place`` has read them.
 
         Args:
             place: Where the run goes on.
-            stretches: Where the ranges are.
+            ranges: Where the ranges are.
             told: What the message begins with.
         """
-        late = [str(one) for one, (_, stop) in stretches.items() if one not in self._known and stop <= place]
+        late = [str(one) for one, (_, stop) in ranges.items() if one not in self._known and stop <= place]
         if late and not self._told:
             words = "%sskip: batches %s have been read already, so nothing is left out for them"
             _log.warning(words, told, ", ".join(late))

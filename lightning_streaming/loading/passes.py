@@ -143,7 +143,7 @@ class Passes:
         return WorkerPass(
             make_partition=lambda: WorkerPartition(
                 plan=epochs.plan(start),
-                deal=epochs.deal(start),
+                epoch_partition=epochs.partition(start),
                 node=start.world.node,
                 rank_of_node=start.world.rank_of_node,
                 worker=worker,
@@ -290,7 +290,7 @@ class WorkerPass:
         partition, source = self.make_partition(), self.source
         self.meter.begin_pass(source.readers)
         with ExitStack() as stack:
-            source.begin_pass(partition.num_workers * partition.deal.ranks_per_node)
+            source.begin_pass(partition.num_workers * partition.epoch_partition.ranks_per_node)
             stack.callback(source.end_pass)
             prefetcher = last_uses = None
             if source.is_remote:
@@ -320,7 +320,7 @@ class Reading:
         prefetcher: ShardPrefetcher | None,
         last_uses: LastUses | None,
     ) -> None:
-        self.batch_size = partition.deal.batch_size
+        self.batch_size = partition.epoch_partition.batch_size
         self._partition = partition
         self._source = of_pass.source
         self._meter = of_pass.meter
@@ -395,8 +395,8 @@ class Reading:
 
 
 def _default_lookahead(partition: WorkerPartition, catalog: Catalog) -> Lookahead:
-    readers = partition.num_workers * partition.deal.ranks_per_node
-    return default_lookahead(partition.deal.batch_size, catalog.num_samples / len(catalog.shards), readers)
+    readers = partition.num_workers * partition.epoch_partition.ranks_per_node
+    return default_lookahead(partition.epoch_partition.batch_size, catalog.num_samples / len(catalog.shards), readers)
 
 
 class WorkerSamples(Iterator[Any]):
@@ -493,7 +493,7 @@ class WorkerPartition:
     """One worker's part of a pass: every ``num_workers``-th global batch, beginning with number ``worker``."""
 
     plan: EpochPlan
-    deal: Partition
+    epoch_partition: Partition
     node: int
     rank_of_node: int
     worker: int = 0
@@ -501,30 +501,35 @@ class WorkerPartition:
 
     def windows(self) -> Iterator[NDArray[np.int64]]:
         """Positions of this worker's samples in the epoch's sequence, some batches at a time."""
-        batches = range(self.worker, self.deal.num_batches(), self.num_workers)
-        for window in _some_at_a_time(batches, self.deal.batch_size):
-            positions = self.deal.batches(window, self.node, self.rank_of_node).reshape(-1)
-            # Only an epoch's last batch has gaps.
+        batches = range(self.worker, self.epoch_partition.num_batches(), self.num_workers)
+        for window in _some_at_a_time(batches, self.epoch_partition.batch_size):
+            positions = self.epoch_partition.batches(window, self.node, self.rank_of_node).reshape(-1)
+            # Only an epoch's last batch may be short of samples.
             yield positions if positions[-1] >= 0 else positions[positions >= 0]
 
     def batch(self, number: int) -> NDArray[np.int64]:
         """Positions of one of this worker's batches, counted from its first."""
         batches = np.array([self.worker + number * self.num_workers])
-        positions = self.deal.batches(batches, self.node, self.rank_of_node).reshape(-1)
+        positions = self.epoch_partition.batches(batches, self.node, self.rank_of_node).reshape(-1)
         return positions[positions >= 0]
 
     def windows_of_node(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Global batches, and positions of the samples that this node reads of each, of shape (batches, samples).
 
-        Where the last batch has gaps, its positions are -1.
+        Where the last batch is short of samples, its positions are -1.
         """
-        ranks = range(self.deal.ranks_per_node)
-        for window in _some_at_a_time(range(self.deal.num_batches()), self.deal.batch_size * len(ranks)):
-            yield window, np.hstack([self.deal.batches(window, self.node, rank) for rank in ranks])
+        ranks = range(self.epoch_partition.ranks_per_node)
+        for window in _some_at_a_time(
+            range(self.epoch_partition.num_batches()), self.epoch_partition.batch_size * len(ranks)
+        ):
+            yield window, np.hstack([self.epoch_partition.batches(window, self.node, rank) for rank in ranks])
 
     def num_samples(self) -> int:
         """About how many samples :meth:`windows` gives, exactly if the last batch is full."""
-        return len(range(self.worker, self.deal.num_batches(), self.num_workers)) * self.deal.batch_size
+        return (
+            len(range(self.worker, self.epoch_partition.num_batches(), self.num_workers))
+            * self.epoch_partition.batch_size
+        )
 
 
 def _some_at_a_time(batches: range, samples_per_batch: int) -> Iterator[NDArray[np.int64]]:
@@ -570,7 +575,9 @@ def _node_plan(partition: WorkerPartition, catalog: Catalog) -> NodePlan:
         worker=partition.worker,
         num_workers=partition.num_workers,
         num_shards=len(catalog.shards),
-        num_samples=partition.deal.num_batches() * partition.deal.batch_size * partition.deal.ranks_per_node,
+        num_samples=partition.epoch_partition.num_batches()
+        * partition.epoch_partition.batch_size
+        * partition.epoch_partition.ranks_per_node,
         own=lambda: (window.shards for window in _located(partition, catalog)),
         of_node=of_node,
     )

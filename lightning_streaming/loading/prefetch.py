@@ -49,7 +49,7 @@ def default_lookahead(batch_size: int, samples_per_shard: float, readers: int) -
 
 
 class ShardNeed(NamedTuple):
-    """The first use of a shard in a stretch of a worker's samples."""
+    """The first use of a shard in a run of a worker's samples."""
 
     sample: int
     """How many samples the worker reads before it needs the shard."""

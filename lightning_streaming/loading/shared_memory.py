@@ -276,11 +276,11 @@ class SharedPassStart:
     serves those that live on from pass to pass, and is gone with the last process that holds it.
 
     Args:
-        most_gaps: The most gaps that an epoch may have.
+        most_skipped_runs: The most runs of skipped positions that an epoch may have.
     """
 
-    def __init__(self, most_gaps: int = 0) -> None:
-        self._words = _shared_words(len(_Numbers._fields) + 2 * most_gaps)
+    def __init__(self, most_skipped_runs: int = 0) -> None:
+        self._words = _shared_words(len(_Numbers._fields) + 2 * most_skipped_runs)
 
     def assign(self, start: PassStart) -> None:
         """Tell workers that begin from now on to read this pass."""
@@ -291,7 +291,7 @@ class SharedPassStart:
             *(composed.num_nodes, composed.ranks_per_node, composed.batch_size),
             *(start.shuffle_seed, start.num_canonical_nodes, start.shuffle_block_size),
         )
-        words = [*numbers, *(position for run in start.gaps.runs for position in run)]
+        words = [*numbers, *(position for run in start.skipped.runs for position in run)]
         words += [0] * (len(self._words) - len(words))  # no run is empty, so these are none
         self._words[:] = torch.tensor(words)
 
@@ -312,7 +312,7 @@ class SharedPassStart:
             shuffle_seed=numbers.shuffle_seed,
             num_canonical_nodes=numbers.num_canonical_nodes,
             shuffle_block_size=numbers.shuffle_block_size,
-            gaps=SkippedPositions(
+            skipped=SkippedPositions(
                 tuple(run for run in zip(words[count::2], words[count + 1 :: 2], strict=True) if run[1])
             ),
         )

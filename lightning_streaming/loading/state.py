@@ -70,7 +70,7 @@ class PassStart:
 
     cursor: Cursor
     world: World
-    """The world in which samples are dealt: ranks that read the same samples count as one."""
+    """The world in which samples are divided: ranks that read the same samples count as one."""
     batch_size: int
     """Samples per batch on each rank."""
     geometry: BatchGeometry
@@ -78,7 +78,7 @@ class PassStart:
     shuffle_seed: int
     num_canonical_nodes: int
     shuffle_block_size: int
-    gaps: SkippedPositions = NOTHING_SKIPPED
+    skipped: SkippedPositions = NOTHING_SKIPPED
     """What the pass leaves out of its epoch."""
 
 
@@ -296,9 +296,9 @@ def _skipped(fields: Fields) -> dict[str, SkippedRange]:
         first, start, last, stop = fields.whole_numbers(name, 4)
         read[name] = (first, start), (last, stop)
     for name, (begin, end) in read.items():
-        # Each epoch that a stretch goes through has at least one batch, of this range or of another.
+        # Each epoch that a range goes through has at least one batch, of this range or of another.
         if end < begin or end[0] - begin[0] > batches:
-            raise fields.wrong(name, f"a stretch of {batches} batches at most, from a place to a later one")
+            raise fields.wrong(name, f"a range of {batches} batches at most, from a place to a later one")
     return read
 
 

@@ -199,7 +199,7 @@ class Partition:
     """Samples in a batch of one rank, B."""
     layout: Layout = INTERLEAVED
     """Which entries of a global batch each rank gets."""
-    gaps: SkippedPositions = NOTHING_SKIPPED
+    skipped: SkippedPositions = NOTHING_SKIPPED
     """Entries that nobody reads."""
 
     def __post_init__(self) -> None:
@@ -229,12 +229,12 @@ class Partition:
     @property
     def kept(self) -> int:
         """Entries of the whole sequence that are not skipped."""
-        return self.gaps.kept_before(self.length)
+        return self.skipped.kept_before(self.length)
 
     @property
     def remaining(self) -> int:
         """Entries to divide."""
-        return self.kept - self.gaps.kept_before(self.start)
+        return self.kept - self.skipped.kept_before(self.start)
 
     def samples_per_rank(self) -> int:
         """Entries that each rank reads, the ones read twice included."""
@@ -254,8 +254,8 @@ class Partition:
 
     def positions_after(self, ts: NDArray[np.int64]) -> NDArray[np.int64]:
         """The same for several ``t``, none of them 0: right after the last entry read, before a skipped run."""
-        entries = self.gaps.kept_before(self.start) + ts * self.global_batch_size
-        return np.where(entries < self.kept, self.gaps.positions(entries - 1) + 1, self.length)
+        entries = self.skipped.kept_before(self.start) + ts * self.global_batch_size
+        return np.where(entries < self.kept, self.skipped.positions(entries - 1) + 1, self.length)
 
     def batch(self, t: int, node: int, rank_of_node: int) -> NDArray[np.int64]:
         """Positions that one rank reads in batch ``t``; fewer in the last batch, none beyond.
@@ -291,7 +291,7 @@ class Partition:
             )
         if ts.size and ts.min() < 0:
             raise ConfigError(f"batches count from 0, but got {ts.min()}")
-        start = self.gaps.kept_before(self.start)
+        start = self.skipped.kept_before(self.start)
         firsts = (start + ts * self.global_batch_size)[:, np.newaxis]
         entries: NDArray[np.int64] = firsts + self.layout.entries(self.geometry, node, rank_of_node)
         full = self.remaining // self.global_batch_size
@@ -299,7 +299,7 @@ class Partition:
             in_turn = INTERLEAVED.entries(self.geometry, node, rank_of_node)
             at_end = (ts[ts >= full] * self.global_batch_size)[:, np.newaxis] + in_turn
             entries[ts >= full] = read_again(at_end, self.remaining, self.num_nodes, self.num_ranks, start)
-        return np.where(entries < 0, -1, self.gaps.positions(entries)) if self.gaps.runs else entries
+        return np.where(entries < 0, -1, self.skipped.positions(entries)) if self.skipped.runs else entries
 
 
 def read_again(

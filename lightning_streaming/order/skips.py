@@ -169,7 +169,7 @@ class _BatchLocator:
         limited = self._progress.limited(whole.num_batches(self._partitions.drop_last))
         if isinstance(self._progress.limit, int):
             return min(left, max(limited - self._progress.steps_in_epoch, 0))
-        entries = limited * whole.global_batch_size - whole.gaps.kept_before(position)
+        entries = limited * whole.global_batch_size - whole.skipped.kept_before(position)
         return min(left, max(-(-entries // whole.global_batch_size), 0))
 
     def _batches(self, epoch: int) -> int:
@@ -177,7 +177,7 @@ class _BatchLocator:
 
     def _partition(self, epoch: int) -> Partition:
         partition = self._partitions.now if epoch == self._progress.place[0] else self._partitions.later
-        return replace(partition, gaps=self._skipped(epoch))
+        return replace(partition, skipped=self._skipped(epoch))
 
     def _skipped(self, epoch: int) -> SkippedPositions:
         return skipped_in_epoch(self._known.values(), epoch)

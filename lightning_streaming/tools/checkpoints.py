@@ -69,13 +69,13 @@ class SavedLoader:
         fingerprint = self.position.fingerprint
         return None if fingerprint is None else int(fingerprint["order"]["epoch_size"])
 
-    def gaps(self, epoch: int) -> SkippedPositions:
+    def skipped(self, epoch: int) -> SkippedPositions:
         """What the run that saved skips of an epoch."""
         return skipped_in_epoch(self.position.skipped.values(), epoch)
 
     def samples_read(self, cursor: Cursor) -> int:
         """Samples of its epoch that are read before a place, over all ranks."""
-        return self.gaps(cursor.epoch).kept_before(cursor.sample_in_epoch)
+        return self.skipped(cursor.epoch).kept_before(cursor.sample_in_epoch)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

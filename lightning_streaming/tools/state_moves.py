@@ -75,20 +75,22 @@ def samples_later(loader: SavedLoader, samples: int) -> Cursor:
         ConfigError: It is in a later epoch, and epochs of composed batches leave out what fills no batch.
     """
     cursor, size = loader.position.cursor, loader.epoch_size
-    gaps, entries = loader.gaps(cursor.epoch), loader.samples_read(cursor) + samples
-    if size is None or entries < gaps.kept_before(size):
-        return Cursor(cursor.epoch, gaps.position_after(entries))
+    skipped, entries = loader.skipped(cursor.epoch), loader.samples_read(cursor) + samples
+    if size is None or entries < skipped.kept_before(size):
+        return Cursor(cursor.epoch, skipped.position_after(entries))
     if _order(loader).get("batching_method", "random") != "random":
         raise ConfigError(
             f"{samples} samples later is beyond the end of epoch {cursor.epoch}, and with batching_method="
             f"{_order(loader)['batching_method']!r} that lies a little before {size}; use --batches, or state set"
         )
-    last_gap = max((stop[0] for _, stop in loader.position.skipped.values()), default=0)
+    last_skipped_epoch = max((stop[0] for _, stop in loader.position.skipped.values()), default=0)
     epoch = cursor.epoch
-    while epoch <= last_gap and entries >= (kept := loader.gaps(epoch).kept_before(size)):
+    while epoch <= last_skipped_epoch and entries >= (kept := loader.skipped(epoch).kept_before(size)):
         entries -= kept
         epoch += 1
-    epochs, sample = divmod(entries, size) if epoch > last_gap else (0, loader.gaps(epoch).position_after(entries))
+    epochs, sample = (
+        divmod(entries, size) if epoch > last_skipped_epoch else (0, loader.skipped(epoch).position_after(entries))
+    )
     return Cursor(epoch + epochs, sample)
 
 
@@ -150,7 +152,7 @@ def _one_later(loader: SavedLoader, trainer: TrainerPlace | None, batches: int) 
     if place and place.batches_in_epoch:
         done, in_epoch = place.batches, place.batches_in_epoch
     elif loader.epoch_size:  # the last batch is as large as the others, some of it read twice
-        kept = loader.gaps(cursor.epoch).kept_before(loader.epoch_size)
+        kept = loader.skipped(cursor.epoch).kept_before(loader.epoch_size)
         in_epoch = -(-kept // size)
         done = in_epoch + (loader.samples_read(cursor) - kept) // size
     else:
@@ -170,7 +172,7 @@ def _in_epoch(loader: SavedLoader, samples: int) -> Cursor:
     """The place so many samples later, in the same epoch."""
     cursor = loader.position.cursor
     entries = loader.samples_read(cursor) + samples
-    return Cursor(cursor.epoch, loader.gaps(cursor.epoch).position_after(entries))
+    return Cursor(cursor.epoch, loader.skipped(cursor.epoch).position_after(entries))
 
 
 _NO_BATCH = (
@@ -265,8 +267,8 @@ def this_epoch_by_data(position: SavedPosition, places: Mapping[str, str], optio
         dataset, start = _dataset(position, streams)
         starts = np.cumsum([0] + [stream["samples"] for stream in listed.values()])
         try:
-            gaps = skipped_in_epoch(position.skipped.values(), position.cursor.epoch)
-            return _count(dataset, start, gaps, starts)
+            skipped = skipped_in_epoch(position.skipped.values(), position.cursor.epoch)
+            return _count(dataset, start, skipped, starts)
         finally:
             dataset.close()
 
@@ -285,10 +287,12 @@ def _dataset(position: SavedPosition, streams: Mapping[str, Stream]) -> tuple[St
     return dataset, passes_of(dataset).begin(dataset.current_world(), geometry.batch_size)
 
 
-def _count(dataset: StreamingDataset, start: PassStart, gaps: SkippedPositions, starts: NDArray[np.int64]) -> list[int]:
+def _count(
+    dataset: StreamingDataset, start: PassStart, skipped: SkippedPositions, starts: NDArray[np.int64]
+) -> list[int]:
     plan, counts = passes_of(dataset).epochs.plan(start), np.zeros(len(starts) - 1, np.int64)
-    read = gaps.kept_before(start.cursor.sample_in_epoch)
+    read = skipped.kept_before(start.cursor.sample_in_epoch)
     for first in range(0, read, _AT_A_TIME):
-        ids = plan.ids(gaps.positions(np.arange(first, min(first + _AT_A_TIME, read))))
+        ids = plan.ids(skipped.positions(np.arange(first, min(first + _AT_A_TIME, read))))
         counts += np.histogram(ids, starts)[0]
     return [int(count) for count in counts]

@@ -347,7 +347,7 @@ class _EpochReads:
     run: TracedRun
     epoch: int
     plan: EpochPlan
-    deal: Partition
+    partition: Partition
     of_pass_seed: int
 
     @classmethod
@@ -356,14 +356,14 @@ class _EpochReads:
         dataset.seek(run.begins if epoch == run.begins.epoch else Cursor(epoch, 0))
         batch_size = run.loader.samples_per_global_batch // dataset.current_world().num_ranks
         start = passes_of(dataset).begin(dataset.current_world(), batch_size, run.loader.drop_last)
-        plan, deal = passes_of(dataset).epochs.plan(start), passes_of(dataset).epochs.deal(start)
-        return cls(run=run, epoch=epoch, plan=plan, deal=deal, of_pass_seed=start.shuffle_seed)
+        plan, partition = passes_of(dataset).epochs.plan(start), passes_of(dataset).epochs.partition(start)
+        return cls(run=run, epoch=epoch, plan=plan, partition=partition, of_pass_seed=start.shuffle_seed)
 
     def in_batches(self, batches: range, ranks: Sequence[int]) -> Iterator[Read]:
         """What these ranks read in batches, which are counted from the first one that the run reads."""
         for rank in ranks:
             reader = self.run.reader(rank)
-            positions = self.deal.batches(np.asarray(batches), reader.node, reader.rank_of_node)
+            positions = self.partition.batches(np.asarray(batches), reader.node, reader.rank_of_node)
             for batch, row in zip(batches, positions, strict=True):
                 read = row[row >= 0]
                 ids = self.plan.ids(read)
@@ -373,7 +373,7 @@ class _EpochReads:
     def positions_of(self, sample: int) -> list[int]:
         """Where in the rest of the epoch a sample stands."""
         found: list[NDArray[np.int64]] = []
-        for start in range(self.deal.start, len(self.plan), _AT_A_TIME):
+        for start in range(self.partition.start, len(self.plan), _AT_A_TIME):
             ids = self.plan.ids_between(start, min(start + _AT_A_TIME, len(self.plan)))
             found.append(np.flatnonzero(ids == sample) + start)
         return [int(position) for positions in found for position in positions]
@@ -381,10 +381,10 @@ class _EpochReads:
     def of_position(self, position: int) -> list[Read]:
         """Who reads a position, and when; more than once where it is read again to keep the ranks even."""
         batches = self.run.steps.of_epoch(self.epoch).batches
-        size = self.deal.global_batch_size
-        # Only what fills no global batch is dealt in another way, and only there anything is read again.
-        last = range(self.deal.remaining // size, self.deal.num_batches())
-        entry = self.deal.gaps.kept_before(position) - self.deal.gaps.kept_before(self.deal.start)
+        size = self.partition.global_batch_size
+        # Only what fills no global batch is divided in another way, and only there anything is read again.
+        last = range(self.partition.remaining // size, self.partition.num_batches())
+        entry = self.partition.skipped.kept_before(position) - self.partition.skipped.kept_before(self.partition.start)
         candidates = sorted({entry // size, *last})
         ranks = range(0, self.run.num_ranks, self.run.replication)
         return [

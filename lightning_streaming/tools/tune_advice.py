@@ -276,11 +276,11 @@ def _windows(loader: StreamingDataLoader) -> Iterator[Visits]:
     dataset, batch_size = loader.dataset, batch_size_of(loader)
     dataset.next_epoch = 0
     start = passes_of(dataset).begin(dataset.current_world(), batch_size, loader.drop_last)
-    plan, deal = passes_of(dataset).epochs.plan(start), passes_of(dataset).epochs.deal(start)
+    plan, partition = passes_of(dataset).epochs.plan(start), passes_of(dataset).epochs.partition(start)
     ranks = range(start.world.ranks_per_node)
     step = max(1, _AT_ONCE // (batch_size * len(ranks)))
-    for first in range(0, deal.num_batches(), step):
-        batches = np.arange(first, min(first + step, deal.num_batches()))
-        positions = np.hstack([deal.batches(batches, start.world.node, rank) for rank in ranks])
+    for first in range(0, partition.num_batches(), step):
+        batches = np.arange(first, min(first + step, partition.num_batches()))
+        positions = np.hstack([partition.batches(batches, start.world.node, rank) for rank in ranks])
         ids = np.where(positions < 0, -1, plan.ids(np.maximum(positions, 0)))
         yield shard_visits(ids, passes_of(dataset).catalog.samples_per_shard)

@@ -243,11 +243,11 @@ def test_samples_counted_by_the_reader_are_those_that_were_read(root: Path) -> N
 def test_workers_are_told_of_as_many_gaps_as_there_may_be(root: Path) -> None:
     dataset: StreamingDataset = make_dataset(root, skip=["0", "2", "4"])
     start = passes_of(dataset).begin(dataset.current_world(), 4)
-    pass_start = SharedPassStart(most_gaps=3)
+    pass_start = SharedPassStart(most_skipped_runs=3)
     pass_start.assign(start)
     assert pass_start.assigned() == start
-    assert start.gaps.runs == ((0, 4), (8, 12), (16, 20))
-    assert pickle.loads(pickle.dumps(start.gaps)) == start.gaps
+    assert start.skipped.runs == ((0, 4), (8, 12), (16, 20))
+    assert pickle.loads(pickle.dumps(start.skipped)) == start.skipped
 
 
 def test_stages_that_are_read_again_and_again_skip_nothing(root: Path) -> None:

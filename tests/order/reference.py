@@ -1,4 +1,4 @@
-"""What the golden files call things, in our words: whole work arrays built from a plan and a deal."""
+"""What the golden files call things, in our words: whole work arrays built from a plan and a partition."""
 
 from __future__ import annotations
 
@@ -28,47 +28,49 @@ def reference_start(settings: OrderSettings, consumed: int, current: BatchGeomet
     return consumed - consumed % step
 
 
-def work_array(plan: EpochPlan, deal: Partition, workers: int) -> NDArray[np.int64]:
+def work_array(plan: EpochPlan, partition: Partition, workers: int) -> NDArray[np.int64]:
     """The reference's array of sample ids, of shape (nodes, ranks, workers, batches per worker, batch size).
 
     Worker ``w`` of a rank takes batches ``w``, ``w + workers``, and so on; -1 stands where there is no sample.
     """
-    batches_each = -(-deal.num_batches() // workers)
-    shape = (deal.num_nodes, deal.ranks_per_node, workers, batches_each, deal.batch_size)
+    batches_each = -(-partition.num_batches() // workers)
+    shape = (partition.num_nodes, partition.ranks_per_node, workers, batches_each, partition.batch_size)
     array = np.full(shape, -1, np.int64)
-    for node in range(deal.num_nodes):
-        for rank in range(deal.ranks_per_node):
+    for node in range(partition.num_nodes):
+        for rank in range(partition.ranks_per_node):
             for worker in range(workers):
-                positions = deal.batches(worker + workers * np.arange(batches_each), node, rank)
+                positions = partition.batches(worker + workers * np.arange(batches_each), node, rank)
                 array[node, rank, worker][positions >= 0] = plan.ids(positions[positions >= 0])
     return array
 
 
-def reference_work_array(plan: EpochPlan, deal: Partition, workers: int) -> NDArray[np.int64]:
+def reference_work_array(plan: EpochPlan, partition: Partition, workers: int) -> NDArray[np.int64]:
     """Like :func:`work_array`, with the endings of the reference that leave ranks with unequal batches.
 
     Ours deals such an ending in turn, or leaves it out where batches are composed per rank.
     """
-    array = work_array(plan, deal, workers)
-    t = deal.remaining // deal.global_batch_size
-    if isinstance(deal.layout, Regrouped) and deal.remaining % deal.global_batch_size:
-        nodes = deal.layout.initial_num_nodes
-        for node, rank in np.ndindex(deal.num_nodes, deal.ranks_per_node):
-            steps = t * deal.global_batch_size + deal.layout.entries(deal.geometry, node, rank)
-            steps = read_again(steps, deal.remaining, nodes, nodes * deal.ranks_per_node)
-            batch = np.full(deal.batch_size, -1)
-            batch[steps >= 0] = plan.ids(deal.start + steps[steps >= 0])
+    array = work_array(plan, partition, workers)
+    t = partition.remaining // partition.global_batch_size
+    if isinstance(partition.layout, Regrouped) and partition.remaining % partition.global_batch_size:
+        nodes = partition.layout.initial_num_nodes
+        for node, rank in np.ndindex(partition.num_nodes, partition.ranks_per_node):
+            steps = t * partition.global_batch_size + partition.layout.entries(partition.geometry, node, rank)
+            steps = read_again(steps, partition.remaining, nodes, nodes * partition.ranks_per_node)
+            batch = np.full(partition.batch_size, -1)
+            batch[steps >= 0] = plan.ids(partition.start + steps[steps >= 0])
             array[node, rank, t % workers, t // workers] = batch
     if isinstance(plan.sequence, DevicePerStream):
         rows = sum(plan.sequence.rows_per_stream)
-        ending = np.full((deal.num_ranks, deal.batch_size), -1)
-        left_out = rows % deal.ranks_per_node * deal.num_nodes * deal.batch_size
-        places = plan.sequence.places_of_rows(np.arange(deal.length, deal.length + left_out))
+        ending = np.full((partition.num_ranks, partition.batch_size), -1)
+        left_out = rows % partition.ranks_per_node * partition.num_nodes * partition.batch_size
+        places = plan.sequence.places_of_rows(np.arange(partition.length, partition.length + left_out))
         ending.ravel()[:left_out] = places if plan.order is None else plan.order[places]
         # The reference adds 1 to N * R rows of -1 on each node.
-        rounds = (rows // deal.num_ranks + 1) * deal.num_nodes - deal.start // deal.global_batch_size
+        rounds = (
+            rows // partition.num_ranks + 1
+        ) * partition.num_nodes - partition.start // partition.global_batch_size
         batches_each = -(-rounds // workers)
-        whole = np.full((*array.shape[:3], batches_each, deal.batch_size), -1)
+        whole = np.full((*array.shape[:3], batches_each, partition.batch_size), -1)
         whole[:, :, :, : array.shape[3]] = array
         whole[:, :, t % workers, t // workers] = ending.reshape(*array.shape[:2], -1)
         return whole

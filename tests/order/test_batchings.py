@@ -37,7 +37,7 @@ def streams_of(places: NDArray[np.int64], shape: DatasetShape) -> NDArray[np.int
 
 def rank_batches(sequence: EpochSequence, settings: OrderSettings, geometry: BatchGeometry) -> NDArray[np.int64]:
     """Places of shape (ranks, batches, batch size) that ranks read in an epoch of full batches."""
-    deal = Partition(
+    partition = Partition(
         length=len(sequence),
         start=0,
         num_nodes=geometry.num_nodes,
@@ -45,9 +45,9 @@ def rank_batches(sequence: EpochSequence, settings: OrderSettings, geometry: Bat
         batch_size=geometry.batch_size,
         layout=rank_layout(settings, geometry, geometry),
     )
-    ts = np.arange(deal.num_batches())
+    ts = np.arange(partition.num_batches())
     ranks = [(node, rank) for node in range(geometry.num_nodes) for rank in range(geometry.ranks_per_node)]
-    return sequence.places(np.stack([deal.batches(ts, node, rank) for node, rank in ranks]))
+    return sequence.places(np.stack([partition.batches(ts, node, rank) for node, rank in ranks]))
 
 
 geometries = st.builds(
@@ -223,14 +223,14 @@ def test_few_samples_over_many_nodes_are_all_read_and_by_all_ranks_equally(
 ) -> None:
     geometry = BatchGeometry(num_nodes=canonical * factor, ranks_per_node=ranks, batch_size=batch_size)
     sequence = epoch_sequence(settings_of("random", canonical), make_shape([samples]), geometry, 0)
-    deal = Partition(
+    partition = Partition(
         length=len(sequence), start=0, num_nodes=geometry.num_nodes, ranks_per_node=ranks, batch_size=batch_size
     )
     places: set[int] = set()
     for node in range(geometry.num_nodes):
         for rank in range(ranks):
-            positions = deal.batches(np.arange(deal.num_batches()), node, rank)
-            assert (positions >= 0).sum() == deal.samples_per_rank()
+            positions = partition.batches(np.arange(partition.num_batches()), node, rank)
+            assert (positions >= 0).sum() == partition.samples_per_rank()
             places.update(sequence.places(positions[positions >= 0]).tolist())
     assert places == set(range(samples))
 

@@ -46,7 +46,7 @@ class Stretch:
 
     leg: Leg
     plan: EpochPlan
-    deal: Partition
+    partition: Partition
     batches: int
 
 
@@ -63,7 +63,7 @@ def stretches(asked: OrderSettings, shape: DatasetShape, epoch: int, legs: Seque
             kept = geometry
         plan = plan_epoch(asked, shape, geometry, epoch, order)
         start = resume_position(plan.sequence, position, current.num_ranks)
-        deal = Partition(
+        partition = Partition(
             length=len(plan),
             start=start,
             num_nodes=current.num_nodes,
@@ -71,10 +71,10 @@ def stretches(asked: OrderSettings, shape: DatasetShape, epoch: int, legs: Seque
             batch_size=current.batch_size,
             layout=rank_layout(asked, current, geometry),
         )
-        left = deal.num_batches()
+        left = partition.num_batches()
         batches = left if number == len(legs) - 1 else min(leg.steps, left)
-        yield Stretch(leg=leg, plan=plan, deal=deal, batches=batches)
-        position = deal.position_after(batches)
+        yield Stretch(leg=leg, plan=plan, partition=partition, batches=batches)
+        position = partition.position_after(batches)
         fewest = plan.sequence if asked.batching_method != "random" else epoch_sequence(asked, shape, ALONE, epoch)
         if position >= min(len(plan), len(fewest)):
             return  # all has been read; what may be left are repeats that make many nodes even
@@ -82,32 +82,32 @@ def stretches(asked: OrderSettings, shape: DatasetShape, epoch: int, legs: Seque
 
 def read_by_workers(stretch: Stretch, node: int, rank: int) -> NDArray[np.int64]:
     """Positions of shape (batches, batch size) that the workers of one rank read between them; -1 for none."""
-    positions = np.full((stretch.batches, stretch.deal.batch_size), -1, np.int64)
+    positions = np.full((stretch.batches, stretch.partition.batch_size), -1, np.int64)
     for worker in range(stretch.leg.workers):
         mine = np.arange(worker, stretch.batches, stretch.leg.workers)
-        positions[mine] = stretch.deal.batches(mine, node, rank)
+        positions[mine] = stretch.partition.batches(mine, node, rank)
     return positions
 
 
 def read_by_ranks(stretch: Stretch) -> NDArray[np.int64]:
     """Positions of shape (ranks, batches, batch size)."""
-    deal = stretch.deal
-    ranks = [(node, rank) for node in range(deal.num_nodes) for rank in range(deal.ranks_per_node)]
+    partition = stretch.partition
+    ranks = [(node, rank) for node in range(partition.num_nodes) for rank in range(partition.ranks_per_node)]
     return np.stack([read_by_workers(stretch, node, rank) for node, rank in ranks])
 
 
 def check_global_batches(stretch: Stretch, read: NDArray[np.int64]) -> None:
     """Each global batch is the next run of positions; only the last one of an epoch may hold some a second time."""
-    deal = stretch.deal
-    full = min(stretch.batches, deal.remaining // deal.global_batch_size)
-    in_order = np.sort(read[:, :full].swapaxes(0, 1).reshape(full, deal.global_batch_size))
-    assert in_order.ravel().tolist() == list(range(deal.start, deal.position_after(full)))
+    partition = stretch.partition
+    full = min(stretch.batches, partition.remaining // partition.global_batch_size)
+    in_order = np.sort(read[:, :full].swapaxes(0, 1).reshape(full, partition.global_batch_size))
+    assert in_order.ravel().tolist() == list(range(partition.start, partition.position_after(full)))
     if stretch.batches > full:
         assert stretch.batches == full + 1
         ending = read[:, full][read[:, full] >= 0].tolist()
-        new = range(deal.position_after(full), deal.length)
+        new = range(partition.position_after(full), partition.length)
         assert set(new) <= set(ending)
-        assert 0 <= len(ending) - len(new) < deal.num_ranks
+        assert 0 <= len(ending) - len(new) < partition.num_ranks
 
 
 def check_ranks_are_even(stretch: Stretch, read: NDArray[np.int64]) -> None:
@@ -115,13 +115,15 @@ def check_ranks_are_even(stretch: Stretch, read: NDArray[np.int64]) -> None:
     sizes = (read >= 0).sum(axis=2)  # (ranks, batches)
     assert (sizes == sizes[:1]).all()
     assert (sizes > 0).all()
-    if stretch.batches == stretch.deal.num_batches():
-        assert ((sizes == stretch.deal.batch_size).sum(axis=1) == stretch.deal.num_batches(drop_last=True)).all()
+    if stretch.batches == stretch.partition.num_batches():
+        assert (
+            (sizes == stretch.partition.batch_size).sum(axis=1) == stretch.partition.num_batches(drop_last=True)
+        ).all()
 
 
 def ids_in_order(stretch: Stretch, read: NDArray[np.int64]) -> list[int]:
     """What was read for the first time, in the order of its positions."""
-    start, end = stretch.deal.start, stretch.deal.position_after(stretch.batches)
+    start, end = stretch.partition.start, stretch.partition.position_after(stretch.batches)
     ids = np.full(end - start, -1)
     new = read >= start
     ids[read[new] - start] = stretch.plan.ids(read[new])
@@ -132,7 +134,7 @@ def read_epoch(asked: OrderSettings, shape: DatasetShape, epoch: int, legs: Sequ
     """Sample ids of an epoch in the order in which they were read for the first time, all that is promised checked."""
     ids: list[int] = []
     for stretch in stretches(asked, shape, epoch, legs):
-        assert len(ids) == stretch.deal.start
+        assert len(ids) == stretch.partition.start
         read = read_by_ranks(stretch)
         check_global_batches(stretch, read)
         check_ranks_are_even(stretch, read)

@@ -39,7 +39,7 @@ class Epoch:
     weights: ResolvedWeights
     world: World
     plan: EpochPlan
-    deal: Partition
+    partition: Partition
 
 
 def parallel_world(config: dict[str, Any]) -> World:
@@ -66,7 +66,7 @@ def work_out(config: dict[str, Any]) -> Epoch:
     order = draw_order(settings, shape, config["epoch"])
     plan = plan_epoch(settings, shape, geometry, config["epoch"], order)
     start = resume_position(plan.sequence, config["sample_in_epoch"], world.num_ranks)
-    deal = Partition(
+    partition = Partition(
         length=len(plan),
         start=reference_start(settings, start, current, geometry),
         num_nodes=world.num_nodes,
@@ -74,7 +74,7 @@ def work_out(config: dict[str, Any]) -> Epoch:
         batch_size=config["batch_size"],
         layout=rank_layout(settings, current, geometry),
     )
-    return Epoch(settings=settings, weights=weights, world=world, plan=plan, deal=deal)
+    return Epoch(settings=settings, weights=weights, world=world, plan=plan, partition=partition)
 
 
 CASES = load("order.json")["cases"]
@@ -94,13 +94,13 @@ def test_no_case_is_left_out() -> None:
 @pytest.mark.parametrize("case", SERVED, ids=lambda case: case["id"])
 def test_every_worker_reads_what_the_reference_reads(case: dict[str, Any]) -> None:
     epoch, workers = work_out(case["config"]), case["config"]["world"]["workers_per_rank"]
-    assert_is(reference_work_array(epoch.plan, epoch.deal, workers), case)
+    assert_is(reference_work_array(epoch.plan, epoch.partition, workers), case)
 
 
 @pytest.mark.parametrize("case", SERVED, ids=lambda case: case["id"])
 def test_all_ranks_have_equally_many_batches_and_samples(case: dict[str, Any]) -> None:
     epoch = work_out(case["config"])
-    work = work_array(epoch.plan, epoch.deal, case["config"]["world"]["workers_per_rank"])
+    work = work_array(epoch.plan, epoch.partition, case["config"]["world"]["workers_per_rank"])
     assert len(np.unique((work >= 0).sum(axis=(2, 3, 4)))) <= 1
 
 
@@ -108,8 +108,8 @@ def test_only_endings_that_leave_ranks_uneven_are_not_those_of_the_reference() -
     differ = set()
     for case in SERVED:
         epoch, workers = work_out(case["config"]), case["config"]["world"]["workers_per_rank"]
-        ours = work_array(epoch.plan, epoch.deal, workers)
-        theirs = reference_work_array(epoch.plan, epoch.deal, workers)
+        ours = work_array(epoch.plan, epoch.partition, workers)
+        theirs = reference_work_array(epoch.plan, epoch.partition, workers)
         batches = ours.shape[3]
         if not np.array_equal(ours, theirs[:, :, :, :batches]) or (theirs[:, :, :, batches:] >= 0).any():
             differ.add(case["id"])
@@ -148,6 +148,6 @@ def test_a_position_past_every_end_is_refused() -> None:
 def test_what_the_reference_cannot_divide_is_divided_evenly(case_id: str) -> None:
     config = next(case["config"] for case in CASES if case["id"] == case_id)
     epoch = work_out(config)
-    work = work_array(epoch.plan, epoch.deal, config["world"]["workers_per_rank"])
+    work = work_array(epoch.plan, epoch.partition, config["world"]["workers_per_rank"])
     assert set(work[work >= 0]) == set(epoch.plan.ids_between(config["sample_in_epoch"], len(epoch.plan)))
     assert len(np.unique((work >= 0).sum(axis=(2, 3, 4)))) == 1

@@ -4,7 +4,7 @@ Who reads which entries of a global batch.
 
 For which machines an epoch's batches are made, and how other machines share them.
 
-Positions without gaps, checked against lists with what is left out taken out.
+Positions without skipped, checked against lists with what is left out taken out.
 """
 
 from __future__ import annotations
@@ -55,26 +55,26 @@ def deals(draw: st.DrawFn) -> Partition:
     return make_deal(length, draw(st.integers(0, length)), draw(topologies))
 
 
-def global_batch(deal: Partition, t: int) -> list[int]:
+def global_batch(partition: Partition, t: int) -> list[int]:
     """What all ranks read in batch ``t``, in the order of dealing: nodes take turns fastest, then ranks."""
     batches = np.stack(
         [
-            [deal.batches(np.asarray([t]), node, rank)[0] for node in range(deal.num_nodes)]
-            for rank in range(deal.ranks_per_node)
+            [partition.batches(np.asarray([t]), node, rank)[0] for node in range(partition.num_nodes)]
+            for rank in range(partition.ranks_per_node)
         ]
     )  # (ranks, nodes, batch size)
     positions = batches.transpose(2, 0, 1).ravel()
     return list(positions[positions >= 0].tolist())
 
 
-def all_read(deal: Partition, num_batches: int) -> list[int]:
-    return [position for t in range(num_batches) for position in global_batch(deal, t)]
+def all_read(partition: Partition, num_batches: int) -> list[int]:
+    return [position for t in range(num_batches) for position in global_batch(partition, t)]
 
 
-def reference_repeats(deal: Partition) -> list[int]:
+def reference_repeats(partition: Partition) -> list[int]:
     """The entries read twice, spelled out on the reference's table of one row per node; whole columns only."""
-    table = np.arange(deal.remaining).reshape(-1, deal.num_nodes).T
-    columns, ranks = table.shape[1], deal.ranks_per_node
+    table = np.arange(partition.remaining).reshape(-1, partition.num_nodes).T
+    columns, ranks = table.shape[1], partition.ranks_per_node
     if columns % ranks == 0:
         return []
     more = ranks - columns % ranks
@@ -82,7 +82,7 @@ def reference_repeats(deal: Partition) -> list[int]:
         repeated = table[:, columns - ranks - more + 1 : columns - ranks + 1]
     else:
         repeated = np.tile(table, more // columns + 1)[:, :more]
-    return list((deal.start + repeated.T.ravel()).tolist())
+    return list((partition.start + repeated.T.ravel()).tolist())
 
 
 @st.composite
@@ -98,17 +98,17 @@ def laid_out_deals(draw: st.DrawFn) -> Partition:
 
 @given(columns=st.integers(0, 60), topology=topologies)
 def test_the_entries_read_twice_are_those_of_the_reference(columns: int, topology: Topology) -> None:
-    deal = make_deal(columns * topology[0], 0, topology)
-    assert all_read(deal, deal.num_batches()) == [*range(deal.length), *reference_repeats(deal)]
+    partition = make_deal(columns * topology[0], 0, topology)
+    assert all_read(partition, partition.num_batches()) == [*range(partition.length), *reference_repeats(partition)]
 
 
-@given(deal=deals())
-def test_all_ranks_together_read_everything_left_in_order_and_less_than_a_round_twice(deal: Partition) -> None:
-    read = all_read(deal, deal.num_batches())
-    assert read[: deal.remaining] == list(range(deal.start, deal.length))
-    again = read[deal.remaining :]
-    assert len(again) == -deal.remaining % deal.num_ranks
-    assert all(0 <= position < deal.length for position in again)
+@given(partition=deals())
+def test_all_ranks_together_read_everything_left_in_order_and_less_than_a_round_twice(partition: Partition) -> None:
+    read = all_read(partition, partition.num_batches())
+    assert read[: partition.remaining] == list(range(partition.start, partition.length))
+    again = read[partition.remaining :]
+    assert len(again) == -partition.remaining % partition.num_ranks
+    assert all(0 <= position < partition.length for position in again)
 
 
 @given(length=st.integers(0, 120), topology=topologies)
@@ -128,58 +128,58 @@ def test_a_run_that_was_cut_anywhere_ends_like_a_whole_one(length: int, topology
     ],
 )
 def test_four_ranks_of_one_node(length: int, expected: list[list[int]]) -> None:
-    deal = make_deal(length, 0, (1, 4, 3))
-    assert [deal.batch(0, 0, rank).tolist() for rank in range(4)] == expected
+    partition = make_deal(length, 0, (1, 4, 3))
+    assert [partition.batch(0, 0, rank).tolist() for rank in range(4)] == expected
 
 
-@given(deal=laid_out_deals())
-def test_all_ranks_together_read_each_global_batch_whatever_its_layout(deal: Partition) -> None:
-    for t in range(deal.num_batches()):
-        positions = global_batch(deal, t)
-        new = range(deal.position_after(t), deal.position_after(t + 1))
+@given(partition=laid_out_deals())
+def test_all_ranks_together_read_each_global_batch_whatever_its_layout(partition: Partition) -> None:
+    for t in range(partition.num_batches()):
+        positions = global_batch(partition, t)
+        new = range(partition.position_after(t), partition.position_after(t + 1))
         assert set(new) <= set(positions)
-        is_full = len(new) == deal.global_batch_size
-        assert len(positions) - len(new) == (0 if is_full else -deal.remaining % deal.num_ranks)
+        is_full = len(new) == partition.global_batch_size
+        assert len(positions) - len(new) == (0 if is_full else -partition.remaining % partition.num_ranks)
 
 
-@given(deal=laid_out_deals())
-def test_what_fills_no_global_batch_is_dealt_in_turn_whatever_the_layout(deal: Partition) -> None:
-    ending = deal.num_batches() - 1
-    if deal.remaining % deal.global_batch_size:
-        assert global_batch(deal, ending) == global_batch(replace(deal, layout=INTERLEAVED), ending)
+@given(partition=laid_out_deals())
+def test_what_fills_no_global_batch_is_dealt_in_turn_whatever_the_layout(partition: Partition) -> None:
+    ending = partition.num_batches() - 1
+    if partition.remaining % partition.global_batch_size:
+        assert global_batch(partition, ending) == global_batch(replace(partition, layout=INTERLEAVED), ending)
 
 
-@given(deal=laid_out_deals())
-def test_all_ranks_have_equally_many_batches_and_samples(deal: Partition) -> None:
-    for node in range(deal.num_nodes):
-        for rank in range(deal.ranks_per_node):
-            sizes = [len(deal.batch(t, node, rank)) for t in range(deal.num_batches() + 1)]
-            assert sum(sizes) == deal.samples_per_rank()
-            assert sizes[deal.num_batches() :] == [0]
-            assert all(sizes[: deal.num_batches()])
-            assert sizes.count(deal.batch_size) == deal.num_batches(drop_last=True)
+@given(partition=laid_out_deals())
+def test_all_ranks_have_equally_many_batches_and_samples(partition: Partition) -> None:
+    for node in range(partition.num_nodes):
+        for rank in range(partition.ranks_per_node):
+            sizes = [len(partition.batch(t, node, rank)) for t in range(partition.num_batches() + 1)]
+            assert sum(sizes) == partition.samples_per_rank()
+            assert sizes[partition.num_batches() :] == [0]
+            assert all(sizes[: partition.num_batches()])
+            assert sizes.count(partition.batch_size) == partition.num_batches(drop_last=True)
 
 
-@given(deal=laid_out_deals(), data=st.data())
-def test_several_batches_at_once_equal_one_by_one(deal: Partition, data: st.DataObject) -> None:
-    node = data.draw(st.integers(0, deal.num_nodes - 1))
-    rank = data.draw(st.integers(0, deal.ranks_per_node - 1))
-    ts = data.draw(st.lists(st.integers(0, deal.num_batches() + 2), max_size=5))
-    together = deal.batches(np.asarray(ts, np.int64), node, rank)
-    assert together.shape == (len(ts), deal.batch_size)
+@given(partition=laid_out_deals(), data=st.data())
+def test_several_batches_at_once_equal_one_by_one(partition: Partition, data: st.DataObject) -> None:
+    node = data.draw(st.integers(0, partition.num_nodes - 1))
+    rank = data.draw(st.integers(0, partition.ranks_per_node - 1))
+    ts = data.draw(st.lists(st.integers(0, partition.num_batches() + 2), max_size=5))
+    together = partition.batches(np.asarray(ts, np.int64), node, rank)
+    assert together.shape == (len(ts), partition.batch_size)
     for t, positions in zip(ts, together, strict=True):
-        alone: NDArray[np.int64] = deal.batch(t, node, rank)
-        assert positions.tolist() == alone.tolist() + [-1] * (deal.batch_size - len(alone))
+        alone: NDArray[np.int64] = partition.batch(t, node, rank)
+        assert positions.tolist() == alone.tolist() + [-1] * (partition.batch_size - len(alone))
 
 
 @given(length=st.integers(1, 150), legs=st.lists(st.tuples(topologies, st.integers(0, 6)), min_size=4, max_size=4))
 def test_three_cuts_on_changing_machines_repeat_and_skip_nothing(length: int, legs: list[tuple[Topology, int]]) -> None:
     start, read = 0, []
     for topology, steps in legs:
-        deal = make_deal(length, start, topology)
-        batches = [global_batch(deal, t) for t in range(min(steps, deal.num_batches()))]
-        start = deal.position_after(len(batches))
-        read += [position for batch in batches for position in batch][: start - deal.start]
+        partition = make_deal(length, start, topology)
+        batches = [global_batch(partition, t) for t in range(min(steps, partition.num_batches()))]
+        start = partition.position_after(len(batches))
+        read += [position for batch in batches for position in batch][: start - partition.start]
     last = make_deal(length, start, (1, 1, 1))
     assert read + all_read(last, last.num_batches()) == list(range(length))
 
@@ -196,10 +196,10 @@ def test_a_cut_at_a_batch_leaves_the_batches_that_were_left(length: int, topolog
 
 
 def test_nothing_is_left_at_the_end() -> None:
-    deal = make_deal(10, 10, (2, 2, 2))
-    assert (deal.num_batches(), deal.num_batches(drop_last=True), deal.samples_per_rank()) == (0, 0, 0)
-    assert deal.batch(0, 1, 1).tolist() == []
-    assert deal.position_after(3) == 10
+    partition = make_deal(10, 10, (2, 2, 2))
+    assert (partition.num_batches(), partition.num_batches(drop_last=True), partition.samples_per_rank()) == (0, 0, 0)
+    assert partition.batch(0, 1, 1).tolist() == []
+    assert partition.position_after(3) == 10
 
 
 @pytest.mark.parametrize(
@@ -414,11 +414,13 @@ def left_out(stretches: list[SkippedRange], epoch: int) -> set[int]:
 
 @given(stretches, st.integers(0, EPOCHS))
 def test_what_is_kept_is_what_no_stretch_leaves_out(stretches: list[SkippedRange], epoch: int) -> None:
-    gaps = skipped_in_epoch(stretches, epoch)
+    skipped = skipped_in_epoch(stretches, epoch)
     kept = [at for at in range(LENGTH) if at not in left_out(stretches, epoch)]
-    assert [gaps.kept_before(at) for at in range(LENGTH + 1)] == [sum(k < at for k in kept) for at in range(LENGTH + 1)]
-    assert gaps.positions(np.arange(len(kept))).tolist() == kept
-    assert [gaps.position_after(read) for read in range(len(kept) + 1)] == [0, *(at + 1 for at in kept)]
+    assert [skipped.kept_before(at) for at in range(LENGTH + 1)] == [
+        sum(k < at for k in kept) for at in range(LENGTH + 1)
+    ]
+    assert skipped.positions(np.arange(len(kept))).tolist() == kept
+    assert [skipped.position_after(read) for read in range(len(kept) + 1)] == [0, *(at + 1 for at in kept)]
 
 
 @given(stretches)

@@ -113,7 +113,7 @@ class Epoch(NamedTuple):
     """An epoch's sequence and how it is dealt."""
 
     sequence: EpochSequence
-    deal: Partition
+    partition: Partition
 
 
 @st.composite
@@ -125,24 +125,24 @@ def epochs(draw: st.DrawFn, largest_start: int = 0) -> Epoch:
         num_canonical_nodes=draw(st.integers(1, 12).filter(lambda canonical: fits(canonical, nodes))),
         num_nodes=nodes,
     )
-    deal = Partition(
+    partition = Partition(
         length=len(sequence),
         start=draw(st.integers(0, min(largest_start, len(sequence)))),
         num_nodes=nodes,
         ranks_per_node=draw(st.integers(1, 3)),
         batch_size=draw(st.integers(1, 5)),
     )
-    return Epoch(sequence, deal)
+    return Epoch(sequence, partition)
 
 
 def first_reads(epoch: Epoch) -> list[int]:
     """Positions of all first reads, over all ranks."""
     found: list[int] = []
-    for node in range(epoch.deal.num_nodes):
-        for rank in range(epoch.deal.ranks_per_node):
-            ts = np.arange(epoch.deal.num_batches())
-            are_first = are_first_reads(epoch.sequence, epoch.deal, ts, node, rank)
-            found += epoch.deal.batches(ts, node, rank)[are_first].tolist()
+    for node in range(epoch.partition.num_nodes):
+        for rank in range(epoch.partition.ranks_per_node):
+            ts = np.arange(epoch.partition.num_batches())
+            are_first = are_first_reads(epoch.sequence, epoch.partition, ts, node, rank)
+            found += epoch.partition.batches(ts, node, rank)[are_first].tolist()
     return found
 
 
@@ -157,22 +157,24 @@ def test_each_place_of_an_epoch_has_one_first_read(epoch: Epoch) -> None:
 
 @given(epoch=epochs(largest_start=60))
 def test_what_was_read_before_a_resume_is_no_first_read_after_it(epoch: Epoch) -> None:
-    before = set(places(epoch, list(range(epoch.deal.start))).tolist())
+    before = set(places(epoch, list(range(epoch.partition.start))).tolist())
     after = places(epoch, first_reads(epoch)).tolist()
     assert sorted(after) == sorted(set(range(epoch.sequence.num_samples)) - before)
 
 
 def test_an_epoch_that_divides_has_first_reads_only() -> None:
-    deal = Partition(length=24, start=0, num_nodes=2, ranks_per_node=2, batch_size=3)
+    partition = Partition(length=24, start=0, num_nodes=2, ranks_per_node=2, batch_size=3)
     sequence = CanonicalSequence(num_samples=24, num_canonical_nodes=2, num_nodes=2)
-    assert all(are_first_reads(sequence, deal, np.arange(2), node, rank).all() for node in (0, 1) for rank in (0, 1))
+    assert all(
+        are_first_reads(sequence, partition, np.arange(2), node, rank).all() for node in (0, 1) for rank in (0, 1)
+    )
 
 
 def test_four_ranks_that_read_ten_samples() -> None:
     # As 0 1 2 3 | 4 5 6 7 | 8 9 5 6: the last two ranks read their last sample again.
-    deal = Partition(length=10, start=0, num_nodes=1, ranks_per_node=4, batch_size=2)
+    partition = Partition(length=10, start=0, num_nodes=1, ranks_per_node=4, batch_size=2)
     sequence = CanonicalSequence(num_samples=10, num_canonical_nodes=1, num_nodes=1)
-    masks = [are_first_reads(sequence, deal, np.arange(2), 0, rank).tolist() for rank in range(4)]
+    masks = [are_first_reads(sequence, partition, np.arange(2), 0, rank).tolist() for rank in range(4)]
     assert masks == [[[True, True], [True, False]]] * 2 + [[[True, True], [False, False]]] * 2
 
 
@@ -180,7 +182,7 @@ def test_what_ranks_read_again_of_composed_batches_is_told_too() -> None:
     settings = make_settings(batching_method="stratified", num_canonical_nodes=1)
     geometry = BatchGeometry(num_nodes=1, ranks_per_node=1, batch_size=4)
     sequence = epoch_sequence(settings, make_shape([9], [7]), geometry, epoch=0)
-    deal = Partition(length=len(sequence), start=3, num_nodes=1, ranks_per_node=2, batch_size=4)
-    positions = first_reads(Epoch(sequence, deal))
+    partition = Partition(length=len(sequence), start=3, num_nodes=1, ranks_per_node=2, batch_size=4)
+    positions = first_reads(Epoch(sequence, partition))
     assert sorted(positions) == list(range(3, len(sequence)))
-    assert deal.samples_per_rank() * 2 > len(positions)
+    assert partition.samples_per_rank() * 2 > len(positions)

@@ -37,7 +37,7 @@ def dealt(
 ) -> tuple[EpochPlan, Partition]:
     geometry = epoch_geometry(settings, current, initial)
     plan = plan_epoch(settings, shape, geometry, 0, draw_order(settings, shape, 0))
-    deal = Partition(
+    partition = Partition(
         length=len(plan),
         start=start,
         num_nodes=current.num_nodes,
@@ -45,7 +45,7 @@ def dealt(
         batch_size=current.batch_size,
         layout=rank_layout(settings, current, geometry),
     )
-    return plan, deal
+    return plan, partition
 
 
 def samples_per_rank(work: NDArray[np.int64]) -> list[int]:
@@ -61,8 +61,8 @@ def test_q1_differs_a_position_past_the_end_is_refused() -> None:
 
 def test_q2_differs_few_samples_over_many_nodes_are_served() -> None:
     # 9 samples in 2 slices of 5, each for 4 nodes: 3 columns to repeat, from 6 columns back, where there are but 5.
-    plan, deal = dealt(make_settings(num_canonical_nodes=2), make_shape([9]), geometry_of(8, 1, 1))
-    work = work_array(plan, deal, workers=1)
+    plan, partition = dealt(make_settings(num_canonical_nodes=2), make_shape([9]), geometry_of(8, 1, 1))
+    work = work_array(plan, partition, workers=1)
     assert set(work.ravel().tolist()) == set(range(9))
     assert samples_per_rank(work) == [2] * 8
 
@@ -79,16 +79,16 @@ def test_q3_kept_py1br_leaves_up_to_a_stagger_of_samples_in_the_order_of_their_s
 
 def test_q4_kept_device_per_stream_reads_every_canonical_node_on_every_node() -> None:
     settings = make_settings(batching_method="device_per_stream", num_canonical_nodes=2, shuffle=False)
-    plan, deal = dealt(settings, make_shape([80]), geometry_of(2, 2, 5))
-    for samples in work_array(plan, deal, workers=1):
+    plan, partition = dealt(settings, make_shape([80]), geometry_of(2, 2, 5))
+    for samples in work_array(plan, partition, workers=1):
         assert set((samples // 40).ravel().tolist()) == {0, 1}
 
 
 def test_q4_differs_there_are_no_batches_without_a_sample() -> None:
     settings = make_settings(batching_method="device_per_stream", num_canonical_nodes=2)
-    plan, deal = dealt(settings, make_shape([80]), geometry_of(2, 2, 5))
-    assert work_array(plan, deal, workers=1).shape == (2, 2, 1, 4, 5)
-    assert reference_work_array(plan, deal, workers=1).shape == (2, 2, 1, 6, 5)
+    plan, partition = dealt(settings, make_shape([80]), geometry_of(2, 2, 5))
+    assert work_array(plan, partition, workers=1).shape == (2, 2, 1, 4, 5)
+    assert reference_work_array(plan, partition, workers=1).shape == (2, 2, 1, 6, 5)
 
 
 def test_q5_kept_stratified_ends_with_the_shortest_stream_and_leaves_out_what_others_have_more() -> None:
@@ -101,8 +101,8 @@ def test_q5_kept_stratified_ends_with_the_shortest_stream_and_leaves_out_what_ot
 
 def test_q5_kept_stratified_reads_every_canonical_node_on_every_node() -> None:
     settings = make_settings(batching_method="stratified", num_canonical_nodes=2, shuffle=False)
-    plan, deal = dealt(settings, make_shape([80]), geometry_of(2, 1, 10))
-    for samples in work_array(plan, deal, workers=1):
+    plan, partition = dealt(settings, make_shape([80]), geometry_of(2, 1, 10))
+    for samples in work_array(plan, partition, workers=1):
         assert set((samples // 40).ravel().tolist()) == {0, 1}
 
 
@@ -150,9 +150,11 @@ def test_q9_differs_stream_weights_follow_the_seed_of_a_state() -> None:
 
 def test_q10_differs_device_per_stream_gives_all_ranks_equally_many_samples() -> None:
     settings = make_settings(batching_method="device_per_stream", num_canonical_nodes=2)
-    plan, deal = dealt(settings, make_shape([70]), geometry_of(2, 2, 5))  # 7 batches for 2 ranks on each of 2 nodes
-    assert samples_per_rank(work_array(plan, deal, workers=2)) == [15] * 4
-    assert samples_per_rank(reference_work_array(plan, deal, workers=2)) == [20, 20, 15, 15]
+    plan, partition = dealt(
+        settings, make_shape([70]), geometry_of(2, 2, 5)
+    )  # 7 batches for 2 ranks on each of 2 nodes
+    assert samples_per_rank(work_array(plan, partition, workers=2)) == [15] * 4
+    assert samples_per_rank(reference_work_array(plan, partition, workers=2)) == [20, 20, 15, 15]
 
 
 def test_q11_differs_py1e_takes_canonical_nodes_without_samples() -> None:
@@ -161,8 +163,8 @@ def test_q11_differs_py1e_takes_canonical_nodes_without_samples() -> None:
 
 
 def test_relaxed_differs_an_epoch_ends_evenly_on_nodes_that_canonical_nodes_do_not_fit() -> None:
-    plan, deal = dealt(make_settings(num_canonical_nodes=4), make_shape([101]), geometry_of(3, 1, 4), 0, initial=4)
-    ours, theirs = (array(plan, deal, 1) for array in (work_array, reference_work_array))
+    plan, partition = dealt(make_settings(num_canonical_nodes=4), make_shape([101]), geometry_of(3, 1, 4), 0, initial=4)
+    ours, theirs = (array(plan, partition, 1) for array in (work_array, reference_work_array))
     assert len(set(samples_per_rank(ours))) == 1
     assert len(set(samples_per_rank(theirs))) > 1
     assert set(ours[ours >= 0].tolist()) == set(theirs[theirs >= 0].tolist()) == set(range(101))

@@ -41,7 +41,7 @@ def partition(args: dict[str, Any], *, as_reference: bool = True) -> NDArray[np.
     geometry = epoch_geometry(settings, current, args["initial_physical"])
     plan = plan_epoch(settings, shape, geometry, 0, order=None)
     consumed = resume_position(plan.sequence, args["drop_first"], current.num_ranks)
-    deal = Partition(
+    partition = Partition(
         length=len(plan),
         start=reference_start(settings, consumed, current, geometry),
         num_nodes=current.num_nodes,
@@ -50,7 +50,7 @@ def partition(args: dict[str, Any], *, as_reference: bool = True) -> NDArray[np.
         layout=rank_layout(settings, current, geometry),
     )
     whole = reference_work_array if as_reference else work_array
-    return whole(plan, deal, args["workers_per_rank"])
+    return whole(plan, partition, args["workers_per_rank"])
 
 
 def test_no_golden_partition_is_left_out() -> None:

@@ -104,10 +104,10 @@ def work_out(args: dict[str, Any]) -> tuple[EpochPlan, Partition]:
     geometry = epoch_geometry(settings, current, None)
     order = draw_order(settings, shape, args["epoch"])
     plan = plan_epoch(settings, shape, geometry, args["epoch"], order)
-    deal = Partition(
+    partition = Partition(
         length=len(plan), start=args["drop_first"], num_nodes=nodes, ranks_per_node=ranks, batch_size=batch_size
     )
-    return plan, deal
+    return plan, partition
 
 
 def case_id(case: dict[str, Any]) -> str:
@@ -125,17 +125,17 @@ def test_the_seed_is_the_one_that_line_saved(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", SERVED, ids=case_id)
 def test_every_worker_reads_what_that_line_read(case: dict[str, Any]) -> None:
-    plan, deal = work_out(case["args"])
-    work = work_array(plan, deal, case["args"]["workers_per_rank"])
+    plan, partition = work_out(case["args"])
+    work = work_array(plan, partition, case["args"]["workers_per_rank"])
     assert_is(work.reshape(*work.shape[:3], -1), case["out"])
 
 
 @pytest.mark.parametrize("case", UNEVEN_START, ids=case_id)
 def test_a_start_that_the_nodes_do_not_divide_is_served_where_that_line_failed(case: dict[str, Any]) -> None:
-    plan, deal = work_out(case["args"])
-    work = work_array(plan, deal, case["args"]["workers_per_rank"])
-    assert deal.start % deal.num_nodes
-    assert set(work[work >= 0]) == set(plan.ids_between(deal.start, deal.length))
+    plan, partition = work_out(case["args"])
+    work = work_array(plan, partition, case["args"]["workers_per_rank"])
+    assert partition.start % partition.num_nodes
+    assert set(work[work >= 0]) == set(plan.ids_between(partition.start, partition.length))
     assert len(np.unique((work >= 0).sum(axis=(2, 3, 4)))) == 1
 
 

@@ -62,9 +62,9 @@ def dealings(draw: st.DrawFn) -> EpochPartitions:
 def run_of(dealing: EpochPartitions) -> Iterator[list[EpochPosition]]:
     """The places of each batch of a whole run."""
     for epoch in count():
-        deal = dealing.later if epoch else dealing.now
-        for t in range(deal.num_batches(dealing.drop_last)):
-            yield [(epoch, at) for at in range(deal.position_after(t), deal.position_after(t + 1))]
+        partition = dealing.later if epoch else dealing.now
+        for t in range(partition.num_batches(dealing.drop_last)):
+            yield [(epoch, at) for at in range(partition.position_after(t), partition.position_after(t + 1))]
 
 
 def within(place: EpochPosition, stretch: SkippedRange) -> bool:
@@ -92,15 +92,15 @@ def test_batches_keep_their_numbers_when_others_are_skipped(
     one_by_one = {**known, **locate_batch_ranges(second, known, TrainProgress(), dealing)}
     for epoch in range(EPOCHS):
         length = (dealing.later if epoch else dealing.now).length
-        gaps, gaps_one_by_one = (skipped_in_epoch(found.values(), epoch) for found in (at_once, one_by_one))
-        kept = gaps.kept_before(length)
+        skipped, gaps_one_by_one = (skipped_in_epoch(found.values(), epoch) for found in (at_once, one_by_one))
+        kept = skipped.kept_before(length)
         assert gaps_one_by_one.kept_before(length) == kept
-        assert gaps_one_by_one.positions(np.arange(kept)).tolist() == gaps.positions(np.arange(kept)).tolist()
+        assert gaps_one_by_one.positions(np.arange(kept)).tolist() == skipped.positions(np.arange(kept)).tolist()
 
 
 def test_a_range_after_a_known_one_is_where_it_was_without() -> None:
-    deal = Partition(length=100, start=0, num_nodes=1, ranks_per_node=2, batch_size=5)
-    dealing = EpochPartitions(now=deal, later=deal, drop_last=False)
+    partition = Partition(length=100, start=0, num_nodes=1, ranks_per_node=2, batch_size=5)
+    dealing = EpochPartitions(now=partition, later=partition, drop_last=False)
     known = locate_batch_ranges([BatchRange(2, 3)], {}, TrainProgress(), dealing)
     assert known == {(2, 3): ((0, 20), (0, 40))}
     assert locate_batch_ranges([BatchRange(6, 6)], known, TrainProgress(), dealing) == {(6, 6): ((0, 60), (0, 70))}
@@ -116,9 +116,12 @@ def test_a_range_after_a_known_one_is_where_it_was_without() -> None:
     ("limit", "place"), [(4, (1, 10)), (0.4, (1, 10)), (1.0, (0, 50)), (20, (0, 50)), (0.01, (5, 0))]
 )
 def test_an_epoch_that_a_trainer_limits_has_as_many_batches(limit: int | float, place: EpochPosition) -> None:
-    deal = Partition(length=100, start=0, num_nodes=1, ranks_per_node=2, batch_size=5)
+    partition = Partition(length=100, start=0, num_nodes=1, ranks_per_node=2, batch_size=5)
     found = locate_batch_ranges(
-        [BatchRange(5, 5)], {}, TrainProgress(limit=limit), EpochPartitions(now=deal, later=deal, drop_last=False)
+        [BatchRange(5, 5)],
+        {},
+        TrainProgress(limit=limit),
+        EpochPartitions(now=partition, later=partition, drop_last=False),
     )
     assert found[BatchRange(5, 5)][0] == place
 
@@ -126,7 +129,7 @@ def test_an_epoch_that_a_trainer_limits_has_as_many_batches(limit: int | float, 
 @given(dealings(), ranges())
 def test_all_that_is_dealt_is_the_rest(dealing: EpochPartitions, asked: list[BatchRange]) -> None:
     found = locate_batch_ranges(asked, {}, TrainProgress(), dealing)
-    gaps = skipped_in_epoch(found.values(), 0)
-    deal = replace(dealing.now, gaps=gaps)
-    kept = gaps.positions(np.arange(deal.kept)).tolist()
-    assert all_read(deal, deal.num_batches())[: len(kept)] == kept
+    skipped = skipped_in_epoch(found.values(), 0)
+    partition = replace(dealing.now, skipped=skipped)
+    kept = skipped.positions(np.arange(partition.kept)).tolist()
+    assert all_read(partition, partition.num_batches())[: len(kept)] == kept
