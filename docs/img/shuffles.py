@@ -39,8 +39,10 @@ def main() -> None:
     sequence = CanonicalSequence(num_samples=samples, num_canonical_nodes=CANONICAL_NODES, num_nodes=1)
     weights = resolve_weights([StreamWeight()], sizes=[samples], epoch_size=None, seed=9176)
     shape = DatasetShape(shard_sizes=(SHARDS,), weights=weights)
-    figure, axes = plt.subplots(2, len(PANELS) // 2, figsize=(13, 6), sharex=True, sharey=True, layout="constrained")
-    for axis, (title, algo, block_size) in zip(axes.flat, PANELS, strict=True):
+    figure, axes = plt.subplots(
+        2, -(-len(PANELS) // 2), figsize=(13, 6), sharex=True, sharey=True, layout="constrained"
+    )
+    for axis, (title, algo, block_size) in zip(axes.flat, PANELS, strict=False):
         settings = OrderSettings(
             shuffle=algo is not None,
             shuffle_algo=algo or "naive",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from lightning_streaming.formats.index import FileInfo, ShardInfo
 from lightning_streaming.formats.scalars import shortened
 from lightning_streaming.formats.shard import was_written_for
 from lightning_streaming.storage import Location, join_url, mask_url
+
+_logger = logging.getLogger(__name__)
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _CHEAPEST_FIRST = (
@@ -291,6 +294,7 @@ class RemoteSource:
                 accept(path)
 
         self._at(file).download(destination, size=file.bytes, check=check)
+        _logger.debug("downloaded: %s (%d bytes)", self.shown(file), file.bytes)
 
     def read_bytes(self, file: FileInfo, start: int, stop: int) -> bytes:
         """Fetch some bytes of a file.

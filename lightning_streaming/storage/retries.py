@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import re
 import threading
@@ -25,6 +26,8 @@ from lightning_streaming.errors import (
     StreamingError,
 )
 from lightning_streaming.storage.secrets import describe, shown_cause
+
+_logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 # Its own generator: the random numbers of the training program are not ours to draw.
@@ -155,6 +158,8 @@ class Attempts:
         pause = wait_seconds(made, _random.random()) + asked_wait(last)
         late = self.deadline is not None and self.deadline.left() <= pause
         if kind is None and made < self.total and not late:
+            told = "attempt %d of %d to %s failed, the next begins in %.1f s: %s"
+            _logger.debug(told, made, self.total, self.purpose, pause, describe(last, self.options, self.hidden))
             return pause
         if isinstance(last, IntegrityError):
             raise IntegrityError(f"{last} (attempt {made} of {self.total}); write the object and its index again")

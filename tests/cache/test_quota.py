@@ -89,6 +89,14 @@ def test_what_was_used_longest_ago_goes_first(six: Cached) -> None:
     assert six.room.usage() == 3 * SHARD + six.index_bytes == six.room.limit
 
 
+def test_the_log_tells_why_a_shard_is_downloaded_twice(six: Cached, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "lightning_streaming.cache"):
+        six.ensure(0, 1, 2, 3, 0)
+    told = [message for message in caplog.messages if "shard.00000.mds" in message]
+    assert [message.split(":")[0] for message in told] == ["downloaded", "evicted", "downloaded"]
+    assert told[0].endswith(f"shard.00000.mds ({SHARD} bytes)")
+
+
 def test_what_is_finished_goes_before_all_else(six: Cached) -> None:
     six.ensure(0, 1, 2)
     six.cache.stamp(six.shards[1], finished=True)

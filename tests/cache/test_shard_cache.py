@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import re
@@ -182,13 +183,16 @@ class TestFetching:
         assert (tmp_path / "cache" / "shard.00000.mds").read_bytes() == raw_data(0)
 
     @pytest.mark.parametrize("compression", [None, "zstd"])
-    def test_damage_on_the_way_is_fetched_again(
-        self, http_store: HttpStore, tmp_path: Path, compression: str | None
+    def test_damage_on_the_way_is_fetched_again_and_logged(
+        self, http_store: HttpStore, tmp_path: Path, compression: str | None, caplog: pytest.LogCaptureFixture
     ) -> None:
         write_dataset(http_store.root, compression=compression)
         http_store.fail("shard.00000", "corrupt", times=1)
-        ensure_all(over_http(http_store, tmp_path))
+        with caplog.at_level(logging.DEBUG, "lightning_streaming"):
+            ensure_all(over_http(http_store, tmp_path))
         assert (tmp_path / "cache" / "shard.00000.mds").read_bytes() == raw_data(0)
+        (told,) = [message for message in caplog.messages if message.startswith("attempt 1 of ")]
+        assert f"to download {http_store.url}/shard.00000.mds" in told
 
     @pytest.mark.parametrize(("fault", "words"), [("corrupt", "sha1 of"), ("short", "bytes of")])
     @pytest.mark.parametrize("compression", [None, "zstd"])
