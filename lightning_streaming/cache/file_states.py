@@ -276,7 +276,7 @@ class Presence:
 
     def hold(self, shard: ShardInfo) -> HeldShard | None:
         """Hold a shard's raw files if they are here, whole and checked; None if one is not."""
-        held = HeldShard(self._directory.directory)
+        held = HeldShard(self._directory.path)
         try:
             for raw, compressed in shard.files:
                 found = held.add(self._path(raw))
@@ -295,7 +295,7 @@ class Presence:
 
         Must be called while holding the claim of its shard.
         """
-        held = HeldShard(self._directory.directory)
+        held = HeldShard(self._directory.path)
         found = held.add(self._path(compressed)) if self.is_here(compressed, None) else None
         if found is not None and found.st_nlink:
             return held
@@ -336,7 +336,7 @@ class Presence:
         return False
 
     def _path(self, file: FileInfo) -> Path:
-        return join_under(self._directory.directory, file.basename)
+        return join_under(self._directory.path, file.basename)
 
     def _is_right(self, file: FileInfo, compressed: FileInfo | None, found: os.stat_result) -> bool:
         if found.st_size != file.bytes or not found.st_nlink:
@@ -388,7 +388,7 @@ class CacheDirectory:
     """
 
     def __init__(self, directory: Path, find_own: Callable[[], OwnTags]) -> None:
-        self.directory = directory
+        self.path = directory
         self._find_own = find_own
         self._own: OwnTags | None = None
         self._prepared_in: int | None = None
@@ -413,49 +413,49 @@ class CacheDirectory:
         if self._prepared_in == os.getpid():
             return
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(
-                f"{self.directory} cannot be made: {error}; give the stream another directory with local=, or set "
+                f"{self.path} cannot be made: {error}; give the stream another directory with local=, or set "
                 f"{CACHE_VARIABLE} to another root"
             ) from error
         _ = self.own
         self._prepared_in = os.getpid()
-        if os.access(self.directory, os.W_OK) and any(True for _ in staging_files(self.directory)):
+        if os.access(self.path, os.W_OK) and any(True for _ in staging_files(self.path)):
             with self.locked() as count:
                 if count is not None:
                     self.sweep(count)
 
     def is_gone(self) -> bool:
         """Whether somebody removed the directory since this process prepared it."""
-        return self._prepared_in == os.getpid() and not is_reachable(self.directory)
+        return self._prepared_in == os.getpid() and not is_reachable(self.path)
 
     @contextmanager
     def locked(self) -> Iterator[UsageCount | None]:
         """Hold the usage lock, see :func:`locked_usage`; None where the filesystem has no locks: nothing is counted."""
         with ExitStack() as stack:
             try:
-                count = stack.enter_context(locked_usage(self.directory, lambda: self.scan().bytes))
+                count = stack.enter_context(locked_usage(self.path, lambda: self.scan().bytes))
             except LocksUnsupportedError:
                 count = None
             yield count
 
     def scan(self) -> Scan:
         """Look through the directory."""
-        self._index_bytes = index_bytes(self.directory)
-        return scan(self.directory, self.own)
+        self._index_bytes = index_bytes(self.path)
+        return scan(self.path, self.own)
 
     def usage(self) -> int:
         """Bytes of what is ours here, as counted; 0 if nothing ever was."""
-        counted = read_usage(self.directory)
+        counted = read_usage(self.path)
         if counted is None:
-            return self.scan().bytes + self._index_bytes if is_reachable(self.directory) else 0
+            return self.scan().bytes + self._index_bytes if is_reachable(self.path) else 0
         return counted + self.fixed_bytes()
 
     def fixed_bytes(self) -> int:
         """Bytes of the index, which no eviction makes room of."""
         if not self._index_bytes:
-            self._index_bytes = index_bytes(self.directory)
+            self._index_bytes = index_bytes(self.path)
         return self._index_bytes
 
     def remove_unused(self, count: UsageCount, files: Sequence[Entry]) -> bool:
@@ -503,7 +503,7 @@ class CacheDirectory:
     def sweep(self, count: UsageCount) -> int:
         """Remove what dead writers left, and count those. Must be called while holding the usage lock."""
         swept = 0
-        for entry in staging_files(self.directory):
+        for entry in staging_files(self.path):
             descriptor = lock_if_dead(Path(entry.path))
             if descriptor is not None:
                 _logger.debug("left by a writer that died: %s", entry.path)

@@ -58,14 +58,14 @@ class CacheQuota:
     Everybody who uses a directory shares its count, so the limits of several jobs hold side by side.
 
     Args:
-        places: The directories.
+        directories: The directories.
         limit: Most bytes they may hold, files on their way and indexes included; None for no limit.
     """
 
-    def __init__(self, places: Iterable[CacheDirectory], limit: int | None = None) -> None:
-        by_directory = {place.directory: place for place in places}
+    def __init__(self, directories: Iterable[CacheDirectory], limit: int | None = None) -> None:
+        by_path = {directory.path: directory for directory in directories}
         # Everybody takes the locks of several directories in one order.
-        self._places = [by_directory[directory] for directory in sorted(by_directory)]
+        self._directories = [by_path[path] for path in sorted(by_path)]
         self._allowed = limit  # for readers: more, after one of this process had to exceed it
         self._has_warned = False
         self._comfortable = 0
@@ -78,29 +78,29 @@ class CacheQuota:
 
     def usage(self) -> int:
         """Bytes of what is ours in the directories."""
-        return sum(place.usage() for place in self._places)
+        return sum(directory.usage() for directory in self._directories)
 
     def fixed_bytes(self) -> int:
         """Bytes of the indexes, which no eviction makes room of."""
-        return sum(place.fixed_bytes() for place in self._places)
+        return sum(directory.fixed_bytes() for directory in self._directories)
 
     def somebody_waits(self) -> bool:
         """Whether a reader waits for room, under a limit or on a full disk, who should get it before others."""
-        return any(is_locked(place.directory / QUEUE_BASENAME, shared=True) for place in self._places)
+        return any(is_locked(directory.path / QUEUE_BASENAME, shared=True) for directory in self._directories)
 
     def is_scarce(self, size: int) -> bool:
         """Whether a reader waits for room, or one of the disks has fewer bytes left than ``size``."""
-        found = (place.directory for place in self._places if is_reachable(place.directory))
+        found = (directory.path for directory in self._directories if is_reachable(directory.path))
         return self.somebody_waits() or any(_free_bytes(directory) < size for directory in found)
 
     @property
-    def num_places(self) -> int:
+    def num_directories(self) -> int:
         """Directories that are counted."""
-        return len(self._places)
+        return len(self._directories)
 
     def reserve(
         self,
-        place: CacheDirectory,
+        directory: CacheDirectory,
         demands: Sequence[Demand],
         *,
         let_go: Callable[[], object] | None = None,
@@ -114,7 +114,7 @@ class CacheQuota:
         readers that hold shards longer than others wait would stop them each time.
 
         Args:
-            place: The directory that the files are for, which is there.
+            directory: The directory that the files are for, which is there.
             demands: The files.
             let_go: Closes what a reader has open; None for who fetches ahead.
             spare_since: For who fetches ahead, nothing used at this time or later is removed; None for no such time.
@@ -128,24 +128,24 @@ class CacheQuota:
             StorageError: The directory is gone, or may not be written to.
         """
         if let_go is None:
-            return not self.somebody_waits() and self._reserve_within(self.limit, place, demands, spare_since)
-        if not self.somebody_waits() and self._reserve_again(place, demands):
+            return not self.somebody_waits() and self._reserve_within(self.limit, directory, demands, spare_since)
+        if not self.somebody_waits() and self._reserve_again(directory, demands):
             return True
         let_go()
-        if not self._reserve_waiting(place, demands):
-            self._exceed(place, demands)
+        if not self._reserve_waiting(directory, demands):
+            self._exceed(directory, demands)
         return True
 
-    def _reserve_waiting(self, place: CacheDirectory, demands: Sequence[Demand]) -> bool:
-        if _was_in_vain(place.directory):
-            return self._reserve_again(place, demands)
-        with WaitQueue(place.directory) as queue:
+    def _reserve_waiting(self, directory: CacheDirectory, demands: Sequence[Demand]) -> bool:
+        if _was_in_vain(directory.path):
+            return self._reserve_again(directory, demands)
+        with WaitQueue(directory.path) as queue:
             deadline = time.monotonic() + _WAIT_SECONDS
             queue.wait(_WAIT_SECONDS)
             for _ in pauses(deadline - time.monotonic(), _LONGEST_PAUSE):
-                if self._reserve_again(place, demands):
+                if self._reserve_again(directory, demands):
                     return True
-                if _was_in_vain(place.directory):
+                if _was_in_vain(directory.path):
                     break
         return False
 
@@ -164,7 +164,7 @@ class CacheQuota:
 
     def retry_with_space(
         self,
-        place: CacheDirectory,
+        directory: CacheDirectory,
         demands: Sequence[Demand],
         attempt: Callable[[], bool],
         *,
@@ -178,7 +178,7 @@ class CacheQuota:
         first, and others get time to let go of theirs.
 
         Args:
-            place: The directory that the files are for.
+            directory: The directory that the files are for.
             demands: The files, reserved already; what they take on the disk is given back until it is tried again.
             attempt: Makes the files; gives False if the disk is too full for it.
             let_go: As for :meth:`reserve`.
@@ -194,8 +194,8 @@ class CacheQuota:
         if let_go is None:
             return not self.somebody_waits() and self.make_space(needed, spare_since) > 0 and attempt()
         let_go()
-        with WaitQueue(place.directory) as queue:
-            self._give_back(place, demands)
+        with WaitQueue(directory.path) as queue:
+            self._give_back(directory, demands)
             queue.wait(_WAIT_SECONDS)
             deadline = time.monotonic() + _WAIT_SECONDS
             for _ in pauses(longest=_LONGEST_PAUSE):
@@ -204,32 +204,32 @@ class CacheQuota:
                     deadline = time.monotonic() + _WAIT_SECONDS
                 elif time.monotonic() > deadline:
                     break
-                if freed or _free_bytes(place.directory) >= needed:
+                if freed or _free_bytes(directory.path) >= needed:
                     if attempt():
                         return True
-                    self._give_back(place, demands)
+                    self._give_back(directory, demands)
         return False
 
-    def _give_back(self, place: CacheDirectory, demands: Sequence[Demand]) -> None:
+    def _give_back(self, directory: CacheDirectory, demands: Sequence[Demand]) -> None:
         """Let files that are counted already take no room on the disk, until they are written to again."""
-        with place.locked():
+        with directory.locked():
             for staging, size in demands:
                 if staging.is_unpublished():
                     staging.resize(0)
                     staging.resize(size)
 
-    def _reserve_again(self, place: CacheDirectory, demands: Sequence[Demand]) -> bool:
+    def _reserve_again(self, directory: CacheDirectory, demands: Sequence[Demand]) -> bool:
         """As :meth:`_reserve_within` for a reader: within the limit if that is possible again, or what it took."""
-        if self._reserve_within(self.limit, place, demands, None):
+        if self._reserve_within(self.limit, directory, demands, None):
             self._allowed = self.limit
             return True
-        return self._allowed != self.limit and self._reserve_within(self._allowed, place, demands, None)
+        return self._allowed != self.limit and self._reserve_within(self._allowed, directory, demands, None)
 
     def _reserve_within(
-        self, limit: int | None, place: CacheDirectory, demands: Sequence[Demand], spare_since: int | None
+        self, limit: int | None, directory: CacheDirectory, demands: Sequence[Demand], spare_since: int | None
     ) -> bool:
         if limit is None:
-            with place.locked() as counted:
+            with directory.locked() as counted:
                 _take(counted, demands)
             return True
         with self._held() as held:
@@ -239,16 +239,16 @@ class CacheQuota:
                 _evict(held, owners, bytes_to_free(_counted(held), wanted, limit), spare_since)
                 if _counted(held) + wanted > limit:
                     return False
-            _take(_count_of(held, place), demands)
+            _take(_count_of(held, directory), demands)
             return True
 
-    def _exceed(self, place: CacheDirectory, demands: Sequence[Demand]) -> None:
+    def _exceed(self, directory: CacheDirectory, demands: Sequence[Demand]) -> None:
         assert self.limit is not None
         with self._held() as held:
             _count_again(held)
             needed = _counted(held) + _wanted(demands)
-            _take(_count_of(held, place), demands)
-        _note_in_vain(place.directory)
+            _take(_count_of(held, directory), demands)
+        _note_in_vain(directory.path)
         enough = max(needed, self.fixed_bytes() + self._comfortable)
         if not self._has_warned:
             self._has_warned = True
@@ -256,7 +256,7 @@ class CacheQuota:
                 "all of %s in %s is in use, so the cache_limit of %s is exceeded, from now on without waiting; "
                 "%d bytes (%s) would do, or more where several jobs share the directory",
                 format_bytes(needed - _wanted(demands)),
-                place.directory,
+                directory.path,
                 format_bytes(self.limit),
                 enough,
                 format_bytes(enough),
@@ -268,17 +268,17 @@ class CacheQuota:
         """Hold the usage locks of all directories that are there; without a limit, of those that have locks."""
         with ExitStack() as stack:
             held: _Held = {}
-            for place in self._places:
-                if is_reachable(place.directory):
-                    count = stack.enter_context(place.locked())
+            for directory in self._directories:
+                if is_reachable(directory.path):
+                    count = stack.enter_context(directory.locked())
                     if count is None:
                         if self.limit is None:
                             continue
                         raise ConfigError(
-                            f"cache_limit needs file locks, which the filesystem of {place.directory} does not have; "
+                            f"cache_limit needs file locks, which the filesystem of {directory.path} does not have; "
                             "keep the cache on a local disk, or leave cache_limit out"
                         )
-                    held[place.directory] = (place, count)
+                    held[directory.path] = (directory, count)
             yield held
 
 
@@ -286,10 +286,10 @@ _Held = dict[Path, tuple[CacheDirectory, UsageCount]]
 _Owners = dict[Entry, Path]
 
 
-def _count_of(held: _Held, place: CacheDirectory) -> UsageCount:
-    if place.directory not in held:
-        raise directory_gone(place.directory)
-    return held[place.directory][1]
+def _count_of(held: _Held, directory: CacheDirectory) -> UsageCount:
+    if directory.path not in held:
+        raise directory_gone(directory.path)
+    return held[directory.path][1]
 
 
 def _free_bytes(directory: Path) -> int:
@@ -301,7 +301,7 @@ def _free_bytes(directory: Path) -> int:
 
 
 def _counted(held: _Held) -> int:
-    return sum(count.used + place.fixed_bytes() for place, count in held.values())
+    return sum(count.used + directory.fixed_bytes() for directory, count in held.values())
 
 
 def _count_again(held: _Held) -> _Owners:
@@ -311,11 +311,11 @@ def _count_again(held: _Held) -> _Owners:
         All files that are ours, and the directory that each is in.
     """
     owners: _Owners = {}
-    for place, count in held.values():
-        place.sweep(count)
-        found = place.scan()
+    for directory, count in held.values():
+        directory.sweep(count)
+        found = directory.scan()
         count.used = found.bytes
-        owners.update(dict.fromkeys(found.files, place.directory))
+        owners.update(dict.fromkeys(found.files, directory.path))
     return owners
 
 
@@ -324,8 +324,8 @@ def _evict(held: _Held, owners: _Owners, enough: int, spare_since: int | None) -
     for file in coldest_first(owners, spare_since):
         if freed >= enough:
             break
-        place, count = held[owners[file]]
-        freed += file.size if place.remove_unused(count, [file]) else 0
+        directory, count = held[owners[file]]
+        freed += file.size if directory.remove_unused(count, [file]) else 0
     return freed
 
 
@@ -342,7 +342,7 @@ def _take(count: UsageCount | None, demands: Sequence[Demand]) -> None:
 
 
 class WaitQueue:
-    """A place in the queue of a cache directory, given back at the end of the block or when this process dies."""
+    """A directory in the queue of a cache directory, given back at the end of the block or when this process dies."""
 
     def __init__(self, root: Path) -> None:
         """Queue up.

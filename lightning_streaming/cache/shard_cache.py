@@ -137,11 +137,11 @@ class ShardCache:
         """The stream, as errors call it."""
         self._index = IndexCache(config)
         self._source = _source_of(config)
-        self.place = CacheDirectory(config.cache_directory(), self._own_tags)
+        self.directory = CacheDirectory(config.cache_directory(), self._own_tags)
         """The directory for what is fetched or decompressed."""
-        self._unlimited = CacheQuota([self.place])
-        self._presence = Presence(self.place, self._source)
-        self._fetcher = _Fetcher(self.place, self._source, self._presence, keep_zip=config.keep_zip)
+        self._unlimited = CacheQuota([self.directory])
+        self._presence = Presence(self.directory, self._source)
+        self._fetcher = _Fetcher(self.directory, self._source, self._presence, keep_zip=config.keep_zip)
         self.misses = self._fetcher.misses
         """What was not on this node when it was asked for, until somebody takes note."""
         # Of a directory that is read in place: whether a shard's raw files are used there, by their data file.
@@ -249,7 +249,7 @@ class ShardCache:
         with self._named():
             if self._is_in_place(shard):
                 return True
-        held = self._presence.hold(shard) if is_reachable(self.place.directory) else None
+        held = self._presence.hold(shard) if is_reachable(self.directory.path) else None
         if held is None:
             return False
         held.close()
@@ -265,7 +265,7 @@ class ShardCache:
         with self._named():
             return self._source.read_bytes(file, start, stop)
 
-    def stamp(self, shard: ShardInfo, *, finished: bool) -> None:
+    def note_use(self, shard: ShardInfo, *, finished: bool) -> None:
         """Set when a shard was last used: now, or so that it goes first, because this epoch needs it no more."""
         if not self._in_place.get(shard.raw_data.basename):
             for path in self.files_of(shard):
@@ -274,7 +274,7 @@ class ShardCache:
     def files_of(self, shard: ShardInfo) -> list[Path]:
         """Where this stream's directory has a shard's files, raw and compressed, if it has them."""
         files = (file for file in chain(*shard.files) if file is not None)
-        return [join_under(self.place.directory, file.basename) for file in files]
+        return [join_under(self.directory.path, file.basename) for file in files]
 
     def evict(self, shard: ShardInfo) -> bool:
         """Remove a shard's files from our directory, unless somebody uses one, or we did not fetch them.
@@ -283,11 +283,11 @@ class ShardCache:
             Whether any were removed.
         """
         entries = [entry for entry in map(find_entry, self.files_of(shard)) if entry is not None]
-        found = [entry for entry in entries if self.place.own.include(entry.modified)]
+        found = [entry for entry in entries if self.directory.own.include(entry.modified)]
         if not found:
             return False
-        with self._named(), self.place.locked() as count:
-            return count is not None and self.place.remove_unused(count, found)
+        with self._named(), self.directory.locked() as count:
+            return count is not None and self.directory.remove_unused(count, found)
 
     def discard(self, shard: ShardInfo) -> bool:
         """Remove a shard's files from our directory, because a raw one turned out to be damaged or has vanished.
@@ -304,17 +304,17 @@ class ShardCache:
                 return False
         seen = self._identities(shard)
         with self._named():
-            self.place.prepare()
-            staging = claim(self.place.directory, shard.raw_data.basename)
+            self.directory.prepare()
+            staging = claim(self.directory.path, shard.raw_data.basename)
             if staging is None:
                 return True
             try:
                 if None not in seen and self._identities(shard) == seen:
                     _logger.info("%s is damaged, so it is made anew", shard.raw_data.basename)
                     for path in self.files_of(shard):
-                        self.place.remove(path)
+                        self.directory.remove(path)
             finally:
-                self.place.drop([staging])
+                self.directory.drop([staging])
         return True
 
     def _obtain(self, shard: ShardInfo, request: _Request) -> HeldShard | Absence:
@@ -322,7 +322,7 @@ class ShardCache:
         if self._is_in_place(shard):
             assert isinstance(self._source, InPlaceSource)
             return HeldShard(self._source.directory)
-        self.place.prepare()
+        self.directory.prepare()
         # Seconds without a byte after which whoever fetches a file must be done.
         longest_download = longest_series(self._config.attempts, self._config.download_timeout)
         stall = StallTimeout(len(shard.files) * longest_download + _UNPACK_SECONDS)
@@ -337,7 +337,7 @@ class ShardCache:
         raise AssertionError("there is no end to that")
 
     def _fetch(self, shard: ShardInfo, request: _Request) -> HeldShard | Absence:
-        staging = claim(self.place.directory, shard.raw_data.basename)
+        staging = claim(self.directory.path, shard.raw_data.basename)
         if staging is None:
             self.misses.fetched_elsewhere(shard.raw_data.basename)
             return Absence.FETCHED_ELSEWHERE
@@ -355,12 +355,12 @@ class ShardCache:
 
     def _identities(self, shard: ShardInfo) -> list[FileIdentity | None]:
         """What tells the raw files from others that take their place."""
-        return [file_identity(join_under(self.place.directory, raw.basename)) for raw, _ in shard.files]
+        return [file_identity(join_under(self.directory.path, raw.basename)) for raw, _ in shard.files]
 
     def _staging_paths(self, shard: ShardInfo) -> list[Path]:
         """What its files are written to; the lock of the first is the claim of the shard."""
         files = [file for file in chain(*shard.files) if file is not None and file is not shard.raw_data]
-        return [staging_path(self.place.directory, file.basename) for file in [shard.raw_data, *files]]
+        return [staging_path(self.directory.path, file.basename) for file in [shard.raw_data, *files]]
 
     def _own_tags(self) -> OwnTags:
         return self._index.own
@@ -371,8 +371,8 @@ class ShardCache:
         try:
             yield
         except StreamingError as error:
-            gone = isinstance(error, StorageError) and self.place.is_gone()
-            told = directory_gone(self.place.directory) if gone else error
+            gone = isinstance(error, StorageError) and self.directory.is_gone()
+            told = directory_gone(self.directory.path) if gone else error
             named = type(told)(f"{self.label}: {told}")
             raise named.with_traceback(error.__traceback__) from error.__cause__
         except OSError as error:  # another user's directory or file, a disk that fails
@@ -479,12 +479,12 @@ class _Fetcher:
     def _claim(self, file: FileInfo, claims: list[StagingFile]) -> StagingFile:
         """Claim what only holders of the shard's claim ask for; but others look whether its writer is dead."""
         for _ in pauses(_SWEEP_SECONDS):
-            staging = claim(self._directory.directory, file.basename)
+            staging = claim(self._directory.path, file.basename)
             if staging is not None:
                 claims.append(staging)
                 return staging
         raise LockTimeoutError(
-            f"the part of {file.basename} in {self._directory.directory} is locked, and nobody fetches it"
+            f"the part of {file.basename} in {self._directory.path} is locked, and nobody fetches it"
         )
 
     def _make_with_space(self, file: _RawFile, algorithm: str | None, request: _Request) -> bool:
@@ -553,7 +553,7 @@ class _Fetcher:
             if self._keep_zip:
                 staging.publish(tag)
             return
-        kept = join_under(self._directory.directory, compressed.basename)
+        kept = join_under(self._directory.path, compressed.basename)
         try:
             unpack_from(kept, fetched_bytes=0)
         except IntegrityError as error:

@@ -68,7 +68,7 @@ class SampleSource:
         self._caches = dict(caches)
         self.allow_unsafe_types = allow_unsafe_types
         self._columns = check_selection(columns)
-        self._room = CacheQuota((cache.place for cache in self._caches.values()), cache_limit)
+        self._room = CacheQuota((cache.directory for cache in self._caches.values()), cache_limit)
         self.known_catalog: Catalog | None = None  # as long as no index has been read
         self._shards_limit = 0  # without one, of no meaning
         self._room_watch = _RoomWatch(self._room)
@@ -239,7 +239,7 @@ class SampleSource:
     def finish(self, shard: int) -> None:
         """Say that this pass needs a shard no more, whoever reads: under a limit it goes before others."""
         cache, info = self._cache_of(shard)
-        cache.stamp(info, finished=True)
+        cache.note_use(info, finished=True)
 
     def rest(self) -> None:
         """Say that this process may not read on for long, as when a batch is complete.
@@ -358,8 +358,8 @@ class SampleSource:
         """Shards that have files of ours on this node, the one used longest ago first."""
         files, owners = list[Entry](), dict[str, int]()
         for stream, cache in enumerate(self._caches.values()):
-            found = cache.place.scan().files
-            start = len(f"{cache.place.directory}/")
+            found = cache.directory.scan().files
+            start = len(f"{cache.directory.path}/")
             for shard, info in self.catalog.with_files(stream, {file.path[start:] for file in found}):
                 owners.update(dict.fromkeys(map(str, cache.files_of(info)), shard))
             files += found
@@ -368,7 +368,7 @@ class SampleSource:
 
     def _stamp_used(self, shard: int) -> None:
         cache, info = self._cache_of(shard)
-        cache.stamp(info, finished=False)
+        cache.note_use(info, finished=False)
 
     def _stream_of(self, shard: int) -> str:
         return self.catalog.stream_names[int(self.catalog.stream_of_shard[shard])]
@@ -517,7 +517,7 @@ class _RoomWatch:
             return False
         now = time.monotonic()
         if now >= self._looks_at:
-            self._looks_at = now + _SECONDS_BETWEEN_LOOKS * self._room.num_places
+            self._looks_at = now + _SECONDS_BETWEEN_LOOKS * self._room.num_directories
             self._is_scarce = self._room.is_scarce(_SHARDS_LEFT * self.largest_shard)
         return self._is_scarce
 

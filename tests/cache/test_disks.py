@@ -89,10 +89,10 @@ def test_a_disk_full_of_what_must_stay_is_told(
 def full_of_maps(cache: ShardCache) -> tuple[list[ShardInfo], list[memoryview]]:
     """Map shards until none fits; gives the shards that are not here, and the maps."""
     shards, used = list(cache.read_index().shards), []
-    while os.statvfs(cache.place.directory).f_bavail > 1:
+    while os.statvfs(cache.directory.path).f_bavail > 1:
         with cache.hold(shards[0]) as directory:
             used.append(map_file(directory / shards.pop(0).raw_data.basename, SHARD))
-    (cache.place.directory.parent / "filler").write_bytes(bytes(1))
+    (cache.directory.path.parent / "filler").write_bytes(bytes(1))
     return shards, used
 
 
@@ -108,7 +108,7 @@ def test_a_reader_waits_on_a_full_disk_until_others_let_go_and_who_fetches_ahead
 ) -> None:
     cache = cache_on(small_disk, tmp_path / "remote", None)
     shards, used = full_of_maps(cache)
-    room = CacheQuota([cache.place])
+    room = CacheQuota([cache.directory])
     assert cache.fetch_ahead(shards[1], room) is Absence.NO_ROOM
     reader = threading.Thread(target=fetch_shard, args=(cache, shards[0]))
     reader.start()
@@ -118,7 +118,7 @@ def test_a_reader_waits_on_a_full_disk_until_others_let_go_and_who_fetches_ahead
     reader.join()
     assert cache.has(shards[0])
     assert not room.somebody_waits()
-    assert read_usage(cache.place.directory) == sum(path.stat().st_size for path in cache.place.directory.glob("*.mds"))
+    assert read_usage(cache.directory.path) == sum(path.stat().st_size for path in cache.directory.path.glob("*.mds"))
 
 
 def test_a_directory_that_is_removed_while_room_is_made_is_told(tmp_path: Path) -> None:
@@ -129,9 +129,9 @@ def test_a_directory_that_is_removed_while_room_is_made_is_told(tmp_path: Path) 
     assert part is not None
     shutil.rmtree(tmp_path / "cache")
     with pytest.raises(StorageError, match="was removed while it was in use"):
-        CacheQuota([cache.place], 10**6).reserve(cache.place, [(part, 5)], spare_since=None)
+        CacheQuota([cache.directory], 10**6).reserve(cache.directory, [(part, 5)], spare_since=None)
     with pytest.raises(StorageError, match="was removed while it was in use"):
-        CacheQuota([cache.place], 1).reserve(cache.place, [(part, 5)], let_go=lambda: None)
+        CacheQuota([cache.directory], 1).reserve(cache.directory, [(part, 5)], let_go=lambda: None)
     part.close()
 
 
@@ -155,7 +155,7 @@ def test_what_arrives_in_a_directory_that_is_removed_meanwhile_is_told(tmp_path:
     write_dataset(tmp_path / "remote", shards=1)
     cache = ShardCache(CacheConfig(name="code", remote=str(tmp_path / "remote"), local=tmp_path / "cache"))
     (shard,) = cache.read_index().shards
-    cache.place.prepare()
+    cache.directory.prepare()
     shutil.rmtree(tmp_path / "cache" / ".arriving", ignore_errors=True)
     fetch_shard(cache, shard)  # a directory of ours within it is made again
     shutil.rmtree(tmp_path / "cache")

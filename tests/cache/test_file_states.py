@@ -292,7 +292,7 @@ def test_what_somebody_put_there_is_hashed_once_and_used(
         assert ensure(http_store, tmp_path) == path
     assert (hashed, downloads(http_store)) == (["shard.00000.mds"], 0)
     assert path.stat().st_ino == inode
-    own = cache_of(http_store, tmp_path).place.own
+    own = cache_of(http_store, tmp_path).directory.own
     assert own.tag is not None
     assert path.stat().st_mtime_ns == verified_tag(own.tag)
 

@@ -108,7 +108,7 @@ def test_decompressed_shards_of_a_dataset_in_place_are_listed(tmp_path: Path) ->
     before = cached(tmp_path / "data")
     for shard in cache.read_index().shards:
         fetch_shard(cache, shard)
-    root = cache.place.directory
+    root = cache.directory.path
     assert [(file.name, file.kind) for file in list_cache(root)] == [
         ("shard.00000.mds", FileKind.OURS),
         ("shard.00001.mds", FileKind.OURS),
@@ -150,7 +150,7 @@ def test_a_directory_is_for_fetched_or_for_decompressed_files(tmp_path: Path) ->
     write_dataset(tmp_path / "data", shards=1, compression="zstd")
     in_place = ShardCache(CacheConfig(name="code", local=tmp_path / "data"))
     fetch_shard(in_place, in_place.read_index().shards[0])
-    root = in_place.place.directory
+    root = in_place.directory.path
     fetched = ShardCache(CacheConfig(name="code", remote=str(tmp_path / "data"), local=root))
     with pytest.raises(ConfigError, match="is for raw files decompressed from"):
         fetched.read_index()

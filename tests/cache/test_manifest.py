@@ -362,8 +362,8 @@ def test_the_same_index_again_leaves_files_checked(tmp_path: Path) -> None:
     cache = opened(tmp_path)
     fetched(cache)
     (tmp_path / "cache" / INDEX_BASENAME).unlink()
-    assert opened(tmp_path).place.own == cache.place.own
-    assert cache.place.own.tag == time_of(tmp_path, NAMES[0])
+    assert opened(tmp_path).directory.own == cache.directory.own
+    assert cache.directory.own.tag == time_of(tmp_path, NAMES[0])
 
 
 def test_what_an_old_job_publishes_late_is_not_believed(tmp_path: Path) -> None:
@@ -398,8 +398,8 @@ def test_files_of_shards_that_are_the_same_stay_checked_and_keep_their_last_use(
     os.utime(tmp_path / "cache" / NAMES[1], ns=(5 * SECOND, time_of(tmp_path, NAMES[1])))
     write_next_index(tmp_path)
     new = opened(tmp_path)
-    assert new.place.own != old.place.own
-    assert time_of(tmp_path, NAMES[1]) == new.place.own.tag
+    assert new.directory.own != old.directory.own
+    assert time_of(tmp_path, NAMES[1]) == new.directory.own.tag
     assert (tmp_path / "cache" / NAMES[1]).stat().st_atime_ns == 5 * SECOND
     assert not (tmp_path / "cache" / NAMES[0]).exists()
 
@@ -412,12 +412,12 @@ def test_jobs_of_two_indexes_leave_each_others_tags(tmp_path: Path) -> None:
     new = opened(tmp_path)
     for job in (old, new, old):
         assert fetched(job, 1) == raw_data(1, seed=0)
-        assert time_of(tmp_path, NAMES[1]) == new.place.own.tag
+        assert time_of(tmp_path, NAMES[1]) == new.directory.own.tag
     new.discard(new.read_index().shards[1])
     fetched(old, 1)
-    assert time_of(tmp_path, NAMES[1]) == old.place.own.tag
+    assert time_of(tmp_path, NAMES[1]) == old.directory.own.tag
     fetched(new, 1)
-    assert time_of(tmp_path, NAMES[1]) == new.place.own.tag
+    assert time_of(tmp_path, NAMES[1]) == new.directory.own.tag
 
 
 def test_both_count_what_the_other_fetched(tmp_path: Path) -> None:
@@ -429,7 +429,7 @@ def test_both_count_what_the_other_fetched(tmp_path: Path) -> None:
     fetched(new)
     fetched(old, 1)
     for job in (old, new):
-        assert scan(tmp_path / "cache", job.place.own).bytes == read_usage(tmp_path / "cache") == 6000
+        assert scan(tmp_path / "cache", job.directory.own).bytes == read_usage(tmp_path / "cache") == 6000
 
 
 def test_a_shard_that_comes_back_as_another_is_noticed(tmp_path: Path) -> None:
@@ -445,7 +445,7 @@ def test_shards_that_were_added_leave_the_tag(tmp_path: Path) -> None:
     rewrite(tmp_path, 0)
     old = opened(tmp_path)
     write_dataset(tmp_path / "remote", shards=3)
-    assert opened(tmp_path).place.own == old.place.own
+    assert opened(tmp_path).directory.own == old.directory.own
 
 
 def test_a_note_that_names_no_index_has_all_files_checked(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ class Cached:
         )
         self.shards = list(self.cache.read_index().shards)
         self.index_bytes = (self.root / INDEX_BASENAME).stat().st_size
-        self.room = CacheQuota([self.cache.place], self.index_bytes + room * SHARD)
+        self.room = CacheQuota([self.cache.directory], self.index_bytes + room * SHARD)
 
     def ensure(self, *shards: int, room: CacheQuota | None = None) -> None:
         for shard in shards:
@@ -99,7 +99,7 @@ def test_the_log_tells_why_a_shard_is_downloaded_twice(six: Cached, caplog: pyte
 
 def test_what_is_finished_goes_before_all_else(six: Cached) -> None:
     six.ensure(0, 1, 2)
-    six.cache.stamp(six.shards[1], finished=True)
+    six.cache.note_use(six.shards[1], finished=True)
     six.ensure(3)
     assert six.here() == [0, 2, 3]
 
@@ -107,7 +107,7 @@ def test_what_is_finished_goes_before_all_else(six: Cached) -> None:
 def test_a_mapped_shard_stays_and_is_not_finished_for_others(six: Cached) -> None:
     six.ensure(0, 1, 2)
     view = six.map(0)
-    six.cache.stamp(six.shards[0], finished=True)
+    six.cache.note_use(six.shards[0], finished=True)
     six.ensure(3, 4)
     assert six.here() == [0, 3, 4]
     view.release()
@@ -145,7 +145,7 @@ def test_who_fetches_ahead_stands_back_while_a_reader_waits(six: Cached) -> None
 
 def test_directories_of_several_streams_share_one_limit(tmp_path: Path) -> None:
     one, other = Cached(tmp_path, "one"), Cached(tmp_path, "other")
-    room = CacheQuota([other.cache.place, one.cache.place], one.index_bytes + other.index_bytes + 3 * SHARD)
+    room = CacheQuota([other.cache.directory, one.cache.directory], one.index_bytes + other.index_bytes + 3 * SHARD)
     one.ensure(0, 1, room=room)
     other.ensure(0, 1, room=room)
     assert (one.here(), other.here()) == ([1], [0, 1])
@@ -153,7 +153,7 @@ def test_directories_of_several_streams_share_one_limit(tmp_path: Path) -> None:
 
 
 def test_jobs_with_and_without_a_limit_count_together(six: Cached) -> None:
-    six.ensure(0, 1, 2, 3, 4, room=CacheQuota([six.cache.place]))
+    six.ensure(0, 1, 2, 3, 4, room=CacheQuota([six.cache.directory]))
     assert len(six.here()) == 5
     six.ensure(5)
     assert six.here() == [3, 4, 5]
@@ -183,7 +183,7 @@ def test_a_count_that_is_lost_or_too_big_is_mended(six: Cached, damage: str) -> 
 def test_the_part_of_a_dead_writer_makes_room(six: Cached) -> None:
     part = claim(six.root, "shard.00005.mds")
     assert part is not None
-    assert six.room.reserve(six.cache.place, [(part, 2 * SHARD)], spare_since=None)
+    assert six.room.reserve(six.cache.directory, [(part, 2 * SHARD)], spare_since=None)
     assert read_usage(six.root) == 2 * SHARD
     part.close()  # as the kernel does when its process dies
     six.ensure(0, 1, 2)
@@ -273,27 +273,27 @@ def test_making_space_ignores_the_limit(six: Cached) -> None:
 def test_nothing_is_made_where_a_dataset_is_read_in_place(tmp_path: Path) -> None:
     write_dataset(tmp_path / "data")
     cache = ShardCache(CacheConfig(name="code", local=tmp_path / "data"))
-    room = CacheQuota([cache.place], 1)
+    room = CacheQuota([cache.directory], 1)
     before = cached(tmp_path / "data")
     shards: list[ShardInfo] = list(cache.read_index().shards)
     for shard in shards:
         with cache.hold(shard, room) as directory:
             assert directory == tmp_path / "data"
-        cache.stamp(shard, finished=True)
+        cache.note_use(shard, finished=True)
         assert not cache.evict(shard)
     assert room.usage() == room.make_space(10**6) == 0
     assert cached(tmp_path / "data") == before
-    assert not cache.place.directory.exists()
+    assert not cache.directory.path.exists()
 
 
 def test_decompressed_shards_of_a_dataset_in_place_are_evicted_and_it_is_not(tmp_path: Path) -> None:
     write_dataset(tmp_path / "data", shards=5, compression="zstd")
     cache = ShardCache(CacheConfig(name="code", local=tmp_path / "data"))
-    room = CacheQuota([cache.place], 2 * SHARD)
+    room = CacheQuota([cache.directory], 2 * SHARD)
     before = cached(tmp_path / "data")
     for shard in cache.read_index().shards:
         fetch_shard(cache, shard, room=room)
-    assert list(cached(cache.place.directory)) == ["shard.00003.mds", "shard.00004.mds"]
+    assert list(cached(cache.directory.path)) == ["shard.00003.mds", "shard.00004.mds"]
     assert cached(tmp_path / "data") == before
 
 
@@ -306,7 +306,7 @@ def test_a_limit_needs_locks(six: Cached, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("lightning_streaming.cache.shared_files.fcntl.flock", refuse)
     with pytest.raises(ConfigError, match="cache_limit needs file locks, which the filesystem of"):
         six.ensure(0)
-    six.ensure(0, 1, room=CacheQuota([six.cache.place]))
+    six.ensure(0, 1, room=CacheQuota([six.cache.directory]))
     assert six.here() == [0, 1]
 
 
@@ -335,7 +335,7 @@ def test_without_a_limit_a_full_disk_without_locks_is_no_matter_of_limits(
 
     six.ensure(0)
     monkeypatch.setattr("lightning_streaming.cache.shared_files.fcntl.flock", refuse)
-    assert CacheQuota([six.cache.place]).make_space(1) == 0
+    assert CacheQuota([six.cache.directory]).make_space(1) == 0
     assert six.here() == [0]
 
 

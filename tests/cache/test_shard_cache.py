@@ -306,7 +306,7 @@ class TestObject:
         part = claim(tmp_path / "cache", "shard.00000.mds")
         assert part is not None
         assert cache.fetch_ahead(shard) is Absence.FETCHED_ELSEWHERE
-        cache.place.drop([part])
+        cache.directory.drop([part])
         assert cache.fetch_ahead(shard) is None
 
     def test_who_waits_in_vain_is_told_for_whom(
@@ -340,4 +340,4 @@ def test_a_renewed_signature_fetches_nothing_again(has_local: bool, http_store: 
         with pytest.raises(ConfigError, match="holds shards of another remote"):
             other.read_index()
     else:
-        assert other.place.directory != cache_of(remote=http_store.url).place.directory
+        assert other.directory.path != cache_of(remote=http_store.url).directory.path

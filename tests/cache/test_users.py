@@ -249,7 +249,7 @@ def test_what_was_fetched_by_an_index_that_could_not_be_put_there_counts_and_is_
     def evict() -> tuple[bool, ...]:
         cache = cache_in(shared)
         shards = cache.read_index().shards
-        counted = scan(shared / "cache", cache.place.own).bytes == read_usage(shared / "cache") == 6000
+        counted = scan(shared / "cache", cache.directory.own).bytes == read_usage(shared / "cache") == 6000
         return counted, cache.evict(shards[0]), cache.evict(shards[1])
 
     let_a_minute_pass(shared / "cache")
@@ -268,7 +268,7 @@ def test_a_limit_full_of_another_users_shards_is_exceeded_rather_than_hung_at(
     def read_under_a_limit() -> bytes:
         cache = cache_in(shared)
         shard = cache.read_index().shards[2]
-        room = CacheQuota([cache.place], 8000)
+        room = CacheQuota([cache.directory], 8000)
         with suppress(StorageError), cache.hold(shard, room) as directory:
             return (directory / shard.raw_data.basename).read_bytes()
         return b""
