@@ -351,7 +351,7 @@ class Presence:
         own = self._directory.own
         try:
             if not self._source.check(file, path) and not (is_stored and own.came_with_index):
-                _logger.info("%s is fetched again: somebody else put it there, and no hash tells what it is", path)
+                _logger.info("%s is fetched again: it did not come with this index, and no hash tells what it is", path)
                 return False
         except FileNotFoundError:  # removed just now
             return False

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.order import shuffles
-from lightning_streaming.order.settings import SHUFFLE_ALGOS
 from lightning_streaming.order.shuffles import (
     SHUFFLES,
     ShuffleTask,
@@ -40,10 +39,6 @@ def name(case: dict[str, Any]) -> str:
 def test_all_golden_shuffles_are_here() -> None:
     assert len(CASES) == 42
     assert {case["algo"] for case in CASES} <= set(SHUFFLES)
-
-
-def test_settings_know_every_algorithm_by_name() -> None:
-    assert {*SHUFFLES, "blockwise"} == set(SHUFFLE_ALGOS)
 
 
 @pytest.mark.parametrize("case", CASES, ids=name)
