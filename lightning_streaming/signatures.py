@@ -35,6 +35,7 @@ def takes_options_of(
         kinds = get_type_hints(config)  # as types: whoever reads them does not know where they are from
         options = inspect.signature(config).parameters.values()
         typed = [one.replace(annotation=kinds[one.name]) for one in options]
+        with_options.__annotations__ = {**kinds, "return": None}
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         setattr(with_options, "__signature__", inspect.Signature([own, *typed]))  # noqa: B010 mypy knows no such attribute
         return with_options

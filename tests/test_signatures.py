@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 import jsonargparse
 import pytest
@@ -87,6 +87,7 @@ def test_the_signature_and_the_docstring_tell_each_option() -> None:
         "seed": 9,
         "remote": inspect.Parameter.empty,
     }
+    assert get_type_hints(Data.__init__) == {"shuffle": bool, "seed": int | None, "remote": str, "return": type(None)}
     assert inspect.getdoc(Data) == (
         "Samples.\n\nRead them.\n\nArgs:\n"
         "    shuffle: Whether to shuffle each epoch.\n    seed: Seed of\n        the order.\n"
