@@ -39,7 +39,7 @@ from lightning_streaming.order.quality import (
     shard_visits,
     uniform_mixing,
 )
-from lightning_streaming.order.settings import SHUFFLE_ALGOS, OrderSettings, ShuffleAlgo
+from lightning_streaming.order.settings import SHUFFLE_ALGOS, OrderSettings, SettledOrder, ShuffleAlgo
 from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
 from lightning_streaming.units import parse_bytes, parse_count
 
@@ -107,7 +107,7 @@ class Row:
 # --- the only part that knows how an epoch is planned ---
 
 
-def plan(setting: Setting, settings: OrderSettings, epoch: int) -> EpochPlan:
+def plan(setting: Setting, settings: SettledOrder, epoch: int) -> EpochPlan:
     """Plan an epoch that reads every sample once."""
     weights = resolve_weights([StreamWeight()], sizes=[setting.samples], epoch_size=None, seed=settings.shuffle_seed)
     shape = DatasetShape(shard_sizes=(setting.shard_sizes(),), weights=weights)
@@ -130,7 +130,7 @@ def node_batches(setting: Setting, epoch: EpochPlan, node: int) -> NDArray[np.in
 
 def order_settings(
     setting: Setting, algo: ShuffleAlgo | None, block_size: int | None, canonical: int | None
-) -> OrderSettings:
+) -> SettledOrder:
     """The settings of one order, defaults filled in; ``algo=None`` does not shuffle."""
     written = OrderSettings(
         shuffle=algo is not None,
@@ -144,7 +144,7 @@ def order_settings(
 # --- measuring ---
 
 
-def measure(setting: Setting, settings: OrderSettings, uniform: Mixing) -> Row:
+def measure(setting: Setting, settings: SettledOrder, uniform: Mixing) -> Row:
     """Draw two epochs of an order and measure the second."""
     began = time.perf_counter()
     sizes, shard_bytes = setting.shard_sizes(), setting.bytes_of_shards()
@@ -155,7 +155,7 @@ def measure(setting: Setting, settings: OrderSettings, uniform: Mixing) -> Row:
     return Row(
         order=settings.shuffle_algo if settings.shuffle else "none",
         block_size=settings.shuffle_block_size if settings.shuffle and settings.shuffle_algo in IN_BLOCKS else None,
-        canonical_nodes=settings.num_canonical_nodes or 0,
+        canonical_nodes=settings.num_canonical_nodes,
         mixing=mixed,
         most_open=max(int(each.max()) for each in shards_open),
         mean_open=max(float(each.mean()) for each in shards_open),
@@ -168,14 +168,13 @@ def measure(setting: Setting, settings: OrderSettings, uniform: Mixing) -> Row:
     )
 
 
-def all_orders(setting: Setting, block_sizes: list[int | None], splits: list[int]) -> list[OrderSettings]:
+def all_orders(setting: Setting, block_sizes: list[int | None], splits: list[int]) -> list[SettledOrder]:
     """Every order once; those with blocks at every size with a canonical node per node, then with more of these."""
     orders = [order_settings(setting, algo, None, None) for algo in (None, *SHUFFLE_ALGOS) if algo not in IN_BLOCKS]
     for algo in [algo for algo in SHUFFLE_ALGOS if algo in IN_BLOCKS]:
         whole = [order_settings(setting, algo, block_size, setting.nodes) for block_size in block_sizes]
         orders += whole
         for split in splits:
-            assert whole[0].shuffle_block_size
             orders.append(order_settings(setting, algo, whole[0].shuffle_block_size // split, split * setting.nodes))
     return orders
 

@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.dataset import StreamingDataset, describe
+from lightning_streaming.loading.dataset import StreamingDataset
+from lightning_streaming.loading.dataset_options import describe
 from lightning_streaming.loading.epochs import OnChange
 from lightning_streaming.loading.measures import LoaderStatistics, StatisticsCollector
 from lightning_streaming.loading.other_trainers import AcceleratedLoader, AcceleratedPass

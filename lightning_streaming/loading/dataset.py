@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import fields, replace
 from itertools import islice
 from math import ceil
 from typing import Any
 
-import numpy as np
 from torch.utils.data import get_worker_info
 
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.dataset_options import DatasetOptions
 from lightning_streaming.loading.epochs import Epochs, OnChange
 from lightning_streaming.loading.other_trainers import AcceleratedDataset
 from lightning_streaming.loading.passes import Passes, WorkerPass, WorkerSamples
@@ -23,34 +21,21 @@ from lightning_streaming.loading.reference_names import ReferenceNames, told
 from lightning_streaming.loading.sample_log import WatchSettings
 from lightning_streaming.loading.sample_source import SampleSource
 from lightning_streaming.loading.state import Cursor, read_state
-from lightning_streaming.loading.stream import Asked, DatasetStreams, Stream, StreamDefaults, as_asked, named_streams
+from lightning_streaming.loading.stream import DatasetStreams, Stream
 from lightning_streaming.loading.workers import prepare_worker_process
-from lightning_streaming.order.settings import (
-    BatchingMethod,
-    OrderSettings,
-    PartitionAlgo,
-    SamplingMethod,
-    ShuffleAlgo,
-    stretched_seed,
-)
 from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
+from lightning_streaming.signatures import explains_options_of, takes_options_of
 from lightning_streaming.storage import mask_url
-from lightning_streaming.units import check_at_least, parse_bytes, parse_count
+from lightning_streaming.units import check_at_least
 from lightning_streaming.world import World
 
 _MOST_STREAMS = 4
 """Streams that are shown one by one."""
-_NOT_SHOWN = {"self", "__class__", "remote", "local", "storage_options", "world", "stream_name", "stream_config"}
-"""What the streams say, may be secret, or belongs to the machines."""
-_STREAM_SETTINGS = (
-    *("split", "proportion", "repeat", "choose"),
-    *("download_retry", "download_timeout", "validate_hash", "keep_zip"),
-)
-"""What a stream tells of itself beside where it is."""
 
 
 @tells_replacements
 @tells_unknown_arguments
+@explains_options_of(DatasetOptions)
 class StreamingDataset(AcceleratedDataset, ReferenceNames):
     """Samples of one or several streams of shards, in an order that does not depend on how many machines read them.
 
@@ -60,127 +45,33 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
     Epochs hand out what ``dataset[i]`` gives: to make samples in a way of your own, pass ``transform``, or override
     ``__getitem__`` or ``get_item`` in a subclass; see docs/loading.md.
 
-    Args:
-        streams: Streams by name, or in a list. Either this or ``remote``/``local``.
-        remote: Where the only stream's shards come from; see :class:`~lightning_streaming.Stream`.
-        local: The only stream's directory on this node.
-        split: Subdirectory of every stream that names none itself.
-        storage_options: Passed to fsspec for the only stream.
-        download_retry: Attempts per file after the first, for streams that do not say.
-        download_timeout: Seconds without a byte arriving after which an attempt ends, for streams that do not say.
-        validate_hash: Hash to check downloads with, for streams that do not say. None: one that the index offers.
-        keep_zip: Keep compressed files, for streams that do not say.
-        epoch_size: Samples per epoch, like 50000 or "1.5m" (k, m, b, t: powers of 1000). None: all, after weighting.
-        predownload: Samples ahead of each worker for which shards are fetched. None: 8 batches, and 4 shards where
-            they are read in order.
-        cache_limit: Most bytes that the streams' directories on this node may hold, like "200gb"; the shards used
-            longest ago then make room. None: no limit. See docs/cache.md.
-        on_demand: Whether ``dataset[i]`` and ``restore_sample`` read one sample by its bytes alone where its shard is
-            stored uncompressed and is not here, rather than fetch the shard.
-        sampling_method: "balanced" draws anew each epoch what a weight below or above 1 leaves open; "fixed" always
-            draws the same.
-        sampling_granularity: Samples drawn from a shard at a time.
-        partition_algo: "relaxed" lets a run go on on any number of nodes; "orig" on those that the canonical nodes fit.
-        num_canonical_nodes: Slices of the sample space that make the order independent of the machine count. None:
-            one per node of the first run (64 for "py1s" and "py2s", 16 for "blockwise"), kept in every saved position.
-        batch_size: Samples per batch on each rank. The loader gives its own if this is None.
-        shuffle: Whether to shuffle.
-        shuffle_algo: "py1e", "blockwise", "py1br", "py1s", "py2s", "naive" or, deprecated, "py1b"; see docs/order.md.
-        shuffle_seed: Seed of everything random about the order.
-        shuffle_block_size: Samples within which "py1e", "py1br", "py1b" and "blockwise" mix. None: 4 million over all
-            canonical nodes, at least 262144 in each (16384 with "blockwise").
-        batching_method: Which samples share a batch: "random", "stratified", "per_stream" or "device_per_stream".
-        skip: Global batches to leave out, counted over the whole run, like ["12000-12100"]; see docs/resume.md.
-        stretch_seed: Use the seed that MosaicML Streaming 0.2 made of ``shuffle_seed``; with "py2s" this is its order.
-        allow_unsafe_types: Whether columns may be unpickled. Unpickling runs code found in the data.
-        columns: Names of the columns to read; the others are not decoded, and need not be readable. None: all. Every
-            shard must have them. Neither order nor saved positions depend on it.
-        replication: This many consecutive ranks read the same samples (tensor or sequence parallelism).
-        transform: Applied to each decoded sample in the worker. If it has a parameter ``rng`` it is given a
-            ``numpy.random.Generator`` keyed by the sample, so that augmentation survives any resume. ``dataset[i]``
-            applies it too.
-        seed_global_rng: Also seed ``random``, ``numpy.random`` and torch from that key before each transform, or before
-            each call of an overridden ``__getitem__``.
-        sample_log: Directory for a log of the samples that each worker read, to write or add to; see docs/loading.md.
-        watchdog_seconds: When one sample takes longer than this, tell on stderr which it is and where its worker is.
-        world: This process among all that train. None: found when iteration starts, see :meth:`World.detect`.
-        stream_name: Only "stream"; it is here for scripts that pass it on.
-        stream_config: More arguments of the only :class:`~lightning_streaming.Stream`, like ``{"repeat": 0.5}``.
-
     Raises:
         ConfigError: A setting cannot work, or settings contradict each other.
     """
 
-    def __init__(
-        self,
-        *,
-        streams: Asked | None = None,
-        remote: str | None = None,
-        local: str | None = None,
-        split: str | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-        download_retry: int = 2,
-        download_timeout: float = 60.0,
-        validate_hash: str | None = None,
-        keep_zip: bool = False,
-        epoch_size: int | float | str | None = None,
-        predownload: int | None = None,
-        cache_limit: int | float | str | None = None,
-        on_demand: bool = False,
-        sampling_method: SamplingMethod = "balanced",
-        sampling_granularity: int = 1,
-        partition_algo: PartitionAlgo = "relaxed",
-        num_canonical_nodes: int | None = None,
-        batch_size: int | None = None,
-        shuffle: bool = False,
-        shuffle_algo: ShuffleAlgo = "py1e",
-        shuffle_seed: int = 9176,
-        shuffle_block_size: int | None = None,
-        batching_method: BatchingMethod = "random",
-        skip: Sequence[int | str] = (),
-        stretch_seed: bool = False,
-        allow_unsafe_types: bool = False,
-        columns: Sequence[str] | None = None,
-        replication: int | None = None,
-        transform: Callable[..., Any] | None = None,
-        seed_global_rng: bool = False,
-        sample_log: str | os.PathLike[str] | None = None,
-        watchdog_seconds: float | None = None,
-        world: World | None = None,
-        stream_name: str = "stream",
-        stream_config: Mapping[str, Any] | None = None,
-    ) -> None:
-        asked = {**locals()}
-        self._given = {name: one for name, one in asked.items() if isinstance(getattr(type(self), name, None), told)}
-        check_at_least("batch_size", batch_size, 1)
-        check_at_least("predownload", predownload, 1)
-        check_at_least("replication", replication, 1)
-        _check_stream_class(stream_name, stream_config)
-        named = named_streams(as_asked(streams), remote, local, storage_options, stream_config)
-        self.batch_size = batch_size
-        self.predownload = predownload
-        self.replication = replication
-        self.world = world
-        watched = WatchSettings(sample_log, watchdog_seconds)
-        settings = OrderSettings(**_of_fields(OrderSettings, asked))
-        if stretch_seed:
-            settings = replace(settings, shuffle_seed=stretched_seed(settings.shuffle_seed))
-        if shuffle_algo == "py1b":
-            warnings.warn("shuffle_algo='py1b' is deprecated; use 'py1br'", DeprecationWarning, stacklevel=2)
-        defaults = StreamDefaults(**_of_fields(StreamDefaults, asked))
-        caches = {name: ShardCache(stream.cache_config(name, defaults)) for name, stream in named.items()}
-        limit = None if cache_limit is None else parse_bytes(cache_limit, "cache_limit")
-        source = SampleSource(caches, allow_unsafe_types, columns, limit)
-        super().__init__(source, on_demand, transform, seed_global_rng, settings.shuffle_seed)
+    @takes_options_of(DatasetOptions)
+    def __init__(self, options: DatasetOptions) -> None:
+        self._given = {
+            name: one for name, one in vars(options).items() if isinstance(getattr(type(self), name, None), told)
+        }
+        named, fetching, settings = options.named_streams(), options.fetching(), options.order()
+        if options.shuffle_algo == "py1b":
+            # Beyond the frames of the decorators.
+            warnings.warn("shuffle_algo='py1b' is deprecated; use 'py1br'", DeprecationWarning, stacklevel=4)
+        self.batch_size = options.batch_size
+        self.predownload = options.predownload
+        self.replication = options.replication
+        self.world = options.world
+        caches = {name: ShardCache(stream.cache_config(name, fetching)) for name, stream in named.items()}
+        source = SampleSource(caches, options.allow_unsafe_types, options.columns, options.cache_bytes())
+        super().__init__(source, options.on_demand, options.transform, options.seed_global_rng, settings.shuffle_seed)
         misses = {name: cache.misses for name, cache in caches.items()}
         weights = [stream.weight() for stream in named.values()]
-        samples = _parse_epoch_size(epoch_size)
-        epochs = Epochs(settings, weights, samples, source, batch_size, skip)
-        self._passes = Passes(epochs, source, misses, predownload, watched)
-        self.streams = DatasetStreams(named, defaults, epochs, source)
-        log = None if sample_log is None else os.fspath(sample_log)
-        parsed = {"streams": named, "epoch_size": samples, "cache_limit": limit, "sample_log": log}
-        self._asked = _describe_dataset({**asked, **parsed})
+        epochs = Epochs(settings, weights, options.samples_per_epoch(), source, options.batch_size, options.skip)
+        watched = WatchSettings(options.sample_log, options.watchdog_seconds)
+        self._passes = Passes(epochs, source, misses, options.predownload, watched)
+        self.streams = DatasetStreams(named, fetching, epochs, source)
+        self._described = options.described(named)
 
     @told
     def epoch_size(self) -> int:
@@ -202,7 +93,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
 
     def config(self) -> dict[str, Any]:
         """What was asked for, as plain values without secrets: to log, and to compare with that of another run."""
-        return deepcopy(self._asked)
+        return deepcopy(self._described)
 
     @property
     def next_epoch(self) -> int:
@@ -308,81 +199,6 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         return self.batch_size
 
 
-def _of_fields(config: type[OrderSettings | StreamDefaults], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Those arguments that a config has fields for."""
-    return {field.name: arguments[field.name] for field in fields(config)}
-
-
-def _parse_epoch_size(epoch_size: int | float | str | None) -> int | None:
-    """The epoch size as a number; None for None, 0 and "", as MosaicML Streaming has it."""
-    if not epoch_size:
-        return None
-    samples = parse_count(epoch_size, "epoch_size")
-    if samples == 0:
-        raise ConfigError(f"epoch_size must be at least one sample, but got {epoch_size!r}")
-    return samples
-
-
-def _check_stream_class(stream_name: str, stream_config: Mapping[str, Any] | None) -> None:
-    """Refuse what would be looked up in a registry of stream classes, and arguments that are none.
-
-    Raises:
-        ConfigError: It is another name than "stream", or ``stream_config`` is no mapping.
-    """
-    if not isinstance(stream_config or {}, Mapping):
-        raise ConfigError(
-            f"stream_config must map arguments of Stream to values, but got a {type(stream_config).__name__}"
-        )
-    if stream_name != "stream":
-        raise ConfigError(
-            f"stream_name={stream_name!r} would name a class in a registry, which is not served; make the stream and "
-            "give it as streams=[Stream(remote=..., storage_options=...)]"
-        )
-
-
 def _where(stream: Stream) -> str:
     place = stream.local if stream.remote is None else stream.remote
     return mask_url(str(place))
-
-
-def _describe_dataset(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a dataset as plain values; URLs without passwords, nothing of the storage options.
-
-    Args:
-        arguments: By name, parsed; ``streams`` as named :class:`~lightning_streaming.Stream` values.
-    """
-    shown = {name: _plain(value) for name, value in arguments.items() if name not in _NOT_SHOWN}
-    streams = {name: _describe_stream(stream) for name, stream in arguments["streams"].items()}
-    return {"type": "StreamingDataset", **shown, "streams": streams}
-
-
-def describe(kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Some arguments as plain values.
-
-    Args:
-        kind: What they are the arguments of.
-        arguments: By name.
-    """
-    return {"type": kind, **{name: _plain(value) for name, value in arguments.items()}}
-
-
-def _describe_stream(stream: Stream) -> dict[str, Any]:
-    return {
-        "remote": None if stream.remote is None else mask_url(str(stream.remote)),  # a Path is taken too
-        "local": None if stream.local is None else str(stream.local),
-        **{name: getattr(stream, name) for name in _STREAM_SETTINGS},
-    }
-
-
-def _plain(value: Any) -> Any:
-    """The value as JSON has it; functions by name."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
-    if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
-    if value is None or isinstance(value, (str, int, float)):
-        return value
-    named = value if hasattr(value, "__qualname__") else type(value)
-    return f"{named.__module__}.{named.__qualname__}"

@@ -27,7 +27,7 @@ from lightning_streaming.order.partition import (
     skipped_in_epoch,
 )
 from lightning_streaming.order.plan import EpochPlan, epoch_sequence, plan_epoch, resume_position
-from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.order.settings import OrderSettings, SettledOrder
 from lightning_streaming.order.skips import (
     BatchRange,
     EpochPartitions,
@@ -78,7 +78,7 @@ class Epochs:
         self._drop_last = False
         self._ahead = OrderAhead()
         self._geometries: dict[int, BatchGeometry] = {}
-        self._latest_sequence: tuple[tuple[OrderSettings, BatchGeometry, int], EpochSequence] | None = None
+        self._latest_sequence: tuple[tuple[SettledOrder, BatchGeometry, int], EpochSequence] | None = None
         self._weights: ResolvedWeights | None = None
         self._initial_nodes: int | None = None
         self._resumed_from_nodes: int | None = None
@@ -115,7 +115,7 @@ class Epochs:
         )
         return list(mine.items()) == list(theirs.items())
 
-    def settle(self, world: World) -> OrderSettings:
+    def settle(self, world: World) -> SettledOrder:
         """The settings with every default filled in. Canonical nodes stay what the first world made them.
 
         Raises:
@@ -123,13 +123,13 @@ class Epochs:
         """
         if self._initial_nodes is None:
             self._initial_nodes = world.num_nodes
-        self._settings = self._settings.settled(self._initial_nodes)
-        nodes = self._settings.num_canonical_nodes or 0
+        self._settings = settings = self._settings.settled(self._initial_nodes)
+        nodes = settings.num_canonical_nodes
         if nodes > _ALWAYS_FINE:
             is_asked = nodes == self._asked.num_canonical_nodes
             _check_canonical_nodes(nodes, self.weights.epoch_size, is_asked=is_asked, told=self._told())
         self._check_loaded()
-        return self._settings
+        return settings
 
     def load(self, saved: SavedPosition, on_change: OnChange) -> None:
         """Take seed and canonical nodes from a saved position. Its fingerprint is checked when the data is known."""
@@ -245,7 +245,6 @@ class Epochs:
     def saved(self, cursor: Cursor, world: World) -> SavedPosition:
         """The position ``cursor`` with all that makes it mean the same again."""
         settings = self.settle(world)
-        assert settings.num_canonical_nodes is not None, "settled"
         return SavedPosition(
             cursor=cursor,
             shuffle_seed=settings.shuffle_seed,
@@ -303,8 +302,6 @@ class Epochs:
         self, cursor: Cursor, world: World, batch_size: int, geometry: BatchGeometry, skipped: SkippedPositions
     ) -> PassStart:
         settings = self.settle(world)
-        assert settings.num_canonical_nodes is not None, "settled"
-        assert settings.shuffle_block_size is not None, "settled"
         return PassStart(
             cursor=cursor,
             world=world,
@@ -326,7 +323,7 @@ class Epochs:
         settings = self.settle(world)
         return self._sequence(settings, self._geometry_at(cursor, world, self._known_batch_size()), cursor.epoch)
 
-    def _sequence(self, settings: OrderSettings, geometry: BatchGeometry, epoch: int) -> EpochSequence:
+    def _sequence(self, settings: SettledOrder, geometry: BatchGeometry, epoch: int) -> EpochSequence:
         """Kept for the next call: where training stands is asked for at every step."""
         asked = settings, geometry, epoch
         if self._latest_sequence is None or self._latest_sequence[0] != asked:
@@ -343,13 +340,9 @@ class Epochs:
             "the dataset, or iterate through a StreamingDataLoader that has one"
         )
 
-    def _settings_of(self, start: PassStart) -> OrderSettings:
-        return replace(
-            self._settings,
-            shuffle_seed=start.shuffle_seed,
-            num_canonical_nodes=start.num_canonical_nodes,
-            shuffle_block_size=start.shuffle_block_size,
-        )
+    def _settings_of(self, start: PassStart) -> SettledOrder:
+        seeded = replace(self._settings, shuffle_seed=start.shuffle_seed)
+        return seeded.settled_as(start.num_canonical_nodes, start.shuffle_block_size)
 
     def _use(self, settings: OrderSettings) -> None:
         if settings.shuffle_seed != self._settings.shuffle_seed:

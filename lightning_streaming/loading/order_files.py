@@ -27,7 +27,7 @@ from lightning_streaming.order.draw import (
     order_digest,
     order_dtype,
 )
-from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.order.settings import SettledOrder
 from lightning_streaming.order.weights import DatasetShape
 
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ _SUFFIX = ".order"
 _Ids = NDArray[np.integer[Any]]
 
 
-def shared_order(settings: OrderSettings, shape: DatasetShape, epoch: int) -> Order | None:
+def shared_order(settings: SettledOrder, shape: DatasetShape, epoch: int) -> Order | None:
     """The order of one epoch, as :func:`lightning_streaming.order.draw.draw_order` makes it.
 
     A large one lies in a file of this node's runtime directory, named by a digest of all it depends on. Whoever takes
@@ -63,7 +63,7 @@ def shared_order(settings: OrderSettings, shape: DatasetShape, epoch: int) -> Or
         return _make_locked(path, settings, shape, epoch)
 
 
-def order_ahead_of_use(settings: OrderSettings, shape: DatasetShape, epoch: int) -> Order | None:
+def order_ahead_of_use(settings: SettledOrder, shape: DatasetShape, epoch: int) -> Order | None:
     """Make the file of an order that will be asked for, unless somebody is making an order just now.
 
     Args:
@@ -89,16 +89,16 @@ def order_ahead_of_use(settings: OrderSettings, shape: DatasetShape, epoch: int)
         return None
 
 
-def is_shared(settings: OrderSettings, shape: DatasetShape) -> bool:
+def is_shared(settings: SettledOrder, shape: DatasetShape) -> bool:
     """Whether an order is worth a file: it is large, and has to be drawn before it is read."""
     return shape.epoch_size > _SMALL_EPOCH and not is_on_demand(settings) and not is_identity(settings, shape)
 
 
-def _path(settings: OrderSettings, shape: DatasetShape, epoch: int) -> Path:
+def _path(settings: SettledOrder, shape: DatasetShape, epoch: int) -> Path:
     return orders_directory() / (order_digest(settings, shape, epoch) + _SUFFIX)
 
 
-def _make_locked(path: Path, settings: OrderSettings, shape: DatasetShape, epoch: int) -> _Ids:
+def _make_locked(path: Path, settings: SettledOrder, shape: DatasetShape, epoch: int) -> _Ids:
     """Map the file, made if it is missing. Must be called while holding the lock of the directory."""
     mapped = _map_if_present(path, shape)
     if mapped is not None:
@@ -200,7 +200,7 @@ class OrderAhead:
     def __reduce__(self) -> tuple[type[OrderAhead], tuple[()]]:
         return OrderAhead, ()
 
-    def prepare(self, settings: OrderSettings, shape: DatasetShape, epoch: int) -> None:
+    def prepare(self, settings: SettledOrder, shape: DatasetShape, epoch: int) -> None:
         """Begin to make an order, unless one is being made; and keep it, so that nobody removes it before its use.
 
         Returns at once. Of what was made before, the file may be removed once nobody else uses it. Orders that have no
@@ -208,7 +208,7 @@ class OrderAhead:
         the reader to meet.
 
         Args:
-            settings: Settled; see :meth:`OrderSettings.settled`.
+            settings: How it is ordered.
             shape: The data.
             epoch: Counts from 0.
         """
@@ -235,7 +235,7 @@ class OrderAhead:
         return self._draw if self._draw is not None and self._draw.process == os.getpid() else None
 
 
-def _make_ahead(draw: _Draw, settings: OrderSettings, shape: DatasetShape, epoch: int) -> None:
+def _make_ahead(draw: _Draw, settings: SettledOrder, shape: DatasetShape, epoch: int) -> None:
     try:
         draw.order = order_ahead_of_use(settings, shape, epoch)
     except Exception as error:  # noqa: BLE001  whoever reads the epoch meets it again

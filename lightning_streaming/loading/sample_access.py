@@ -16,7 +16,7 @@ from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.sample_key import SampleKey
 from lightning_streaming.loading.sample_source import SampleSource
-from lightning_streaming.loading.stream import Stream, StreamDefaults
+from lightning_streaming.loading.stream import FetchSettings, Stream
 from lightning_streaming.loading.transform import Making, SampleTransform, global_generators_kept
 from lightning_streaming.replaced_names import tells_unknown_arguments
 
@@ -310,7 +310,7 @@ class LocalDataset(ShardAccess, Dataset[Any]):
     ) -> None:
         self.local = local
         self.split = split or ""
-        cache = ShardCache(Stream(local=str(local), split=split).cache_config("0", StreamDefaults()))
+        cache = ShardCache(Stream(local=str(local), split=split).cache_config("0", FetchSettings()))
         super().__init__(SampleSource({"0": cache}, allow_unsafe_types, columns), on_demand=False)
 
     def __len__(self) -> int:

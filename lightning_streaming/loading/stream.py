@@ -77,7 +77,7 @@ class Stream:
         """
         return StreamWeight(proportion=self.proportion, repeat=self.repeat, choose=self.choose)
 
-    def cache_config(self, name: str, defaults: StreamDefaults) -> CacheConfig:
+    def cache_config(self, name: str, defaults: FetchSettings) -> CacheConfig:
         """Where and how this stream's files are fetched; what it leaves open is taken from ``defaults``."""
         split = defaults.split if self.split is None else self.split
         return CacheConfig(
@@ -92,9 +92,17 @@ class Stream:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StreamDefaults:
-    """What every stream of a dataset uses unless it says otherwise; the fields are those of :class:`Stream`."""
+@dataclass(frozen=True, kw_only=True)
+class FetchSettings:
+    """How the files of every stream are fetched that does not say; the fields are those of :class:`Stream`.
+
+    Args:
+        split: Subdirectory of every stream that names none itself, like "train".
+        download_retry: Attempts per file, or part of a large one, after the first, for streams that do not say.
+        download_timeout: Seconds without a byte arriving after which an attempt ends, for streams that do not say.
+        validate_hash: Hash to check downloads with, for streams that do not say. None: one that the index offers.
+        keep_zip: Keep compressed files beside the decompressed ones, for streams that do not say.
+    """
 
     split: str | None = None
     download_retry: int = 2
@@ -176,7 +184,7 @@ class DatasetStream:
     """
 
     def __init__(
-        self, name: str, place: int, asked: Stream, defaults: StreamDefaults, epochs: Epochs, source: SampleSource
+        self, name: str, place: int, asked: Stream, defaults: FetchSettings, epochs: Epochs, source: SampleSource
     ) -> None:
         self.name = name
         """In the dataset."""
@@ -284,7 +292,7 @@ class DatasetStreams(Mapping[str, DatasetStream]):
     """
 
     def __init__(
-        self, asked: Mapping[str, Stream], defaults: StreamDefaults, epochs: Epochs, source: SampleSource
+        self, asked: Mapping[str, Stream], defaults: FetchSettings, epochs: Epochs, source: SampleSource
     ) -> None:
         self._streams = {
             name: DatasetStream(name, place, stream, defaults, epochs, source)

@@ -21,7 +21,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.order.draw import is_on_demand
 from lightning_streaming.order.partition import BatchGeometry, read_again
 from lightning_streaming.order.sequence import CanonicalSequence, check_positions
-from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.order.settings import SettledOrder
 from lightning_streaming.order.weights import DatasetShape
 
 
@@ -54,8 +54,8 @@ class EpochSequence(Protocol):
 class EpochSpec:
     """All that a batching method is given."""
 
-    settings: OrderSettings
-    """Settled; see :meth:`OrderSettings.settled`."""
+    settings: SettledOrder
+    """How it is ordered."""
     shape: DatasetShape
     """The data."""
     geometry: BatchGeometry
@@ -66,7 +66,6 @@ class EpochSpec:
     @property
     def num_canonical_nodes(self) -> int:
         """Slices of the order."""
-        assert self.settings.num_canonical_nodes, "settle the settings first"
         return self.settings.num_canonical_nodes
 
     @property

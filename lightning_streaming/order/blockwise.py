@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from lightning_streaming.order.permutation import Permutations, drawn_keys, numbered_keys
 from lightning_streaming.order.runs import RunLookup
 from lightning_streaming.order.sequence import check_positions
-from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.order.settings import OrderSettings, SettledOrder
 from lightning_streaming.order.shuffles import ShuffleTask, Spans, spans_per_canonical_node
 
 _CHUNK = 16_384
@@ -63,7 +63,7 @@ class BlockwiseOrder:
 def blockwise_order(
     shard_sizes: Sequence[NDArray[np.int64]],
     choose: Sequence[int],
-    settings: OrderSettings,
+    settings: SettledOrder,
     epoch: int,
     first_id: int,
     block_size: int,
@@ -75,7 +75,7 @@ def blockwise_order(
     Args:
         shard_sizes: Samples in each shard, per stream.
         choose: Samples to draw from each stream; more than it holds repeats it.
-        settings: Settled; see :meth:`OrderSettings.settled`. Which shuffle it names does not matter here.
+        settings: Which shuffle it names does not matter here.
         epoch: Counts from 0.
         first_id: Sample id at which the first shard of the first stream starts.
         block_size: Samples to mix with each other, about; below 1 as 1.
@@ -83,7 +83,6 @@ def blockwise_order(
     Returns:
         An order of ``sum(choose)`` samples.
     """
-    assert settings.num_canonical_nodes, "settle the settings first"
     drawn = draw_units(shard_sizes, choose, settings, epoch, first_id)
     if not settings.shuffle:
         return BlockwiseOrder(None, pieces_of(drawn, Spans(np.cumsum(drawn.sizes) - drawn.sizes, drawn.sizes)))

@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.order.blockwise import blockwise_order, joined_orders
 from lightning_streaming.order.runs import RunLookup, write_runs
-from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.order.settings import OrderSettings, SettledOrder
 from lightning_streaming.order.shuffles import ShuffleTask, shuffle_into, shuffle_items
 from lightning_streaming.order.weights import DatasetShape
 
@@ -51,9 +51,8 @@ class _Group:
         return sum(self.choose)
 
 
-def _groups(settings: OrderSettings, shape: DatasetShape) -> Iterator[_Group]:
+def _groups(settings: SettledOrder, shape: DatasetShape) -> Iterator[_Group]:
     """All streams in one group where they share batches freely; otherwise each by itself, in a block of its share."""
-    assert settings.shuffle_block_size, "settle the settings first"
     if settings.batching_method == "random":
         yield _Group(
             shard_sizes=shape.shard_sizes,
@@ -71,11 +70,11 @@ def _groups(settings: OrderSettings, shape: DatasetShape) -> Iterator[_Group]:
         first_id += int(sizes.sum())
 
 
-def draw_order(settings: OrderSettings, shape: DatasetShape, epoch: int) -> Order | None:
+def draw_order(settings: SettledOrder, shape: DatasetShape, epoch: int) -> Order | None:
     """Draw and shuffle the samples of one epoch: the part of planning that takes time and memory for each sample.
 
     Args:
-        settings: Settled; see :meth:`OrderSettings.settled`.
+        settings: How it is ordered.
         shape: The data.
         epoch: Counts from 0.
 
@@ -96,7 +95,7 @@ def draw_order(settings: OrderSettings, shape: DatasetShape, epoch: int) -> Orde
     return order
 
 
-def draw_into(settings: OrderSettings, shape: DatasetShape, epoch: int, out: NDArray[np.integer[Any]]) -> None:
+def draw_into(settings: SettledOrder, shape: DatasetShape, epoch: int, out: NDArray[np.integer[Any]]) -> None:
     """Fill an array, which may be a mapped file, with what :func:`draw_order` returns as one of its own.
 
     Besides ``out`` this takes memory for one canonical node's blocks, and where streams are weighted for one more array
@@ -138,8 +137,7 @@ def _check_epoch(epoch: int) -> None:
         raise ConfigError(f"epochs count from 0, but got {epoch}")
 
 
-def _draw_group(group: _Group, settings: OrderSettings, epoch: int, out: NDArray[np.integer[Any]]) -> None:
-    assert settings.num_canonical_nodes, "settle the settings first"
+def _draw_group(group: _Group, settings: SettledOrder, epoch: int, out: NDArray[np.integer[Any]]) -> None:
     drawn = resample(group.shard_sizes, group.choose, settings, epoch, out.dtype)
     if settings.shuffle:
         task = ShuffleTask(
@@ -167,7 +165,7 @@ def _look_up(sample_ids: NDArray[np.integer[Any]], out: NDArray[np.integer[Any]]
         chunk[:] = sample_ids[chunk]
 
 
-def _order_on_demand(settings: OrderSettings, shape: DatasetShape, epoch: int) -> Order:
+def _order_on_demand(settings: SettledOrder, shape: DatasetShape, epoch: int) -> Order:
     return joined_orders(
         [
             blockwise_order(group.shard_sizes, group.choose, settings, epoch, group.first_id, group.block_size)
@@ -176,14 +174,12 @@ def _order_on_demand(settings: OrderSettings, shape: DatasetShape, epoch: int) -
     )
 
 
-def order_digest(settings: OrderSettings, shape: DatasetShape, epoch: int) -> str:
+def order_digest(settings: SettledOrder, shape: DatasetShape, epoch: int) -> str:
     """Name what :func:`draw_order` would give, without drawing it.
 
     Returns:
         32 hexadecimal digits; equal digests mean equal orders.
     """
-    assert settings.num_canonical_nodes, "settle the settings first"
-    assert settings.shuffle_block_size, "settle the settings first"
     facts = {
         "version": _ORDER_VERSION,
         "settings": asdict(settings),

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.order.sequence import fits
-from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.order.settings import SettledOrder
 
 EpochPosition = tuple[int, int]
 """Epoch, and position in its sequence."""
@@ -331,21 +331,20 @@ _BLOCK_METHODS = frozenset({"device_per_stream", "stratified"})
 """Batching methods that compose each rank's batch, one after another."""
 
 
-def epoch_geometry(settings: OrderSettings, current: BatchGeometry, initial_num_nodes: int | None) -> BatchGeometry:
+def epoch_geometry(settings: SettledOrder, current: BatchGeometry, initial_num_nodes: int | None) -> BatchGeometry:
     """The geometry for an epoch that begins now.
 
     It is that of the machines at hand, where the canonical nodes fit them. Where they do not, ``relaxed`` lets a run
     that began on other nodes go on with the sequence that these would read.
 
     Args:
-        settings: Settled.
+        settings: How it is ordered.
         current: The machines at hand, replication divided out.
         initial_num_nodes: Nodes that the run began with; None for a run that begins now.
 
     Raises:
         ConfigError: The canonical nodes do not fit the nodes, and the run has no others to go on with.
     """
-    assert settings.num_canonical_nodes, "settle the settings first"
     canonical, nodes = settings.num_canonical_nodes, current.num_nodes
     if settings.batching_method == "stratified":
         return current  # reads all canonical nodes in turn, on any number of nodes
@@ -370,15 +369,14 @@ def epoch_geometry(settings: OrderSettings, current: BatchGeometry, initial_num_
     return BatchGeometry(num_nodes=1, ranks_per_node=current.num_ranks, batch_size=current.batch_size)
 
 
-def rank_layout(settings: OrderSettings, current: BatchGeometry, epoch: BatchGeometry) -> Layout:
+def rank_layout(settings: SettledOrder, current: BatchGeometry, epoch: BatchGeometry) -> Layout:
     """How global batches are divided among the machines at hand.
 
     Args:
-        settings: Settled.
+        settings: How it is ordered.
         current: The machines at hand, replication divided out.
         epoch: What the epoch's batches are made for.
     """
-    assert settings.num_canonical_nodes, "settle the settings first"
     if settings.batching_method in _BLOCK_METHODS:
         return Contiguous()
     if fits(settings.num_canonical_nodes, current.num_nodes):

@@ -12,7 +12,7 @@ from lightning_streaming.order.batchings import BATCHINGS, EpochSequence, EpochS
 from lightning_streaming.order.draw import Order
 from lightning_streaming.order.partition import INTERLEAVED, BatchGeometry, Partition
 from lightning_streaming.order.sequence import CanonicalSequence
-from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.order.settings import SettledOrder
 from lightning_streaming.order.weights import DatasetShape
 
 
@@ -60,11 +60,11 @@ class EpochPlan:
         return self.ids(np.arange(start, stop))
 
 
-def epoch_sequence(settings: OrderSettings, shape: DatasetShape, geometry: BatchGeometry, epoch: int) -> EpochSequence:
+def epoch_sequence(settings: SettledOrder, shape: DatasetShape, geometry: BatchGeometry, epoch: int) -> EpochSequence:
     """In which order the places of an epoch's order are read; quick, whatever the epoch's size.
 
     Args:
-        settings: Settled; see :meth:`OrderSettings.settled`.
+        settings: How it is ordered.
         shape: The data.
         geometry: What batches are made for; see :func:`~lightning_streaming.order.partition.epoch_geometry`.
         epoch: Counts from 0.
@@ -77,12 +77,12 @@ def epoch_sequence(settings: OrderSettings, shape: DatasetShape, geometry: Batch
 
 
 def plan_epoch(
-    settings: OrderSettings, shape: DatasetShape, geometry: BatchGeometry, epoch: int, order: Order | None
+    settings: SettledOrder, shape: DatasetShape, geometry: BatchGeometry, epoch: int, order: Order | None
 ) -> EpochPlan:
     """Plan an epoch whose order has been drawn.
 
     Args:
-        settings: Settled; see :meth:`OrderSettings.settled`.
+        settings: How it is ordered.
         shape: The data.
         geometry: What batches are made for; see :func:`~lightning_streaming.order.partition.epoch_geometry`.
         epoch: Counts from 0.

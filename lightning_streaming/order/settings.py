@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import numpy as np
@@ -49,32 +49,38 @@ MOST_CANONICAL_NODES = 2**20
 """64 for each of 16,384 nodes. Every epoch has an entry for each canonical node at least, however few its samples."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class OrderSettings:
-    """How an epoch's samples are drawn, shuffled and batched."""
+    """How an epoch's samples are drawn, shuffled and batched.
 
-    shuffle: bool = False
-    """Whether to shuffle; False reads shards one after another within each canonical node."""
-    shuffle_algo: ShuffleAlgo = "py1e"
-    """How to shuffle: naive, py1s, py2s, py1b, py1br, py1e or blockwise; see docs/order.md."""
-    shuffle_seed: int = DEFAULT_SHUFFLE_SEED
-    """Seed of everything random about order."""
-    shuffle_block_size: int | None = None
-    """Samples to mix with each other, in py1b, py1br, py1e and blockwise; None for 4,000,000 over all canonical nodes,
-    at least 2**18 in each (blockwise: 2**14)."""
-    num_canonical_nodes: int | None = None
-    """Slices of the epoch that are shuffled each by itself; None or 0 for one per node (py1s and
-    py2s: 64 per node, blockwise: 16)."""
+    Args:
+        sampling_method: "balanced" draws anew each epoch what a weight below or above 1 leaves open; "fixed" always
+            draws the same.
+        sampling_granularity: Samples drawn from a shard at a time.
+        partition_algo: "relaxed" lets a run go on on any number of nodes; "orig" on those that the canonical nodes fit.
+        num_canonical_nodes: Slices of the sample space that make the order independent of the machine count. None:
+            one per node of the first run (64 for "py1s" and "py2s", 16 for "blockwise"), kept in every saved position.
+        shuffle: Whether to shuffle.
+        shuffle_algo: "py1e", "blockwise", "py1br", "py1s", "py2s", "naive" or, deprecated, "py1b"; see docs/order.md.
+        shuffle_seed: Seed of everything random about the order.
+        shuffle_block_size: Samples within which "py1e", "py1br", "py1b" and "blockwise" mix. None: 4 million over all
+            canonical nodes, at least 262144 in each (16384 with "blockwise").
+        batching_method: Which samples share a batch: "random", "stratified" (each global batch holds every stream's
+            share), "per_stream" (each is of one stream) or "device_per_stream" (each batch of one rank is).
+
+    Raises:
+        ConfigError: A setting cannot work.
+    """
+
     sampling_method: SamplingMethod = "balanced"
-    """What is left out or repeated in each epoch: balanced draws anew, fixed draws the same."""
     sampling_granularity: int = 1
-    """Consecutive samples drawn together when a stream is drawn in part."""
     partition_algo: PartitionAlgo = "relaxed"
-    """How an epoch is divided among nodes that its canonical nodes do not fit: not at all (orig), or as it was among
-    those that the run began with (relaxed)."""
+    num_canonical_nodes: int | None = None
+    shuffle: bool = False
+    shuffle_algo: ShuffleAlgo = "py1e"
+    shuffle_seed: int = DEFAULT_SHUFFLE_SEED
+    shuffle_block_size: int | None = None
     batching_method: BatchingMethod = "random"
-    """Which samples share a batch: random lets all; with stratified each global batch holds every stream's share, with
-    per_stream each is from one stream, with device_per_stream each batch of one rank is."""
 
     def __post_init__(self) -> None:
         require_known("shuffle_algo", self.shuffle_algo, SHUFFLE_ALGOS)
@@ -93,7 +99,7 @@ class OrderSettings:
         """Whether each epoch chooses anew how many samples each shard gives."""
         return self.shuffle and self.sampling_method == "balanced"
 
-    def settled(self, num_nodes: int) -> OrderSettings:
+    def settled(self, num_nodes: int) -> SettledOrder:
         """The same settings with ``num_canonical_nodes`` and ``shuffle_block_size`` filled in.
 
         Settle once, where a run first starts, and keep the result: the defaults depend on the number of nodes, and an
@@ -107,7 +113,20 @@ class OrderSettings:
         # With blockwise the blocks of one node's canonical nodes together are as large as one block of the others.
         smallest = _SMALLEST_BLOCK // (nodes_each if self.shuffle_algo == "blockwise" else 1)
         block = self.shuffle_block_size or max(_BLOCK_BUDGET // canonical, smallest)
-        return replace(self, num_canonical_nodes=canonical, shuffle_block_size=block)
+        return self.settled_as(canonical, block)
+
+    def settled_as(self, num_canonical_nodes: int, shuffle_block_size: int) -> SettledOrder:
+        """The same settings with what :meth:`settled` once filled in."""
+        known = {"num_canonical_nodes": num_canonical_nodes, "shuffle_block_size": shuffle_block_size}
+        return SettledOrder(**{**vars(self), **known})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettledOrder(OrderSettings):
+    """Settings with every default filled in: what an order is made of. :meth:`OrderSettings.settled` makes them."""
+
+    num_canonical_nodes: int = field()
+    shuffle_block_size: int = field()
 
 
 def _check_whole(name: str, value: int, least: int, most: int = LARGEST_SEED) -> None:

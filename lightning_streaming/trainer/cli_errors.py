@@ -196,7 +196,9 @@ def _fields_of(made: type) -> Mapping[str, Any]:
     hints: dict[str, Any] = {}
     for one in reversed(inspect.getmro(made)):
         with suppress(NameError):  # annotated with what is imported for types only
-            hints |= get_type_hints(one.__init__)  # type: ignore[misc]  # that of this very class
+            # Of a dataclass the fields: its __init__ names types of its bases, which its module need not know.
+            is_own = "__dataclass_fields__" in vars(one)
+            hints |= get_type_hints(one if is_own else one.__init__)  # type: ignore[misc]  # that of this very class
     names = {name.partition(".")[0] for name in parser.get_defaults().keys()}  # noqa: SIM118 no dict
     return {name: hints.get(name, Any) for name in names}
 

@@ -3,107 +3,49 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import jsonargparse
 import yaml  # type: ignore[import-untyped]
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.dataset_options import DataOptions
 from lightning_streaming.loading.stream import Stream
-from lightning_streaming.order.settings import BatchingMethod, PartitionAlgo, SamplingMethod, ShuffleAlgo
-from lightning_streaming.order.skips import parse_batch_ranges
 from lightning_streaming.replaced_names import tells_unknown_arguments
+from lightning_streaming.signatures import explains_options_of
 from lightning_streaming.storage import StorageOptions, mask_url
 from lightning_streaming.storage.secrets import shown_options
 from lightning_streaming.storage.urls import user_of
 
 
 @tells_unknown_arguments
+@explains_options_of(DataOptions)
 @dataclass(frozen=True, kw_only=True)
-class StreamingConfig:
+class StreamingConfig(DataOptions):
     """The data of one stage: one dataset (``remote``), or several streams mixed by weight (``streams``).
 
     The fields are the arguments of :class:`~lightning_streaming.StreamingDataset` of the same names.
 
     Args:
         streams: Streams by name, each with its ``remote`` and, if several are mixed, its ``proportion``.
-        remote: Where the shards of the only stream come from: a path, or any URL fsspec knows (s3://, gs://, ...).
-        local: The only stream's directory on each node. None: under the user's cache directory.
-        split: Subdirectory of every stream that names none itself, like "train".
-        storage_options: Passed to fsspec for the only stream: key, secret, endpoint_url, token, ...
-        download_retry: Attempts per file, or part of a large one, after the first.
-        download_timeout: Seconds without a byte arriving after which an attempt ends.
-        validate_hash: Hash to check downloads with. None: one that the index offers.
-        keep_zip: Keep compressed files beside the decompressed ones.
-        epoch_size: Samples per epoch, like 50000 or "10m" (k, m, b, t: powers of 1000). None: all, after weighting.
-        predownload: Samples ahead of each worker for which shards are fetched. None: 8 batches, and 4 shards where
-            they are read in order.
-        cache_limit: Most bytes that the streams' directories on a node may hold, like "200gb". None: no limit.
-        on_demand: Whether single samples (``dataset[i]``, ``restore_sample``) are read by their bytes alone where their
-            shard is stored uncompressed and is not here.
-        sampling_method: "balanced" draws anew each epoch what weights leave open; "fixed" always draws the same.
-        sampling_granularity: Samples drawn from a shard at a time.
-        partition_algo: "relaxed" lets a run go on on any number of nodes; "orig" on those that the canonical nodes fit.
-        num_canonical_nodes: Slices of the sample space that make the order independent of the machine count. None:
-            that of the first run, kept in the checkpoint.
         shuffle: Whether to shuffle. None: yes for training, no otherwise.
-        shuffle_algo: "py1e", "blockwise", "py1br", "py1s", "py2s", "naive" or, deprecated, "py1b".
-        shuffle_seed: Seed of everything random about the order.
-        shuffle_block_size: Samples within which "py1e", "py1br", "py1b" and "blockwise" mix. None: 4 million over all
-            canonical nodes, at least 262144 in each (16384 with "blockwise").
-        batching_method: Which samples share a batch: "random", "stratified" (each global batch holds every stream's
-            share), "per_stream" (each is of one stream) or "device_per_stream" (each batch of one rank is).
-        skip: Global batches of the run to leave out, counted from 0, like ["12000-12100"]; for training. Their samples
-            stay the same when ranks or batch size change. See docs/resume.md.
-        stretch_seed: Use the seed that MosaicML Streaming 0.2 made of shuffle_seed; with "py2s" this is its order.
-        allow_unsafe_types: Whether columns may be unpickled. Unpickling runs code found in the data.
-        columns: Names of the columns to read; the others are not decoded. None: all.
         replication: This many consecutive ranks read the same samples. None: as the strategy's device mesh wants it.
-        seed_global_rng: Seed random, numpy.random and torch from each sample's key before its transform.
-        sample_log: Directory for a log of the samples that each worker read; see docs/loading.md.
-        watchdog_seconds: When one sample takes longer than this, tell on stderr which it is and where its worker is.
+
+    Raises:
+        ConfigError: A setting cannot work, or nothing says where the data is.
     """
 
     streams: Mapping[str, Stream] | None = None
-    remote: str | None = field(default=None, repr=False)
-    local: str | None = None
-    split: str | None = None
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    download_retry: int = 2
-    download_timeout: float = 60.0
-    validate_hash: str | None = None
-    keep_zip: bool = False
-    epoch_size: int | float | str | None = None
-    predownload: int | None = None
-    cache_limit: int | float | str | None = None
-    on_demand: bool = False
-    sampling_method: SamplingMethod = "balanced"
-    sampling_granularity: int = 1
-    partition_algo: PartitionAlgo = "relaxed"
-    num_canonical_nodes: int | None = None
-    shuffle: bool | None = None
-    shuffle_algo: ShuffleAlgo = "py1e"
-    shuffle_seed: int = 9176
-    shuffle_block_size: int | None = None
-    batching_method: BatchingMethod = "random"
-    skip: Sequence[int | str] = ()
-    stretch_seed: bool = False
-    allow_unsafe_types: bool = False
-    columns: Sequence[str] | None = None
-    replication: int | None = None
-    seed_global_rng: bool = False
+    shuffle: bool | None = None  # type: ignore[assignment]  # None until the stage is known
     sample_log: str | None = None
-    watchdog_seconds: float | None = None
 
     def __post_init__(self) -> None:
         if not self.streams and self.remote is None and self.local is None:
             raise ConfigError("the data of a stage needs streams=, remote= or local=")
-        if self.storage_options is not None:
-            object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
-        parse_batch_ranges(self.skip, "skip")
+        super().__post_init__()
 
     def dataset_arguments(self, *, shuffle_by_default: bool) -> dict[str, Any]:
         """Keyword arguments for :class:`~lightning_streaming.StreamingDataset`."""

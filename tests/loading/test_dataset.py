@@ -73,6 +73,17 @@ def test_making_a_dataset_touches_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_the_warning_of_a_deprecated_order_names_the_line_that_asks_for_it(root: Path) -> None:
+    class Own(StreamingDataset):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+
+    for made in (StreamingDataset, Own):
+        with pytest.warns(DeprecationWarning, match="py1b") as told:
+            made(remote=str(root), shuffle_algo="py1b")
+        assert told[0].filename == __file__
+
+
 def test_size_counts_stored_samples_and_epoch_size_drawn_ones(root: Path) -> None:
     streams = [Stream(remote=str(root), repeat=0.5), Stream(remote=str(root), repeat=2)]
     dataset = make_dataset(streams=streams, world=World(ranks_per_node=3))

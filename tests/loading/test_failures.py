@@ -27,7 +27,7 @@ from lightning_streaming.errors import (
 )
 from lightning_streaming.loading import epochs
 from lightning_streaming.order.draw import Order, draw_order
-from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.order.settings import SettledOrder
 from lightning_streaming.order.weights import DatasetShape
 from tests.helpers import ids, make_loader, raises, write_dataset
 from tests.loading.processes import children, wait_until
@@ -130,7 +130,7 @@ def test_a_transform_that_fails_raises_its_own_error_in_its_step(tmp_path: Path,
     assert _steps_before(loader, EncodingError, "a bad sample") == 3
 
 
-def _first_epoch_only(settings: OrderSettings, shape: DatasetShape, epoch: int) -> Order | None:
+def _first_epoch_only(settings: SettledOrder, shape: DatasetShape, epoch: int) -> Order | None:
     if epoch:
         raise ConfigError(f"there is no order for epoch {epoch}")
     return draw_order(settings, shape, epoch)

@@ -29,7 +29,7 @@ from lightning_streaming.files import hold_lock
 from lightning_streaming.loading import order_files
 from lightning_streaming.loading.order_files import OrderAhead, order_ahead_of_use, shared_order
 from lightning_streaming.order.draw import Order, draw_order, order_digest
-from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.order.settings import OrderSettings, SettledOrder
 from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
 from tests.helpers import ids, make_loader, write_dataset
 from tests.loading.processes import wait_until
@@ -57,7 +57,7 @@ def _made(orders: Path) -> list[str]:
     return sorted(path.name for path in orders.glob("*") if path.name != "lock")
 
 
-def _order(shape: DatasetShape, epoch: int = 0, settings: OrderSettings = SETTINGS) -> NDArray[np.integer[Any]]:
+def _order(shape: DatasetShape, epoch: int = 0, settings: SettledOrder = SETTINGS) -> NDArray[np.integer[Any]]:
     order, expected = shared_order(settings, shape, epoch), draw_order(settings, shape, epoch)
     assert isinstance(order, np.ndarray)
     assert isinstance(expected, np.ndarray)
@@ -270,7 +270,7 @@ class Held:
         self.begun, self.go_on = threading.Event(), threading.Event()
         monkeypatch.setattr(order_files, "order_ahead_of_use", self._draw)
 
-    def _draw(self, settings: OrderSettings, shape: DatasetShape, epoch: int) -> Order | None:
+    def _draw(self, settings: SettledOrder, shape: DatasetShape, epoch: int) -> Order | None:
         self.calls.append(epoch)
         self.begun.set()
         assert self.go_on.wait(20)
@@ -320,7 +320,7 @@ def test_close_lets_go(ahead: OrderAhead, orders: Path) -> None:
     ids=["small", "identity", "on demand"],
 )
 def test_what_needs_no_file_is_not_made(
-    ahead: OrderAhead, orders: Path, settings: OrderSettings, samples: int, monkeypatch: pytest.MonkeyPatch
+    ahead: OrderAhead, orders: Path, settings: SettledOrder, samples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(monkeypatch)
     ahead.prepare(settings, make_shape(samples), 1)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.order.settings import OrderSettings, SettledOrder
 from lightning_streaming.order.shuffles import ShuffleTask, shuffle_into
 from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
 
@@ -23,7 +23,7 @@ def make_shape(*streams: list[int], epoch_size: int | None = None, **said: Any) 
     return DatasetShape(shard_sizes=sizes, weights=weights)
 
 
-def make_settings(**said: Any) -> OrderSettings:
+def make_settings(**said: Any) -> SettledOrder:
     """Shuffled, in 12 canonical nodes, unless said otherwise."""
     return OrderSettings(**{"shuffle": True, "num_canonical_nodes": CANONICAL, **said}).settled(1)
 

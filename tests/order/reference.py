@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lightning_streaming.order.batchings import DevicePerStream
 from lightning_streaming.order.partition import BatchGeometry, Partition, Regrouped, read_again
 from lightning_streaming.order.plan import EpochPlan
-from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.order.settings import SettledOrder
 from tests.golden import golden_path
 
 
@@ -22,7 +22,7 @@ def load(name: str) -> dict[str, Any]:
     return loaded
 
 
-def reference_start(settings: OrderSettings, consumed: int, current: BatchGeometry, epoch: BatchGeometry) -> int:
+def reference_start(settings: SettledOrder, consumed: int, current: BatchGeometry, epoch: BatchGeometry) -> int:
     """Where the reference starts dealing: it rounds down, to whole turns of the nodes or to whole global batches."""
     step = epoch.num_nodes if settings.batching_method == "random" else current.global_batch_size
     return consumed - consumed % step

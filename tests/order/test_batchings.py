@@ -14,7 +14,7 @@ from lightning_streaming.errors import ConfigError, SampleIndexError
 from lightning_streaming.order.batchings import ComputedRowStreams, EpochSequence, draw_row_streams, shares_of_batch
 from lightning_streaming.order.partition import BatchGeometry, Partition, rank_layout
 from lightning_streaming.order.plan import epoch_sequence
-from lightning_streaming.order.settings import BATCHING_METHODS, OrderSettings
+from lightning_streaming.order.settings import BATCHING_METHODS, SettledOrder
 from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
 from tests.order.builders import make_settings, make_shape
 
@@ -22,7 +22,7 @@ CANONICAL = 4
 COMPOSED = ("device_per_stream", "per_stream", "stratified")
 
 
-def settings_of(method: str, canonical: int = CANONICAL) -> OrderSettings:
+def settings_of(method: str, canonical: int = CANONICAL) -> SettledOrder:
     return make_settings(batching_method=method, num_canonical_nodes=canonical)
 
 
@@ -35,7 +35,7 @@ def streams_of(places: NDArray[np.int64], shape: DatasetShape) -> NDArray[np.int
     return np.searchsorted(np.cumsum(shape.weights.choose), places, side="right")
 
 
-def rank_batches(sequence: EpochSequence, settings: OrderSettings, geometry: BatchGeometry) -> NDArray[np.int64]:
+def rank_batches(sequence: EpochSequence, settings: SettledOrder, geometry: BatchGeometry) -> NDArray[np.int64]:
     """Places of shape (ranks, batches, batch size) that ranks read in an epoch of full batches."""
     partition = Partition(
         length=len(sequence),

@@ -28,7 +28,7 @@ from lightning_streaming.order.draw import (
     per_shard_choice,
     resample,
 )
-from lightning_streaming.order.settings import OrderSettings, SamplingMethod
+from lightning_streaming.order.settings import OrderSettings, SamplingMethod, SettledOrder
 from lightning_streaming.order.shuffles import SHUFFLES
 from lightning_streaming.order.weights import DatasetShape, ResolvedWeights
 from tests.order.builders import make_settings, make_shape
@@ -37,7 +37,7 @@ from tests.order.reference import load
 shards = st.lists(st.integers(1, 20), min_size=1, max_size=6)
 
 
-def drawn(settings: OrderSettings, shape: DatasetShape, epoch: int = 0) -> list[int]:
+def drawn(settings: SettledOrder, shape: DatasetShape, epoch: int = 0) -> list[int]:
     order = draw_order(settings, shape, epoch)
     assert isinstance(order, np.ndarray)
     assert order.dtype == np.uint32

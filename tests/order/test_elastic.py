@@ -21,7 +21,7 @@ from lightning_streaming.order.draw import draw_order
 from lightning_streaming.order.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
 from lightning_streaming.order.plan import EpochPlan, epoch_sequence, plan_epoch, resume_position
 from lightning_streaming.order.sequence import fits
-from lightning_streaming.order.settings import BATCHING_METHODS, SHUFFLE_ALGOS, OrderSettings
+from lightning_streaming.order.settings import BATCHING_METHODS, SHUFFLE_ALGOS, OrderSettings, SettledOrder
 from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
 from lightning_streaming.world import World
 from tests.order.builders import make_shape
@@ -50,7 +50,7 @@ class Stretch:
     batches: int
 
 
-def stretches(asked: OrderSettings, shape: DatasetShape, epoch: int, legs: Sequence[Leg]) -> Iterator[Stretch]:
+def stretches(asked: SettledOrder, shape: DatasetShape, epoch: int, legs: Sequence[Leg]) -> Iterator[Stretch]:
     """Go on as the loading room does: composed batches stay what the epoch began with, others follow the machines."""
     order = draw_order(asked, shape, epoch)
     began_on = legs[0].machines.num_nodes
@@ -130,7 +130,7 @@ def ids_in_order(stretch: Stretch, read: NDArray[np.int64]) -> list[int]:
     return list(ids.tolist())
 
 
-def read_epoch(asked: OrderSettings, shape: DatasetShape, epoch: int, legs: Sequence[Leg]) -> list[int]:
+def read_epoch(asked: SettledOrder, shape: DatasetShape, epoch: int, legs: Sequence[Leg]) -> list[int]:
     """Sample ids of an epoch in the order in which they were read for the first time, all that is promised checked."""
     ids: list[int] = []
     for stretch in stretches(asked, shape, epoch, legs):
@@ -142,7 +142,7 @@ def read_epoch(asked: OrderSettings, shape: DatasetShape, epoch: int, legs: Sequ
     return ids
 
 
-def drawn_ids(asked: OrderSettings, shape: DatasetShape, epoch: int) -> list[int]:
+def drawn_ids(asked: SettledOrder, shape: DatasetShape, epoch: int) -> list[int]:
     """What the epoch draws."""
     order = draw_order(asked, shape, epoch)
     every = np.arange(shape.epoch_size)
@@ -187,7 +187,7 @@ ANY = st.integers(1, 7)
 epochs = st.integers(0, 2)
 
 
-def asked_for(algo: str, **said: object) -> OrderSettings:
+def asked_for(algo: str, **said: object) -> SettledOrder:
     """A shuffle in small blocks; None of it where there is no name."""
     return OrderSettings(
         shuffle=bool(algo),

@@ -12,7 +12,7 @@ from lightning_streaming.errors import StateError, StreamingError
 from lightning_streaming.order.draw import draw_order
 from lightning_streaming.order.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
 from lightning_streaming.order.plan import EpochPlan, plan_epoch, resume_position
-from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.order.settings import OrderSettings, SettledOrder
 from lightning_streaming.order.weights import DatasetShape, ResolvedWeights, StreamWeight, resolve_weights
 from lightning_streaming.units import parse_count
 from lightning_streaming.world import World
@@ -35,7 +35,7 @@ ORDER_SETTINGS = (
 class Epoch:
     """One golden case, worked out by us."""
 
-    settings: OrderSettings
+    settings: SettledOrder
     weights: ResolvedWeights
     world: World
     plan: EpochPlan

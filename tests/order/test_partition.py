@@ -35,7 +35,7 @@ from lightning_streaming.order.partition import (
     skipped_in_epoch,
 )
 from lightning_streaming.order.plan import epoch_sequence
-from lightning_streaming.order.settings import BATCHING_METHODS, OrderSettings
+from lightning_streaming.order.settings import BATCHING_METHODS, SettledOrder
 from tests.order.builders import make_settings, make_shape
 
 Topology = tuple[int, int, int]
@@ -296,7 +296,7 @@ IN_BLOCKS = ("device_per_stream", "stratified")
 SHARED = ("per_stream", "random")
 
 
-def settings_of(method: str, canonical: int = 4, partition: str = "relaxed") -> OrderSettings:
+def settings_of(method: str, canonical: int = 4, partition: str = "relaxed") -> SettledOrder:
     return make_settings(batching_method=method, num_canonical_nodes=canonical, partition_algo=partition)
 
 

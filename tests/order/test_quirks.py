@@ -21,7 +21,7 @@ from lightning_streaming.loading.state import Cursor, SavedPosition
 from lightning_streaming.order.draw import draw_order, per_shard_choice
 from lightning_streaming.order.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
 from lightning_streaming.order.plan import EpochPlan, epoch_sequence, plan_epoch, resume_position
-from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.order.settings import OrderSettings, SettledOrder
 from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
 from lightning_streaming.world import World
 from tests.order.builders import make_settings, make_shape, shuffle_map
@@ -33,7 +33,7 @@ def geometry_of(nodes: int, ranks: int, batch_size: int) -> BatchGeometry:
 
 
 def dealt(
-    settings: OrderSettings, shape: DatasetShape, current: BatchGeometry, start: int = 0, initial: int | None = None
+    settings: SettledOrder, shape: DatasetShape, current: BatchGeometry, start: int = 0, initial: int | None = None
 ) -> tuple[EpochPlan, Partition]:
     geometry = epoch_geometry(settings, current, initial)
     plan = plan_epoch(settings, shape, geometry, 0, draw_order(settings, shape, 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from lightning_streaming.order.settings import (
     SHUFFLE_ALGOS,
     BatchingMethod,
     OrderSettings,
+    SettledOrder,
     ShuffleAlgo,
     stretched_seed,
 )
@@ -79,6 +81,13 @@ def test_settling_fills_in_what_was_not_said(said: dict[str, Any], canonical: in
 def test_settling_again_on_other_nodes_changes_nothing() -> None:
     settled = OrderSettings(shuffle=True).settled(num_nodes=2)
     assert settled.settled(num_nodes=16) == settled
+
+
+def test_settings_that_are_settled_leave_nothing_open() -> None:
+    with pytest.raises(TypeError, match="num_canonical_nodes"):
+        SettledOrder(shuffle=True)  # type: ignore[call-arg]
+    settled = OrderSettings(shuffle=True).settled(num_nodes=2)
+    assert settled.settled_as(3, 5) == replace(settled, num_canonical_nodes=3, shuffle_block_size=5)
 
 
 GOLDEN = load("order_components.json")

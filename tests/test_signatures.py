@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 import jsonargparse
 import pytest
 
 from lightning_streaming.errors import ConfigError, UnknownArgumentError
-from lightning_streaming.options import explains_options_of, explanations_of, takes_options_of
 from lightning_streaming.replaced_names import tells_unknown_arguments
+from lightning_streaming.signatures import explains_options_of, explanations_of, takes_options_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +87,7 @@ def test_the_signature_and_the_docstring_tell_each_option() -> None:
         "seed": 9,
         "remote": inspect.Parameter.empty,
     }
+    assert get_type_hints(Data.__init__) == {"shuffle": bool, "seed": int | None, "remote": str, "return": type(None)}
     assert inspect.getdoc(Data) == (
         "Samples.\n\nRead them.\n\nArgs:\n"
         "    shuffle: Whether to shuffle each epoch.\n    seed: Seed of\n        the order.\n"
@@ -98,6 +99,25 @@ def test_the_signature_and_the_docstring_tell_each_option() -> None:
 def test_a_config_without_bases_and_a_class_without_words_are_explained_as_they_are() -> None:
     assert list(explanations_of(Options)) == ["shuffle", "seed", "remote"]
     assert explanations_of(int) == {}
+
+
+def test_a_class_may_say_of_an_option_what_it_means_there() -> None:
+    @explains_options_of(Options)
+    class Stage(Options):
+        """One stage.
+
+        Args:
+            seed: Of the stage.
+
+        Raises:
+            ConfigError: An option cannot work.
+        """
+
+    assert inspect.getdoc(Stage) == (
+        "One stage.\n\nArgs:\n"
+        "    shuffle: Whether to shuffle each epoch.\n    seed: Of the stage.\n    remote: Where from.\n\n"
+        "Raises:\n    ConfigError: An option cannot work."
+    )
 
 
 @pytest.mark.parametrize("made", [Data, Own, Options])

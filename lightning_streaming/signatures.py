@@ -10,7 +10,6 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
-from textwrap import indent
 from typing import Concatenate, ParamSpec, TypeVar, get_type_hints
 
 _Options = ParamSpec("_Options")
@@ -33,11 +32,10 @@ def takes_options_of(
 
         functools.update_wrapper(with_options, init, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
         del with_options.__wrapped__  # type: ignore[attr-defined]  # whose signature is another
-        kinds = get_type_hints(
-            vars(config)["__init__"]
-        )  # as types: whoever reads them does not know where they are from
+        kinds = get_type_hints(config)  # as types: whoever reads them does not know where they are from
         options = inspect.signature(config).parameters.values()
         typed = [one.replace(annotation=kinds[one.name]) for one in options]
+        with_options.__annotations__ = {**kinds, "return": None}
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         setattr(with_options, "__signature__", inspect.Signature([own, *typed]))  # noqa: B010 mypy knows no such attribute
         return with_options
@@ -46,13 +44,14 @@ def takes_options_of(
 
 
 def explains_options_of(config: type) -> Callable[[_Class], _Class]:
-    """Let the docstring of a class explain the options that it takes, in the words of the config's and of its bases."""
+    """Let the docstring of a class explain the options that it takes, in its own words, the config's or its bases'."""
 
     def decorate(cls: _Class) -> _Class:
         if cls.__doc__ is not None:  # python -OO drops them all
-            said = indent("\n".join(explanations_of(config).values()), "    ")
-            summary, *sections = re.split(r"^    (?=\w+:$)", cls.__doc__, maxsplit=1, flags=re.MULTILINE)
-            cls.__doc__ = f"{summary.rstrip()}\n\n    Args:\n{said}\n\n    {''.join(sections)}".rstrip(" ")
+            said = explanations_of(config) | _arguments_in(cls.__doc__)
+            summary, *sections = re.split(r"^(?=\w+:$)", inspect.cleandoc(cls.__doc__), flags=re.MULTILINE)
+            others = [one for one in sections if not one.startswith("Args:")]
+            cls.__doc__ = "\n\n".join(map(str.rstrip, [summary, "\n".join(["Args:", *said.values()]), *others]))
         return cls
 
     return decorate
@@ -65,9 +64,13 @@ def explanations_of(config: type) -> dict[str, str]:
     """
     said: dict[str, str] = {}
     for one in reversed(config.__mro__):
-        section = re.split(r"^Args:$", inspect.cleandoc(one.__doc__ or ""), maxsplit=1, flags=re.MULTILINE)[1:]
-        text = _SECTION.split(section[0])[0] if section else ""
-        starts = [*_ARGUMENT.finditer(text)]
-        ends = [*(match.start() for match in starts[1:]), len(text)]
-        said |= {match[1]: text[match.start() : end].rstrip() for match, end in zip(starts, ends, strict=False)}
+        said |= _arguments_in(one.__doc__ or "")
     return said
+
+
+def _arguments_in(docstring: str) -> dict[str, str]:
+    section = re.split(r"^Args:$", inspect.cleandoc(docstring), maxsplit=1, flags=re.MULTILINE)[1:]
+    text = _SECTION.split(section[0])[0] if section else ""
+    starts = [*_ARGUMENT.finditer(text)]
+    ends = [*(match.start() for match in starts[1:]), len(text)]
+    return {match[1]: text[match.start() : end].rstrip() for match, end in zip(starts, ends, strict=False)}

@@ -1,0 +1,211 @@
+"""What a dataset is asked for: every option once, with its type, default, meaning and check.
+
+Whoever takes options borrows these by :mod:`lightning_streaming.signatures`: the dataset, and the data of a stage.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.stream import Asked, FetchSettings, Stream, as_asked, named_streams
+from lightning_streaming.order.settings import OrderSettings, stretched_seed
+from lightning_streaming.order.skips import parse_batch_ranges
+from lightning_streaming.storage import StorageOptions, mask_url
+from lightning_streaming.units import check_at_least, parse_bytes, parse_count
+from lightning_streaming.world import World
+
+_Part = TypeVar("_Part", OrderSettings, FetchSettings)
+
+_NOT_SHOWN = {"remote", "local", "storage_options", "world", "stream_name", "stream_config"}
+"""What the streams say, may be secret, or belongs to the machines."""
+_STREAM_SETTINGS = (
+    *("split", "proportion", "repeat", "choose"),
+    *("download_retry", "download_timeout", "validate_hash", "keep_zip"),
+)
+"""What a stream tells of itself beside where it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamOptions:
+    """Which streams are read.
+
+    Args:
+        streams: Streams by name, or in a list. Either this or ``remote``/``local``.
+        remote: Where the only stream's shards come from: a path, or any URL fsspec knows (s3://, gs://, https://, ...).
+        local: The only stream's directory on this node. None: under the user's cache directory, or none at all where
+            ``remote`` is a path of this machine.
+        storage_options: Passed to fsspec for the only stream: key, secret, endpoint_url, token, ...
+    """
+
+    streams: Asked | None = None
+    remote: str | None = field(default=None, repr=False)
+    local: str | None = None
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions(OrderSettings, FetchSettings, StreamOptions):
+    """Which data is read, in which order, and what of it is kept: all that a configuration can say.
+
+    Args:
+        epoch_size: Samples per epoch, like 50000 or "1.5m" (k, m, b, t: powers of 1000). None: all, after weighting.
+        predownload: Samples ahead of each worker for which shards are fetched. None: 8 batches, and 4 shards where
+            they are read in order.
+        cache_limit: Most bytes that the streams' directories on this node may hold, like "200gb"; the shards used
+            longest ago then make room. None: no limit. See docs/cache.md.
+        on_demand: Whether ``dataset[i]`` and ``restore_sample`` read one sample by its bytes alone where its shard is
+            stored uncompressed and is not here, rather than fetch the shard.
+        skip: Global batches of the whole run to leave out, counted from 0, like ["12000-12100"]. Their samples stay the
+            same when ranks or batch size change. See docs/resume.md.
+        stretch_seed: Use the seed that MosaicML Streaming 0.2 made of ``shuffle_seed``; with "py2s" this is its order.
+        allow_unsafe_types: Whether columns may be unpickled. Unpickling runs code found in the data.
+        columns: Names of the columns to read; the others are not decoded, and need not be readable. None: all. Every
+            shard must have them. Neither order nor saved positions depend on it.
+        replication: This many consecutive ranks read the same samples (tensor or sequence parallelism).
+        seed_global_rng: Also seed ``random``, ``numpy.random`` and torch from each sample's key before each transform,
+            or before each call of an overridden ``__getitem__``.
+        sample_log: Directory for a log of the samples that each worker read, to write or add to; see docs/loading.md.
+        watchdog_seconds: When one sample takes longer than this, tell on stderr which it is and where its worker is.
+    """
+
+    epoch_size: int | float | str | None = None
+    predownload: int | None = None
+    cache_limit: int | float | str | None = None
+    on_demand: bool = False
+    skip: Sequence[int | str] = ()
+    stretch_seed: bool = False
+    allow_unsafe_types: bool = False
+    columns: Sequence[str] | None = None
+    replication: int | None = None
+    seed_global_rng: bool = False
+    sample_log: str | os.PathLike[str] | None = None
+    watchdog_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least("predownload", self.predownload, 1)
+        check_at_least("replication", self.replication, 1)
+        parse_batch_ranges(self.skip, "skip")
+        if self.storage_options is not None:
+            object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetOptions(DataOptions):
+    """All that a dataset is asked for.
+
+    Args:
+        batch_size: Samples per batch on each rank. The loader gives its own if this is None.
+        transform: Applied to each decoded sample in the worker. If it has a parameter ``rng`` it is given a
+            ``numpy.random.Generator`` keyed by the sample, so that augmentation survives any resume. ``dataset[i]``
+            applies it too.
+        world: This process among all that train. None: found when iteration starts, see :meth:`World.detect`.
+        stream_name: Only "stream"; it is here for scripts that pass it on.
+        stream_config: More arguments of the only :class:`~lightning_streaming.Stream`, like ``{"repeat": 0.5}``.
+    """
+
+    batch_size: int | None = None
+    transform: Callable[..., Any] | None = None
+    world: World | None = None
+    stream_name: str = "stream"
+    stream_config: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least("batch_size", self.batch_size, 1)
+        if not isinstance(self.stream_config or {}, Mapping):
+            raise ConfigError(
+                f"stream_config must map arguments of Stream to values, but got a {type(self.stream_config).__name__}"
+            )
+        if self.stream_name != "stream":
+            raise ConfigError(
+                f"stream_name={self.stream_name!r} would name a class in a registry, which is not served; make the "
+                "stream and give it as streams=[Stream(remote=..., storage_options=...)]"
+            )
+
+    def order(self) -> OrderSettings:
+        """The order's alone: they are compared, digested and saved."""
+        asked = self._part(OrderSettings)
+        return replace(asked, shuffle_seed=stretched_seed(asked.shuffle_seed)) if self.stretch_seed else asked
+
+    def fetching(self) -> FetchSettings:
+        """What streams use that do not say."""
+        return self._part(FetchSettings)
+
+    def named_streams(self) -> dict[str, Stream]:
+        """The streams by name, however they were given.
+
+        Raises:
+            ConfigError: They were given in two ways, or in none, or are no streams.
+        """
+        streams = as_asked(self.streams)
+        return named_streams(streams, self.remote, self.local, self.storage_options, self.stream_config)
+
+    def samples_per_epoch(self) -> int | None:
+        """The epoch size as a number; None for None, 0 and "", as MosaicML Streaming has it."""
+        if not self.epoch_size:
+            return None
+        samples = parse_count(self.epoch_size, "epoch_size")
+        if samples == 0:
+            raise ConfigError(f"epoch_size must be at least one sample, but got {self.epoch_size!r}")
+        return samples
+
+    def cache_bytes(self) -> int | None:
+        """The cache limit as a number; None for no limit."""
+        return None if self.cache_limit is None else parse_bytes(self.cache_limit, "cache_limit")
+
+    def described(self, streams: Mapping[str, Stream]) -> dict[str, Any]:
+        """The options as plain values, parsed; URLs without passwords, nothing of the storage options.
+
+        Args:
+            streams: As :meth:`named_streams` gave them.
+        """
+        parsed = {
+            "epoch_size": self.samples_per_epoch(),
+            "cache_limit": self.cache_bytes(),
+            "sample_log": None if self.sample_log is None else os.fspath(self.sample_log),
+            "streams": {name: _describe_stream(stream) for name, stream in streams.items()},
+        }
+        asked = {name: value for name, value in vars(self).items() if name not in _NOT_SHOWN}
+        return describe("StreamingDataset", {**asked, **parsed})
+
+    def _part(self, kind: type[_Part]) -> _Part:
+        return kind(**{one.name: getattr(self, one.name) for one in fields(kind)})
+
+
+def describe(kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Some arguments as plain values.
+
+    Args:
+        kind: What they are the arguments of.
+        arguments: By name.
+    """
+    return {"type": kind, **{name: _plain(value) for name, value in arguments.items()}}
+
+
+def _describe_stream(stream: Stream) -> dict[str, Any]:
+    return {
+        "remote": None if stream.remote is None else mask_url(str(stream.remote)),  # a Path is taken too
+        "local": None if stream.local is None else str(stream.local),
+        **{name: getattr(stream, name) for name in _STREAM_SETTINGS},
+    }
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON has it; functions by name."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}.{named.__qualname__}"
