@@ -149,7 +149,7 @@ def _faults(name: str, value: Any, kind: Any, classes: _Classes) -> Iterator[str
             if str(key) in fields:
                 yield from _faults(field, one, fields[str(key)], classes)
             elif key not in _ABOUT_CLASSES and not str(key).endswith("+"):
-                yield _no_such_field(field, fields)
+                yield _no_such_field(field, fields, str(value.get("class_path", "")))
     elif isinstance(value, list) and any(_is_list(one) for one in kinds):
         element = next(get_args(one)[0] for one in kinds if _is_list(one))
         for one in value:
@@ -217,11 +217,13 @@ def _takes(kind: Any, value: Any) -> bool:
     return True
 
 
-def _no_such_field(field: str, known: Collection[str]) -> str:
-    """Say so, and which of those known beside it was meant."""
+def _no_such_field(field: str, known: Collection[str], class_path: str = "") -> str:
+    """Say so, and which of those known beside it was meant; or the class, if it is one that was asked for."""
     parent, dot, name = field.rpartition(".")
     close = get_close_matches(name, known, 1)
-    return f"there is no field {field}" + (f"; did you mean {parent}{dot}{close[0]}?" if close else "")
+    if close:
+        return f"there is no field {field}; did you mean {parent}{dot}{close[0]}?"
+    return f"there is no field {field}" + (f": {class_path} takes none of that name" if class_path else "")
 
 
 def _wrong_value(name: str, kinds: Sequence[Any], value: Any) -> str:
