@@ -128,7 +128,7 @@ def _fit_loop(checkpoint: Mapping[str, Any]) -> MutableMapping[str, Any]:
     if missing:
         raise StateError(
             f"the checkpoint's fit loop has no {', '.join(sorted(missing))}; "
-            "it was not saved by a Lightning release that this package knows (2.6 or newer)"
+            "it is no checkpoint of a Lightning release that this package knows (2.6 or newer)"
         )
     return loop
 

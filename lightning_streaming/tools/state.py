@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.state import Cursor, SavedPosition
 from lightning_streaming.order.partition import EpochPosition
@@ -242,7 +243,7 @@ class _Edited:
         if name is None:
             name = "train" if before is None else before.choose(None)
         position = state_moves.imported(position, before, name)
-        trained = checkpoints.trained_batches(self._content)
+        trained = lightning_checkpoint.batches_of_epoch_trained(self._content)
         checkpoints.add_place(self._content, name, position.as_state())
         after = find_places(self._content, self._args.checkpoint)
         assert after.trainer is not None, "just put there"
