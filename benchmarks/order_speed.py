@@ -137,8 +137,9 @@ def our_partition(case: Case) -> WorkerPartition:
     """The epoch, planned as the loading room does, and the first worker's part of it."""
     from lightning_streaming.loading.order_files import shared_order
     from lightning_streaming.loading.passes import WorkerPartition
+    from lightning_streaming.order.batchings import batched
+    from lightning_streaming.order.draw import Shuffled
     from lightning_streaming.order.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
-    from lightning_streaming.order.plan import plan_epoch
     from lightning_streaming.order.settings import OrderSettings
     from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
 
@@ -148,15 +149,8 @@ def our_partition(case: Case) -> WorkerPartition:
     shape = DatasetShape(shard_sizes=(case.shards,), weights=weights)
     current = BatchGeometry(num_nodes=case.nodes, ranks_per_node=case.ranks, batch_size=case.batch_size)
     geometry = epoch_geometry(settings, current, None)
-    plan = plan_epoch(settings, shape, geometry, 0, shared_order(settings, shape, 0))
-    partition = Partition(
-        length=len(plan),
-        start=0,
-        num_nodes=case.nodes,
-        ranks_per_node=case.ranks,
-        batch_size=case.batch_size,
-        layout=rank_layout(settings, current, geometry),
-    )
+    plan = batched(Shuffled(settings, shape, 0, shared_order).drawn(), geometry)
+    partition = Partition(sequence=plan, geometry=current, layout=rank_layout(settings, current, geometry))
     return WorkerPartition(plan=plan, epoch_partition=partition, node=0, rank_of_node=0, num_workers=case.workers)
 
 

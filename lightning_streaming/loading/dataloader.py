@@ -39,7 +39,7 @@ from lightning_streaming.loading.workers import (
     in_order,
     start_iterator,
 )
-from lightning_streaming.order.partition import NOTHING_SKIPPED, Partition
+from lightning_streaming.order.partition import Partition
 from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
 
 _log = logging.getLogger(__name__)
@@ -196,8 +196,7 @@ class StreamingDataLoader(AcceleratedLoader):
 
     def samples_before(self, cursor: Cursor) -> int:
         """Samples of its epoch, over all ranks, that are read before ``cursor``."""
-        partition = self._partition_from(cursor)
-        return partition.kept - partition.remaining
+        return self._partition_from(cursor).entries_before
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next batch to be handed out begins: what has been handed out counts as read."""
@@ -302,7 +301,8 @@ class StreamingDataLoader(AcceleratedLoader):
         progress.unclaimed.clear()
 
     def _whole_epoch(self) -> Partition:
-        return replace(self._partition_from(Cursor(0, 0)), skipped=NOTHING_SKIPPED)
+        world = self.dataset.current_world()
+        return passes_of(self.dataset).epochs.whole_epoch(world, self._samples_per_batch, self.drop_last)
 
     def _partition_from(self, cursor: Cursor) -> Partition:
         world = self.dataset.current_world()
@@ -402,8 +402,9 @@ def why_empty(loader: StreamingDataLoader) -> str | None:
     if epoch.num_batches(loader.drop_last) or not loader.drop_last:
         return None
     samples = epoch.samples_per_rank()
-    ranks = "the only rank" if epoch.num_ranks == 1 else f"each of {epoch.num_ranks} ranks"
+    machines = epoch.geometry
+    ranks = "the only rank" if machines.num_ranks == 1 else f"each of {machines.num_ranks} ranks"
     return (
         f"drop_last=True leaves no batch at all: an epoch has {samples} samples for {ranks}, and a batch has "
-        f"{epoch.batch_size}; pass drop_last=False, a batch_size of {samples} at most, or more data"
+        f"{machines.batch_size}; pass drop_last=False, a batch_size of {samples} at most, or more data"
     )

@@ -13,27 +13,23 @@ from lightning_streaming.loading.fingerprint import Fingerprint, in_words, refus
 from lightning_streaming.loading.order_files import OrderAhead, shared_order
 from lightning_streaming.loading.sample_source import SampleSource
 from lightning_streaming.loading.state import Cursor, PassStart, SavedPosition
-from lightning_streaming.order.batchings import EpochSequence
-from lightning_streaming.order.partition import (
-    NOTHING_SKIPPED,
-    BatchGeometry,
-    EpochPosition,
-    Partition,
-    SkippedPositions,
-    SkippedRange,
-    epoch_geometry,
-    first_epoch_not_skipped,
-    rank_layout,
-    skipped_in_epoch,
-)
-from lightning_streaming.order.plan import EpochPlan, epoch_sequence, plan_epoch, resume_position
+from lightning_streaming.order.batchings import Batched, batched
+from lightning_streaming.order.draw import Shuffled
+from lightning_streaming.order.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
 from lightning_streaming.order.settings import OrderSettings, SettledOrder
 from lightning_streaming.order.skips import (
+    NOTHING_SKIPPED,
     BatchRange,
     EpochPartitions,
+    EpochPosition,
+    Skipped,
+    SkippedPositions,
+    SkippedRange,
     TrainProgress,
+    first_epoch_not_skipped,
     locate_batch_ranges,
     parse_batch_ranges,
+    skipped_in_epoch,
 )
 from lightning_streaming.order.weights import DatasetShape, ResolvedWeights, StreamWeight, resolve_weights
 from lightning_streaming.world import World
@@ -78,7 +74,7 @@ class Epochs:
         self._drop_last = False
         self._ahead = OrderAhead()
         self._geometries: dict[int, BatchGeometry] = {}
-        self._latest_sequence: tuple[tuple[SettledOrder, BatchGeometry, int], EpochSequence] | None = None
+        self._latest_sequence: tuple[tuple[SettledOrder, BatchGeometry, int], Batched] | None = None
         self._weights: ResolvedWeights | None = None
         self._initial_nodes: int | None = None
         self._resumed_from_nodes: int | None = None
@@ -170,16 +166,16 @@ class Epochs:
             )
         return start
 
-    def plan(self, start: PassStart) -> EpochPlan:
+    def plan(self, start: PassStart) -> Batched:
         """The sample ids of a pass by position, with the seed and canonical nodes that ``start`` carries."""
         settings = self._settings_of(start)
         self._use(settings)
-        order = shared_order(settings, self._shape, start.cursor.epoch)
-        return plan_epoch(settings, self._shape, start.geometry, start.cursor.epoch, order)
+        order = Shuffled(settings, self._shape, start.cursor.epoch, shared_order)
+        return batched(order.drawn(), start.geometry)
 
     def prepare_next(self, start: PassStart) -> None:
         """Begin to make the order of the epoch after this pass, so that nobody waits for it then."""
-        self._ahead.prepare(self._settings_of(start), self._shape, start.cursor.epoch + 1)
+        self._ahead.prepare(Shuffled(self._settings_of(start), self._shape, start.cursor.epoch + 1))
 
     def close(self) -> None:
         """Keep no order that was made ahead."""
@@ -189,14 +185,16 @@ class Epochs:
         """How the samples of a pass are divided among ranks and batches."""
         settings, current = self._settings_of(start), _geometry(start.world, start.batch_size)
         return Partition(
-            length=len(self._sequence(settings, start.geometry, start.cursor.epoch)),
+            sequence=Skipped(self._sequence(settings, start.geometry, start.cursor.epoch), start.skipped),
             start=start.cursor.sample_in_epoch,
-            num_nodes=start.world.num_nodes,
-            ranks_per_node=start.world.ranks_per_node,
-            batch_size=start.batch_size,
+            geometry=current,
             layout=rank_layout(settings, current, start.geometry),
-            skipped=start.skipped,
         )
+
+    def whole_epoch(self, world: World, batch_size: int, drop_last: bool = False) -> Partition:
+        """How a whole epoch that begins now would be divided, with nothing skipped."""
+        self._batch_size, self._drop_last = batch_size, drop_last
+        return self._whole_epoch(Cursor(0, 0), world)
 
     def partition_from(self, cursor: Cursor, world: World, batch_size: int, drop_last: bool = False) -> Partition:
         """How the samples from ``cursor`` to the end of its epoch would be divided; none of them at the end."""
@@ -218,7 +216,7 @@ class Epochs:
                 sequence.num_samples,
             )
             return self.normalise(Cursor(cursor.epoch, len(sequence)), world)
-        position = resume_position(sequence, cursor.sample_in_epoch, world.num_ranks, self._told())
+        position = sequence.resume_position(cursor.sample_in_epoch, world.num_ranks, self._told())
         if skipped.kept_before(position) < skipped.kept_before(len(sequence)) and self._has_batches(
             cursor.epoch, world
         ):
@@ -282,7 +280,8 @@ class Epochs:
         skipped = self._skipped_in(epoch, world)
         if not skipped.runs:
             return True
-        return replace(self._whole_epoch(Cursor(epoch, 0), world), skipped=skipped).num_batches(self._drop_last) > 0
+        whole = self._whole_epoch(Cursor(epoch, 0), world)
+        return replace(whole, sequence=Skipped(whole.sequence, skipped)).num_batches(self._drop_last) > 0
 
     def _geometry_to_save(self, cursor: Cursor, world: World) -> BatchGeometry | None:
         """None where any machines read the same sequence, or may begin the epoch with batches of their own."""
@@ -319,15 +318,15 @@ class Epochs:
             return self._geometries[cursor.epoch]
         return epoch_geometry(self.settle(world), _geometry(world, batch_size), self._resumed_from_nodes)
 
-    def _sequence_at(self, cursor: Cursor, world: World) -> EpochSequence:
+    def _sequence_at(self, cursor: Cursor, world: World) -> Batched:
         settings = self.settle(world)
         return self._sequence(settings, self._geometry_at(cursor, world, self._known_batch_size()), cursor.epoch)
 
-    def _sequence(self, settings: SettledOrder, geometry: BatchGeometry, epoch: int) -> EpochSequence:
+    def _sequence(self, settings: SettledOrder, geometry: BatchGeometry, epoch: int) -> Batched:
         """Kept for the next call: where training stands is asked for at every step."""
         asked = settings, geometry, epoch
         if self._latest_sequence is None or self._latest_sequence[0] != asked:
-            self._latest_sequence = asked, epoch_sequence(settings, self._shape, geometry, epoch)
+            self._latest_sequence = asked, batched(Shuffled(settings, self._shape, epoch), geometry)
         return self._latest_sequence[1]
 
     def _known_batch_size(self) -> int:

@@ -41,8 +41,8 @@ from lightning_streaming.loading.sample_source import SampleSource
 from lightning_streaming.loading.shared_memory import PassCounter
 from lightning_streaming.loading.state import Cursor, PassStart
 from lightning_streaming.loading.transform import KeyedSample, Making, failed_sample
+from lightning_streaming.order.batchings import Batched
 from lightning_streaming.order.partition import Partition
-from lightning_streaming.order.plan import EpochPlan
 from lightning_streaming.order.settings import OrderSettings
 from lightning_streaming.world import World
 
@@ -290,7 +290,7 @@ class WorkerPass:
         partition, source = self.make_partition(), self.source
         self.meter.begin_pass(source.readers)
         with ExitStack() as stack:
-            source.begin_pass(partition.num_workers * partition.epoch_partition.ranks_per_node)
+            source.begin_pass(partition.num_workers * partition.epoch_partition.geometry.ranks_per_node)
             stack.callback(source.end_pass)
             prefetcher = last_uses = None
             if source.is_remote:
@@ -320,7 +320,7 @@ class Reading:
         prefetcher: ShardPrefetcher | None,
         last_uses: LastUses | None,
     ) -> None:
-        self.batch_size = partition.epoch_partition.batch_size
+        self.batch_size = partition.epoch_partition.geometry.batch_size
         self._partition = partition
         self._source = of_pass.source
         self._meter = of_pass.meter
@@ -395,8 +395,10 @@ class Reading:
 
 
 def _default_lookahead(partition: WorkerPartition, catalog: Catalog) -> Lookahead:
-    readers = partition.num_workers * partition.epoch_partition.ranks_per_node
-    return default_lookahead(partition.epoch_partition.batch_size, catalog.num_samples / len(catalog.shards), readers)
+    readers = partition.num_workers * partition.epoch_partition.geometry.ranks_per_node
+    return default_lookahead(
+        partition.epoch_partition.geometry.batch_size, catalog.num_samples / len(catalog.shards), readers
+    )
 
 
 class WorkerSamples(Iterator[Any]):
@@ -492,7 +494,7 @@ def _rows(window: _Window, reading: Reading) -> Iterator[Row]:
 class WorkerPartition:
     """One worker's part of a pass: every ``num_workers``-th global batch, beginning with number ``worker``."""
 
-    plan: EpochPlan
+    plan: Batched
     epoch_partition: Partition
     node: int
     rank_of_node: int
@@ -502,7 +504,7 @@ class WorkerPartition:
     def windows(self) -> Iterator[NDArray[np.int64]]:
         """Positions of this worker's samples in the epoch's sequence, some batches at a time."""
         batches = range(self.worker, self.epoch_partition.num_batches(), self.num_workers)
-        for window in _some_at_a_time(batches, self.epoch_partition.batch_size):
+        for window in _some_at_a_time(batches, self.epoch_partition.geometry.batch_size):
             positions = self.epoch_partition.batches(window, self.node, self.rank_of_node).reshape(-1)
             # Only an epoch's last batch may be short of samples.
             yield positions if positions[-1] >= 0 else positions[positions >= 0]
@@ -518,9 +520,9 @@ class WorkerPartition:
 
         Where the last batch is short of samples, its positions are -1.
         """
-        ranks = range(self.epoch_partition.ranks_per_node)
+        ranks = range(self.epoch_partition.geometry.ranks_per_node)
         for window in _some_at_a_time(
-            range(self.epoch_partition.num_batches()), self.epoch_partition.batch_size * len(ranks)
+            range(self.epoch_partition.num_batches()), self.epoch_partition.geometry.batch_size * len(ranks)
         ):
             yield window, np.hstack([self.epoch_partition.batches(window, self.node, rank) for rank in ranks])
 
@@ -528,7 +530,7 @@ class WorkerPartition:
         """About how many samples :meth:`windows` gives, exactly if the last batch is full."""
         return (
             len(range(self.worker, self.epoch_partition.num_batches(), self.num_workers))
-            * self.epoch_partition.batch_size
+            * self.epoch_partition.geometry.batch_size
         )
 
 
@@ -576,8 +578,8 @@ def _node_plan(partition: WorkerPartition, catalog: Catalog) -> NodePlan:
         num_workers=partition.num_workers,
         num_shards=len(catalog.shards),
         num_samples=partition.epoch_partition.num_batches()
-        * partition.epoch_partition.batch_size
-        * partition.epoch_partition.ranks_per_node,
+        * partition.epoch_partition.geometry.batch_size
+        * partition.epoch_partition.geometry.ranks_per_node,
         own=lambda: (window.shards for window in _located(partition, catalog)),
         of_node=of_node,
     )

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.order.permutation import Permutations, drawn_keys, numbered_keys
 from lightning_streaming.order.runs import RunLookup
-from lightning_streaming.order.sequence import check_positions
+from lightning_streaming.order.sequence import check_entries
 from lightning_streaming.order.settings import OrderSettings, SettledOrder
 from lightning_streaming.order.shuffles import ShuffleTask, Spans, spans_per_canonical_node
 
@@ -44,13 +44,13 @@ class BlockwiseOrder:
         """Places: the samples that the epoch draws."""
         return len(self.pieces)
 
-    def __getitem__(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    def ids(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Sample ids at these places, of the same shape.
 
         Raises:
             SampleIndexError: A place lies outside ``[0, len(self))``.
         """
-        check_positions(places, len(self), called="places")
+        check_entries(places, len(self), called="places")
         flat = np.ascontiguousarray(places, np.int64).reshape(-1)
         ids = np.empty_like(flat)
         for start in range(0, len(flat), _CHUNK):
