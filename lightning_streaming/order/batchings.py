@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,33 +121,19 @@ class Batched(SampleSequence, ABC):
         """
         return partition.are_first(ts, node, rank_of_node)
 
-    @property
-    def _batch_seed(self) -> int:
-        """Decides which batch comes from which stream."""
-        settings = self.inner.settings
-        return settings.shuffle_seed + (self.inner.epoch if settings.redraws_shards else 0)
+    def _row_streams(self, rows_per_stream: Sequence[int], num_nodes: int) -> list[_RowStreams]:
+        """Put the rows of all streams in random order, on each node by itself; each stream's rows keep theirs.
 
-    def _entries_per_stream(self, num_nodes: int) -> list[_StreamEntries]:
-        """Each stream's entries, divided among so many nodes.
-
-        Raises:
-            ConfigError: A stream draws no sample, or too few.
+        Args:
+            rows_per_stream: Rows that each stream fills on a node.
+            num_nodes: Nodes.
         """
         settings = self.inner.settings
-        machines = BatchGeometry(num_nodes=num_nodes, ranks_per_node=self.geometry.ranks_per_node, batch_size=1)
-        entries, first_place = [], 0
-        for stream, samples in enumerate(self.inner.shape.weights.choose):
-            if not samples:
-                raise ConfigError(
-                    f"stream {stream} draws no sample, so batching_method={settings.batching_method!r} cannot fill "
-                    "a batch from it; raise its weight or leave it out"
-                )
-            sequence = CanonicalSequence(
-                num_samples=samples, num_canonical_nodes=settings.num_canonical_nodes, num_nodes=num_nodes
-            )
-            entries.append(_StreamEntries(sequence, first_place, machines))
-            first_place += samples
-        return entries
+        seed = settings.shuffle_seed + (self.inner.epoch if settings.redraws_shards else 0)
+        if self.inner.is_on_demand:
+            return [ComputedRowStreams(rows_per_stream, (seed, node)) for node in range(num_nodes)]
+        generator = np.random.default_rng(seed)  # one for all nodes
+        return [draw_row_streams(rows_per_stream, generator) for _ in range(num_nodes)]
 
 
 class Random(Batched):
@@ -210,16 +196,13 @@ class Stratified(Batched):
         self._row_size = geometry.global_batch_size
         self._shares = shares_of_batch(np.asarray(inner.shape.weights.proportion), self._row_size)
         self._stops = np.cumsum(self._shares)
-        self._streams = self._entries_per_stream(num_nodes=1)
-        rows: list[int] = [
-            len(entries) // share for entries, share in zip(self._streams, self._shares.tolist(), strict=True)
-        ]
-        self._rows = min(rows)
+        self._streams = _Streams(inner, 1, geometry.ranks_per_node)
+        self._rows = int((self._streams.lengths // self._shares).min())
         if not self._rows:
-            stream = rows.index(0)
+            stream = int((self._streams.lengths < self._shares).argmax())
             raise ConfigError(
-                f"stream {stream} draws {self._streams[stream].sequence.num_samples} samples, too few for its share of "
-                f"{self._shares[stream]} in a global batch of {self._row_size}; draw more or lower the batch size"
+                f"{self._streams.told(stream)}, too few for its share of {self._shares[stream]} in a global batch of "
+                f"{self._row_size}; draw more or lower the batch size"
             )
 
     def __len__(self) -> int:
@@ -234,7 +217,7 @@ class Stratified(Batched):
         streams = np.searchsorted(self._stops, columns, side="right")
         shares = self._shares[streams]
         entries = rows * shares + columns - (self._stops[streams] - shares)
-        return _places_by_stream(streams, entries, lambda stream, ours: self._streams[stream].places(ours))
+        return self._streams.places(streams, entries)
 
 
 def shares_of_batch(proportions: NDArray[np.float64], batch_size: int) -> NDArray[np.int64]:
@@ -276,15 +259,9 @@ class PerStream(Batched):
 
     def __init__(self, inner: Shuffled, geometry: BatchGeometry) -> None:
         super().__init__(inner, geometry)
-        self._streams = self._entries_per_stream(geometry.num_nodes)
+        self._streams = _Streams(inner, geometry.num_nodes, geometry.ranks_per_node)
         self._row_size = geometry.global_batch_size
-        self._rows_per_stream = [len(stream) // self._row_size for stream in self._streams]
-        if not all(self._rows_per_stream):
-            stream = self._rows_per_stream.index(0)
-            raise ConfigError(
-                f"stream {stream} draws {self._streams[stream].sequence.num_samples} samples, too few for one global "
-                f"batch of {self._row_size}; raise its weight, lower the batch size or leave it out"
-            )
+        self._rows_per_stream = self._streams.rows(self._row_size, f"global batch of {self._row_size}")
 
     def __len__(self) -> int:
         """Positions of the epoch: whole global batches."""
@@ -296,11 +273,11 @@ class PerStream(Batched):
         rows = positions // self._row_size
         streams, ordinals = self._origins.find(rows)
         entries = positions + (ordinals - rows) * self._row_size
-        return _places_by_stream(streams, entries, lambda stream, ours: self._streams[stream].places(ours))
+        return self._streams.places(streams, entries)
 
     @cached_property
     def _origins(self) -> _RowStreams:
-        (origins,) = _row_streams(self.inner.is_on_demand, self._batch_seed, self._rows_per_stream, num_nodes=1)
+        (origins,) = self._row_streams(self._rows_per_stream, num_nodes=1)
         return origins
 
 
@@ -324,16 +301,11 @@ class DevicePerStream(Batched):
         self._num_nodes = geometry.num_nodes
         self._canonical = inner.settings.num_canonical_nodes
         self._slices_per_node = self._canonical // self._num_nodes
-        self._streams = self._entries_per_stream(self._canonical)
-        self.rows_per_stream = [len(stream) // self._num_nodes // self._row_size for stream in self._streams]
+        self._streams = _Streams(inner, self._canonical, geometry.ranks_per_node)
+        self.rows_per_stream = self._streams.rows(
+            self._num_nodes * self._row_size, f"batch of {self._row_size} on each of {self._num_nodes} nodes"
+        )
         """Batches of each stream on each node."""
-        if not all(self.rows_per_stream):
-            stream = self.rows_per_stream.index(0)
-            raise ConfigError(
-                f"stream {stream} draws {self._streams[stream].sequence.num_samples} samples, too few for one batch of "
-                f"{self._row_size} on each of {self._num_nodes} nodes; raise its weight, lower the batch size or "
-                "leave it out"
-            )
 
     def __len__(self) -> int:
         """Positions of the epoch: whole global batches."""
@@ -361,7 +333,7 @@ class DevicePerStream(Batched):
             ours = nodes == node
             streams[ours], ordinals[ours] = self._origins[node].find(rounds[ours])
         entries = ordinals * self._row_size + columns
-        return _places_by_stream(streams, self._entries_of_stream(nodes, entries), self._places_of_stream)
+        return self._streams.places(streams, self._entries_of_stream(nodes, entries))
 
     def _entries_of_stream(self, nodes: NDArray[np.int64], entries: NDArray[np.int64]) -> NDArray[np.int64]:
         """Entries of a node as entries of the whole stream: its slices in turn, as many of each as it has ranks."""
@@ -371,13 +343,10 @@ class DevicePerStream(Batched):
         slices += nodes * self._slices_per_node
         return (steps * ranks + ranks_of_node) * self._canonical + slices
 
-    def _places_of_stream(self, stream: int, entries: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._streams[stream].places(entries)
-
     @cached_property
     def _origins(self) -> list[_RowStreams]:
         """Of the rounds of each node."""
-        return _row_streams(self.inner.is_on_demand, self._batch_seed, self.rows_per_stream, self._num_nodes)
+        return self._row_streams(self.rows_per_stream, self._num_nodes)
 
 
 BATCHINGS: dict[str, Callable[[Shuffled, BatchGeometry], Batched]] = {
@@ -393,74 +362,82 @@ def batched(inner: Shuffled, geometry: BatchGeometry) -> Batched:
     return BATCHINGS[inner.settings.batching_method](inner, geometry)
 
 
-@dataclass(frozen=True, slots=True)
-class _StreamEntries:
-    """One stream's entries in reading order, a few repeated at the end so that all ranks have equally many."""
-
-    sequence: CanonicalSequence
-    """The stream's own sequence."""
-    first_place: int
-    """Where the stream begins in the order of all streams."""
-    machines: BatchGeometry
-    """Ranks to be even for."""
-
-    def __len__(self) -> int:
-        """Entries, with the repeated ones."""
-        return len(self.sequence) + -len(self.sequence) % self.machines.num_ranks
-
-    def places(self, entries: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Places in the order of all streams, for entries in ``[0, len(self))``."""
-        steps = read_again(entries, len(self.sequence), self.machines)
-        return self.first_place + self.sequence.places(steps)
-
-
-def _places_by_stream(
-    streams: NDArray[np.integer[Any]],
-    entries: NDArray[np.int64],
-    places_of: Callable[[int, NDArray[np.int64]], NDArray[np.int64]],
-) -> NDArray[np.int64]:
-    """Look up entries of several streams at once, stream by stream.
+class _Streams:
+    """Each stream's entries in reading order, a few repeated at its end so that all ranks have equally many.
 
     Args:
-        streams: Stream of each entry.
-        entries: Entries in that stream, of the same shape.
-        places_of: Gives the places of one stream's entries.
+        inner: What the epoch draws, one stream after another.
+        num_nodes: Nodes to divide each stream among.
+        ranks_per_node: Ranks to be even for, on each of them.
+
+    Raises:
+        ConfigError: A stream draws no sample, or too few.
     """
-    by_stream = np.argsort(streams, axis=None, kind="stable")
-    in_turn, ours = streams.ravel()[by_stream], entries.ravel()[by_stream]
-    bounds = [0, *(np.flatnonzero(in_turn[1:] != in_turn[:-1]) + 1).tolist(), len(ours)]
-    places = np.empty_like(ours)
-    for first, stop in pairwise(bounds):
-        if first < stop:
-            places[by_stream[first:stop]] = places_of(int(in_turn[first]), ours[first:stop])
-    return places.reshape(entries.shape)
+
+    def __init__(self, inner: Shuffled, num_nodes: int, ranks_per_node: int) -> None:
+        settings, self._choose = inner.settings, inner.shape.weights.choose
+        if not all(self._choose):
+            raise ConfigError(
+                f"stream {self._choose.index(0)} draws no sample, so batching_method={settings.batching_method!r} "
+                "cannot fill a batch from it; raise its weight or leave it out"
+            )
+        self._sequences = [
+            CanonicalSequence(
+                num_samples=samples, num_canonical_nodes=settings.num_canonical_nodes, num_nodes=num_nodes
+            )
+            for samples in self._choose
+        ]
+        self._machines = BatchGeometry(num_nodes=num_nodes, ranks_per_node=ranks_per_node, batch_size=1)
+        self._first_places = np.cumsum((0, *self._choose)).tolist()
+        lengths = np.asarray([len(sequence) for sequence in self._sequences])
+        self.lengths: NDArray[np.int64] = lengths + -lengths % self._machines.num_ranks
+        """Entries of each stream, with the repeated ones."""
+
+    def told(self, stream: int) -> str:
+        """What an error about a stream begins with."""
+        return f"stream {stream} draws {self._choose[stream]} samples"
+
+    def rows(self, row_size: int, told: str) -> list[int]:
+        """How many rows each stream fills.
+
+        Args:
+            row_size: Entries of a row.
+            told: What an error calls it.
+
+        Raises:
+            ConfigError: A stream fills none.
+        """
+        rows: list[int] = (self.lengths // row_size).tolist()
+        if not all(rows):
+            raise ConfigError(
+                f"{self.told(rows.index(0))}, too few for one {told}; raise its weight, lower the batch size or leave "
+                "it out"
+            )
+        return rows
+
+    def places(self, streams: NDArray[np.integer[Any]], entries: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Places in the order of all streams, looked up stream by stream.
+
+        Args:
+            streams: Stream of each entry.
+            entries: Entries in that stream, of the same shape.
+        """
+        by_stream = np.argsort(streams, axis=None, kind="stable")
+        in_turn, ours = streams.ravel()[by_stream], entries.ravel()[by_stream]
+        bounds = [0, *(np.flatnonzero(in_turn[1:] != in_turn[:-1]) + 1).tolist(), len(ours)]
+        places = np.empty_like(ours)
+        for first, stop in pairwise(bounds):
+            if first < stop:
+                stream = int(in_turn[first])
+                sequence = self._sequences[stream]
+                steps = read_again(ours[first:stop], len(sequence), self._machines)
+                places[by_stream[first:stop]] = self._first_places[stream] + sequence.places(steps)
+        return places.reshape(entries.shape)
 
 
 _ROWS_TOGETHER = 1024
 _ROWS_PER_STREAM = 4
 """Rows that are put in order together, at least; and at least so many for each stream."""
-
-
-class _RowStreams(Protocol):
-    """The stream of each row."""
-
-    def find(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
-        """The stream of each row, and how many rows that stream has filled before it; of the shape of ``rows``."""
-
-
-def _row_streams(on_demand: bool, seed: int, rows_per_stream: Sequence[int], num_nodes: int) -> list[_RowStreams]:
-    """Put the rows of all streams in random order, on each node by itself; each stream's rows keep theirs.
-
-    Args:
-        on_demand: Whether rows are worked out when asked for.
-        seed: Of the order.
-        rows_per_stream: Rows that each stream fills on a node.
-        num_nodes: Nodes.
-    """
-    if on_demand:
-        return [ComputedRowStreams(rows_per_stream, (seed, node)) for node in range(num_nodes)]
-    generator = np.random.default_rng(seed)  # one for all nodes
-    return [draw_row_streams(rows_per_stream, generator) for _ in range(num_nodes)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -473,7 +450,7 @@ class _DrawnRowStreams:
     """Counts the rows of that stream from 0."""
 
     def find(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
-        """See :class:`_RowStreams`."""
+        """The stream of each row, and how many rows that stream has filled before it; of the shape of ``rows``."""
         return self.streams[rows], self.ordinals[rows].astype(np.int64)
 
 
@@ -510,7 +487,7 @@ class ComputedRowStreams:
         self._num_chunks = -(-self._total // chunk)
 
     def find(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
-        """See :class:`_RowStreams`."""
+        """The stream of each row, and how many rows that stream has filled before it; of the shape of ``rows``."""
         chunks = self._chunk_of(rows)
         streams, ordinals = np.empty_like(rows), np.empty_like(rows)
         for chunk in np.unique(chunks).tolist():
@@ -531,3 +508,7 @@ class ComputedRowStreams:
         first, last = int(guessed.min(initial=0)), int(guessed.max(initial=0)) + 2
         starts = np.asarray([self._rows_before(chunk).sum() for chunk in range(first, last)])
         return first - 1 + np.searchsorted(starts, rows, side="right")
+
+
+_RowStreams = _DrawnRowStreams | ComputedRowStreams
+"""The stream of each row."""
