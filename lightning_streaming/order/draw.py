@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.order.blockwise import BlockwiseOrder, blockwise_order, joined_orders
+from lightning_streaming.order.blockwise import BlockwiseOrder, blockwise_order
 from lightning_streaming.order.runs import RunLookup, write_runs
 from lightning_streaming.order.sequence import SampleSequence, digest_of
 from lightning_streaming.order.settings import OrderSettings, SettledOrder
 from lightning_streaming.order.shuffles import ShuffleTask, shuffle_into, shuffle_items
-from lightning_streaming.order.weights import DatasetShape
+from lightning_streaming.order.weights import DatasetShape, StreamGroup
 
 _ORDER_VERSION = 2
 """Raised when the same settings come to mean another order, or other bytes, so that files made before are not taken
@@ -24,16 +24,6 @@ for it."""
 
 _CHUNK = 1 << 20
 """Ids that are looked up at once: what is needed besides the order itself stays small."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Group:
-    """Streams that are drawn and shuffled together."""
-
-    shard_sizes: tuple[NDArray[np.int64], ...]
-    choose: tuple[int, ...]
-    first_id: int
-    block_size: int
 
 
 def drawn_here(order: Shuffled) -> NDArray[np.integer[Any]]:
@@ -137,27 +127,24 @@ class Shuffled(SampleSequence):
             return self.draw(self)
         if self.is_identity:
             return None
-        return joined_orders(
-            [
-                blockwise_order(
-                    group.shard_sizes, group.choose, self.settings, self.epoch, group.first_id, group.block_size
-                )
-                for group in self._groups()
-            ]
-        )
+        return blockwise_order(self._groups(), self.settings, self.epoch)
 
-    def _groups(self) -> Iterator[_Group]:
+    def _groups(self) -> Iterator[StreamGroup]:
         """All streams where they share batches freely; otherwise each by itself, in a block of its share."""
         shape, block_size, first_id = self.shape, self.settings.shuffle_block_size, 0
         if self.settings.batching_method == "random":
-            yield _Group(shard_sizes=shape.shard_sizes, choose=shape.weights.choose, first_id=0, block_size=block_size)
+            yield StreamGroup(
+                shard_sizes=shape.shard_sizes, choose=shape.weights.choose, first_id=0, block_size=block_size
+            )
             return
         for sizes, choose, share in zip(shape.shard_sizes, shape.weights.choose, shape.weights.proportion, strict=True):
-            yield _Group(shard_sizes=(sizes,), choose=(choose,), first_id=first_id, block_size=int(block_size * share))
+            yield StreamGroup(
+                shard_sizes=(sizes,), choose=(choose,), first_id=first_id, block_size=int(block_size * share)
+            )
             first_id += int(sizes.sum())
 
 
-def _draw_group(group: _Group, settings: SettledOrder, epoch: int, out: NDArray[np.integer[Any]]) -> None:
+def _draw_group(group: StreamGroup, settings: SettledOrder, epoch: int, out: NDArray[np.integer[Any]]) -> None:
     drawn = resample(group.shard_sizes, group.choose, settings, epoch, out.dtype)
     if settings.shuffle:
         task = ShuffleTask(

@@ -179,3 +179,17 @@ class DatasetShape(SampleSequence):
     def epoch_size(self) -> int:
         """Samples that an epoch draws."""
         return self.weights.epoch_size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StreamGroup:
+    """Streams that are drawn and shuffled together."""
+
+    shard_sizes: tuple[NDArray[np.int64], ...]
+    """Samples in each shard, per stream."""
+    choose: tuple[int, ...]
+    """Samples to draw from each stream; more than it holds repeats it."""
+    first_id: int
+    """Sample id at which the first shard of the first stream starts."""
+    block_size: int
+    """Samples to mix with each other, for algorithms that work in blocks."""
