@@ -13,7 +13,7 @@ entries it has, the sample ids of any of them at once, and a digest of all it de
     shuffles       the shuffle algorithms: permutations, drawn
     blockwise      the same without drawing: a permutation worked out place by place
     canonical      how canonical nodes are read in turn
-    quality        how well an order mixes, and what it costs
+    quality        what an order costs a node
     permutation, runs   arithmetic that several of these use
 
 To add a step, write a ``SampleSequence`` on an inner one, in a file of its own, and put it in the chain where
