@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.order import draw as draw_module
-from lightning_streaming.order import draw as sampling
 from lightning_streaming.order.draw import (
     Resampled,
     Shuffled,
@@ -231,7 +230,7 @@ def test_choosing_at_once_equals_picking_one_by_one(sizes: list[int], choose: in
 @given(sizes=shards_maybe_empty, choose=st.integers(0, 200), granularity=st.integers(1, 40))
 def test_picks_are_counted_the_same_however_many_at_once(sizes: list[int], choose: int, granularity: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampling, "_CHUNK", 3)
+        patch.setattr(draw_module, "_PICKS_CHUNK", 3)
         counts = per_shard_choice(np.asarray(sizes, np.int64), choose, granularity, 7)
     assert counts.tolist() == picked_one_by_one(sizes, choose, granularity, 7).tolist()
 
