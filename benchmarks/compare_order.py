@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import StateError, StreamingError
-from lightning_streaming.order.draw import draw_order
+from lightning_streaming.order.batchings import Batched, batched
+from lightning_streaming.order.draw import Shuffled
 from lightning_streaming.order.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
-from lightning_streaming.order.plan import EpochPlan, plan_epoch, resume_position
 from lightning_streaming.order.settings import OrderSettings
 from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
 from lightning_streaming.world import World
@@ -197,7 +197,7 @@ class Ours:
     """What we plan and partition."""
 
     settings: OrderSettings
-    plan: EpochPlan
+    plan: Batched
     partition: Partition
     workers: int
 
@@ -212,7 +212,7 @@ class Ours:
     def keeps_its_promises(self) -> bool:
         """Whether all that is left is read, and by all ranks equally much."""
         work = self.work()
-        left = self.plan.ids_between(self.partition.start, self.partition.length)
+        left = self.plan.ids_between(self.partition.start, len(self.plan))
         samples_per_rank = (work >= 0).sum(axis=(2, 3, 4))
         return set(work[work >= 0]) == set(left) and len(np.unique(samples_per_rank)) == 1
 
@@ -233,13 +233,11 @@ def our_epoch(config: Config) -> Ours:
         num_nodes=world.num_nodes, ranks_per_node=world.ranks_per_node, batch_size=config.batch_size
     )
     geometry = epoch_geometry(settings, current, config.initial_nodes)
-    plan = plan_epoch(settings, shape, geometry, config.epoch, draw_order(settings, shape, config.epoch))
+    plan = batched(Shuffled(settings, shape, config.epoch).drawn(), geometry)
     partition = Partition(
-        length=len(plan),
-        start=resume_position(plan.sequence, config.steps * current.global_batch_size, world.num_ranks),
-        num_nodes=world.num_nodes,
-        ranks_per_node=world.ranks_per_node,
-        batch_size=config.batch_size,
+        sequence=plan,
+        start=plan.resume_position(config.steps * current.global_batch_size, world.num_ranks),
+        geometry=current,
         layout=rank_layout(settings, current, geometry),
     )
     return Ours(settings=settings, plan=plan, partition=partition, workers=config.workers)

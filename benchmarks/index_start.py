@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from lightning_streaming import StreamingDataset
-from lightning_streaming.loading.passes import passes_of, plan_of
+from lightning_streaming.loading.passes import drawn_sequence, passes_of
 from lightning_streaming.loading.state import Cursor
 from tests.servers import http_server
 
@@ -78,7 +78,7 @@ def measure(remote: str) -> dict[str, float]:
     assert dataset.size
     epoch = passes_of(dataset).run.on(dataset.current_world()).epoch(Cursor(0, 0))
     positions = epoch.partition.batches(np.arange(FIRST_BATCHES), 0, 0)
-    assert len(plan_of(epoch).ids(positions.reshape(-1))) == FIRST_BATCHES * BATCH_SIZE
+    assert len(drawn_sequence(epoch).ids(positions.reshape(-1))) == FIRST_BATCHES * BATCH_SIZE
     dataset.state_dict(0)
     seconds, cpu = time.perf_counter() - began, time.process_time() - busy
     return {"seconds": seconds, "cpu": cpu, "peak_mib": resident_mib("VmHWM") - before}

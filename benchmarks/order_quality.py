@@ -1,8 +1,8 @@
 """How well each order mixes and what it costs a node, for one described dataset; nothing is stored or downloaded.
 
-Run: python benchmarks/order_quality.py
+Run: python -m benchmarks.order_quality
 Prints a Markdown table and the comparison of blockwise with py1e, writes both as JSON, and draws mixing against cost.
-What each number means is said in lightning_streaming/order/quality.
+What each number means is said in benchmarks/order_mixing.py and lightning_streaming/order/quality.py.
 """
 
 from __future__ import annotations
@@ -26,19 +26,11 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-from lightning_streaming.order.draw import draw_order
+from benchmarks.order_mixing import Mixing, largest_burst, mixing, needed_within, uniform_mixing
+from lightning_streaming.order.batchings import Batched, batched
+from lightning_streaming.order.draw import Shuffled
 from lightning_streaming.order.partition import BatchGeometry, Partition
-from lightning_streaming.order.plan import EpochPlan, plan_epoch
-from lightning_streaming.order.quality import (
-    Mixing,
-    largest_burst,
-    lru_downloads,
-    mixing,
-    needed_within,
-    open_at_once,
-    shard_visits,
-    uniform_mixing,
-)
+from lightning_streaming.order.quality import lru_downloads, open_at_once, shard_visits
 from lightning_streaming.order.settings import SHUFFLE_ALGOS, OrderSettings, SettledOrder, ShuffleAlgo
 from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
 from lightning_streaming.units import parse_bytes, parse_count
@@ -107,22 +99,22 @@ class Row:
 # --- the only part that knows how an epoch is planned ---
 
 
-def plan(setting: Setting, settings: SettledOrder, epoch: int) -> EpochPlan:
+def plan(setting: Setting, settings: SettledOrder, epoch: int) -> Batched:
     """Plan an epoch that reads every sample once."""
     weights = resolve_weights([StreamWeight()], sizes=[setting.samples], epoch_size=None, seed=settings.shuffle_seed)
     shape = DatasetShape(shard_sizes=(setting.shard_sizes(),), weights=weights)
-    return plan_epoch(settings, shape, setting.geometry(), epoch, draw_order(settings, shape, epoch))
+    return batched(Shuffled(settings, shape, epoch), setting.geometry())
 
 
-def global_batches(setting: Setting, epoch: EpochPlan) -> NDArray[np.int64]:
+def global_batches(setting: Setting, epoch: Batched) -> NDArray[np.int64]:
     """Sample ids in the order of the sequence, of shape (full batches, global batch size)."""
     size = setting.geometry().global_batch_size
     return epoch.ids_between(0, len(epoch) // size * size).reshape(-1, size)
 
 
-def node_batches(setting: Setting, epoch: EpochPlan, node: int) -> NDArray[np.int64]:
+def node_batches(setting: Setting, epoch: Batched, node: int) -> NDArray[np.int64]:
     """Sample ids that the ranks of a node read together, of shape (batches, samples); -1 for none."""
-    partition = Partition(length=len(epoch), start=0, **asdict(setting.geometry()))
+    partition = Partition(sequence=epoch, geometry=setting.geometry())
     batches = np.arange(partition.num_batches())
     positions = np.hstack([partition.batches(batches, node, rank) for rank in range(setting.ranks)])
     return np.where(positions < 0, -1, epoch.ids(np.maximum(positions, 0)))

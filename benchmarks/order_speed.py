@@ -113,7 +113,7 @@ def measure_ours(case: Case) -> dict[str, Any]:
         drawn = meter.seconds
         for rank, worker in product(range(case.ranks), range(case.workers)):
             for positions in replace(partition, rank_of_node=rank, worker=worker).windows():
-                partition.plan.ids(positions)
+                partition.sequence.ids(positions)
         seconds, peak_mib = meter.seconds, meter.peak_mib
         ends = [our_ids(partition), our_ids(replace(partition, rank_of_node=case.ranks - 1, worker=case.workers - 1))]
     return {"seconds": seconds, "drawing": drawn, "peak_mib": peak_mib, "digest": digest(ends)}
@@ -128,7 +128,7 @@ def measure_rate(case: Case) -> dict[str, Any]:
         partition, rates = our_partition(case), []
         for _ in range(4):
             began = time.perf_counter()
-            ids = sum(len(partition.plan.ids(positions)) for positions in partition.windows())
+            ids = sum(len(partition.sequence.ids(positions)) for positions in partition.windows())
             rates.append(ids / (time.perf_counter() - began))
     return {"ids_per_second": max(rates[1:])}
 
@@ -137,8 +137,9 @@ def our_partition(case: Case) -> WorkerPartition:
     """The epoch, planned as the loading room does, and the first worker's part of it."""
     from lightning_streaming.loading.order_files import shared_order
     from lightning_streaming.loading.passes import WorkerPartition
+    from lightning_streaming.order.batchings import batched
+    from lightning_streaming.order.draw import Shuffled
     from lightning_streaming.order.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
-    from lightning_streaming.order.plan import plan_epoch
     from lightning_streaming.order.settings import OrderSettings
     from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
 
@@ -148,21 +149,14 @@ def our_partition(case: Case) -> WorkerPartition:
     shape = DatasetShape(shard_sizes=(case.shards,), weights=weights)
     current = BatchGeometry(num_nodes=case.nodes, ranks_per_node=case.ranks, batch_size=case.batch_size)
     geometry = epoch_geometry(settings, current, None)
-    plan = plan_epoch(settings, shape, geometry, 0, shared_order(settings, shape, 0))
-    partition = Partition(
-        length=len(plan),
-        start=0,
-        num_nodes=case.nodes,
-        ranks_per_node=case.ranks,
-        batch_size=case.batch_size,
-        layout=rank_layout(settings, current, geometry),
-    )
-    return WorkerPartition(plan=plan, epoch_partition=partition, node=0, rank_of_node=0, num_workers=case.workers)
+    plan = batched(Shuffled(settings, shape, 0, shared_order).drawn(), geometry)
+    partition = Partition(sequence=plan, geometry=current, layout=rank_layout(settings, current, geometry))
+    return WorkerPartition(sequence=plan, epoch_partition=partition, node=0, rank_of_node=0, num_workers=case.workers)
 
 
 def our_ids(partition: WorkerPartition) -> NDArray[np.int64]:
     """All ids of one worker."""
-    return np.concatenate([partition.plan.ids(positions) for positions in partition.windows()])
+    return np.concatenate([partition.sequence.ids(positions) for positions in partition.windows()])
 
 
 def measure_reference(case: Case) -> dict[str, Any]:

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 import numpy.random  # numpy would load it at first use
 
-from lightning_streaming.order.draw import draw_order
+from lightning_streaming.order.batchings import Batched, batched
+from lightning_streaming.order.draw import Shuffled
 from lightning_streaming.order.partition import BatchGeometry, Layout, Partition, epoch_geometry, rank_layout
-from lightning_streaming.order.plan import plan_epoch
 from lightning_streaming.order.settings import (
     BATCHING_METHODS,
     SHUFFLE_ALGOS,
@@ -117,19 +117,17 @@ def first_ids(case: Case, sizes: tuple[Any, ...]) -> Any:
     shape = DatasetShape(shard_sizes=sizes, weights=weights)
 
     geometry = epoch_geometry(settings, case.machines, None)
-    plan = plan_epoch(settings, shape, geometry, 0, draw_order(settings, shape, 0))
-    return plan.ids(first_positions(case, len(plan), rank_layout(settings, case.machines, geometry)))
+    plan = batched(Shuffled(settings, shape, 0), geometry)
+    return plan.ids(first_positions(case, plan, rank_layout(settings, case.machines, geometry)))
 
 
-def first_positions(case: Case, length: int, divided: Layout) -> Any:
+def first_positions(case: Case, plan: Batched, divided: Layout) -> Any:
     """Batches of the first rank, as the first of its workers reads them."""
     machines = case.machines
     partition = Partition(
-        length=length,
-        start=int(length * case.place) // machines.global_batch_size * machines.global_batch_size,
-        num_nodes=machines.num_nodes,
-        ranks_per_node=machines.ranks_per_node,
-        batch_size=machines.batch_size,
+        sequence=plan,
+        start=int(len(plan) * case.place) // machines.global_batch_size * machines.global_batch_size,
+        geometry=machines,
         layout=divided,
     )
     batches = np.arange(-(-FIRST_IDS // machines.batch_size)) * WORKERS

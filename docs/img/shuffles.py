@@ -11,8 +11,9 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-from lightning_streaming.order.draw import draw_order
-from lightning_streaming.order.sequence import CanonicalSequence
+from lightning_streaming.order.batchings import batched
+from lightning_streaming.order.draw import Shuffled
+from lightning_streaming.order.partition import BatchGeometry
 from lightning_streaming.order.settings import OrderSettings
 from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
 
@@ -36,7 +37,7 @@ def main() -> None:
     """Write the picture beside this file."""
     samples = int(SHARDS.sum())
     positions = np.arange(samples)
-    sequence = CanonicalSequence(num_samples=samples, num_canonical_nodes=CANONICAL_NODES, num_nodes=1)
+    machines = BatchGeometry(num_nodes=1, ranks_per_node=1, batch_size=1)
     weights = resolve_weights([StreamWeight()], sizes=[samples], epoch_size=None, seed=9176)
     shape = DatasetShape(shard_sizes=(SHARDS,), weights=weights)
     figure, axes = plt.subplots(
@@ -49,9 +50,7 @@ def main() -> None:
             num_canonical_nodes=CANONICAL_NODES,
             shuffle_block_size=block_size,
         )
-        order = draw_order(settings.settled(CANONICAL_NODES), shape, epoch=0)
-        places = sequence.places(positions)
-        ids = places if order is None else order[places]
+        ids = batched(Shuffled(settings.settled(CANONICAL_NODES), shape, epoch=0), machines).ids(positions)
         for node, colour in enumerate(("tab:blue", "tab:orange")):
             own = positions % CANONICAL_NODES == node
             axis.scatter(positions[own], ids[own], s=1, linewidths=0, color=colour)

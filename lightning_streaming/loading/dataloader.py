@@ -19,7 +19,7 @@ from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.dataset_options import describe
 from lightning_streaming.loading.measures import LoaderStatistics, StatisticsCollector
 from lightning_streaming.loading.other_trainers import AcceleratedLoader, AcceleratedPass
-from lightning_streaming.loading.passes import passes_of, plan_of
+from lightning_streaming.loading.passes import drawn_sequence, passes_of
 from lightning_streaming.loading.run import OnChange, Run
 from lightning_streaming.loading.sample_key import (
     KeyedBatch,
@@ -362,7 +362,7 @@ class LoaderPass(Iterator[Any]):
         epoch = passes.run.reads(start)
         self._ends = _ends_of_batches(epoch.partition, start.cursor, loader.drop_last)
         if self._with_valid or self._with_keys:
-            self._keys = keys_of_batches(start, plan_of(epoch), epoch.partition, passes.catalog)
+            self._keys = keys_of_batches(start, drawn_sequence(epoch), epoch.partition, passes.catalog)
 
 
 class _UnderWay(NamedTuple):
@@ -399,8 +399,9 @@ def why_empty(loader: StreamingDataLoader) -> str | None:
     if epoch.num_batches(loader.drop_last) or not loader.drop_last:
         return None
     samples = epoch.samples_per_rank()
-    ranks = "the only rank" if epoch.num_ranks == 1 else f"each of {epoch.num_ranks} ranks"
+    machines = epoch.geometry
+    ranks = "the only rank" if machines.num_ranks == 1 else f"each of {machines.num_ranks} ranks"
     return (
         f"drop_last=True leaves no batch at all: an epoch has {samples} samples for {ranks}, and a batch has "
-        f"{epoch.batch_size}; pass drop_last=False, a batch_size of {samples} at most, or more data"
+        f"{machines.batch_size}; pass drop_last=False, a batch_size of {samples} at most, or more data"
     )

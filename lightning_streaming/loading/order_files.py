@@ -18,17 +18,7 @@ from numpy.typing import NDArray
 from lightning_streaming.cache.config import RUNTIME_VARIABLE, orders_directory
 from lightning_streaming.errors import LockTimeoutError, StorageError
 from lightning_streaming.files import appears_whole, hold_lock
-from lightning_streaming.order.draw import (
-    Order,
-    draw_into,
-    draw_order,
-    is_identity,
-    is_on_demand,
-    order_digest,
-    order_dtype,
-)
-from lightning_streaming.order.settings import SettledOrder
-from lightning_streaming.order.weights import DatasetShape
+from lightning_streaming.order.draw import Shuffled, drawn_here
 
 _log = logging.getLogger(__name__)
 _SMALL_EPOCH = 1 << 16
@@ -38,8 +28,8 @@ _SUFFIX = ".order"
 _Ids = NDArray[np.integer[Any]]
 
 
-def shared_order(settings: SettledOrder, shape: DatasetShape, epoch: int) -> Order | None:
-    """The order of one epoch, as :func:`lightning_streaming.order.draw.draw_order` makes it.
+def shared_order(order: Shuffled) -> _Ids:
+    """Draw an order, as :func:`lightning_streaming.order.draw.drawn_here` does, for all processes of this node.
 
     A large one lies in a file of this node's runtime directory, named by a digest of all it depends on. Whoever takes
     the lock first makes the file; everyone maps it read-only, so more workers take no more memory. A process holds a
@@ -48,76 +38,63 @@ def shared_order(settings: SettledOrder, shape: DatasetShape, epoch: int) -> Ord
     one's, until the next run on this node.
 
     Raises:
-        ConfigError: See :func:`~lightning_streaming.order.draw.draw_order`.
+        ConfigError: See :class:`~lightning_streaming.order.draw.Shuffled`.
         StorageError: There is no room for the file.
         LockTimeoutError: Another process takes more than an hour to make an order.
     """
-    if not is_shared(settings, shape):
-        return draw_order(settings, shape, epoch)
-    path = _path(settings, shape, epoch)
-    mapped = _map_if_present(path, shape)
-    if mapped is not None:
-        return mapped
-    # One lock for all orders, so that its holder knows whatever is half written to be a dead maker's.
-    with hold_lock(path.parent / "lock", _LOCK_SECONDS, f"make the order of epoch {epoch}"):
-        return _make_locked(path, settings, shape, epoch)
+    return _made(order, _LOCK_SECONDS) if is_shared(order) else drawn_here(order)
 
 
-def order_ahead_of_use(settings: SettledOrder, shape: DatasetShape, epoch: int) -> Order | None:
+def order_ahead_of_use(order: Shuffled) -> _Ids | None:
     """Make the file of an order that will be asked for, unless somebody is making an order just now.
 
     Args:
-        settings: Of an order that :func:`is_shared`.
-        shape: The data.
-        epoch: Counts from 0.
+        order: One that :func:`is_shared`.
 
     Returns:
-        The order, whose file nobody removes as long as it is kept; None where somebody else is busy.
+        Its ids, whose file nobody removes as long as they are kept; None where somebody else is busy.
 
     Raises:
-        ConfigError: See :func:`~lightning_streaming.order.draw.draw_order`.
+        ConfigError: See :class:`~lightning_streaming.order.draw.Shuffled`.
         StorageError: There is no room for the file.
     """
-    path = _path(settings, shape, epoch)
-    mapped = _map_if_present(path, shape)
-    if mapped is not None:
-        return mapped
     try:
-        with hold_lock(path.parent / "lock", 0, f"make the order of epoch {epoch} ahead of time"):
-            return _make_locked(path, settings, shape, epoch)
+        return _made(order, 0)
     except LockTimeoutError:
         return None
 
 
-def is_shared(settings: SettledOrder, shape: DatasetShape) -> bool:
+def is_shared(order: Shuffled) -> bool:
     """Whether an order is worth a file: it is large, and has to be drawn before it is read."""
-    return shape.epoch_size > _SMALL_EPOCH and not is_on_demand(settings) and not is_identity(settings, shape)
+    return len(order) > _SMALL_EPOCH and order.is_drawn
 
 
-def _path(settings: SettledOrder, shape: DatasetShape, epoch: int) -> Path:
-    return orders_directory() / (order_digest(settings, shape, epoch) + _SUFFIX)
-
-
-def _make_locked(path: Path, settings: SettledOrder, shape: DatasetShape, epoch: int) -> _Ids:
-    """Map the file, made if it is missing. Must be called while holding the lock of the directory."""
-    mapped = _map_if_present(path, shape)
+def _made(order: Shuffled, timeout: float) -> _Ids:
+    """Map the file, made if it is missing."""
+    path = orders_directory() / (order.digest + _SUFFIX)
+    mapped = _map_if_present(path, order)
     if mapped is not None:
         return mapped
-    _remove_unused(path.parent)
-    with appears_whole(path) as partial:
-        order = _room(partial, shape)
-        draw_into(settings, shape, epoch, order)
-    mapped = _map_if_present(path, shape)
-    # Whoever cleans temporary directories may have been quicker; what we drew stays as long as we map it.
-    return order if mapped is None else mapped
+    # One lock for all orders, so that its holder knows whatever is half written to be a dead maker's.
+    with hold_lock(path.parent / "lock", timeout, f"make the order of epoch {order.epoch}"):
+        mapped = _map_if_present(path, order)
+        if mapped is not None:
+            return mapped
+        _remove_unused(path.parent)
+        with appears_whole(path) as partial:
+            drawn = _room(partial, order)
+            order.draw_into(drawn)
+        mapped = _map_if_present(path, order)
+        # Whoever cleans temporary directories may have been quicker; what we drew stays as long as we map it.
+        return drawn if mapped is None else mapped
 
 
-def _room(path: Path, shape: DatasetShape) -> _Ids:
+def _room(path: Path, order: Shuffled) -> _Ids:
     """A new file as an array to fill.
 
     Its blocks are reserved at once: to find a disk full when writing to a map kills the process.
     """
-    num_bytes = _num_bytes(shape)
+    num_bytes = len(order) * order.dtype.itemsize
     with path.open("w+b") as file:
         try:
             _reserve(file.fileno(), num_bytes)
@@ -126,7 +103,7 @@ def _room(path: Path, shape: DatasetShape) -> _Ids:
                 f"cannot reserve {num_bytes} bytes for the sample order in {path}: {error.strerror}; make room there, "
                 f"or set {RUNTIME_VARIABLE} to a directory with more room on this node"
             ) from error
-        return np.frombuffer(mmap.mmap(file.fileno(), num_bytes), order_dtype(shape))
+        return np.frombuffer(mmap.mmap(file.fileno(), num_bytes), order.dtype)
 
 
 def _reserve(descriptor: int, num_bytes: int) -> None:
@@ -138,11 +115,7 @@ def _reserve(descriptor: int, num_bytes: int) -> None:
         os.pwrite(descriptor, zeros[: num_bytes - start], start)
 
 
-def _num_bytes(shape: DatasetShape) -> int:
-    return shape.epoch_size * order_dtype(shape).itemsize
-
-
-def _map_if_present(path: Path, shape: DatasetShape) -> _Ids | None:
+def _map_if_present(path: Path, order: Shuffled) -> _Ids | None:
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -151,11 +124,11 @@ def _map_if_present(path: Path, shape: DatasetShape) -> _Ids | None:
         fcntl.flock(file, fcntl.LOCK_SH)
         found = os.fstat(file.fileno())
         # Removed between our open and our lock, or cut short when the machine went down.
-        if found.st_nlink == 0 or found.st_size != _num_bytes(shape):
+        if found.st_nlink == 0 or found.st_size != len(order) * order.dtype.itemsize:
             return None
         # The map keeps a duplicate of the descriptor, and with it the lock, until it is freed or the process dies.
         held = mmap.mmap(file.fileno(), found.st_size, access=mmap.ACCESS_READ)
-        return np.frombuffer(held, order_dtype(shape))
+        return np.frombuffer(held, order.dtype)
 
 
 def _remove_unused(directory: Path) -> None:
@@ -174,7 +147,7 @@ class _Draw:
     digest: str
     process: int
     thread: threading.Thread | None = None
-    order: Order | None = None
+    ids: _Ids | None = None
     has_failed: bool = False
 
     @property
@@ -184,7 +157,7 @@ class _Draw:
     @property
     def is_settled(self) -> bool:
         """Whether another try would end the same; not so where another process was busy."""
-        return self.order is not None or self.has_failed
+        return self.ids is not None or self.has_failed
 
 
 class OrderAhead:
@@ -200,30 +173,23 @@ class OrderAhead:
     def __reduce__(self) -> tuple[type[OrderAhead], tuple[()]]:
         return OrderAhead, ()
 
-    def prepare(self, settings: SettledOrder, shape: DatasetShape, epoch: int) -> None:
+    def prepare(self, order: Shuffled) -> None:
         """Begin to make an order, unless one is being made; and keep it, so that nobody removes it before its use.
 
         Returns at once. Of what was made before, the file may be removed once nobody else uses it. Orders that have no
         file are left to their readers, and so is one that another process is making. A failure is logged, and left to
         the reader to meet.
-
-        Args:
-            settings: How it is ordered.
-            shape: The data.
-            epoch: Counts from 0.
         """
-        if not is_shared(settings, shape):
+        if not is_shared(order):
             return
         draw = self._draw_here()
         if draw is not None and draw.is_running:
             return
-        digest = order_digest(settings, shape, epoch)
+        digest = order.digest
         if draw is not None and draw.digest == digest and draw.is_settled:
             return
         self._draw = draw = _Draw(digest=digest, process=os.getpid())
-        draw.thread = threading.Thread(
-            target=_make_ahead, args=(draw, settings, shape, epoch), name="order-ahead", daemon=True
-        )
+        draw.thread = threading.Thread(target=_make_ahead, args=(draw, order), name="order-ahead", daemon=True)
         draw.thread.start()
 
     def close(self) -> None:
@@ -235,12 +201,11 @@ class OrderAhead:
         return self._draw if self._draw is not None and self._draw.process == os.getpid() else None
 
 
-def _make_ahead(draw: _Draw, settings: SettledOrder, shape: DatasetShape, epoch: int) -> None:
+def _make_ahead(draw: _Draw, order: Shuffled) -> None:
     try:
-        draw.order = order_ahead_of_use(settings, shape, epoch)
+        draw.ids = order_ahead_of_use(order)
     except Exception as error:  # noqa: BLE001  whoever reads the epoch meets it again
         draw.has_failed = True
         cause = f"{type(error).__name__}: {error}"
-        _log.warning(
-            "the order of epoch %d was not made ahead of time, which is tried again at its start: %s", epoch, cause
-        )
+        words = "the order of epoch %d was not made ahead of time, which is tried again at its start: %s"
+        _log.warning(words, order.epoch, cause)

@@ -42,8 +42,9 @@ from lightning_streaming.loading.sample_source import SampleSource
 from lightning_streaming.loading.shared_memory import PassCounter
 from lightning_streaming.loading.state import Cursor, PassStart, SavedPosition
 from lightning_streaming.loading.transform import KeyedSample, Making, failed_sample
+from lightning_streaming.order.batchings import Batched, batched
+from lightning_streaming.order.draw import Shuffled
 from lightning_streaming.order.partition import Partition
-from lightning_streaming.order.plan import EpochPlan, plan_epoch
 from lightning_streaming.order.settings import OrderSettings
 from lightning_streaming.order.weights import ResolvedWeights
 from lightning_streaming.world import World
@@ -196,11 +197,10 @@ class CurrentRun:
         return {**self.__dict__, "_run": None, "_initial_nodes": self.initial_nodes}
 
 
-def plan_of(epoch: Epoch) -> EpochPlan:
+def drawn_sequence(epoch: Epoch) -> Batched:
     """The sample ids of an epoch by position; a large order is made once on a node, and mapped."""
-    order = epoch.order
-    drawn = shared_order(order.settings, order.shape, epoch.cursor.epoch)
-    return plan_epoch(order.settings, order.shape, epoch.composed, epoch.cursor.epoch, drawn)
+    order = Shuffled(epoch.order.settings, epoch.order.shape, epoch.cursor.epoch, shared_order)
+    return batched(order.drawn(), epoch.composed)
 
 
 class Passes:
@@ -290,7 +290,7 @@ class Passes:
         def make_partition() -> WorkerPartition:
             epoch = run.reads(start)
             return WorkerPartition(
-                plan=plan_of(epoch),
+                sequence=drawn_sequence(epoch),
                 epoch_partition=epoch.partition,
                 node=start.world.node,
                 rank_of_node=start.world.rank_of_node,
@@ -300,7 +300,7 @@ class Passes:
 
         def prepare_next() -> None:
             order = run.reads(start).order
-            ahead.prepare(order.settings, order.shape, start.cursor.epoch + 1)
+            ahead.prepare(Shuffled(order.settings, order.shape, start.cursor.epoch + 1))
 
         return WorkerPass(
             make_partition=make_partition,
@@ -434,7 +434,7 @@ class WorkerPass:
         """The keys of one of the worker's batches, counted from the first of the pass."""
         partition, catalog = self.make_partition(), self.source.catalog
         positions = partition.batch(number)
-        places = (positions, *catalog.places(partition.plan.ids(positions)))
+        places = (positions, *catalog.places(partition.sequence.ids(positions)))
         rows = zip(*(numbers.tolist() for numbers in places), strict=True)
         return [self.key((position, shard, index, 0)) for position, shard, index in rows]
 
@@ -445,7 +445,7 @@ class WorkerPass:
         partition, source = self.make_partition(), self.source
         self.meter.begin_pass(source.readers)
         with ExitStack() as stack:
-            source.begin_pass(partition.num_workers * partition.epoch_partition.ranks_per_node)
+            source.begin_pass(partition.num_workers * partition.epoch_partition.geometry.ranks_per_node)
             stack.callback(source.end_pass)
             prefetcher = last_uses = None
             if source.is_remote:
@@ -475,7 +475,7 @@ class Reading:
         prefetcher: ShardPrefetcher | None,
         last_uses: LastUses | None,
     ) -> None:
-        self.batch_size = partition.epoch_partition.batch_size
+        self.batch_size = partition.epoch_partition.geometry.batch_size
         self._partition = partition
         self._source = of_pass.source
         self._meter = of_pass.meter
@@ -550,8 +550,10 @@ class Reading:
 
 
 def _default_lookahead(partition: WorkerPartition, catalog: Catalog) -> Lookahead:
-    readers = partition.num_workers * partition.epoch_partition.ranks_per_node
-    return default_lookahead(partition.epoch_partition.batch_size, catalog.num_samples / len(catalog.shards), readers)
+    readers = partition.num_workers * partition.epoch_partition.geometry.ranks_per_node
+    return default_lookahead(
+        partition.epoch_partition.geometry.batch_size, catalog.num_samples / len(catalog.shards), readers
+    )
 
 
 class WorkerSamples(Iterator[Any]):
@@ -647,7 +649,7 @@ def _rows(window: _Window, reading: Reading) -> Iterator[Row]:
 class WorkerPartition:
     """One worker's part of a pass: every ``num_workers``-th global batch, beginning with number ``worker``."""
 
-    plan: EpochPlan
+    sequence: Batched
     epoch_partition: Partition
     node: int
     rank_of_node: int
@@ -657,7 +659,7 @@ class WorkerPartition:
     def windows(self) -> Iterator[NDArray[np.int64]]:
         """Positions of this worker's samples in the epoch's sequence, some batches at a time."""
         batches = range(self.worker, self.epoch_partition.num_batches(), self.num_workers)
-        for window in _some_at_a_time(batches, self.epoch_partition.batch_size):
+        for window in _some_at_a_time(batches, self.epoch_partition.geometry.batch_size):
             positions = self.epoch_partition.batches(window, self.node, self.rank_of_node).reshape(-1)
             # Only an epoch's last batch may be short of samples.
             yield positions if positions[-1] >= 0 else positions[positions >= 0]
@@ -673,9 +675,9 @@ class WorkerPartition:
 
         Where the last batch is short of samples, its positions are -1.
         """
-        ranks = range(self.epoch_partition.ranks_per_node)
+        ranks = range(self.epoch_partition.geometry.ranks_per_node)
         for window in _some_at_a_time(
-            range(self.epoch_partition.num_batches()), self.epoch_partition.batch_size * len(ranks)
+            range(self.epoch_partition.num_batches()), self.epoch_partition.geometry.batch_size * len(ranks)
         ):
             yield window, np.hstack([self.epoch_partition.batches(window, self.node, rank) for rank in ranks])
 
@@ -683,7 +685,7 @@ class WorkerPartition:
         """About how many samples :meth:`windows` gives, exactly if the last batch is full."""
         return (
             len(range(self.worker, self.epoch_partition.num_batches(), self.num_workers))
-            * self.epoch_partition.batch_size
+            * self.epoch_partition.geometry.batch_size
         )
 
 
@@ -703,7 +705,7 @@ class _Window(NamedTuple):
 def _located(partition: WorkerPartition, catalog: Catalog) -> Iterator[_Window]:
     """The worker's samples in order, some batches at a time."""
     for positions in partition.windows():
-        shards, indexes = catalog.places(partition.plan.ids(positions))
+        shards, indexes = catalog.places(partition.sequence.ids(positions))
         yield _Window(positions, shards, indexes)
 
 
@@ -723,7 +725,7 @@ def _node_plan(partition: WorkerPartition, catalog: Catalog) -> NodePlan:
     def of_node() -> Iterator[BatchShards]:
         for batches, positions in partition.windows_of_node():
             is_sample = positions >= 0
-            ids = partition.plan.ids(positions[is_sample])
+            ids = partition.sequence.ids(positions[is_sample])
             yield BatchShards(np.repeat(batches, is_sample.sum(axis=1)), catalog.shard_of(ids))
 
     return NodePlan(
@@ -731,8 +733,8 @@ def _node_plan(partition: WorkerPartition, catalog: Catalog) -> NodePlan:
         num_workers=partition.num_workers,
         num_shards=len(catalog.shards),
         num_samples=partition.epoch_partition.num_batches()
-        * partition.epoch_partition.batch_size
-        * partition.epoch_partition.ranks_per_node,
+        * partition.epoch_partition.geometry.batch_size
+        * partition.epoch_partition.geometry.ranks_per_node,
         own=lambda: (window.shards for window in _located(partition, catalog)),
         of_node=of_node,
     )

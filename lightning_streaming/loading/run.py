@@ -17,25 +17,28 @@ from functools import cached_property, lru_cache
 from textwrap import indent
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from lightning_streaming.errors import ConfigError, StateError, StateMismatchError
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.fingerprint import Difference, Fingerprint, in_words, refusal
 from lightning_streaming.loading.state import Cursor, PassStart, SavedPosition
-from lightning_streaming.order.batchings import EpochSequence
-from lightning_streaming.order.partition import (
+from lightning_streaming.order.batchings import Batched, batched
+from lightning_streaming.order.draw import Shuffled
+from lightning_streaming.order.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
+from lightning_streaming.order.settings import OrderSettings, SettledOrder
+from lightning_streaming.order.skips import (
     NOTHING_SKIPPED,
-    BatchGeometry,
-    Partition,
+    BatchRange,
+    EpochPartitions,
+    Skipped,
     SkippedPositions,
     SkippedRange,
-    epoch_geometry,
+    TrainProgress,
     first_epoch_not_skipped,
-    rank_layout,
+    locate_batch_ranges,
     skipped_in_epoch,
 )
-from lightning_streaming.order.plan import epoch_sequence, resume_position
-from lightning_streaming.order.settings import OrderSettings, SettledOrder
-from lightning_streaming.order.skips import BatchRange, EpochPartitions, TrainProgress, locate_batch_ranges
 from lightning_streaming.order.weights import DatasetShape, ResolvedWeights, StreamWeight, resolve_weights
 from lightning_streaming.world import World
 
@@ -84,7 +87,7 @@ class RunOrder:
     settings: SettledOrder
     catalog: Catalog
     weights: ResolvedWeights
-    _sequences: dict[tuple[BatchGeometry, int], EpochSequence] = field(default_factory=dict, repr=False)
+    _sequences: dict[tuple[BatchGeometry, int], Batched] = field(default_factory=dict, repr=False)
 
     @cached_property
     def shape(self) -> DatasetShape:
@@ -101,7 +104,7 @@ class RunOrder:
         """Whether batches are composed for given machines, so that an epoch's sequence depends on them."""
         return self.settings.batching_method != "random"
 
-    def sequence(self, geometry: BatchGeometry, epoch: int) -> EpochSequence:
+    def sequence(self, geometry: BatchGeometry, epoch: int) -> Batched:
         """What an epoch reads at each position.
 
         Args:
@@ -109,7 +112,7 @@ class RunOrder:
             epoch: Counts from 0.
         """
         known = self._sequences.pop((geometry, epoch), None)
-        self._sequences[geometry, epoch] = known or epoch_sequence(self.settings, self.shape, geometry, epoch)
+        self._sequences[geometry, epoch] = known or batched(Shuffled(self.settings, self.shape, epoch), geometry)
         while len(self._sequences) > _SEQUENCES_KEPT:
             del self._sequences[next(iter(self._sequences))]
         return self._sequences[geometry, epoch]
@@ -153,7 +156,7 @@ class Epoch:
         )
 
     @property
-    def sequence(self) -> EpochSequence:
+    def sequence(self) -> Batched:
         """What is read at each position of the whole epoch."""
         return self.order.sequence(self.composed, self.cursor.epoch)
 
@@ -161,13 +164,10 @@ class Epoch:
     def partition(self) -> Partition:
         """How what is left of it is divided among ranks and batches."""
         return Partition(
-            length=len(self.sequence),
+            sequence=Skipped(self.sequence, self.skipped),
             start=self.cursor.sample_in_epoch,
-            num_nodes=self.machines.num_nodes,
-            ranks_per_node=self.machines.ranks_per_node,
-            batch_size=self.machines.batch_size,
+            geometry=self.machines,
             layout=rank_layout(self.order.settings, self.machines, self.composed),
-            skipped=self.skipped,
         )
 
     @property
@@ -255,7 +255,7 @@ class Run:
 
     def samples_before(self, cursor: Cursor) -> int:
         """Samples of its epoch, over all ranks, that are read before a cursor."""
-        return self.skipped(cursor.epoch).kept_before(cursor.sample_in_epoch)
+        return self._kept(cursor).entries_before(cursor.sample_in_epoch)
 
     def normalise(self, cursor: Cursor) -> Cursor:
         """The same place, the end of an epoch written as the beginning of the next that has batches.
@@ -263,10 +263,10 @@ class Run:
         Raises:
             StateError: The place is beyond the epoch's end, and the data was not said to have changed.
         """
-        sequence, skipped, ranks = self._sequence(cursor), self.skipped(cursor.epoch), self.machines.num_ranks
-        consumed = len(sequence) if self._ends_early(cursor) else cursor.sample_in_epoch
-        position = resume_position(sequence, consumed, ranks, self.told)
-        if skipped.kept_before(position) < skipped.kept_before(len(sequence)) and self._has_batches(cursor.epoch):
+        sequence, kept = self._sequence(cursor), self._kept(cursor)
+        consumed = kept.end if self._ends_early(cursor) else cursor.sample_in_epoch
+        position = sequence.resume_position(consumed, self.machines.num_ranks, self.told)
+        if kept.entries_before(position) < len(kept) and self._has_batches(cursor.epoch):
             return Cursor(cursor.epoch, position)
         epoch = first_epoch_not_skipped(self.skipped_ranges.values(), cursor.epoch + 1)
         while not self._has_batches(epoch):
@@ -281,12 +281,11 @@ class Run:
         """
         if samples == 0:
             return cursor
-        length, skipped = len(self._sequence(cursor)), self.skipped(cursor.epoch)
-        entries = skipped.kept_before(cursor.sample_in_epoch) + samples
-        too_many = entries - skipped.kept_before(length)
-        if too_many >= 0:
-            return Cursor(cursor.epoch, length + (too_many if too_many >= self.machines.num_ranks else 0))
-        return Cursor(cursor.epoch, skipped.position_after(entries))
+        kept = self._kept(cursor)
+        entries = kept.entries_before(cursor.sample_in_epoch) + samples
+        too_many = entries - len(kept)
+        repeats = too_many if too_many >= self.machines.num_ranks else 0
+        return Cursor(cursor.epoch, int(kept.positions_after(np.asarray(entries))) + repeats)
 
     def saved(self, cursor: Cursor) -> SavedPosition:
         """A cursor with all that makes it mean the same again."""
@@ -378,10 +377,14 @@ class Run:
         skipped = self.skipped(epoch)
         if not skipped.runs:
             return True
-        return replace(self.unskipped(Cursor(epoch, 0)), skipped=skipped).num_batches(self.machines.drop_last) > 0
+        return self.epoch(Cursor(epoch, 0)).partition.num_batches(self.machines.drop_last) > 0
 
-    def _sequence(self, cursor: Cursor) -> EpochSequence:
+    def _sequence(self, cursor: Cursor) -> Batched:
         return self.order.sequence(self._composed(cursor), cursor.epoch)
+
+    def _kept(self, cursor: Cursor) -> Skipped:
+        """The epoch of a cursor without what is skipped."""
+        return Skipped(self._sequence(cursor), self.skipped(cursor.epoch))
 
     def _composed(self, cursor: Cursor) -> BatchGeometry:
         """What the batches of a cursor's epoch are made for."""

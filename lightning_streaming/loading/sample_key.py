@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.state import PassStart
+from lightning_streaming.order.batchings import Batched
 from lightning_streaming.order.partition import Partition
-from lightning_streaming.order.plan import EpochPlan, are_first_reads
 
 _WINDOW_SAMPLES = 8192
 """Samples whose keys are worked out together: enough for numpy to be fast, few enough to start at once."""
@@ -220,17 +220,17 @@ def keys_of_rows(catalog: Catalog, start: PassStart) -> Callable[[Row], SampleKe
     return key
 
 
-def keys_of_batches(start: PassStart, plan: EpochPlan, partition: Partition, catalog: Catalog) -> Iterator[SampleKeys]:
+def keys_of_batches(start: PassStart, plan: Batched, partition: Partition, catalog: Catalog) -> Iterator[SampleKeys]:
     """The keys of each batch that one rank reads in a pass, the last one maybe of fewer samples."""
     node, rank_of_node = start.world.node, start.world.rank_of_node
     of_pass = Pass(tuple(catalog.stream_names), start.cursor.epoch, start.shuffle_seed)
     first_shards = np.cumsum([0, *catalog.shards_per_stream[:-1]])
     num_batches = partition.num_batches()
-    step = max(1, _WINDOW_SAMPLES // partition.batch_size)
+    step = max(1, _WINDOW_SAMPLES // partition.geometry.batch_size)
     for first in range(0, num_batches, step):
         batches = np.arange(first, min(first + step, num_batches))
         positions = partition.batches(batches, node, rank_of_node)
-        are_first = are_first_reads(plan.sequence, partition, batches, node, rank_of_node)
+        are_first = plan.are_first_reads(partition, batches, node, rank_of_node)
         read = positions >= 0  # only an epoch's last batch may be short of samples
         shards, indexes = catalog.places(plan.ids(positions[read]))
         streams = catalog.stream_of_shard[shards]

@@ -29,7 +29,8 @@ from torch.utils.data import get_worker_info
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.state import Cursor, PassStart
-from lightning_streaming.order.partition import BatchGeometry, SkippedPositions
+from lightning_streaming.order.partition import BatchGeometry
+from lightning_streaming.order.skips import SkippedPositions
 from lightning_streaming.world import World
 
 _FEWEST_BYTES = 2048

@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.loading.fingerprint import StreamList, is_listed, read_fingerprint, read_stream_list
-from lightning_streaming.order.partition import NOTHING_SKIPPED, BatchGeometry, SkippedPositions, SkippedRange
+from lightning_streaming.order.partition import BatchGeometry
 from lightning_streaming.order.settings import LARGEST_SEED, MOST_CANONICAL_NODES
-from lightning_streaming.order.skips import parse_batch_ranges
+from lightning_streaming.order.skips import NOTHING_SKIPPED, SkippedPositions, SkippedRange, parse_batch_ranges
 from lightning_streaming.world import World
 
 LARGEST = 2**62 - 1

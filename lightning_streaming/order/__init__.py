@@ -1,17 +1,26 @@
 """Which sample is read when: integers in, integers out; no files, no torch.
 
+An epoch's order is a chain of small steps. Each stands on the one before and answers the same (``sequence``): how many
+entries it has, the sample ids of any of them at once, and a digest of all it depends on.
+
+    weights        DatasetShape   the samples there are, shard by shard, and how many of each stream an epoch draws
+    draw           Shuffled       the samples that one epoch draws, shuffled; drawn when ids are first asked for
+    batchings      Batched        in which order these are read, and so which share a batch: what saved states count
+    skips          Skipped        without the positions that skipped batches have
+    partition      Partition      divided among nodes, ranks and batches
+
     settings       what the user says about order, and the names of its algorithms
-    weights        how much of each stream an epoch draws; the shape of the data
-    draw           one epoch's order: which samples it draws, shuffled
     shuffles       the shuffle algorithms: permutations, drawn
     blockwise      the same without drawing: a permutation worked out place by place
-    sequence       how canonical nodes make one sequence
-    batchings      which samples share a batch: one sequence of an epoch's order
-    partition      how a sequence is divided among nodes, ranks and batches
-    skips          which positions skipped batches have
-    plan           all of it together for one epoch, with random access
-    quality        how well an order mixes, and what it costs
+    canonical      how canonical nodes are read in turn
+    quality        what an order costs a node
     permutation, runs   arithmetic that several of these use
+
+To add a step, write a ``SampleSequence`` on an inner one, in a file of its own, and put it in the chain where
+``Shuffled``, ``Batched`` or ``Skipped`` are made. What selects samples, or weighs them anew in each epoch, comes before
+``Shuffled`` and has what that asks of a ``DatasetShape``: the sizes to draw from, and the sample id behind each number.
+What follows ``Batched`` says with ``positions`` and ``entries_before`` where its entries lie, as ``Skipped`` does; so a
+saved position means the same with and without it.
 
 The order is that of MosaicML Streaming 0.13, bit for bit, but for ``blockwise``, which it does not have.
 """

@@ -1,4 +1,4 @@
-"""Batching methods: :data:`BATCHINGS` names them, one class each, and what they share stands below.
+"""Batching methods: :data:`BATCHINGS` names them, one class each, and what they share stands around them.
 
 A batching method says in which order an epoch's places are read, and so which samples share a batch. All but
 ``random`` compose batches for given nodes, ranks and batch size, a
@@ -9,32 +9,42 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.errors import ConfigError
-from lightning_streaming.order.draw import is_on_demand
-from lightning_streaming.order.partition import BatchGeometry, read_again
-from lightning_streaming.order.sequence import CanonicalSequence, check_positions
-from lightning_streaming.order.settings import SettledOrder
-from lightning_streaming.order.weights import DatasetShape
+from lightning_streaming.errors import ConfigError, StateError
+from lightning_streaming.order.canonical import CanonicalSequence
+from lightning_streaming.order.draw import Shuffled
+from lightning_streaming.order.partition import BatchGeometry, Partition, read_again
+from lightning_streaming.order.sequence import SampleSequence, check_entries, digest_of
 
 
-class EpochSequence(Protocol):
-    """The place of an epoch's order that is read at each position."""
+class Batched(SampleSequence, ABC):
+    """An epoch in the order in which it is read: its entries are the positions that saved states count.
+
+    Args:
+        inner: What the epoch draws, shuffled.
+        geometry: What global batches are made for; see :func:`~lightning_streaming.order.partition.epoch_geometry`.
+
+    Raises:
+        ConfigError: Batches cannot be made so from this data.
+    """
+
+    def __init__(self, inner: Shuffled, geometry: BatchGeometry) -> None:
+        self.inner = inner
+        self.geometry = geometry
 
     @property
     def num_samples(self) -> int:
         """Places of the order."""
+        return len(self.inner)
 
-    def __len__(self) -> int:
-        """Positions of the epoch."""
-
+    @abstractmethod
     def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Places of the order in ``[0, num_samples)``, for positions in ``[0, len(self))`` of any shape.
 
@@ -42,113 +52,157 @@ class EpochSequence(Protocol):
             SampleIndexError: A position lies outside the epoch.
         """
 
+    def ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Sample ids at positions in ``[0, len(self))``, of any shape.
+
+        Raises:
+            SampleIndexError: A position lies outside the epoch.
+        """
+        return self.inner.ids(self.places(positions))
+
+    def ids_between(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Sample ids at positions ``[start, stop)``."""
+        return self.ids(np.arange(start, stop))
+
+    @property
+    def digest(self) -> str:
+        """See :class:`~lightning_streaming.order.sequence.SampleSequence`."""
+        return digest_of(asdict(self.geometry), self.inner.digest)
+
     @property
     def read_once(self) -> int:
         """Position from which on nothing is read that has not been read before, on any number of nodes."""
+        return len(self)
 
     def most_counted(self, num_ranks: int) -> int:
         """The most samples that a reader of the whole epoch counts, over all ranks, with those read twice."""
+        return len(self) + -len(self) % num_ranks
+
+    def resume_position(self, consumed: int, num_ranks: int, told: str = "") -> int:
+        """Where to go on after ``consumed`` samples, counted over all ranks with what they read twice to stay even.
+
+        Args:
+            consumed: Samples as a saved state counts them, replication divided out.
+            num_ranks: Ranks that read.
+            told: What an error begins with.
+
+        Returns:
+            A position in ``[0, len(self)]``: the end where all has been read, and where only repeats are left their
+            beginning, which is a position on any number of nodes.
+
+        Raises:
+            StateError: More was consumed than any epoch of this size has.
+        """
+        most = self.most_counted(num_ranks)
+        if not 0 <= consumed <= most:
+            raise StateError(
+                f"{told}{consumed} samples were consumed of an epoch that has {self.num_samples}, or {most} with "
+                "repeats; the state belongs to other data or another epoch size. Put these back, or resume with "
+                'on_change="warn" to begin the next epoch, or move the place with `lightning-streaming state set`'
+            )
+        return len(self) if consumed >= len(self) else min(consumed, self.read_once)
+
+    def are_first_reads(
+        self, partition: Partition, ts: NDArray[np.int64], node: int, rank_of_node: int
+    ) -> NDArray[np.bool_]:
+        """Which reads of some batches no rank, this one or another, makes earlier in the epoch.
+
+        Over all ranks and batches of an epoch, each place of the order has exactly one first read. Of composed batches
+        (every batching method but ``random``) what a stream repeats to fill its last one is not told apart.
+
+        Args:
+            partition: How the epoch is divided.
+            ts: Global batches, counted from where the partition starts.
+            node: Among those of the partition.
+            rank_of_node: Likewise.
+
+        Returns:
+            Of shape (len(ts), batch_size), like ``partition.batches``; False where that is -1.
+        """
+        return partition.are_first(ts, node, rank_of_node)
+
+    def _row_streams(self, rows_per_stream: Sequence[int], num_nodes: int) -> list[_RowStreams]:
+        """Put the rows of all streams in random order, on each node by itself; each stream's rows keep theirs.
+
+        Args:
+            rows_per_stream: Rows that each stream fills on a node.
+            num_nodes: Nodes.
+        """
+        settings = self.inner.settings
+        seed = settings.shuffle_seed + (self.inner.epoch if settings.redraws_shards else 0)
+        if self.inner.is_on_demand:
+            return [ComputedRowStreams(rows_per_stream, (seed, node)) for node in range(num_nodes)]
+        generator = np.random.default_rng(seed)  # one for all nodes
+        return [draw_row_streams(rows_per_stream, generator) for _ in range(num_nodes)]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class EpochSpec:
-    """All that a batching method is given."""
-
-    settings: SettledOrder
-    """How it is ordered."""
-    shape: DatasetShape
-    """The data."""
-    geometry: BatchGeometry
-    """What the epoch's global batches are made for."""
-    epoch: int
-    """Counts from 0."""
-
-    @property
-    def num_canonical_nodes(self) -> int:
-        """Slices of the order."""
-        return self.settings.num_canonical_nodes
-
-    @property
-    def batch_seed(self) -> int:
-        """Decides which batch comes from which stream."""
-        return self.settings.shuffle_seed + (self.epoch if self.settings.redraws_shards else 0)
-
-
-Batching = Callable[[EpochSpec], EpochSequence]
-"""A batching method."""
-
-
-def random(facts: EpochSpec) -> EpochSequence:
+class Random(Batched):
     """All streams together, shuffled as one and read canonical node by canonical node in turn.
+
+    Args:
+        inner: What the epoch draws, shuffled.
+        geometry: The same sequence for all whose canonical nodes fit the nodes, but for repeats at its end.
 
     Raises:
         ConfigError: The canonical nodes do not fit the nodes, or the samples are too few for them.
     """
-    return CanonicalSequence(
-        num_samples=facts.shape.epoch_size,
-        num_canonical_nodes=facts.num_canonical_nodes,
-        num_nodes=facts.geometry.num_nodes,
-    )
 
+    def __init__(self, inner: Shuffled, geometry: BatchGeometry) -> None:
+        super().__init__(inner, geometry)
+        self._sequence = CanonicalSequence(
+            num_samples=len(inner),
+            num_canonical_nodes=inner.settings.num_canonical_nodes,
+            num_nodes=geometry.num_nodes,
+        )
 
-class Composed(ABC):
-    """Batches composed of streams that are shuffled each by itself; what fills none is left out.
+    def __len__(self) -> int:
+        """Positions of the epoch: a little more than its samples where they do not divide evenly."""
+        return len(self._sequence)
 
-    Args:
-        facts: The epoch.
-    """
-
-    def __init__(self, facts: EpochSpec) -> None:
-        self._facts = facts
-
-    @property
-    def num_samples(self) -> int:
-        """Places of the order."""
-        return self._facts.shape.epoch_size
+    def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See :class:`Batched`."""
+        return self._sequence.places(positions)
 
     @property
     def read_once(self) -> int:
-        """The whole epoch: its repeats are not at its end."""
-        return len(self)
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Positions of the epoch: whole global batches."""
-
-    @abstractmethod
-    def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """See :class:`~lightning_streaming.order.batchings.EpochSequence`."""
+        """See :class:`Batched`."""
+        return self._sequence.read_once
 
     def most_counted(self, num_ranks: int) -> int:
-        """The most samples that a reader of the whole epoch counts."""
-        return len(self) + -len(self) % num_ranks
+        """See :class:`Batched`."""
+        return self._sequence.most_counted(num_ranks)
+
+    def are_first_reads(
+        self, partition: Partition, ts: NDArray[np.int64], node: int, rank_of_node: int
+    ) -> NDArray[np.bool_]:
+        """See :class:`Batched`."""
+        are_first = super().are_first_reads(partition, ts, node, rank_of_node)
+        return are_first & ~self._sequence.are_repeats(partition.batches(ts, node, rank_of_node))
 
 
-class Stratified(Composed):
+class Stratified(Batched):
     """Each global batch holds every stream's share of it, stream by stream; the shortest stream ends the epoch.
 
     Args:
-        facts: The epoch.
+        inner: What the epoch draws, each stream shuffled by itself.
+        geometry: What batches are composed for.
 
     Raises:
         ConfigError: A stream's share of a global batch is less than one sample, or it cannot fill it once.
     """
 
-    def __init__(self, facts: EpochSpec) -> None:
-        super().__init__(facts)
-        self._row_size = facts.geometry.global_batch_size
-        self._shares = shares_of_batch(np.asarray(facts.shape.weights.proportion), self._row_size)
+    def __init__(self, inner: Shuffled, geometry: BatchGeometry) -> None:
+        super().__init__(inner, geometry)
+        self._row_size = geometry.global_batch_size
+        self._shares = shares_of_batch(np.asarray(inner.shape.weights.proportion), self._row_size)
         self._stops = np.cumsum(self._shares)
-        self._streams = entries_per_stream(facts, num_nodes=1)
-        rows: list[int] = [
-            len(entries) // share for entries, share in zip(self._streams, self._shares.tolist(), strict=True)
-        ]
-        self._rows = min(rows)
+        self._streams = _Streams(inner, 1, geometry.ranks_per_node)
+        self._rows = int((self._streams.lengths // self._shares).min())
         if not self._rows:
-            stream = rows.index(0)
+            stream = int((self._streams.lengths < self._shares).argmax())
             raise ConfigError(
-                f"stream {stream} draws {self._streams[stream].sequence.num_samples} samples, too few for its share of "
-                f"{self._shares[stream]} in a global batch of {self._row_size}; draw more or lower the batch size"
+                f"{self._streams.told(stream)}, too few for its share of {self._shares[stream]} in a global batch of "
+                f"{self._row_size}; draw more or lower the batch size"
             )
 
     def __len__(self) -> int:
@@ -156,14 +210,14 @@ class Stratified(Composed):
         return self._rows * self._row_size
 
     def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """See :class:`~lightning_streaming.order.batchings.EpochSequence`."""
-        check_positions(positions, len(self))
+        """See :class:`Batched`."""
+        check_entries(positions, len(self))
         rows = positions // self._row_size
         columns = positions - rows * self._row_size
         streams = np.searchsorted(self._stops, columns, side="right")
         shares = self._shares[streams]
         entries = rows * shares + columns - (self._stops[streams] - shares)
-        return places_by_stream(streams, entries, lambda stream, ours: self._streams[stream].places(ours))
+        return self._streams.places(streams, entries)
 
 
 def shares_of_batch(proportions: NDArray[np.float64], batch_size: int) -> NDArray[np.int64]:
@@ -192,88 +246,80 @@ def shares_of_batch(proportions: NDArray[np.float64], batch_size: int) -> NDArra
     return shares
 
 
-class PerStream(Composed):
+class PerStream(Batched):
     """Each stream fills as many whole global batches as it can; their order is random.
 
     Args:
-        facts: The epoch.
+        inner: What the epoch draws, each stream shuffled by itself.
+        geometry: What batches are composed for.
 
     Raises:
         ConfigError: A stream fills no global batch.
     """
 
-    def __init__(self, facts: EpochSpec) -> None:
-        super().__init__(facts)
-        self._streams = entries_per_stream(facts, facts.geometry.num_nodes)
-        self._row_size = facts.geometry.global_batch_size
-        self._rows_per_stream = [len(stream) // self._row_size for stream in self._streams]
-        if not all(self._rows_per_stream):
-            stream = self._rows_per_stream.index(0)
-            raise ConfigError(
-                f"stream {stream} draws {self._streams[stream].sequence.num_samples} samples, too few for one global "
-                f"batch of {self._row_size}; raise its weight, lower the batch size or leave it out"
-            )
+    def __init__(self, inner: Shuffled, geometry: BatchGeometry) -> None:
+        super().__init__(inner, geometry)
+        self._streams = _Streams(inner, geometry.num_nodes, geometry.ranks_per_node)
+        self._row_size = geometry.global_batch_size
+        self._rows_per_stream = self._streams.rows(self._row_size, f"global batch of {self._row_size}")
 
     def __len__(self) -> int:
         """Positions of the epoch: whole global batches."""
         return sum(self._rows_per_stream) * self._row_size
 
     def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """See :class:`~lightning_streaming.order.batchings.EpochSequence`."""
-        check_positions(positions, len(self))
+        """See :class:`Batched`."""
+        check_entries(positions, len(self))
         rows = positions // self._row_size
         streams, ordinals = self._origins.find(rows)
         entries = positions + (ordinals - rows) * self._row_size
-        return places_by_stream(streams, entries, lambda stream, ours: self._streams[stream].places(ours))
+        return self._streams.places(streams, entries)
 
     @cached_property
-    def _origins(self) -> RowStreams:
-        (origins,) = row_streams(self._facts, self._rows_per_stream, num_nodes=1)
+    def _origins(self) -> _RowStreams:
+        (origins,) = self._row_streams(self._rows_per_stream, num_nodes=1)
         return origins
 
 
-class DevicePerStream(Composed):
+class DevicePerStream(Batched):
     """Each node fills as many whole batches from each stream as it can; their order is random, node by node.
 
     The sequence takes one batch of each node in turn. A last round that does not give every rank a batch is left out;
     the reference gives it to some of the ranks.
 
     Args:
-        facts: The epoch.
+        inner: What the epoch draws, each stream shuffled by itself.
+        geometry: What batches are composed for.
 
     Raises:
         ConfigError: A stream fills no batch on a node.
     """
 
-    def __init__(self, facts: EpochSpec) -> None:
-        super().__init__(facts)
-        self._row_size = facts.geometry.batch_size
-        self._num_nodes = facts.geometry.num_nodes
-        self._slices_per_node = facts.num_canonical_nodes // self._num_nodes
-        self._streams = entries_per_stream(facts, facts.num_canonical_nodes)
-        self.rows_per_stream = [len(stream) // self._num_nodes // self._row_size for stream in self._streams]
+    def __init__(self, inner: Shuffled, geometry: BatchGeometry) -> None:
+        super().__init__(inner, geometry)
+        self._row_size = geometry.batch_size
+        self._num_nodes = geometry.num_nodes
+        self._canonical = inner.settings.num_canonical_nodes
+        self._slices_per_node = self._canonical // self._num_nodes
+        self._streams = _Streams(inner, self._canonical, geometry.ranks_per_node)
+        self.rows_per_stream = self._streams.rows(
+            self._num_nodes * self._row_size, f"batch of {self._row_size} on each of {self._num_nodes} nodes"
+        )
         """Batches of each stream on each node."""
-        if not all(self.rows_per_stream):
-            stream = self.rows_per_stream.index(0)
-            raise ConfigError(
-                f"stream {stream} draws {self._streams[stream].sequence.num_samples} samples, too few for one batch of "
-                f"{self._row_size} on each of {self._num_nodes} nodes; raise its weight, lower the batch size or "
-                "leave it out"
-            )
 
     def __len__(self) -> int:
         """Positions of the epoch: whole global batches."""
-        ranks_per_node = self._facts.geometry.ranks_per_node
-        return sum(self.rows_per_stream) // ranks_per_node * self._facts.geometry.global_batch_size
+        ranks_per_node = self.geometry.ranks_per_node
+        return sum(self.rows_per_stream) // ranks_per_node * self.geometry.global_batch_size
 
     def most_counted(self, num_ranks: int) -> int:
         """The most samples that a reader of the whole epoch counts: the reference's last round may be partial."""
         del num_ranks
-        return len(self) + self._facts.geometry.global_batch_size
+        return len(self) + self.geometry.global_batch_size
 
     def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """See :class:`~lightning_streaming.order.batchings.EpochSequence`."""
-        check_positions(positions, len(self))
+        """See :class:`Batched`."""
+        check_entries(positions, len(self))
         return self.places_of_rows(positions)
 
     def places_of_rows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -287,100 +333,106 @@ class DevicePerStream(Composed):
             ours = nodes == node
             streams[ours], ordinals[ours] = self._origins[node].find(rounds[ours])
         entries = ordinals * self._row_size + columns
-        return places_by_stream(streams, self._entries_of_stream(nodes, entries), self._places_of_stream)
+        return self._streams.places(streams, self._entries_of_stream(nodes, entries))
 
     def _entries_of_stream(self, nodes: NDArray[np.int64], entries: NDArray[np.int64]) -> NDArray[np.int64]:
         """Entries of a node as entries of the whole stream: its slices in turn, as many of each as it has ranks."""
-        ranks = self._facts.geometry.ranks_per_node
+        ranks = self.geometry.ranks_per_node
         turns, ranks_of_node = np.divmod(entries, ranks)
         steps, slices = np.divmod(turns, self._slices_per_node)
         slices += nodes * self._slices_per_node
-        return (steps * ranks + ranks_of_node) * self._facts.num_canonical_nodes + slices
-
-    def _places_of_stream(self, stream: int, entries: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._streams[stream].places(entries)
+        return (steps * ranks + ranks_of_node) * self._canonical + slices
 
     @cached_property
-    def _origins(self) -> list[RowStreams]:
+    def _origins(self) -> list[_RowStreams]:
         """Of the rounds of each node."""
-        return row_streams(self._facts, self.rows_per_stream, self._num_nodes)
+        return self._row_streams(self.rows_per_stream, self._num_nodes)
 
 
-BATCHINGS: dict[str, Batching] = {
+BATCHINGS: dict[str, Callable[[Shuffled, BatchGeometry], Batched]] = {
     "device_per_stream": DevicePerStream,
     "per_stream": PerStream,
-    "random": random,
+    "random": Random,
     "stratified": Stratified,
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StreamEntries:
-    """One stream's entries in reading order, a few repeated at the end so that all ranks have equally many."""
-
-    sequence: CanonicalSequence
-    """The stream's own sequence."""
-    first_place: int
-    """Where the stream begins in the order of all streams."""
-    num_ranks: int
-    """Ranks to be even for."""
-
-    def __len__(self) -> int:
-        """Entries, with the repeated ones."""
-        return -(-len(self.sequence) // self.num_ranks) * self.num_ranks
-
-    def places(self, entries: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Places in the order of all streams, for entries in ``[0, len(self))``."""
-        steps = read_again(entries, len(self.sequence), self.sequence.num_nodes, self.num_ranks)
-        return self.first_place + self.sequence.places(steps)
+def batched(inner: Shuffled, geometry: BatchGeometry) -> Batched:
+    """Batch what an epoch draws as its settings say; quick, whatever the epoch's size. See :class:`Batched`."""
+    return BATCHINGS[inner.settings.batching_method](inner, geometry)
 
 
-def entries_per_stream(facts: EpochSpec, num_nodes: int) -> list[StreamEntries]:
-    """Each stream's entries.
+class _Streams:
+    """Each stream's entries in reading order, a few repeated at its end so that all ranks have equally many.
 
     Args:
-        facts: The epoch.
+        inner: What the epoch draws, one stream after another.
         num_nodes: Nodes to divide each stream among.
+        ranks_per_node: Ranks to be even for, on each of them.
 
     Raises:
         ConfigError: A stream draws no sample, or too few.
     """
-    entries, first_place = [], 0
-    for stream, samples in enumerate(facts.shape.weights.choose):
-        if not samples:
+
+    def __init__(self, inner: Shuffled, num_nodes: int, ranks_per_node: int) -> None:
+        settings, self._choose = inner.settings, inner.shape.weights.choose
+        if not all(self._choose):
             raise ConfigError(
-                f"stream {stream} draws no sample, so batching_method={facts.settings.batching_method!r} cannot fill "
-                "a batch from it; raise its weight or leave it out"
+                f"stream {self._choose.index(0)} draws no sample, so batching_method={settings.batching_method!r} "
+                "cannot fill a batch from it; raise its weight or leave it out"
             )
-        sequence = CanonicalSequence(
-            num_samples=samples, num_canonical_nodes=facts.num_canonical_nodes, num_nodes=num_nodes
-        )
-        num_ranks = num_nodes * facts.geometry.ranks_per_node
-        entries.append(StreamEntries(sequence=sequence, first_place=first_place, num_ranks=num_ranks))
-        first_place += samples
-    return entries
+        self._sequences = [
+            CanonicalSequence(
+                num_samples=samples, num_canonical_nodes=settings.num_canonical_nodes, num_nodes=num_nodes
+            )
+            for samples in self._choose
+        ]
+        self._machines = BatchGeometry(num_nodes=num_nodes, ranks_per_node=ranks_per_node, batch_size=1)
+        self._first_places = np.cumsum((0, *self._choose)).tolist()
+        lengths = np.asarray([len(sequence) for sequence in self._sequences])
+        self.lengths: NDArray[np.int64] = lengths + -lengths % self._machines.num_ranks
+        """Entries of each stream, with the repeated ones."""
 
+    def told(self, stream: int) -> str:
+        """What an error about a stream begins with."""
+        return f"stream {stream} draws {self._choose[stream]} samples"
 
-def places_by_stream(
-    streams: NDArray[np.integer[Any]],
-    entries: NDArray[np.int64],
-    places_of: Callable[[int, NDArray[np.int64]], NDArray[np.int64]],
-) -> NDArray[np.int64]:
-    """Look up entries of several streams at once, stream by stream.
+    def rows(self, row_size: int, told: str) -> list[int]:
+        """How many rows each stream fills.
 
-    Args:
-        streams: Stream of each entry.
-        entries: Entries in that stream, of the same shape.
-        places_of: Gives the places of one stream's entries.
-    """
-    by_stream = np.argsort(streams, axis=None, kind="stable")
-    in_turn, ours = streams.ravel()[by_stream], entries.ravel()[by_stream]
-    bounds = [0, *(np.flatnonzero(in_turn[1:] != in_turn[:-1]) + 1).tolist(), len(ours)]
-    places = np.empty_like(ours)
-    for first, stop in pairwise(bounds):
-        if first < stop:
-            places[by_stream[first:stop]] = places_of(int(in_turn[first]), ours[first:stop])
-    return places.reshape(entries.shape)
+        Args:
+            row_size: Entries of a row.
+            told: What an error calls it.
+
+        Raises:
+            ConfigError: A stream fills none.
+        """
+        rows: list[int] = (self.lengths // row_size).tolist()
+        if not all(rows):
+            raise ConfigError(
+                f"{self.told(rows.index(0))}, too few for one {told}; raise its weight, lower the batch size or leave "
+                "it out"
+            )
+        return rows
+
+    def places(self, streams: NDArray[np.integer[Any]], entries: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Places in the order of all streams, looked up stream by stream.
+
+        Args:
+            streams: Stream of each entry.
+            entries: Entries in that stream, of the same shape.
+        """
+        by_stream = np.argsort(streams, axis=None, kind="stable")
+        in_turn, ours = streams.ravel()[by_stream], entries.ravel()[by_stream]
+        bounds = [0, *(np.flatnonzero(in_turn[1:] != in_turn[:-1]) + 1).tolist(), len(ours)]
+        places = np.empty_like(ours)
+        for first, stop in pairwise(bounds):
+            if first < stop:
+                stream = int(in_turn[first])
+                sequence = self._sequences[stream]
+                steps = read_again(ours[first:stop], len(sequence), self._machines)
+                places[by_stream[first:stop]] = self._first_places[stream] + sequence.places(steps)
+        return places.reshape(entries.shape)
 
 
 _ROWS_TOGETHER = 1024
@@ -388,29 +440,8 @@ _ROWS_PER_STREAM = 4
 """Rows that are put in order together, at least; and at least so many for each stream."""
 
 
-class RowStreams(Protocol):
-    """The stream of each row."""
-
-    def find(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
-        """The stream of each row, and how many rows that stream has filled before it; of the shape of ``rows``."""
-
-
-def row_streams(facts: EpochSpec, rows_per_stream: Sequence[int], num_nodes: int) -> list[RowStreams]:
-    """Put the rows of all streams in random order, on each node by itself; each stream's rows keep theirs.
-
-    Args:
-        facts: The epoch.
-        rows_per_stream: Rows that each stream fills on a node.
-        num_nodes: Nodes.
-    """
-    if is_on_demand(facts.settings):
-        return [ComputedRowStreams(rows_per_stream, (facts.batch_seed, node)) for node in range(num_nodes)]
-    generator = np.random.default_rng(facts.batch_seed)  # one for all nodes
-    return [draw_row_streams(rows_per_stream, generator) for _ in range(num_nodes)]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class DrawnRowStreams:
+class _DrawnRowStreams:
     """All rows at hand, as the reference draws them; in few bytes, as every process has its own."""
 
     streams: NDArray[np.unsignedinteger[Any]]
@@ -419,11 +450,11 @@ class DrawnRowStreams:
     """Counts the rows of that stream from 0."""
 
     def find(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
-        """See :class:`RowOrigins`."""
+        """The stream of each row, and how many rows that stream has filled before it; of the shape of ``rows``."""
         return self.streams[rows], self.ordinals[rows].astype(np.int64)
 
 
-def draw_row_streams(rows_per_stream: Sequence[int], generator: np.random.Generator) -> DrawnRowStreams:
+def draw_row_streams(rows_per_stream: Sequence[int], generator: np.random.Generator) -> _DrawnRowStreams:
     """Shuffle the rows.
 
     For example with 2 rows of stream 0 and 1 of stream 1: streams 0 1 0, ordinals 0 0 1.
@@ -435,7 +466,7 @@ def draw_row_streams(rows_per_stream: Sequence[int], generator: np.random.Genera
     generator.shuffle(streams)
     ordinals = np.empty(len(streams), np.min_scalar_type(len(streams)))
     ordinals[np.argsort(streams, kind="stable")] = np.concatenate([np.arange(rows) for rows in rows_per_stream])
-    return DrawnRowStreams(streams, ordinals)
+    return _DrawnRowStreams(streams, ordinals)
 
 
 class ComputedRowStreams:
@@ -456,7 +487,7 @@ class ComputedRowStreams:
         self._num_chunks = -(-self._total // chunk)
 
     def find(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
-        """See :class:`RowOrigins`."""
+        """The stream of each row, and how many rows that stream has filled before it; of the shape of ``rows``."""
         chunks = self._chunk_of(rows)
         streams, ordinals = np.empty_like(rows), np.empty_like(rows)
         for chunk in np.unique(chunks).tolist():
@@ -477,3 +508,7 @@ class ComputedRowStreams:
         first, last = int(guessed.min(initial=0)), int(guessed.max(initial=0)) + 2
         starts = np.asarray([self._rows_before(chunk).sum() for chunk in range(first, last)])
         return first - 1 + np.searchsorted(starts, rows, side="right")
+
+
+_RowStreams = _DrawnRowStreams | ComputedRowStreams
+"""The stream of each row."""

@@ -1,8 +1,8 @@
 """The shuffle ``blockwise``: an order of any size, in which any place is worked out by itself and nothing is drawn.
 
-    DrawnUnits   the units to shuffle: shards repeated whole, and parts of shards
-    Pieces       place among a canonical node's shards, one after another  ->  sample id
-    Blocks       place in the epoch's order  ->  place among a canonical node's shards, mixed within a block
+    _DrawnUnits   the units to shuffle: shards repeated whole, and parts of shards
+    _Pieces       place among a canonical node's shards, one after another  ->  sample id
+    Blocks        place in the epoch's order  ->  place among a canonical node's shards, mixed within a block
 
 Memory and set-up grow with shards and canonical nodes; a sample id costs the same at any place of any epoch.
 
@@ -13,19 +13,21 @@ ask for new shards all at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.order.permutation import Permutations, drawn_keys, numbered_keys
 from lightning_streaming.order.runs import RunLookup
-from lightning_streaming.order.sequence import check_positions
-from lightning_streaming.order.settings import OrderSettings, SettledOrder
-from lightning_streaming.order.shuffles import ShuffleTask, Spans, spans_per_canonical_node
+from lightning_streaming.order.sequence import check_entries
+from lightning_streaming.order.settings import SettledOrder
+from lightning_streaming.order.shuffles import ShuffleTask, Spans, joined_spans, spans_per_canonical_node
+from lightning_streaming.order.weights import StreamGroup
 
 _CHUNK = 16_384
 """Places worked on at once: few enough that all about them stays in the processor's cache."""
@@ -35,84 +37,67 @@ _CHUNK = 16_384
 class BlockwiseOrder:
     """An epoch's samples: canonical nodes one after another, each its shards in random order, mixed within blocks."""
 
-    blocks: Blocks | None
-    """How places are mixed; None where they are not."""
-    pieces: Pieces
+    blocks: Blocks
+    """How places are mixed."""
+    pieces: _Pieces
     """The shards behind the places."""
 
     def __len__(self) -> int:
         """Places: the samples that the epoch draws."""
         return len(self.pieces)
 
-    def __getitem__(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    def ids(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Sample ids at these places, of the same shape.
 
         Raises:
             SampleIndexError: A place lies outside ``[0, len(self))``.
         """
-        check_positions(places, len(self), called="places")
+        check_entries(places, len(self), called="places")
         flat = np.ascontiguousarray(places, np.int64).reshape(-1)
         ids = np.empty_like(flat)
         for start in range(0, len(flat), _CHUNK):
             chunk = flat[start : start + _CHUNK]
-            laid_out = chunk if self.blocks is None else self.blocks.mixed(chunk)
-            ids[start : start + _CHUNK] = self.pieces.ids(laid_out)
+            ids[start : start + _CHUNK] = self.pieces.ids(self.blocks.mixed(chunk))
         return ids.reshape(places.shape)
 
 
-def blockwise_order(
-    shard_sizes: Sequence[NDArray[np.int64]],
-    choose: Sequence[int],
-    settings: SettledOrder,
-    epoch: int,
-    first_id: int,
-    block_size: int,
-) -> BlockwiseOrder:
-    """The order of streams that are drawn and shuffled together.
+def blockwise_order(groups: Iterable[StreamGroup], settings: SettledOrder, epoch: int) -> BlockwiseOrder:
+    """The order of one group of streams after another.
 
     Takes time and memory for each shard and canonical node, none for a sample.
 
     Args:
-        shard_sizes: Samples in each shard, per stream.
-        choose: Samples to draw from each stream; more than it holds repeats it.
+        groups: At least one. Their block size is about how many samples are mixed with each other; below 1 as 1.
         settings: Which shuffle it names does not matter here.
         epoch: Counts from 0.
-        first_id: Sample id at which the first shard of the first stream starts.
-        block_size: Samples to mix with each other, about; below 1 as 1.
-
-    Returns:
-        An order of ``sum(choose)`` samples.
     """
-    drawn = draw_units(shard_sizes, choose, settings, epoch, first_id)
-    if not settings.shuffle:
-        return BlockwiseOrder(None, pieces_of(drawn, Spans(np.cumsum(drawn.sizes) - drawn.sizes, drawn.sizes)))
-    generator = generator_for(RandomPurpose.MIXING, settings.shuffle_seed, epoch, first_id)
-    spans = _laid_out(drawn, settings.num_canonical_nodes, settings.shuffle_seed, epoch, generator)
-    blocks = cut_blocks(sum(choose), settings.num_canonical_nodes, block_size, generator)
-    return BlockwiseOrder(blocks, pieces_of(drawn, spans))
+    orders: list[BlockwiseOrder] = []
+    first_place = first_part = 0
+    for group in groups:
+        drawn = _draw_units(group, settings, epoch)
+        generator = _generator_for(_RandomPurpose.MIXING, settings.shuffle_seed, epoch, group.first_id)
+        task = ShuffleTask(
+            units=drawn.sizes,
+            num_canonical_nodes=settings.num_canonical_nodes,
+            seed=settings.shuffle_seed,
+            epoch=epoch,
+            block_size=1,
+        )
+        spans = joined_spans(spans_per_canonical_node(task, generator))
+        num_samples = sum(group.choose)
+        blocks = cut_blocks(num_samples, settings.num_canonical_nodes, group.block_size, generator, first_place)
+        orders.append(BlockwiseOrder(blocks, _pieces_of(drawn, spans, first_place, first_part)))
+        first_place, first_part = first_place + num_samples, first_part + len(drawn.part_table.keys)
+    joined: BlockwiseOrder = _joined(orders)
+    return joined
 
 
-def _laid_out(
-    drawn: DrawnUnits, num_canonical_nodes: int, seed: int, epoch: int, generator: np.random.Generator
-) -> Spans:
-    """Each canonical node's spans of the units, in this epoch's order, one canonical node after another."""
-    task = ShuffleTask(units=drawn.sizes, num_canonical_nodes=num_canonical_nodes, seed=seed, epoch=epoch, block_size=1)
-    parts = spans_per_canonical_node(task, generator)
-    return Spans(np.concatenate([part.firsts for part in parts]), np.concatenate([part.sizes for part in parts]))
-
-
-def joined_orders(orders: Sequence[BlockwiseOrder]) -> BlockwiseOrder:
-    """One order after another, for streams that are drawn and shuffled each by itself.
-
-    Args:
-        orders: At least one; all shuffled, or none.
-    """
-    if len(orders) == 1:
-        return orders[0]
-    shuffled = [order.blocks for order in orders if order.blocks is not None]
-    return BlockwiseOrder(
-        joined_blocks(shuffled) if shuffled else None, joined_pieces([order.pieces for order in orders])
-    )
+def _joined(several: Sequence[Any]) -> Any:
+    """Dataclasses of arrays as one of their kind, each array one after another."""
+    kind = type(several[0])
+    if kind is np.ndarray:
+        return np.concatenate(several)
+    return kind(*(_joined([getattr(one, field.name) for one in several]) for field in fields(kind)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +141,9 @@ class Blocks:
         return places - indexes + self._permutations.permuted(rows, indexes, keys)
 
 
-def cut_blocks(num_samples: int, num_canonical_nodes: int, block_size: int, generator: np.random.Generator) -> Blocks:
+def cut_blocks(
+    num_samples: int, num_canonical_nodes: int, block_size: int, generator: np.random.Generator, first_place: int = 0
+) -> Blocks:
     """Cut each canonical node ``c``, which owns places ``[n * c // C, n * (c + 1) // C)``, into blocks.
 
     Args:
@@ -164,14 +151,15 @@ def cut_blocks(num_samples: int, num_canonical_nodes: int, block_size: int, gene
         num_canonical_nodes: Canonical nodes, C.
         block_size: Places in a block, about.
         generator: Draws the keys, this epoch's.
+        first_place: From which places are counted.
     """
-    borders = num_samples * np.arange(num_canonical_nodes + 1) // num_canonical_nodes
+    borders = first_place + num_samples * np.arange(num_canonical_nodes + 1) // num_canonical_nodes
     totals = np.diff(borders)
     firsts, counts = staggered_blocks(totals, max(min(block_size, num_samples), 1))
     small, larger = np.divmod(totals - firsts, np.maximum(counts, 1))
     sizes = np.column_stack([firsts, small + 1, small])
     starts = borders[:-1, np.newaxis] + np.column_stack([np.zeros_like(firsts), firsts, firsts + larger * (small + 1)])
-    stops = np.append(starts.ravel()[1:], num_samples)
+    stops = np.append(starts.ravel()[1:], borders[-1])
     return Blocks(starts.ravel(), stops, sizes.ravel(), drawn_keys(generator, sizes.size))
 
 
@@ -193,20 +181,8 @@ def staggered_blocks(totals: NDArray[np.int64], block_size: int) -> tuple[NDArra
     return firsts, counts
 
 
-def joined_blocks(several: Sequence[Blocks]) -> Blocks:
-    """One after another."""
-    ends = [int(blocks.stops[-1]) for blocks in several]
-    first_places = (np.cumsum(ends) - ends).tolist()
-    return Blocks(
-        np.concatenate([blocks.starts + first for blocks, first in zip(several, first_places, strict=True)]),
-        np.concatenate([blocks.stops + first for blocks, first in zip(several, first_places, strict=True)]),
-        np.concatenate([blocks.sizes for blocks in several]),
-        np.concatenate([blocks.keys for blocks in several]),
-    )
-
-
 @dataclass(frozen=True, eq=False)
-class Pieces:
+class _Pieces:
     """Units, or what a border between canonical nodes left of them, in the order in which they are laid out."""
 
     stops: NDArray[np.int64]
@@ -215,7 +191,7 @@ class Pieces:
     """From a place in the piece to a sample id; for a part of a shard, to an index in the shard's permutation."""
     parts: NDArray[np.int64]
     """Which of ``part_table`` each piece is of; -1 for whole shards."""
-    part_table: PartialShards
+    part_table: _PartialShards
     """The shards that give a part of their samples."""
 
     def __len__(self) -> int:
@@ -245,47 +221,27 @@ class Pieces:
         return self.part_table.first_ids.take(parts) + samples
 
 
-def pieces_of(drawn: DrawnUnits, spans: Spans) -> Pieces:
+def _pieces_of(drawn: _DrawnUnits, spans: Spans, first_place: int, first_part: int) -> _Pieces:
     """Lay out spans of the drawn units one after another.
 
     Args:
         drawn: The units.
         spans: Runs of places in the units, counted through all units in their order; none reaches across units.
+        first_place: Where the first is laid.
+        first_part: How many parts of shards there are before.
     """
     unit_stops = np.cumsum(drawn.sizes)
     units = RunLookup(unit_stops).find(spans.firsts)
-    stops = np.cumsum(spans.sizes)
+    stops = first_place + np.cumsum(spans.sizes)
     parts = drawn.parts[units]
     skipped = spans.firsts - (unit_stops - drawn.sizes)[units]
     firsts = np.where(parts < 0, drawn.first_ids[units], 0) + skipped
-    return Pieces(stops, firsts - (stops - spans.sizes), parts, drawn.part_table)
-
-
-def joined_pieces(several: Sequence[Pieces]) -> Pieces:
-    """One after another."""
-    lengths = np.asarray([len(pieces) for pieces in several], np.int64)
-    first_places = (np.cumsum(lengths) - lengths).tolist()
-    table_sizes = np.asarray([len(pieces.part_table.keys) for pieces in several], np.int64)
-    first_parts = (np.cumsum(table_sizes) - table_sizes).tolist()
-    return Pieces(
-        np.concatenate([pieces.stops + first for pieces, first in zip(several, first_places, strict=True)]),
-        np.concatenate([pieces.id_minus_place - first for pieces, first in zip(several, first_places, strict=True)]),
-        np.concatenate(
-            [
-                np.where(pieces.parts < 0, -1, pieces.parts + first)
-                for pieces, first in zip(several, first_parts, strict=True)
-            ]
-        ),
-        PartialShards(
-            np.concatenate([pieces.part_table.first_ids for pieces in several]),
-            np.concatenate([pieces.part_table.shard_sizes for pieces in several]),
-            np.concatenate([pieces.part_table.keys for pieces in several]),
-        ),
-    )
+    parts = np.where(parts < 0, -1, parts + first_part)
+    return _Pieces(stops, firsts - (stops - spans.sizes), parts, drawn.part_table)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PartialShards:
+class _PartialShards:
     """Parts of shards: of each, the first so many samples of the shard's permutation."""
 
     first_ids: NDArray[np.int64]
@@ -297,7 +253,7 @@ class PartialShards:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DrawnUnits:
+class _DrawnUnits:
     """Units in the order of their shards: each full repeat of a shard, and each part of one."""
 
     sizes: NDArray[np.int64]
@@ -306,47 +262,37 @@ class DrawnUnits:
     """Sample id at which the unit's shard starts."""
     parts: NDArray[np.int64]
     """Which of ``part_table`` each unit is; -1 for whole shards."""
-    part_table: PartialShards
+    part_table: _PartialShards
     """The shards that give a part of their samples."""
 
 
-def draw_units(
-    shard_sizes: Sequence[NDArray[np.int64]], choose: Sequence[int], settings: OrderSettings, epoch: int, first_id: int
-) -> DrawnUnits:
-    """Draw ``choose[s]`` samples from each stream ``s``.
-
-    Args:
-        shard_sizes: Samples in each shard, per stream.
-        choose: Samples to draw from each stream; more than it holds repeats it.
-        settings: Seed, method and granularity.
-        epoch: Counts from 0.
-        first_id: Sample id at which the first shard starts.
-    """
-    sizes = np.concatenate(shard_sizes)
-    counts = _counts(shard_sizes, choose, settings, epoch, first_id)
+def _draw_units(group: StreamGroup, settings: SettledOrder, epoch: int) -> _DrawnUnits:
+    """Draw ``choose[s]`` samples from each stream ``s``."""
+    seed, first_id = settings.shuffle_seed, group.first_id
+    sizes = np.concatenate(group.shard_sizes)
+    count_epoch = epoch if settings.redraws_shards else 0
+    counts = np.concatenate(
+        [
+            shard_counts(
+                stream_sizes,
+                wanted,
+                settings.sampling_granularity,
+                _generator_for(_RandomPurpose.COUNTS, seed, count_epoch, first_id, stream),
+            )
+            for stream, (stream_sizes, wanted) in enumerate(zip(group.shard_sizes, group.choose, strict=True))
+        ]
+    )
     repeats, rest = np.divmod(counts, np.maximum(sizes, 1))
     first_ids = first_id + np.cumsum(sizes) - sizes
     partial = np.flatnonzero(rest)
     part_epoch = epoch if settings.sampling_method == "balanced" else 0
-    generator = generator_for(RandomPurpose.PARTS, settings.shuffle_seed, part_epoch, first_id)
+    generator = _generator_for(_RandomPurpose.PARTS, seed, part_epoch, first_id)
     # A key for every shard, so that which samples it gives does not hang on which other shards give a part.
     keys = drawn_keys(generator, len(sizes) if partial.size else 0)
-    return DrawnUnits(
+    return _DrawnUnits(
         *_units(sizes, first_ids, repeats, rest),
-        PartialShards(first_ids[partial], sizes[partial], keys[partial]),
+        _PartialShards(first_ids[partial], sizes[partial], keys[partial]),
     )
-
-
-def _counts(
-    shard_sizes: Sequence[NDArray[np.int64]], choose: Sequence[int], settings: OrderSettings, epoch: int, first_id: int
-) -> NDArray[np.int64]:
-    """Samples that each shard gives."""
-    count_epoch = epoch if settings.redraws_shards else 0
-    counts = []
-    for stream, (sizes, wanted) in enumerate(zip(shard_sizes, choose, strict=True)):
-        generator = generator_for(RandomPurpose.COUNTS, settings.shuffle_seed, count_epoch, first_id, stream)
-        counts.append(shard_counts(sizes, wanted, settings.sampling_granularity, generator))
-    return np.concatenate(counts)
 
 
 def _units(
@@ -425,7 +371,7 @@ def _corrected(parts: NDArray[np.int64], sizes: NDArray[np.int64], rest: int) ->
     return parts + correction
 
 
-class RandomPurpose(IntEnum):
+class _RandomPurpose(IntEnum):
     """What a generator is for; the numbers are part of every run in progress."""
 
     COUNTS = 0
@@ -436,7 +382,9 @@ class RandomPurpose(IntEnum):
     """In which order shards and samples are read."""
 
 
-def generator_for(purpose: RandomPurpose, seed: int, epoch: int, first_id: int, stream: int = 0) -> np.random.Generator:
+def _generator_for(
+    purpose: _RandomPurpose, seed: int, epoch: int, first_id: int, stream: int = 0
+) -> np.random.Generator:
     """A fresh generator that no other purpose, epoch, group or stream has.
 
     Args:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.order.blockwise import blockwise_order, joined_orders
+from lightning_streaming.order.blockwise import BlockwiseOrder, blockwise_order
 from lightning_streaming.order.runs import RunLookup, write_runs
+from lightning_streaming.order.sequence import SampleSequence, digest_of
 from lightning_streaming.order.settings import OrderSettings, SettledOrder
 from lightning_streaming.order.shuffles import ShuffleTask, shuffle_into, shuffle_items
-from lightning_streaming.order.weights import DatasetShape
+from lightning_streaming.order.weights import DatasetShape, StreamGroup
 
 _ORDER_VERSION = 2
 """Raised when the same settings come to mean another order, or other bytes, so that files made before are not taken
@@ -26,118 +26,125 @@ _CHUNK = 1 << 20
 """Ids that are looked up at once: what is needed besides the order itself stays small."""
 
 
-class Order(Protocol):
-    """The sample id at each place of an epoch's order; an array is one, and so is what works ids out when asked."""
-
-    def __len__(self) -> int:
-        """Places: the samples that an epoch draws."""
-
-    def __getitem__(self, places: NDArray[np.int64]) -> NDArray[np.integer[Any]]:
-        """Sample ids at these places, of the same shape."""
+def drawn_here(order: Shuffled) -> NDArray[np.integer[Any]]:
+    """Draw an order into an array of this process's own."""
+    out = np.empty(len(order), order.dtype)
+    order.draw_into(out)
+    return out
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Group:
-    """Streams that are drawn and shuffled together."""
+@dataclass(frozen=True, eq=False)
+class Shuffled(SampleSequence):
+    """The samples that an epoch draws, shuffled: all streams as one, or one stream after another.
 
-    shard_sizes: tuple[NDArray[np.int64], ...]
-    choose: tuple[int, ...]
-    first_id: int
-    block_size: int
-
-    @property
-    def num_samples(self) -> int:
-        """Samples that an epoch draws from these streams."""
-        return sum(self.choose)
-
-
-def _groups(settings: SettledOrder, shape: DatasetShape) -> Iterator[_Group]:
-    """All streams in one group where they share batches freely; otherwise each by itself, in a block of its share."""
-    if settings.batching_method == "random":
-        yield _Group(
-            shard_sizes=shape.shard_sizes,
-            choose=shape.weights.choose,
-            first_id=0,
-            block_size=settings.shuffle_block_size,
-        )
-        return
-    first_id = 0
-    for sizes, choose, proportion in zip(
-        shape.shard_sizes, shape.weights.choose, shape.weights.proportion, strict=True
-    ):
-        block_size = int(settings.shuffle_block_size * proportion)
-        yield _Group(shard_sizes=(sizes,), choose=(choose,), first_id=first_id, block_size=block_size)
-        first_id += int(sizes.sum())
-
-
-def draw_order(settings: SettledOrder, shape: DatasetShape, epoch: int) -> Order | None:
-    """Draw and shuffle the samples of one epoch: the part of planning that takes time and memory for each sample.
+    Nothing is drawn before ids are asked for, and then once.
 
     Args:
         settings: How it is ordered.
         shape: The data.
         epoch: Counts from 0.
-
-    Returns:
-        The samples of the epoch, one group of streams after another, as an array of :func:`order_dtype` or as what
-        works ids out when asked; None where each place reads the sample of its own number.
+        draw: Draws it, where each id cannot be worked out by itself.
 
     Raises:
-        ConfigError: The epoch is negative, or the samples or the block are too few for the shuffle algorithm.
+        ConfigError: The epoch is negative; or, when it is drawn, the samples or the block are too few for the shuffle
+            algorithm.
     """
-    _check_epoch(epoch)
-    if is_identity(settings, shape):
-        return None
-    if is_on_demand(settings):
-        return _order_on_demand(settings, shape, epoch)
-    order = np.empty(shape.epoch_size, order_dtype(shape))
-    draw_into(settings, shape, epoch, order)
-    return order
+
+    settings: SettledOrder
+    shape: DatasetShape
+    epoch: int
+    draw: Callable[[Shuffled], NDArray[np.integer[Any]]] = drawn_here
+
+    def __post_init__(self) -> None:
+        if self.epoch < 0:
+            raise ConfigError(f"epochs count from 0, but got {self.epoch}")
+
+    def __len__(self) -> int:
+        """Places: the samples that the epoch draws."""
+        return self.shape.epoch_size
+
+    def ids(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Sample ids at places in ``[0, len(self))``, of any shape."""
+        order = self._order
+        if order is None:
+            return self.shape.ids(places)
+        if isinstance(order, BlockwiseOrder):
+            return self.shape.ids(order.ids(places))
+        return self.shape.ids(order[places].astype(np.int64, copy=False))
+
+    @property
+    def digest(self) -> str:
+        """See :class:`~lightning_streaming.order.sequence.SampleSequence`; no matter how it is drawn."""
+        return digest_of(_ORDER_VERSION, asdict(self.settings), self.epoch, self.shape.digest)
+
+    @property
+    def dtype(self) -> np.dtype[np.integer[Any]]:
+        """The smallest that :meth:`draw_into` can fill: 4 bytes wherever they hold every sample id and every place."""
+        return np.dtype(np.uint32 if max(len(self.shape), len(self)) <= 1 << 32 else np.int64)
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the epoch reads every sample once, in the order of the ids."""
+        sizes = [int(sizes.sum()) for sizes in self.shape.shard_sizes]
+        return not self.settings.shuffle and list(self.shape.weights.choose) == sizes
+
+    @property
+    def is_on_demand(self) -> bool:
+        """Whether ids are worked out when asked for, so that nothing is drawn beforehand."""
+        return self.settings.shuffle and self.settings.shuffle_algo == "blockwise"
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the order has to be drawn whole before any id of it is known."""
+        return not (self.is_identity or self.is_on_demand)
+
+    def drawn(self) -> Shuffled:
+        """The same, drawn at once rather than when ids are first asked for."""
+        self.ids(np.empty(0, np.int64))
+        return self
+
+    def draw_into(self, out: NDArray[np.integer[Any]]) -> None:
+        """Fill an array, which may be a mapped file, with the sample id at each place.
+
+        Besides ``out`` this takes memory for one canonical node's blocks, and where streams are weighted for one more
+        array of the size of ``out``.
+
+        Args:
+            out: One dimension, ``len(self)`` long, of :attr:`dtype` or wider.
+
+        Raises:
+            ConfigError: The samples or the block are too few for the shuffle algorithm.
+        """
+        stop = 0
+        for group in self._groups():
+            start, stop = stop, stop + sum(group.choose)
+            _draw_group(group, self.settings, self.epoch, out[start:stop])
+
+    @cached_property
+    def _order(self) -> NDArray[np.integer[Any]] | BlockwiseOrder | None:
+        """None where each place reads the sample of its own number."""
+        if self.is_drawn:
+            return self.draw(self)
+        if self.is_identity:
+            return None
+        return blockwise_order(self._groups(), self.settings, self.epoch)
+
+    def _groups(self) -> Iterator[StreamGroup]:
+        """All streams where they share batches freely; otherwise each by itself, in a block of its share."""
+        shape, block_size, first_id = self.shape, self.settings.shuffle_block_size, 0
+        if self.settings.batching_method == "random":
+            yield StreamGroup(
+                shard_sizes=shape.shard_sizes, choose=shape.weights.choose, first_id=0, block_size=block_size
+            )
+            return
+        for sizes, choose, share in zip(shape.shard_sizes, shape.weights.choose, shape.weights.proportion, strict=True):
+            yield StreamGroup(
+                shard_sizes=(sizes,), choose=(choose,), first_id=first_id, block_size=int(block_size * share)
+            )
+            first_id += int(sizes.sum())
 
 
-def draw_into(settings: SettledOrder, shape: DatasetShape, epoch: int, out: NDArray[np.integer[Any]]) -> None:
-    """Fill an array, which may be a mapped file, with what :func:`draw_order` returns as one of its own.
-
-    Besides ``out`` this takes memory for one canonical node's blocks, and where streams are weighted for one more array
-    of the size of ``out``.
-
-    Args:
-        settings: Settled; of an order that is not on demand.
-        shape: The data.
-        epoch: Counts from 0.
-        out: One dimension, ``shape.epoch_size`` long, of :func:`order_dtype` or wider.
-
-    Raises:
-        ConfigError: The epoch is negative, or the samples or the block are too few for the shuffle algorithm.
-    """
-    _check_epoch(epoch)
-    stop = 0
-    for group in _groups(settings, shape):
-        start, stop = stop, stop + group.num_samples
-        _draw_group(group, settings, epoch, out[start:stop])
-
-
-def order_dtype(shape: DatasetShape) -> np.dtype[np.integer[Any]]:
-    """The smallest dtype of an order: 4 bytes wherever they hold every sample id and every place."""
-    return np.dtype(np.uint32 if max(shape.num_samples, shape.epoch_size) <= 1 << 32 else np.int64)
-
-
-def is_identity(settings: OrderSettings, shape: DatasetShape) -> bool:
-    """Whether an epoch reads every sample once, in the order of the ids."""
-    return not settings.shuffle and list(shape.weights.choose) == [int(sizes.sum()) for sizes in shape.shard_sizes]
-
-
-def is_on_demand(settings: OrderSettings) -> bool:
-    """Whether ids are worked out when asked for, so that nothing is drawn beforehand."""
-    return settings.shuffle and settings.shuffle_algo == "blockwise"
-
-
-def _check_epoch(epoch: int) -> None:
-    if epoch < 0:
-        raise ConfigError(f"epochs count from 0, but got {epoch}")
-
-
-def _draw_group(group: _Group, settings: SettledOrder, epoch: int, out: NDArray[np.integer[Any]]) -> None:
+def _draw_group(group: StreamGroup, settings: SettledOrder, epoch: int, out: NDArray[np.integer[Any]]) -> None:
     drawn = resample(group.shard_sizes, group.choose, settings, epoch, out.dtype)
     if settings.shuffle:
         task = ShuffleTask(
@@ -163,35 +170,6 @@ def _look_up(sample_ids: NDArray[np.integer[Any]], out: NDArray[np.integer[Any]]
     for start in range(0, len(out), _CHUNK):
         chunk = out[start : start + _CHUNK]
         chunk[:] = sample_ids[chunk]
-
-
-def _order_on_demand(settings: SettledOrder, shape: DatasetShape, epoch: int) -> Order:
-    return joined_orders(
-        [
-            blockwise_order(group.shard_sizes, group.choose, settings, epoch, group.first_id, group.block_size)
-            for group in _groups(settings, shape)
-        ]
-    )
-
-
-def order_digest(settings: SettledOrder, shape: DatasetShape, epoch: int) -> str:
-    """Name what :func:`draw_order` would give, without drawing it.
-
-    Returns:
-        32 hexadecimal digits; equal digests mean equal orders.
-    """
-    facts = {
-        "version": _ORDER_VERSION,
-        "settings": asdict(settings),
-        "shards": [len(sizes) for sizes in shape.shard_sizes],
-        "choose": shape.weights.choose,
-        "proportion": shape.weights.proportion,
-        "epoch": epoch,
-    }
-    digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16)
-    for sizes in shape.shard_sizes:
-        digest.update(sizes.astype("<i8").tobytes())
-    return digest.hexdigest()
 
 
 _PICKS_CHUNK = 1 << 18

@@ -1,10 +1,7 @@
-"""How a sequence is divided among nodes, ranks and batches, and which of its positions are skipped.
+"""How a sequence is divided among nodes, ranks and batches.
 
 A global batch is a run of ``P * R * B`` entries of a sequence, for ``P`` nodes of ``R`` ranks with ``B`` samples each.
 A :class:`Layout` says which of these each rank gets, a :class:`Partition` does it for a whole epoch.
-
-Positions are those of the whole sequence. What is kept is numbered for itself: with positions 2 and 3 skipped, entry 3
-is position 5. So a saved position means the same with and without skipped positions.
 
 A run may go on in the middle of an epoch with other machines. Batching methods that compose batches then keep those of
 the machines that the epoch began with (:func:`epoch_geometry`): the sequence stays, and is divided among the new ranks
@@ -13,94 +10,16 @@ in runs of their global batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.order.sequence import fits
+from lightning_streaming.order.canonical import fits
+from lightning_streaming.order.sequence import SampleSequence
 from lightning_streaming.order.settings import SettledOrder
-
-EpochPosition = tuple[int, int]
-"""Epoch, and position in its sequence."""
-SkippedRange = tuple[EpochPosition, EpochPosition]
-"""From a position up to, and without, a later one; maybe of another epoch."""
-
-_ENDLESS = 2**62
-"""Beyond every sequence."""
-
-
-@dataclass(frozen=True)
-class SkippedPositions:
-    """Runs of one epoch's positions that are skipped.
-
-    Args:
-        runs: ``(start, stop)`` in order, none empty, and none touching the next; stop is exclusive, and may lie beyond
-            the sequence.
-    """
-
-    runs: tuple[tuple[int, int], ...] = ()
-
-    def kept_before(self, position: int) -> int:
-        """Positions before this one that are kept."""
-        return position - sum(min(position, stop) - start for start, stop in self.runs if start < position)
-
-    def positions(self, entries: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Positions of kept entries, of the same shape. Those of entries that no sequence has are not told."""
-        if not self.runs:
-            return entries
-        closed, skipped = self._shifts
-        shifted: NDArray[np.int64] = entries + skipped[np.searchsorted(closed, entries, side="right")]
-        return shifted
-
-    def position_after(self, entries: int) -> int:
-        """Where a reader stands who has read so many entries: right after the last, before a skipped run."""
-        return int(self.positions(np.asarray([entries - 1]))[0]) + 1 if entries else 0
-
-    @cached_property
-    def _shifts(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Entries at which each run was closed, and how many positions were left out before: one more of these."""
-        starts, stops = np.asarray(self.runs, np.int64).T
-        skipped = np.cumsum(stops - starts)
-        return starts - np.r_[0, skipped[:-1]], np.r_[0, skipped]
-
-
-NOTHING_SKIPPED = SkippedPositions()
-
-
-def joined_ranges(ranges: Iterable[SkippedRange]) -> list[SkippedRange]:
-    """The same ranges in order, those that overlap or touch made one, empty ones left out."""
-    found: list[SkippedRange] = []
-    for start, stop in sorted(ranges):
-        if start >= stop:
-            continue
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(stop, found[-1][1])
-        else:
-            found.append((start, stop))
-    return found
-
-
-def skipped_in_epoch(ranges: Iterable[SkippedRange], epoch: int) -> SkippedPositions:
-    """What some ranges skip of one epoch."""
-    runs = [
-        (start if first == epoch else 0, stop if last == epoch else _ENDLESS)
-        for (first, start), (last, stop) in joined_ranges(ranges)
-        if first <= epoch <= last
-    ]
-    return SkippedPositions(tuple(run for run in runs if run[0] < run[1]))
-
-
-def first_epoch_not_skipped(ranges: Iterable[SkippedRange], epoch: int) -> int:
-    """The first epoch from this one on of which not everything is skipped."""
-    for start, (last, _) in joined_ranges(ranges):
-        if start <= (epoch, 0) and epoch < last:
-            epoch = last
-    return epoch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +32,13 @@ class BatchGeometry:
     """Ranks on each node, R."""
     batch_size: int
     """Samples in a batch of one rank, B."""
+
+    def __post_init__(self) -> None:
+        if min(self.num_nodes, self.ranks_per_node, self.batch_size) < 1:
+            raise ConfigError(
+                f"nodes, ranks per node and batch size must be positive, but got {self.num_nodes}, "
+                f"{self.ranks_per_node} and {self.batch_size}"
+            )
 
     @property
     def num_ranks(self) -> int:
@@ -181,64 +107,42 @@ class Regrouped:
 class Partition:
     """How the rest of a sequence is divided among nodes, ranks and batches.
 
-    Global batch ``t`` is the ``t``-th run of ``global_batch_size`` entries from ``start`` on, divided by ``layout``;
-    skipped entries are passed over, as if the sequence did not have them. What is left at the end and fills no global
-    batch is divided in turn, and a few entries are read a second time, so that all ranks have equally many batches and
-    samples.
+    Global batch ``t`` is the ``t``-th run of ``global_batch_size`` entries from ``start`` on, divided by ``layout``.
+    What is left at the end and fills no global batch is divided in turn, and a few entries are read a second time, so
+    that all ranks have equally many batches and samples.
     """
 
-    length: int
-    """Entries of the sequence."""
-    start: int
-    """Position where it starts, in ``[0, length]``."""
-    num_nodes: int
-    """Nodes, P."""
-    ranks_per_node: int
-    """Ranks on each node, R."""
-    batch_size: int
-    """Samples in a batch of one rank, B."""
+    sequence: SampleSequence
+    """What is divided."""
+    start: int = 0
+    """Position where it starts, in ``[0, sequence.end]``."""
+    geometry: BatchGeometry
+    """The machines that read it, replication divided out."""
     layout: Layout = INTERLEAVED
     """Which entries of a global batch each rank gets."""
-    skipped: SkippedPositions = NOTHING_SKIPPED
-    """Entries that nobody reads."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.start <= self.length:
-            raise ConfigError(f"a partition must start in [0, {self.length}], but got {self.start}")
-        if min(self.num_nodes, self.ranks_per_node, self.batch_size) < 1:
-            raise ConfigError(
-                f"nodes, ranks per node and batch size must be positive, but got {self.num_nodes}, "
-                f"{self.ranks_per_node} and {self.batch_size}"
-            )
+        if not 0 <= self.start <= self.sequence.end:
+            raise ConfigError(f"a partition must start in [0, {self.sequence.end}], but got {self.start}")
 
     @property
-    def geometry(self) -> BatchGeometry:
-        """What the batches are made for."""
-        return BatchGeometry(num_nodes=self.num_nodes, ranks_per_node=self.ranks_per_node, batch_size=self.batch_size)
-
-    @property
-    def num_ranks(self) -> int:
-        """Ranks over all nodes."""
-        return self.num_nodes * self.ranks_per_node
-
-    @property
-    def global_batch_size(self) -> int:
-        """Samples that all ranks read in one step."""
-        return self.num_ranks * self.batch_size
-
-    @property
-    def kept(self) -> int:
-        """Entries of the whole sequence that are not skipped."""
-        return self.skipped.kept_before(self.length)
+    def entries_before(self) -> int:
+        """Entries that lie before the start."""
+        return self.sequence.entries_before(self.start)
 
     @property
     def remaining(self) -> int:
         """Entries to divide."""
-        return self.kept - self.skipped.kept_before(self.start)
+        return len(self.sequence) - self.entries_before
+
+    @property
+    def full_batches(self) -> int:
+        """Global batches that need no entry twice."""
+        return self.remaining // self.geometry.global_batch_size
 
     def samples_per_rank(self) -> int:
         """Entries that each rank reads, the ones read twice included."""
-        return -(-self.remaining // self.num_ranks)
+        return -(-self.remaining // self.geometry.num_ranks)
 
     def num_batches(self, drop_last: bool = False) -> int:
         """Batches of each rank, the same for all; 0 where all has been read.
@@ -246,28 +150,19 @@ class Partition:
         Args:
             drop_last: Leave out a last batch that is not full.
         """
-        return (self.samples_per_rank() + (0 if drop_last else self.batch_size - 1)) // self.batch_size
+        batch_size = self.geometry.batch_size
+        return (self.samples_per_rank() + (0 if drop_last else batch_size - 1)) // batch_size
 
     def position_after(self, t: int) -> int:
         """Where another partition would start after ``t`` global batches of this one."""
         return int(self.positions_after(np.asarray([t]))[0]) if t else self.start
 
     def positions_after(self, ts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The same for several ``t``, none of them 0: right after the last entry read, before a skipped run."""
-        entries = self.skipped.kept_before(self.start) + ts * self.global_batch_size
-        return np.where(entries < self.kept, self.skipped.positions(entries - 1) + 1, self.length)
+        """The same for several ``t``, none of them 0."""
+        return self.sequence.positions_after(self.entries_before + ts * self.geometry.global_batch_size)
 
     def batch(self, t: int, node: int, rank_of_node: int) -> NDArray[np.int64]:
-        """Positions that one rank reads in batch ``t``; fewer in the last batch, none beyond.
-
-        Args:
-            t: Counts global batches from ``start``.
-            node: In ``[0, num_nodes)``.
-            rank_of_node: In ``[0, ranks_per_node)``.
-
-        Raises:
-            ConfigError: There is no such rank, or ``t`` is negative.
-        """
+        """Positions that one rank reads in batch ``t``; fewer in the last batch, none beyond. See :meth:`batches`."""
         positions: NDArray[np.int64] = self.batches(np.asarray([t], np.int64), node, rank_of_node)[0]
         return positions[positions >= 0]
 
@@ -276,8 +171,8 @@ class Partition:
 
         Args:
             ts: Global batches, counted from ``start``, in any order.
-            node: In ``[0, num_nodes)``.
-            rank_of_node: In ``[0, ranks_per_node)``.
+            node: In ``[0, geometry.num_nodes)``.
+            rank_of_node: In ``[0, geometry.ranks_per_node)``.
 
         Returns:
             Positions of shape (len(ts), batch_size); -1 after the end.
@@ -285,26 +180,33 @@ class Partition:
         Raises:
             ConfigError: There is no such rank, or a batch is negative.
         """
-        if not (0 <= node < self.num_nodes and 0 <= rank_of_node < self.ranks_per_node):
+        machines, size = self.geometry, self.geometry.global_batch_size
+        if not (0 <= node < machines.num_nodes and 0 <= rank_of_node < machines.ranks_per_node):
             raise ConfigError(
-                f"there is no rank {rank_of_node} of node {node} among {self.num_nodes} nodes of {self.ranks_per_node}"
+                f"there is no rank {rank_of_node} of node {node} among {machines.num_nodes} nodes of "
+                f"{machines.ranks_per_node}"
             )
         if ts.size and ts.min() < 0:
             raise ConfigError(f"batches count from 0, but got {ts.min()}")
-        start = self.skipped.kept_before(self.start)
-        firsts = (start + ts * self.global_batch_size)[:, np.newaxis]
-        entries: NDArray[np.int64] = firsts + self.layout.entries(self.geometry, node, rank_of_node)
-        full = self.remaining // self.global_batch_size
-        if ts.size and ts.max() >= full:
-            in_turn = INTERLEAVED.entries(self.geometry, node, rank_of_node)
-            at_end = (ts[ts >= full] * self.global_batch_size)[:, np.newaxis] + in_turn
-            entries[ts >= full] = read_again(at_end, self.remaining, self.num_nodes, self.num_ranks, start)
-        return np.where(entries < 0, -1, self.skipped.positions(entries)) if self.skipped.runs else entries
+        before = self.entries_before
+        firsts = (before + ts * size)[:, np.newaxis]
+        entries: NDArray[np.int64] = firsts + self.layout.entries(machines, node, rank_of_node)
+        at_end = ts >= self.full_batches
+        if not at_end.any():
+            return self.sequence.positions(entries)
+        steps = (ts[at_end] * size)[:, np.newaxis] + INTERLEAVED.entries(machines, node, rank_of_node)
+        entries[at_end] = read_again(steps, self.remaining, machines, before)
+        return np.where(entries < 0, -1, self.sequence.positions(entries))
+
+    def are_first(self, ts: NDArray[np.int64], node: int, rank_of_node: int) -> NDArray[np.bool_]:
+        """Of what :meth:`batches` gives, what is no entry read again to keep the ranks even, and not -1."""
+        steps = ts[:, np.newaxis] * self.geometry.global_batch_size
+        in_turn = steps + INTERLEAVED.entries(self.geometry, node, rank_of_node) < self.remaining
+        are_first: NDArray[np.bool_] = in_turn | (ts < self.full_batches)[:, np.newaxis]
+        return are_first
 
 
-def read_again(
-    steps: NDArray[np.int64], length: int, num_nodes: int, num_ranks: int, start: int = 0
-) -> NDArray[np.int64]:
+def read_again(steps: NDArray[np.int64], length: int, machines: BatchGeometry, start: int = 0) -> NDArray[np.int64]:
     """The entries of steps: those past the last one are sent back to read some again, past every rank's end to -1.
 
     For example one node of 4 ranks reads 10 entries as 0 1 2 3 | 4 5 6 7 | 8 9 5 6, also if it starts at 8. Where the
@@ -313,15 +215,14 @@ def read_again(
     Args:
         steps: Entries counted from where the partition starts, divided in turn; of any shape.
         length: Entries that there are from there on.
-        num_nodes: Nodes that they are divided among.
-        num_ranks: Ranks on all these nodes.
+        machines: Nodes and ranks that they are divided among.
         start: Entries before, which may be read again too, as by a run that read them itself.
     """
     past = steps >= length
     if not past.any():
         return start + steps
-    divided = -(-length // num_ranks) * num_ranks
-    lag = num_ranks - num_nodes + divided - length
+    divided = length + -length % machines.num_ranks
+    lag = machines.num_ranks - machines.num_nodes + divided - length
     entries = start + steps
     repeated = entries - lag if lag <= start + length else entries % max(start + length, 1)
     return np.where(past, np.where(steps < divided, repeated, -1), entries)

@@ -67,7 +67,7 @@ class ShuffleTask:
 
 def naive(task: ShuffleTask, out: NDArray[np.integer[Any]]) -> None:
     """One permutation of all samples; shards, blocks and canonical nodes play no part."""
-    unit_spans(task).write(out)
+    _unit_spans(task).write(out)
     shuffle_items(out, task.epoch_generator())
 
 
@@ -84,20 +84,20 @@ def py2s(task: ShuffleTask, out: NDArray[np.integer[Any]]) -> None:
     So a shard that reaches across two canonical nodes gives each of them samples from all over it.
     """
     run_generator, generator = task.run_generator(), task.epoch_generator()
-    spans = shuffled_spans(unit_spans(task), run_generator)
+    spans = _shuffled_spans(_unit_spans(task), run_generator)
     spans.write_shuffled(out, run_generator)
 
     # From here on spans are runs of what has just been written.
     written = Spans(np.cumsum(spans.sizes) - spans.sizes, spans.sizes)
-    for part, ids_out in with_outputs(split_spans(written, task.num_canonical_nodes), out):
+    for part, ids_out in _with_outputs(split_spans(written, task.num_canonical_nodes), out):
         if not len(ids_out):
             continue
         first = int(part.firsts[0])
-        part = shuffled_spans(part, generator)
+        part = _shuffled_spans(part, generator)
         places = np.empty(len(ids_out), ids_out.dtype)
         Spans(part.firsts - first, part.sizes).write(places)
         ids_out[:] = ids_out[places]
-        shuffle_runs(part.sizes, ids_out, generator)
+        _shuffle_runs(part.sizes, ids_out, generator)
 
 
 def py1b(task: ShuffleTask, out: NDArray[np.integer[Any]]) -> None:
@@ -106,9 +106,9 @@ def py1b(task: ShuffleTask, out: NDArray[np.integer[Any]]) -> None:
     Raises:
         ConfigError: The block size is 0.
     """
-    require_block("py1b", task.block_size, least=1)
+    _block_bounds("py1b", task.block_size, least=1)
     generator = task.epoch_generator()
-    for part, ids_out in with_outputs(spans_per_canonical_node(task, generator), out):
+    for part, ids_out in _with_outputs(spans_per_canonical_node(task, generator), out):
         part.write(ids_out)
         for start in range(0, len(ids_out), task.block_size):
             shuffle_items(ids_out[start : start + task.block_size], generator)
@@ -120,11 +120,11 @@ def py1br(task: ShuffleTask, out: NDArray[np.integer[Any]]) -> None:
     Raises:
         ConfigError: The block size is below 2.
     """
-    shortest, longest = block_bounds("py1br", task.block_size, least=2)
+    shortest, longest = _block_bounds("py1br", task.block_size, least=2)
     generator = task.epoch_generator()
     parts = spans_per_canonical_node(task, generator)
     staggers = generator.integers(0, shortest, size=len(parts)).tolist()
-    for (part, ids_out), stagger in zip(with_outputs(parts, out), staggers, strict=True):
+    for (part, ids_out), stagger in zip(_with_outputs(parts, out), staggers, strict=True):
         part.write(ids_out)
         # All lengths of a canonical node are drawn before its first block is shuffled.
         for start, stop in list(_random_blocks(len(ids_out), stagger, shortest, longest, generator)):
@@ -157,11 +157,11 @@ def py1e(task: ShuffleTask, out: NDArray[np.integer[Any]]) -> None:
     Raises:
         ConfigError: The block size is 0.
     """
-    block = block_bounds("py1e", task.block_size, least=1)
+    block = _block_bounds("py1e", task.block_size, least=1)
     generator = task.epoch_generator()
-    for part, ids_out in with_outputs(spans_per_canonical_node(task, generator), out):
+    for part, ids_out in _with_outputs(spans_per_canonical_node(task, generator), out):
         part.write_shuffled(ids_out, generator)
-        windows = arrivals_in_windows(part.sizes, block, generator)
+        windows = _arrivals_in_windows(part.sizes, block, generator)
         order_by_arrival(ids_out, windows, reach=min(block[1] / 2, len(ids_out)))
 
 
@@ -190,7 +190,7 @@ def shuffle_into(algo: str, task: ShuffleTask, out: NDArray[np.integer[Any]]) ->
     SHUFFLES[algo](task, out)
 
 
-def block_bounds(algo: str, block_size: int, least: int) -> tuple[int, int]:
+def _block_bounds(algo: str, block_size: int, least: int) -> tuple[int, int]:
     """Between which lengths an algorithm draws its blocks: a quarter below and above ``block_size``.
 
     Args:
@@ -204,29 +204,20 @@ def block_bounds(algo: str, block_size: int, least: int) -> tuple[int, int]:
     Raises:
         ConfigError: The block is smaller than ``least``.
     """
-    require_block(algo, block_size, least)
-    return int(0.75 * block_size), int(1.25 * block_size)
-
-
-def require_block(algo: str, block_size: int, least: int) -> None:
-    """Refuse a block that an algorithm cannot work with.
-
-    Raises:
-        ConfigError: The block is smaller than ``least``.
-    """
     if block_size < least:
         raise ConfigError(
             f"shuffle_algo={algo!r} needs blocks of at least {least} samples, but got {block_size}; raise "
             "shuffle_block_size (where streams have batches of their own, each gets its proportion of it) or use "
             "shuffle_algo='py1s'"
         )
+    return int(0.75 * block_size), int(1.25 * block_size)
 
 
 _WINDOW = 1 << 18
 """Samples that drift together: few enough for the cache, enough for numpy to be fast."""
 
 
-def arrivals_in_windows(
+def _arrivals_in_windows(
     sizes: NDArray[np.int64], block: tuple[int, int], generator: np.random.Generator
 ) -> Iterator[NDArray[np.float64]]:
     """Where the samples of a canonical node arrive, window after window.
@@ -364,10 +355,10 @@ class Spans:
     def write_shuffled(self, out: NDArray[np.integer[Any]], generator: np.random.Generator) -> None:
         """Fill ``out`` with the spans' samples, one span after another, each shuffled within itself."""
         self.write(out)
-        shuffle_runs(self.sizes, out, generator)
+        _shuffle_runs(self.sizes, out, generator)
 
 
-def shuffle_runs(sizes: NDArray[np.int64], items: NDArray[np.integer[Any]], generator: np.random.Generator) -> None:
+def _shuffle_runs(sizes: NDArray[np.int64], items: NDArray[np.integer[Any]], generator: np.random.Generator) -> None:
     """Shuffle each of the runs that ``items`` consists of within itself, in place."""
     stop = 0
     for size in sizes.tolist():
@@ -375,7 +366,7 @@ def shuffle_runs(sizes: NDArray[np.int64], items: NDArray[np.integer[Any]], gene
         shuffle_items(items[start:stop], generator)
 
 
-def unit_spans(task: ShuffleTask) -> Spans:
+def _unit_spans(task: ShuffleTask) -> Spans:
     """The runs to shuffle, in the order of their ids."""
     return Spans(np.cumsum(task.units) - task.units, task.units)
 
@@ -392,18 +383,18 @@ def spans_per_canonical_node(task: ShuffleTask, generator: np.random.Generator) 
     Returns:
         One per canonical node; empty where there are more of them than samples.
     """
-    parts = split_spans(shuffled_spans(unit_spans(task), task.run_generator()), task.num_canonical_nodes)
-    return [shuffled_spans(part, generator) for part in parts]
+    parts = split_spans(_shuffled_spans(_unit_spans(task), task.run_generator()), task.num_canonical_nodes)
+    return [_shuffled_spans(part, generator) for part in parts]
 
 
-def shuffled_spans(spans: Spans, generator: np.random.Generator) -> Spans:
+def _shuffled_spans(spans: Spans, generator: np.random.Generator) -> Spans:
     """The same spans in random order."""
     if len(spans.sizes) < 2:  # takes no random number
         return spans
     return spans[generator.permutation(len(spans.sizes))]
 
 
-def with_outputs(
+def _with_outputs(
     parts: Iterable[Spans], out: NDArray[np.integer[Any]]
 ) -> Iterator[tuple[Spans, NDArray[np.integer[Any]]]]:
     """Each canonical node's spans with the slice of ``out`` that they fill."""

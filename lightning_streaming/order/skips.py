@@ -1,7 +1,11 @@
-"""Ranges of a run's global batches to skip, as a user writes them, and where their samples are.
+"""Skipped batches: the step of an epoch's order that leaves positions out, and which these are.
 
-Batches are counted over the whole run, from 0, and keep their numbers when others are skipped. So the number of a batch
-is the step at which it is trained, without accumulation, and the batches skipped before it.
+Positions are those of the whole epoch. What is kept is numbered for itself: with positions 2 and 3 skipped, entry 3 is
+position 5. So a saved position means the same with and without skipped positions.
+
+Users name ranges of a run's global batches. These are counted over the whole run, from 0, and keep their numbers when
+others are skipped. So the number of a batch is the step at which it is trained, without accumulation, and the batches
+skipped before it.
 """
 
 from __future__ import annotations
@@ -9,17 +13,128 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.order.partition import (
-    EpochPosition,
-    Partition,
-    SkippedPositions,
-    SkippedRange,
-    skipped_in_epoch,
-)
+from lightning_streaming.order.partition import Partition
+from lightning_streaming.order.sequence import SampleSequence, digest_of
+
+EpochPosition = tuple[int, int]
+"""Epoch, and position in its sequence."""
+SkippedRange = tuple[EpochPosition, EpochPosition]
+"""From a position up to, and without, a later one; maybe of another epoch."""
+
+_ENDLESS = 2**62
+"""Beyond every sequence."""
+
+
+@dataclass(frozen=True)
+class SkippedPositions:
+    """Runs of one epoch's positions that are skipped.
+
+    Args:
+        runs: ``(start, stop)`` in order, none empty, and none touching the next; stop is exclusive, and may lie beyond
+            the sequence.
+    """
+
+    runs: tuple[tuple[int, int], ...] = ()
+
+    def kept_before(self, position: int) -> int:
+        """Positions before this one that are kept."""
+        return position - sum(min(position, stop) - start for start, stop in self.runs if start < position)
+
+    def positions(self, entries: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Positions of kept entries, of the same shape. Those of entries that no sequence has are not told."""
+        if not self.runs:
+            return entries
+        closed, skipped = self._shifts
+        shifted: NDArray[np.int64] = entries + skipped[np.searchsorted(closed, entries, side="right")]
+        return shifted
+
+    def position_after(self, entries: int) -> int:
+        """Where a reader stands who has read so many entries: right after the last, before a skipped run."""
+        return int(self.positions(np.asarray([entries - 1]))[0]) + 1 if entries else 0
+
+    @cached_property
+    def _shifts(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Entries at which each run was closed, and how many positions were left out before: one more of these."""
+        starts, stops = np.asarray(self.runs, np.int64).T
+        skipped = np.cumsum(stops - starts)
+        return starts - np.r_[0, skipped[:-1]], np.r_[0, skipped]
+
+
+NOTHING_SKIPPED = SkippedPositions()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Skipped(SampleSequence):
+    """A sequence without some of its positions, as if it did not have them."""
+
+    inner: SampleSequence
+    skipped: SkippedPositions
+
+    def __len__(self) -> int:
+        """Positions that are kept."""
+        return self.skipped.kept_before(len(self.inner))
+
+    def ids(self, entries: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Sample ids of the kept positions."""
+        return self.inner.ids(self.skipped.positions(entries))
+
+    @property
+    def digest(self) -> str:
+        """See :class:`~lightning_streaming.order.sequence.SampleSequence`."""
+        return digest_of(self.skipped.runs, self.inner.digest) if self.skipped.runs else self.inner.digest
+
+    def positions(self, entries: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Positions of kept entries."""
+        return self.skipped.positions(entries)
+
+    def entries_before(self, position: int) -> int:
+        """Positions before this one that are kept."""
+        return self.skipped.kept_before(position)
+
+    @property
+    def end(self) -> int:
+        """The position after all, skipped ones included."""
+        return len(self.inner)
+
+
+def joined_ranges(ranges: Iterable[SkippedRange]) -> list[SkippedRange]:
+    """The same ranges in order, those that overlap or touch made one, empty ones left out."""
+    found: list[SkippedRange] = []
+    for start, stop in sorted(ranges):
+        if start >= stop:
+            continue
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(stop, found[-1][1])
+        else:
+            found.append((start, stop))
+    return found
+
+
+def skipped_in_epoch(ranges: Iterable[SkippedRange], epoch: int) -> SkippedPositions:
+    """What some ranges skip of one epoch."""
+    runs = [
+        (start if first == epoch else 0, stop if last == epoch else _ENDLESS)
+        for (first, start), (last, stop) in joined_ranges(ranges)
+        if first <= epoch <= last
+    ]
+    return SkippedPositions(tuple(run for run in runs if run[0] < run[1]))
+
+
+def first_epoch_not_skipped(ranges: Iterable[SkippedRange], epoch: int) -> int:
+    """The first epoch from this one on of which not everything is skipped."""
+    for start, (last, _) in joined_ranges(ranges):
+        if start <= (epoch, 0) and epoch < last:
+            epoch = last
+    return epoch
+
 
 _FORM = re.compile(r"\s*(\d{1,15})\s*(?:-\s*(\d{1,15})\s*)?", re.ASCII)
 
@@ -134,50 +249,52 @@ class _BatchLocator:
         if number < self._number:
             return self._progress.place
         epoch, entry = self._locate(number)
-        kept = self._partition(epoch).kept
-        return (epoch, int(self._skipped(epoch).position_after(entry + 1)) - 1) if entry < kept else (epoch + 1, 0)
+        sequence = self._partition(epoch).sequence
+        return (epoch, int(sequence.positions(np.asarray(entry)))) if entry < len(sequence) else (epoch + 1, 0)
 
     def end(self, number: int) -> EpochPosition:
         """Where a batch ends; the last of an epoch, at the beginning of the next."""
         if number < self._number:
             return self._progress.place
         epoch, entry = self._locate(number)
-        partition = self._partition(epoch)
-        after = entry + partition.global_batch_size
-        return (epoch, self._skipped(epoch).position_after(after)) if after < partition.kept else (epoch + 1, 0)
+        sequence, after = self._partition(epoch).sequence, entry + self._batch_size
+        return (epoch, int(sequence.positions_after(np.asarray(after)))) if after < len(sequence) else (epoch + 1, 0)
 
     def _locate(self, number: int) -> EpochPosition:
         """The epoch of a batch, and its first entry among those that are kept there."""
         steps = number - self._number - sum(len(one) for one in self._ahead if one.last < number)
         epoch, position = self._progress.place
-        left, size = self._left(), self._partitions.later.global_batch_size
+        left = self._left()
         if steps < left:
-            return epoch, self._skipped(epoch).kept_before(position) + steps * size
+            return epoch, self._partition(epoch).sequence.entries_before(position) + steps * self._batch_size
         steps -= left
         epoch += 1
         while epoch <= self._last_skipped_epoch and steps >= (here := self._batches(epoch)):
             steps -= here
             epoch += 1
         epochs, batch = divmod(steps, max(self._batches(epoch), 1))
-        return epoch + epochs, batch * size
+        return epoch + epochs, batch * self._batch_size
 
     def _left(self) -> int:
         """Batches that are trained from the place to the end of its epoch."""
         epoch, position = self._progress.place
         whole = self._partition(epoch)
-        left = replace(whole, start=min(position, whole.length)).num_batches(self._partitions.drop_last)
+        rest = replace(whole, start=min(position, whole.sequence.end))
+        left = rest.num_batches(self._partitions.drop_last)
         limited = self._progress.limited(whole.num_batches(self._partitions.drop_last))
         if isinstance(self._progress.limit, int):
             return min(left, max(limited - self._progress.steps_in_epoch, 0))
-        entries = limited * whole.global_batch_size - whole.skipped.kept_before(position)
-        return min(left, max(-(-entries // whole.global_batch_size), 0))
+        entries = limited * self._batch_size - whole.sequence.entries_before(position)
+        return min(left, max(-(-entries // self._batch_size), 0))
+
+    @property
+    def _batch_size(self) -> int:
+        return self._partitions.later.geometry.global_batch_size
 
     def _batches(self, epoch: int) -> int:
         return self._progress.limited(self._partition(epoch).num_batches(self._partitions.drop_last))
 
     def _partition(self, epoch: int) -> Partition:
         partition = self._partitions.now if epoch == self._progress.place[0] else self._partitions.later
-        return replace(partition, skipped=self._skipped(epoch))
-
-    def _skipped(self, epoch: int) -> SkippedPositions:
-        return skipped_in_epoch(self._known.values(), epoch)
+        skipped = skipped_in_epoch(self._known.values(), epoch)
+        return replace(partition, sequence=Skipped(partition.sequence, skipped))

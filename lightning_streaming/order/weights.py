@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.order.sequence import SampleSequence, digest_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,8 +143,8 @@ def _resolved(proportion: NDArray[np.float64], choose: NDArray[np.int64], totals
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class DatasetShape:
-    """All that order knows about the data."""
+class DatasetShape(SampleSequence):
+    """All that order knows about the data: every sample once, shard by shard, and how many of them an epoch draws."""
 
     shard_sizes: tuple[NDArray[np.int64], ...]
     """Samples in each shard, per stream."""
@@ -159,12 +161,35 @@ class DatasetShape:
             if sizes.size == 0 or sizes.min() < 0 or sizes.sum() < 1:
                 raise ConfigError(f"stream {stream} has no samples; remove it")
 
-    @property
-    def num_samples(self) -> int:
+    def __len__(self) -> int:
         """Samples in all streams; sample ids are below it."""
         return sum(int(sizes.sum()) for sizes in self.shard_sizes)
+
+    def ids(self, entries: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Samples are numbered as they lie in their shards."""
+        return entries
+
+    @property
+    def digest(self) -> str:
+        """See :class:`~lightning_streaming.order.sequence.SampleSequence`; of the weights too."""
+        sizes = [hashlib.blake2b(sizes.astype("<i8").tobytes()).hexdigest() for sizes in self.shard_sizes]
+        return digest_of(sizes, self.weights.choose, self.weights.proportion)
 
     @property
     def epoch_size(self) -> int:
         """Samples that an epoch draws."""
         return self.weights.epoch_size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StreamGroup:
+    """Streams that are drawn and shuffled together."""
+
+    shard_sizes: tuple[NDArray[np.int64], ...]
+    """Samples in each shard, per stream."""
+    choose: tuple[int, ...]
+    """Samples to draw from each stream; more than it holds repeats it."""
+    first_id: int
+    """Sample id at which the first shard of the first stream starts."""
+    block_size: int
+    """Samples to mix with each other, for algorithms that work in blocks."""

@@ -24,7 +24,7 @@ from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import ConfigError, StateError, StorageError
 from lightning_streaming.files import appears_whole
 from lightning_streaming.loading.state import CALLBACK_KEY, RUN_VERSION, Cursor, SavedPosition, read_run, read_state
-from lightning_streaming.order.partition import SkippedPositions, skipped_in_epoch
+from lightning_streaming.order.skips import SkippedPositions, skipped_in_epoch
 from lightning_streaming.storage import is_url, mask_url
 
 _KEYS = {"epoch", "sample_in_epoch", "shuffle_seed", "num_canonical_nodes"}

@@ -22,7 +22,7 @@ from typing import Any
 from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.state import Cursor, SavedPosition
-from lightning_streaming.order.partition import EpochPosition
+from lightning_streaming.order.skips import EpochPosition
 from lightning_streaming.tools import checkpoints, state_moves
 from lightning_streaming.tools.checkpoints import Places, SavedLoader, TrainerPlace, find_places
 from lightning_streaming.tools.console import FINE, counted, print_json, print_table

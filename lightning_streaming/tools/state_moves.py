@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.dataset import StreamingDataset
-from lightning_streaming.loading.passes import passes_of, plan_of
+from lightning_streaming.loading.passes import drawn_sequence, passes_of
 from lightning_streaming.loading.state import LARGEST, MOST_EPOCHS, Cursor, SavedPosition
 from lightning_streaming.loading.stream import Stream
-from lightning_streaming.order.partition import BatchGeometry, SkippedPositions, skipped_in_epoch
+from lightning_streaming.order.partition import BatchGeometry
+from lightning_streaming.order.skips import Skipped, skipped_in_epoch
 from lightning_streaming.tools.checkpoints import Places, SavedLoader, TrainerPlace
 from lightning_streaming.world import World
 
@@ -268,7 +269,9 @@ def this_epoch_by_data(position: SavedPosition, places: Mapping[str, str], optio
         starts = np.cumsum([0] + [stream["samples"] for stream in listed.values()])
         try:
             skipped = skipped_in_epoch(position.skipped.values(), position.cursor.epoch)
-            return _count(dataset, position.cursor, skipped, starts)
+            run = passes_of(dataset).run.on(dataset.current_world())
+            begins = run.normalise(position.cursor)
+            return _count(Skipped(drawn_sequence(run.epoch(begins)), skipped), begins, starts)
         finally:
             dataset.close()
 
@@ -287,14 +290,8 @@ def _dataset(position: SavedPosition, streams: Mapping[str, Stream]) -> Streamin
     return dataset
 
 
-def _count(
-    dataset: StreamingDataset, cursor: Cursor, skipped: SkippedPositions, starts: NDArray[np.int64]
-) -> list[int]:
-    run = passes_of(dataset).run.on(dataset.current_world())
-    begins = run.normalise(cursor)
-    plan, counts = plan_of(run.epoch(begins)), np.zeros(len(starts) - 1, np.int64)
-    read = skipped.kept_before(begins.sample_in_epoch)
+def _count(sequence: Skipped, cursor: Cursor, starts: NDArray[np.int64]) -> list[int]:
+    read, counts = sequence.entries_before(cursor.sample_in_epoch), np.zeros(len(starts) - 1, np.int64)
     for first in range(0, read, _AT_A_TIME):
-        ids = plan.ids(skipped.positions(np.arange(first, min(first + _AT_A_TIME, read))))
-        counts += np.histogram(ids, starts)[0]
+        counts += np.histogram(sequence.ids(np.arange(first, min(first + _AT_A_TIME, read))), starts)[0]
     return [int(count) for count in counts]

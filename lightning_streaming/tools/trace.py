@@ -29,12 +29,12 @@ from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError, StreamingError
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.dataset import StreamingDataset
-from lightning_streaming.loading.passes import passes_of, plan_of
+from lightning_streaming.loading.passes import drawn_sequence, passes_of
 from lightning_streaming.loading.sample_access import find_shard
 from lightning_streaming.loading.sample_key import SampleKey
 from lightning_streaming.loading.state import Cursor
+from lightning_streaming.order.batchings import Batched
 from lightning_streaming.order.partition import Partition
-from lightning_streaming.order.plan import EpochPlan
 from lightning_streaming.tools.console import FINE, counted, print_json, print_note, print_table, printable_name, render
 from lightning_streaming.tools.options import add_json, add_run, not_negative, positive
 from lightning_streaming.tools.traced_run import TracedRun, TraceRequest, traced_run
@@ -346,7 +346,7 @@ class _EpochReads:
 
     run: TracedRun
     epoch: int
-    plan: EpochPlan
+    plan: Batched
     partition: Partition
     of_pass_seed: int
 
@@ -356,7 +356,7 @@ class _EpochReads:
         begins = order.normalise(run.begins if epoch == run.begins.epoch else Cursor(epoch, 0))
         read = order.epoch(begins)
         seed = order.settings.shuffle_seed
-        return cls(run=run, epoch=epoch, plan=plan_of(read), partition=read.partition, of_pass_seed=seed)
+        return cls(run=run, epoch=epoch, plan=drawn_sequence(read), partition=read.partition, of_pass_seed=seed)
 
     def in_batches(self, batches: range, ranks: Sequence[int]) -> Iterator[Read]:
         """What these ranks read in batches, which are counted from the first one that the run reads."""
@@ -380,10 +380,10 @@ class _EpochReads:
     def of_position(self, position: int) -> list[Read]:
         """Who reads a position, and when; more than once where it is read again to keep the ranks even."""
         batches = self.run.steps.of_epoch(self.epoch).batches
-        size = self.partition.global_batch_size
+        size = self.partition.geometry.global_batch_size
         # Only what fills no global batch is divided in another way, and only there anything is read again.
-        last = range(self.partition.remaining // size, self.partition.num_batches())
-        entry = self.partition.skipped.kept_before(position) - self.partition.skipped.kept_before(self.partition.start)
+        last = range(self.partition.full_batches, self.partition.num_batches())
+        entry = self.partition.sequence.entries_before(position) - self.partition.entries_before
         candidates = sorted({entry // size, *last})
         ranks = range(0, self.run.num_ranks, self.run.replication)
         return [

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lightning_streaming.cache.quota import least_limit
 from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.dataset import StreamingDataset
-from lightning_streaming.loading.passes import passes_of, plan_of
+from lightning_streaming.loading.passes import drawn_sequence, passes_of
 from lightning_streaming.loading.state import Cursor
 from lightning_streaming.order.quality import Visits, lru_downloads, open_at_once, shard_visits
 from lightning_streaming.tools.tune_measure import WORTHWHILE, Sizes, Speed, batch_size_of, cache_configs
@@ -276,7 +276,7 @@ def _windows(loader: StreamingDataLoader) -> Iterator[Visits]:
     """Visits of the first node in the first epoch, some batches at a time, each window counted from its own start."""
     dataset, batch_size, run = loader.dataset, batch_size_of(loader), loader.run()
     epoch = run.epoch(run.normalise(Cursor(0, 0)))
-    plan, partition, world = plan_of(epoch), epoch.partition, dataset.current_world()
+    plan, partition, world = drawn_sequence(epoch), epoch.partition, dataset.current_world()
     ranks = range(world.ranks_per_node)
     step = max(1, _AT_ONCE // (batch_size * len(ranks)))
     for first in range(0, partition.num_batches(), step):

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import s3fs
+from numpy.typing import NDArray
 
 from lightning_streaming import MDSWriter, Stream, StreamingDataLoader
 from lightning_streaming.errors import (
@@ -26,9 +28,7 @@ from lightning_streaming.errors import (
     StreamingError,
 )
 from lightning_streaming.loading import epochs
-from lightning_streaming.order.draw import Order, draw_order
-from lightning_streaming.order.settings import SettledOrder
-from lightning_streaming.order.weights import DatasetShape
+from lightning_streaming.order.draw import Shuffled, drawn_here
 from tests.helpers import ids, make_loader, raises, write_dataset
 from tests.loading.processes import children, wait_until
 from tests.servers import HttpStore, S3Store
@@ -130,10 +130,10 @@ def test_a_transform_that_fails_raises_its_own_error_in_its_step(tmp_path: Path,
     assert _steps_before(loader, EncodingError, "a bad sample") == 3
 
 
-def _first_epoch_only(settings: SettledOrder, shape: DatasetShape, epoch: int) -> Order | None:
-    if epoch:
-        raise ConfigError(f"there is no order for epoch {epoch}")
-    return draw_order(settings, shape, epoch)
+def _first_epoch_only(order: Shuffled) -> NDArray[np.integer[Any]]:
+    if order.epoch:
+        raise ConfigError(f"there is no order for epoch {order.epoch}")
+    return drawn_here(order)
 
 
 def test_workers_that_live_on_tell_why_a_later_pass_cannot_begin(

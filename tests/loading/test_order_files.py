@@ -28,7 +28,7 @@ from lightning_streaming.errors import ConfigError, StorageError
 from lightning_streaming.files import hold_lock
 from lightning_streaming.loading import order_files
 from lightning_streaming.loading.order_files import OrderAhead, order_ahead_of_use, shared_order
-from lightning_streaming.order.draw import Order, draw_order, order_digest
+from lightning_streaming.order.draw import Shuffled, drawn_here
 from lightning_streaming.order.settings import OrderSettings, SettledOrder
 from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
 from tests.helpers import ids, make_loader, write_dataset
@@ -58,9 +58,7 @@ def _made(orders: Path) -> list[str]:
 
 
 def _order(shape: DatasetShape, epoch: int = 0, settings: SettledOrder = SETTINGS) -> NDArray[np.integer[Any]]:
-    order, expected = shared_order(settings, shape, epoch), draw_order(settings, shape, epoch)
-    assert isinstance(order, np.ndarray)
-    assert isinstance(expected, np.ndarray)
+    order, expected = shared_order(Shuffled(settings, shape, epoch)), drawn_here(Shuffled(settings, shape, epoch))
     assert order.dtype == expected.dtype == np.uint32
     assert np.array_equal(order, expected)
     return order
@@ -100,15 +98,15 @@ def test_a_small_order_is_no_file(orders: Path, samples: int) -> None:
 
 
 def test_an_order_that_changes_nothing_is_no_file(orders: Path) -> None:
-    assert shared_order(OrderSettings().settled(1), _shape(), 0) is None
+    order = Shuffled(OrderSettings().settled(1), _shape(), 0, shared_order)
+    assert order.ids(np.asarray([69_999])).tolist() == [69_999]
     assert not orders.exists()
 
 
 def test_an_order_on_demand_is_no_file(orders: Path) -> None:
     settings = OrderSettings(shuffle=True, shuffle_algo="blockwise").settled(1)
-    order = shared_order(settings, _shape(), 0)
-    assert order is not None
-    assert len(order) == 70_000
+    order = Shuffled(settings, _shape(), 0, shared_order)
+    assert len(np.unique(order.ids(np.arange(70_000)))) == 70_000
     assert not orders.exists()
 
 
@@ -143,8 +141,7 @@ def test_an_order_stays_readable_when_its_file_is_removed(orders: Path) -> None:
 
 def _draw_in(process: int, start: Any, answers: Any) -> None:
     start.wait()
-    order = shared_order(SETTINGS, _shape(), 0)
-    assert isinstance(order, np.ndarray)
+    order = shared_order(Shuffled(SETTINGS, _shape(), 0))
     answers.put((process, _is_mapped(order), int(order[:1000].sum())))
 
 
@@ -162,19 +159,20 @@ def test_processes_that_need_it_at_once_share_one_file(orders: Path) -> None:
 
 
 MAKER = """
-import lightning_streaming.loading.order_files as store
+from lightning_streaming.loading.order_files import shared_order
+from lightning_streaming.order.draw import Shuffled
 from tests.loading.test_order_files import SETTINGS, _shape
 
-draw = store.draw_into
+draw = Shuffled.draw_into
 
-def draw_half(settings, shape, epoch, out):
-    draw(settings, shape, epoch, out)
+def draw_half(order, out):
+    draw(order, out)
     out[len(out) // 2 :] = 0
     print("writing", flush=True)
     input()
 
-store.draw_into = draw_half
-store.shared_order(SETTINGS, _shape(), 0)
+Shuffled.draw_into = draw_half
+shared_order(Shuffled(SETTINGS, _shape(), 0))
 """
 
 
@@ -197,7 +195,7 @@ def test_a_disk_without_room_is_an_error_that_says_so_and_leaves_nothing(orders:
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
         with pytest.raises(StorageError, match=r"280000 bytes .*/orders/.*LIGHTNING_STREAMING_RUNTIME"):
-            shared_order(SETTINGS, _shape(), 0)
+            shared_order(Shuffled(SETTINGS, _shape(), 0))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert _made(orders) == []
@@ -206,7 +204,7 @@ def test_a_disk_without_room_is_an_error_that_says_so_and_leaves_nothing(orders:
 
 def test_a_draw_that_fails_leaves_nothing(orders: Path) -> None:
     with pytest.raises(ConfigError, match="needs blocks"):
-        shared_order(OrderSettings(shuffle=True, shuffle_algo="py1br", shuffle_block_size=1).settled(1), _shape(), 0)
+        shared_order(Shuffled(BROKEN, _shape(), 0))
     assert _made(orders) == []
 
 
@@ -258,8 +256,12 @@ def made(orders: Path) -> set[str]:
     return {path.name for path in orders.glob("*.order*")}
 
 
+def of_epoch(epoch: int) -> Shuffled:
+    return Shuffled(SETTINGS, SHAPE, epoch)
+
+
 def name(epoch: int) -> str:
-    return order_digest(SETTINGS, SHAPE, epoch) + ".order"
+    return of_epoch(epoch).digest + ".order"
 
 
 class Held:
@@ -270,43 +272,40 @@ class Held:
         self.begun, self.go_on = threading.Event(), threading.Event()
         monkeypatch.setattr(order_files, "order_ahead_of_use", self._draw)
 
-    def _draw(self, settings: SettledOrder, shape: DatasetShape, epoch: int) -> Order | None:
-        self.calls.append(epoch)
+    def _draw(self, order: Shuffled) -> NDArray[np.integer[Any]] | None:
+        self.calls.append(order.epoch)
         self.begun.set()
         assert self.go_on.wait(20)
-        return order_ahead_of_use(settings, shape, epoch)
+        return order_ahead_of_use(order)
 
 
 def test_an_order_is_there_when_it_is_asked_for(ahead: OrderAhead, orders: Path) -> None:
-    ahead.prepare(SETTINGS, SHAPE, 1)
+    ahead.prepare(of_epoch(1))
     finish()
     assert made(orders) == {name(1)}
     written = (orders / name(1)).stat().st_mtime_ns
-    order, expected = shared_order(SETTINGS, SHAPE, 1), draw_order(SETTINGS, SHAPE, 1)
-    assert isinstance(order, np.ndarray)
-    assert isinstance(expected, np.ndarray)
-    assert np.array_equal(order, expected)
+    assert np.array_equal(shared_order(of_epoch(1)), drawn_here(of_epoch(1)))
     assert (orders / name(1)).stat().st_mtime_ns == written
 
 
 def test_an_order_is_kept_until_the_one_after_it_is_made(ahead: OrderAhead, orders: Path) -> None:
-    ahead.prepare(SETTINGS, SHAPE, 1)
+    ahead.prepare(of_epoch(1))
     finish()
-    other = shared_order(SETTINGS, SHAPE, 7)  # whoever makes an order removes those that nobody holds
+    other = shared_order(of_epoch(7))  # whoever makes an order removes those that nobody holds
     assert other is not None
     assert made(orders) == {name(1), name(7)}
-    ahead.prepare(SETTINGS, SHAPE, 2)
+    ahead.prepare(of_epoch(2))
     finish()
     del other
-    shared_order(SETTINGS, SHAPE, 8)
+    shared_order(of_epoch(8))
     assert made(orders) == {name(2), name(8)}
 
 
 def test_close_lets_go(ahead: OrderAhead, orders: Path) -> None:
-    ahead.prepare(SETTINGS, SHAPE, 1)
+    ahead.prepare(of_epoch(1))
     finish()
     ahead.close()
-    shared_order(SETTINGS, SHAPE, 7)
+    shared_order(of_epoch(7))
     assert made(orders) == {name(7)}
 
 
@@ -323,7 +322,7 @@ def test_what_needs_no_file_is_not_made(
     ahead: OrderAhead, orders: Path, settings: SettledOrder, samples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(monkeypatch)
-    ahead.prepare(settings, make_shape(samples), 1)
+    ahead.prepare(Shuffled(settings, make_shape(samples), 1))
     finish()
     assert held.calls == []
     assert not orders.exists()
@@ -331,9 +330,9 @@ def test_what_needs_no_file_is_not_made(
 
 def test_one_at_a_time_and_nobody_waits(ahead: OrderAhead, monkeypatch: pytest.MonkeyPatch) -> None:
     held = Held(monkeypatch)
-    ahead.prepare(SETTINGS, SHAPE, 1)
+    ahead.prepare(of_epoch(1))
     assert held.begun.wait(20)
-    ahead.prepare(SETTINGS, SHAPE, 2)
+    ahead.prepare(of_epoch(2))
     ahead.close()
     held.go_on.set()
     finish()
@@ -344,17 +343,17 @@ def test_asking_again_makes_nothing_again(ahead: OrderAhead, monkeypatch: pytest
     held = Held(monkeypatch)
     held.go_on.set()
     for _ in range(3):
-        ahead.prepare(SETTINGS, SHAPE, 1)
+        ahead.prepare(of_epoch(1))
         finish()
     assert held.calls == [1]
 
 
 def test_a_file_that_is_there_is_kept_and_not_made_again(ahead: OrderAhead, orders: Path) -> None:
-    shared_order(SETTINGS, SHAPE, 1)
+    shared_order(of_epoch(1))
     written = (orders / name(1)).stat().st_mtime_ns
-    ahead.prepare(SETTINGS, SHAPE, 1)
+    ahead.prepare(of_epoch(1))
     finish()
-    shared_order(SETTINGS, SHAPE, 7)
+    shared_order(of_epoch(7))
     assert (orders / name(1)).stat().st_mtime_ns == written
 
 
@@ -362,11 +361,11 @@ def test_while_another_process_makes_an_order_nothing_is_done_until_asked_again(
     ahead: OrderAhead, orders: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with hold_lock(orders / "lock", 1, "test"):
-        ahead.prepare(SETTINGS, SHAPE, 1)
+        ahead.prepare(of_epoch(1))
         finish()
         assert made(orders) == set()
     assert caplog.records == []
-    ahead.prepare(SETTINGS, SHAPE, 1)
+    ahead.prepare(of_epoch(1))
     finish()
     assert made(orders) == {name(1)}
 
@@ -375,7 +374,7 @@ def test_a_failure_is_logged_once_with_its_cause_and_met_by_the_reader(
     ahead: OrderAhead, orders: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):
-        ahead.prepare(BROKEN, SHAPE, 1)
+        ahead.prepare(Shuffled(BROKEN, SHAPE, 1))
         finish()
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
@@ -383,21 +382,21 @@ def test_a_failure_is_logged_once_with_its_cause_and_met_by_the_reader(
     assert "ConfigError: shuffle_algo='py1br' needs blocks" in record.getMessage()
     assert made(orders) == set()
     with pytest.raises(ConfigError, match="needs blocks"):
-        shared_order(BROKEN, SHAPE, 1)
+        shared_order(Shuffled(BROKEN, SHAPE, 1))
 
 
 def test_a_copy_sent_elsewhere_starts_with_nothing(ahead: OrderAhead, orders: Path) -> None:
-    ahead.prepare(SETTINGS, SHAPE, 1)
+    ahead.prepare(of_epoch(1))
     finish()
     copy = pickle.loads(pickle.dumps(ahead))
     assert isinstance(copy, OrderAhead)
     ahead.close()
-    shared_order(SETTINGS, SHAPE, 7)
+    shared_order(of_epoch(7))
     assert made(orders) == {name(7)}
 
 
 def _prepare_in_child(ahead: OrderAhead, answers: Any) -> None:
-    ahead.prepare(SETTINGS, SHAPE, 2)
+    ahead.prepare(of_epoch(2))
     finish()
     answers.put(os.getpid())
 
@@ -406,7 +405,7 @@ def test_a_forked_child_starts_fresh_while_its_parent_is_busy(
     ahead: OrderAhead, orders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(monkeypatch)
-    ahead.prepare(SETTINGS, SHAPE, 1)
+    ahead.prepare(of_epoch(1))
     assert held.begun.wait(20)
     monkeypatch.undo()
     monkeypatch.setenv("LIGHTNING_STREAMING_RUNTIME", str(orders.parent))
@@ -423,8 +422,8 @@ def test_a_forked_child_starts_fresh_while_its_parent_is_busy(
 
 
 LEAVES = """
-from tests.loading.test_order_files import SETTINGS, SHAPE
-import lightning_streaming.loading.order_files as store
+from lightning_streaming.order.draw import Shuffled
+from tests.loading.test_order_files import of_epoch
 from lightning_streaming.loading.order_files import OrderAhead
 import threading
 
@@ -434,9 +433,9 @@ def draw_for_ever(*arguments):
     begun.set()
     threading.Event().wait()
 
-store.draw_into = draw_for_ever
+Shuffled.draw_into = draw_for_ever
 ahead = OrderAhead()
-ahead.prepare(SETTINGS, SHAPE, 1)
+ahead.prepare(of_epoch(1))
 assert begun.wait(20)
 ahead.close()
 """
@@ -445,7 +444,7 @@ ahead.close()
 def test_a_process_ends_while_its_background_is_busy(orders: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     assert subprocess.run([sys.executable, "-c", LEAVES], env=environment, timeout=60, check=False).returncode == 0
-    shared_order(SETTINGS, SHAPE, 2)
+    shared_order(of_epoch(2))
     assert made(orders) == {name(2)}
 
 

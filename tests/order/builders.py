@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_streaming.order.batchings import Batched, batched
+from lightning_streaming.order.draw import Shuffled
+from lightning_streaming.order.partition import BatchGeometry, Partition
+from lightning_streaming.order.sequence import SampleSequence, digest_of
 from lightning_streaming.order.settings import OrderSettings, SettledOrder
 from lightning_streaming.order.shuffles import ShuffleTask, shuffle_into
 from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
@@ -38,3 +43,35 @@ def shuffle_map(
     permutation = np.empty(task.num_samples, np.int64)
     shuffle_into(algo, task, permutation)
     return permutation
+
+
+@dataclass(frozen=True)
+class Numbers(SampleSequence):
+    """A sequence of so many entries, each of them its own number."""
+
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    def ids(self, entries: NDArray[np.int64]) -> NDArray[np.int64]:
+        return entries
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self.length)
+
+
+def geometry_of(nodes: int, ranks: int, batch_size: int) -> BatchGeometry:
+    """Nodes, ranks per node and batch size."""
+    return BatchGeometry(num_nodes=nodes, ranks_per_node=ranks, batch_size=batch_size)
+
+
+def partition_of(length: int, start: int, nodes: int, ranks: int, batch_size: int) -> Partition:
+    """Numbers, divided in turn."""
+    return Partition(sequence=Numbers(length), start=start, geometry=geometry_of(nodes, ranks, batch_size))
+
+
+def epoch_of(settings: SettledOrder, shape: DatasetShape, geometry: BatchGeometry, epoch: int = 0) -> Batched:
+    """The whole chain of an epoch, nothing skipped."""
+    return batched(Shuffled(settings, shape, epoch), geometry)

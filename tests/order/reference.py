@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.order.batchings import DevicePerStream
+from lightning_streaming.order.batchings import Batched, DevicePerStream
 from lightning_streaming.order.partition import BatchGeometry, Partition, Regrouped, read_again
-from lightning_streaming.order.plan import EpochPlan
 from lightning_streaming.order.settings import SettledOrder
 from tests.golden import golden_path
 
@@ -28,49 +28,48 @@ def reference_start(settings: SettledOrder, consumed: int, current: BatchGeometr
     return consumed - consumed % step
 
 
-def work_array(plan: EpochPlan, partition: Partition, workers: int) -> NDArray[np.int64]:
+def work_array(plan: Batched, partition: Partition, workers: int) -> NDArray[np.int64]:
     """The reference's array of sample ids, of shape (nodes, ranks, workers, batches per worker, batch size).
 
     Worker ``w`` of a rank takes batches ``w``, ``w + workers``, and so on; -1 stands where there is no sample.
     """
     batches_each = -(-partition.num_batches() // workers)
-    shape = (partition.num_nodes, partition.ranks_per_node, workers, batches_each, partition.batch_size)
+    machines = partition.geometry
+    shape = (machines.num_nodes, machines.ranks_per_node, workers, batches_each, machines.batch_size)
     array = np.full(shape, -1, np.int64)
-    for node in range(partition.num_nodes):
-        for rank in range(partition.ranks_per_node):
+    for node in range(machines.num_nodes):
+        for rank in range(machines.ranks_per_node):
             for worker in range(workers):
                 positions = partition.batches(worker + workers * np.arange(batches_each), node, rank)
                 array[node, rank, worker][positions >= 0] = plan.ids(positions[positions >= 0])
     return array
 
 
-def reference_work_array(plan: EpochPlan, partition: Partition, workers: int) -> NDArray[np.int64]:
+def reference_work_array(plan: Batched, partition: Partition, workers: int) -> NDArray[np.int64]:
     """Like :func:`work_array`, with the endings of the reference that leave ranks with unequal batches.
 
     Ours deals such an ending in turn, or leaves it out where batches are composed per rank.
     """
     array = work_array(plan, partition, workers)
-    t = partition.remaining // partition.global_batch_size
-    if isinstance(partition.layout, Regrouped) and partition.remaining % partition.global_batch_size:
-        nodes = partition.layout.initial_num_nodes
-        for node, rank in np.ndindex(partition.num_nodes, partition.ranks_per_node):
-            steps = t * partition.global_batch_size + partition.layout.entries(partition.geometry, node, rank)
-            steps = read_again(steps, partition.remaining, nodes, nodes * partition.ranks_per_node)
-            batch = np.full(partition.batch_size, -1)
+    t, machines = partition.full_batches, partition.geometry
+    if isinstance(partition.layout, Regrouped) and partition.remaining % machines.global_batch_size:
+        first_machines = replace(machines, num_nodes=partition.layout.initial_num_nodes)
+        for node, rank in np.ndindex(machines.num_nodes, machines.ranks_per_node):
+            steps = t * machines.global_batch_size + partition.layout.entries(machines, node, rank)
+            steps = read_again(steps, partition.remaining, first_machines)
+            batch = np.full(machines.batch_size, -1)
             batch[steps >= 0] = plan.ids(partition.start + steps[steps >= 0])
             array[node, rank, t % workers, t // workers] = batch
-    if isinstance(plan.sequence, DevicePerStream):
-        rows = sum(plan.sequence.rows_per_stream)
-        ending = np.full((partition.num_ranks, partition.batch_size), -1)
-        left_out = rows % partition.ranks_per_node * partition.num_nodes * partition.batch_size
-        places = plan.sequence.places_of_rows(np.arange(partition.length, partition.length + left_out))
-        ending.ravel()[:left_out] = places if plan.order is None else plan.order[places]
+    if isinstance(plan, DevicePerStream):
+        rows = sum(plan.rows_per_stream)
+        ending = np.full((machines.num_ranks, machines.batch_size), -1)
+        left_out = rows % machines.ranks_per_node * machines.num_nodes * machines.batch_size
+        places = plan.places_of_rows(np.arange(len(plan), len(plan) + left_out))
+        ending.ravel()[:left_out] = plan.inner.ids(places)
         # The reference adds 1 to N * R rows of -1 on each node.
-        rounds = (
-            rows // partition.num_ranks + 1
-        ) * partition.num_nodes - partition.start // partition.global_batch_size
+        rounds = (rows // machines.num_ranks + 1) * machines.num_nodes - partition.start // machines.global_batch_size
         batches_each = -(-rounds // workers)
-        whole = np.full((*array.shape[:3], batches_each, partition.batch_size), -1)
+        whole = np.full((*array.shape[:3], batches_each, machines.batch_size), -1)
         whole[:, :, :, : array.shape[3]] = array
         whole[:, :, t % workers, t // workers] = ending.reshape(*array.shape[:2], -1)
         return whole

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, SampleIndexError
-from lightning_streaming.order.batchings import ComputedRowStreams, EpochSequence, draw_row_streams, shares_of_batch
+from lightning_streaming.order.batchings import Batched, ComputedRowStreams, draw_row_streams, shares_of_batch
 from lightning_streaming.order.partition import BatchGeometry, Partition, rank_layout
-from lightning_streaming.order.plan import epoch_sequence
 from lightning_streaming.order.settings import BATCHING_METHODS, SettledOrder
 from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
-from tests.order.builders import make_settings, make_shape
+from tests.order.builders import epoch_of, make_settings, make_shape
 
 CANONICAL = 4
 COMPOSED = ("device_per_stream", "per_stream", "stratified")
@@ -26,7 +25,7 @@ def settings_of(method: str, canonical: int = CANONICAL) -> SettledOrder:
     return make_settings(batching_method=method, num_canonical_nodes=canonical)
 
 
-def whole(sequence: EpochSequence) -> NDArray[np.int64]:
+def whole(sequence: Batched) -> NDArray[np.int64]:
     return sequence.places(np.arange(len(sequence)))
 
 
@@ -35,16 +34,9 @@ def streams_of(places: NDArray[np.int64], shape: DatasetShape) -> NDArray[np.int
     return np.searchsorted(np.cumsum(shape.weights.choose), places, side="right")
 
 
-def rank_batches(sequence: EpochSequence, settings: SettledOrder, geometry: BatchGeometry) -> NDArray[np.int64]:
+def rank_batches(sequence: Batched, settings: SettledOrder, geometry: BatchGeometry) -> NDArray[np.int64]:
     """Places of shape (ranks, batches, batch size) that ranks read in an epoch of full batches."""
-    partition = Partition(
-        length=len(sequence),
-        start=0,
-        num_nodes=geometry.num_nodes,
-        ranks_per_node=geometry.ranks_per_node,
-        batch_size=geometry.batch_size,
-        layout=rank_layout(settings, geometry, geometry),
-    )
+    partition = Partition(sequence=sequence, geometry=geometry, layout=rank_layout(settings, geometry, geometry))
     ts = np.arange(partition.num_batches())
     ranks = [(node, rank) for node in range(geometry.num_nodes) for rank in range(geometry.ranks_per_node)]
     return sequence.places(np.stack([partition.batches(ts, node, rank) for node, rank in ranks]))
@@ -76,7 +68,7 @@ def mixtures(draw: st.DrawFn) -> DatasetShape:
 def test_stratified_gives_each_global_batch_every_streams_exact_share(
     shape: DatasetShape, geometry: BatchGeometry, epoch: int
 ) -> None:
-    sequence = epoch_sequence(settings_of("stratified"), shape, geometry, epoch)
+    sequence = epoch_of(settings_of("stratified"), shape, geometry, epoch)
     size = geometry.global_batch_size
     rows = streams_of(whole(sequence), shape).reshape(-1, size)
     counts = [np.bincount(row, minlength=len(shape.shard_sizes)).tolist() for row in rows]
@@ -92,7 +84,7 @@ def test_per_stream_fills_each_global_batch_from_one_stream_and_with_all_it_can(
     shape: DatasetShape, geometry: BatchGeometry, epoch: int
 ) -> None:
     settings, size = settings_of("per_stream"), geometry.global_batch_size
-    sequence = epoch_sequence(settings, shape, geometry, epoch)
+    sequence = epoch_of(settings, shape, geometry, epoch)
     streams = streams_of(rank_batches(sequence, settings, geometry), shape)  # (ranks, batches, batch size)
     assert (streams == streams[:1, :, :1]).all()
     batches = np.bincount(streams[0, :, 0]).tolist()
@@ -104,7 +96,7 @@ def test_device_per_stream_fills_each_ranks_batch_from_one_stream(
     shape: DatasetShape, geometry: BatchGeometry, epoch: int
 ) -> None:
     settings = settings_of("device_per_stream")
-    sequence = epoch_sequence(settings, shape, geometry, epoch)
+    sequence = epoch_of(settings, shape, geometry, epoch)
     streams = streams_of(rank_batches(sequence, settings, geometry), shape)
     assert (streams == streams[:, :, :1]).all()
     batches = np.bincount(streams[:, :, 0].ravel(), minlength=len(shape.shard_sizes))
@@ -117,7 +109,7 @@ def test_device_per_stream_fills_each_ranks_batch_from_one_stream(
 def test_a_composed_epoch_is_whole_global_batches(
     shape: DatasetShape, method: str, geometry: BatchGeometry, epoch: int
 ) -> None:
-    sequence = epoch_sequence(settings_of(method), shape, geometry, epoch)
+    sequence = epoch_of(settings_of(method), shape, geometry, epoch)
     assert len(sequence) > 0
     assert len(sequence) % geometry.global_batch_size == 0
     assert sequence.num_samples == shape.epoch_size
@@ -127,7 +119,7 @@ def test_a_composed_epoch_is_whole_global_batches(
 def test_what_is_drawn_is_read_once_but_for_a_few_at_the_end_of_each_stream(
     shape: DatasetShape, method: str, geometry: BatchGeometry, epoch: int
 ) -> None:
-    places = whole(epoch_sequence(settings_of(method), shape, geometry, epoch))
+    places = whole(epoch_of(settings_of(method), shape, geometry, epoch))
     assert places.min() >= 0
     assert places.max() < shape.epoch_size
     again = Counter(places.tolist())
@@ -141,8 +133,8 @@ def test_what_is_drawn_is_read_once_but_for_a_few_at_the_end_of_each_stream(
 def test_random_access_equals_the_whole(
     shape: DatasetShape, method: str, geometry: BatchGeometry, data: st.DataObject
 ) -> None:
-    places = whole(epoch_sequence(settings_of(method), shape, geometry, 1))
-    again = epoch_sequence(settings_of(method), shape, geometry, 1)
+    places = whole(epoch_of(settings_of(method), shape, geometry, 1))
+    again = epoch_of(settings_of(method), shape, geometry, 1)
     some = np.asarray(data.draw(st.lists(st.integers(0, len(again) - 1), max_size=9)), np.int64)
     assert again.places(some).tolist() == places[some].tolist()
     shaped = np.arange(len(again) // 2 * 2).reshape(2, -1)[:, ::-1]
@@ -152,7 +144,7 @@ def test_random_access_equals_the_whole(
 @pytest.mark.parametrize("method", BATCHING_METHODS)
 def test_a_position_outside_the_epoch_is_refused(method: str) -> None:
     geometry = BatchGeometry(num_nodes=2, ranks_per_node=1, batch_size=5)
-    sequence = epoch_sequence(settings_of(method), make_shape([60], [60]), geometry, 0)
+    sequence = epoch_of(settings_of(method), make_shape([60], [60]), geometry, 0)
     for position in (-1, len(sequence)):
         with pytest.raises(SampleIndexError, match=rf"in \[0, {len(sequence)}\)"):
             sequence.places(np.asarray([0, position]))
@@ -162,13 +154,13 @@ def test_a_position_outside_the_epoch_is_refused(method: str) -> None:
 def test_a_streams_batches_keep_its_order_and_mix_with_those_of_others(method: str) -> None:
     geometry = BatchGeometry(num_nodes=1, ranks_per_node=1, batch_size=4)
     settings, shape = settings_of(method, canonical=1), make_shape([80], [40])
-    sequence = epoch_sequence(settings, shape, geometry, 0)
+    sequence = epoch_of(settings, shape, geometry, 0)
     places = whole(sequence)
     assert [place for place in places.tolist() if place < 80] == list(range(80))
     assert [place for place in places.tolist() if place >= 80] == list(range(80, 120))
     streams = streams_of(places, shape)[::4]
     assert (np.diff(streams) != 0).sum() > 2
-    other = streams_of(whole(epoch_sequence(settings, shape, geometry, 1)), shape)[::4]
+    other = streams_of(whole(epoch_of(settings, shape, geometry, 1)), shape)[::4]
     assert streams.tolist() != other.tolist()
 
 
@@ -179,7 +171,7 @@ def test_without_redrawing_each_epoch_has_the_same_batches_in_the_same_order(
 ) -> None:
     geometry = BatchGeometry(num_nodes=1, ranks_per_node=2, batch_size=4)
     settings = make_settings(batching_method=method, **said)
-    first, second = (epoch_sequence(settings, make_shape([80], [90]), geometry, epoch) for epoch in (0, 5))
+    first, second = (epoch_of(settings, make_shape([80], [90]), geometry, epoch) for epoch in (0, 5))
     assert whole(first).tolist() == whole(second).tolist()
 
 
@@ -199,7 +191,7 @@ def test_a_stream_that_fills_no_batch_is_refused_with_the_way_out(
     nodes, ranks, batch_size = geometry
     made_for = BatchGeometry(num_nodes=nodes, ranks_per_node=ranks, batch_size=batch_size)
     with pytest.raises(ConfigError, match=words):
-        epoch_sequence(settings_of(method), make_shape(*streams), made_for, 0)
+        epoch_of(settings_of(method), make_shape(*streams), made_for, 0)
 
 
 @pytest.mark.parametrize("method", COMPOSED)
@@ -208,7 +200,7 @@ def test_a_stream_of_which_nothing_is_drawn_is_refused(method: str) -> None:
     weights = resolve_weights([StreamWeight(), StreamWeight(repeat=0)], [90, 90], None, 0)
     geometry = BatchGeometry(num_nodes=1, ranks_per_node=1, batch_size=4)
     with pytest.raises(ConfigError, match=r"stream 1 (draws no sample|has a share of 0)"):
-        epoch_sequence(settings_of(method), DatasetShape(shard_sizes=sizes, weights=weights), geometry, 0)
+        epoch_of(settings_of(method), DatasetShape(shard_sizes=sizes, weights=weights), geometry, 0)
 
 
 @given(
@@ -222,10 +214,8 @@ def test_few_samples_over_many_nodes_are_all_read_and_by_all_ranks_equally(
     samples: int, canonical: int, factor: int, ranks: int, batch_size: int
 ) -> None:
     geometry = BatchGeometry(num_nodes=canonical * factor, ranks_per_node=ranks, batch_size=batch_size)
-    sequence = epoch_sequence(settings_of("random", canonical), make_shape([samples]), geometry, 0)
-    partition = Partition(
-        length=len(sequence), start=0, num_nodes=geometry.num_nodes, ranks_per_node=ranks, batch_size=batch_size
-    )
+    sequence = epoch_of(settings_of("random", canonical), make_shape([samples]), geometry, 0)
+    partition = Partition(sequence=sequence, geometry=geometry)
     places: set[int] = set()
     for node in range(geometry.num_nodes):
         for rank in range(ranks):

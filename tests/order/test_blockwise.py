@@ -17,11 +17,10 @@ from lightning_streaming.order.blockwise import (
     BlockwiseOrder,
     blockwise_order,
     cut_blocks,
-    joined_blocks,
-    joined_orders,
     shard_counts,
     staggered_blocks,
 )
+from lightning_streaming.order.weights import StreamGroup
 from tests.order.builders import make_settings
 
 streams = st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=8).filter(any), min_size=1, max_size=4)
@@ -31,10 +30,14 @@ settings_said = st.fixed_dictionaries(
         "num_canonical_nodes": st.integers(1, 12),
         "sampling_method": st.sampled_from(["balanced", "fixed"]),
         "sampling_granularity": st.integers(1, 50),
-        "shuffle": st.booleans(),
         "shuffle_seed": st.integers(0, 2**63 - 1),
     }
 )
+
+
+def group_of(sizes: list[list[int]], choose: list[int], first_id: int, block_size: int) -> StreamGroup:
+    shards = tuple(np.asarray(stream, np.int64) for stream in sizes)
+    return StreamGroup(shard_sizes=shards, choose=tuple(choose), first_id=first_id, block_size=block_size)
 
 
 def order_of(
@@ -47,13 +50,12 @@ def order_of(
     **said: Any,
 ) -> BlockwiseOrder:
     """All samples once unless ``choose`` says otherwise."""
-    shards = [np.asarray(stream, np.int64) for stream in sizes]
     wanted = [sum(stream) for stream in sizes] if choose is None else choose
-    return blockwise_order(shards, wanted, make_settings(**said), epoch, first_id, block_size)
+    return blockwise_order([group_of(sizes, wanted, first_id, block_size)], make_settings(**said), epoch)
 
 
 def read(order: BlockwiseOrder) -> NDArray[np.int64]:
-    return order[np.arange(len(order))]
+    return order.ids(np.arange(len(order)))
 
 
 def shard_of(sizes: list[int], ids: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -89,21 +91,21 @@ def test_any_places_read_the_same_as_reading_from_the_start(
     if not len(whole):
         return
     places = np.asarray(data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=12)), np.int64)
-    assert order_of(sizes, choose, **said)[places].tolist() == whole[places].tolist()
+    assert order_of(sizes, choose, **said).ids(places).tolist() == whole[places].tolist()
 
 
 def test_places_of_any_shape_are_read() -> None:
     order = order_of([[100] * 500])
     places = np.arange(48_000).reshape(16, -1)[:, ::3]
     assert not places.flags.c_contiguous
-    assert np.array_equal(order[places], read(order)[places])
-    assert order[np.zeros((0, 3), np.int64)].shape == (0, 3)
+    assert np.array_equal(order.ids(places), read(order)[places])
+    assert order.ids(np.zeros((0, 3), np.int64)).shape == (0, 3)
 
 
 @pytest.mark.parametrize("place", [-1, 80])
 def test_a_place_outside_is_refused(place: int) -> None:
     with pytest.raises(SampleIndexError, match=r"in \[0, 80\)"):
-        order_of([[50, 30]])[np.asarray([3, place])]
+        order_of([[50, 30]]).ids(np.asarray([3, place]))
 
 
 def test_the_order_does_not_change() -> None:
@@ -133,7 +135,6 @@ def test_a_canonical_node_keeps_its_samples_over_epochs() -> None:
 def test_a_block_opens_no_more_shards_than_lie_behind_it() -> None:
     sizes, canonical = [40] * 300, 4
     order = order_of([sizes], block_size=400, num_canonical_nodes=canonical)
-    assert order.blocks is not None
     shards = shard_of(sizes, read(order))
     stop = 0
     for size in chain.from_iterable(block_sizes(order.blocks)):
@@ -166,11 +167,6 @@ def test_parts_of_shards_are_drawn_from_all_over_the_shard() -> None:
     assert ((times - 100) ** 2 / 75).sum() < 64 + 4 * np.sqrt(128)
 
 
-def test_an_unshuffled_order_reads_repeats_shard_by_shard() -> None:
-    order = order_of([[3, 0, 2], [2]], [10, 2], shuffle=False)
-    assert read(order).tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 3, 4, 5, 6]
-
-
 @given(samples=st.integers(1, 11), epoch=st.integers(0, 9))
 def test_fewer_samples_than_canonical_nodes_are_all_read(samples: int, epoch: int) -> None:
     assert sorted(read(order_of([[samples]], epoch=epoch)).tolist()) == list(range(samples))
@@ -179,13 +175,14 @@ def test_fewer_samples_than_canonical_nodes_are_all_read(samples: int, epoch: in
 @given(sizes=streams, choose=choices, said=settings_said)
 def test_joined_orders_read_one_after_another(sizes: list[list[int]], choose: list[int], said: dict[str, Any]) -> None:
     first_ids = np.cumsum([0, *map(sum, sizes)]).tolist()
-    orders = [
-        order_of([stream], [wanted], first_id=first, block_size=5 + first, **said)
+    groups = [
+        group_of([stream], [wanted], first, 5 + first)
         for stream, wanted, first in zip(sizes, choose, first_ids, strict=False)
     ]
-    together = joined_orders(orders)
+    together = blockwise_order(groups, make_settings(**said), 0)
     assert len(together) == sum(choose[: len(sizes)])
-    assert read(together).tolist() == np.concatenate([read(order) for order in orders]).tolist()
+    alone = [read(blockwise_order([group], make_settings(**said), 0)) for group in groups]
+    assert read(together).tolist() == np.concatenate(alone).tolist()
 
 
 @pytest.mark.parametrize("canonical", [1, 2, 1024])
@@ -193,9 +190,10 @@ def test_the_largest_epochs_are_read_at_both_ends(canonical: int) -> None:
     # 10**11 samples; every sum and product on the way must fit 64 bits.
     sizes = np.full(10_000, 10**7)
     settings = make_settings(num_canonical_nodes=canonical)
-    order = blockwise_order([sizes], [10**11], settings, 0, 0, settings.shuffle_block_size or 0)
+    group = StreamGroup(shard_sizes=(sizes,), choose=(10**11,), first_id=0, block_size=settings.shuffle_block_size)
+    order = blockwise_order([group], settings, 0)
     places = np.concatenate([np.arange(3000), 9 * 10**10 + np.arange(3000), 10**11 - 1 - np.arange(3000)])
-    ids = order[places]
+    ids = order.ids(places)
     assert len(np.unique(ids)) == len(places)
     assert ids.min() >= 0
     assert ids.max() < 10**11
@@ -205,8 +203,10 @@ def test_the_largest_epochs_are_read_at_both_ends(canonical: int) -> None:
 
 def test_a_block_as_large_as_the_largest_epoch_is_mixed_whole() -> None:
     settings = make_settings(num_canonical_nodes=1)
-    order = blockwise_order([np.full(1000, 10**8)], [10**11], settings, 0, 0, 10**11)
-    ids = order[np.arange(20_000)]
+    sizes = np.full(1000, 10**8)
+    group = StreamGroup(shard_sizes=(sizes,), choose=(10**11,), first_id=0, block_size=10**11)
+    order = blockwise_order([group], settings, 0)
+    ids = order.ids(np.arange(20_000))
     assert len(np.unique(ids)) == len(ids)
     counts = np.bincount(ids // (2 * 10**9), minlength=50)
     assert ((counts - 400) ** 2 / 400).sum() < 49 + 4 * np.sqrt(2 * 49)
@@ -281,12 +281,6 @@ def test_blocks_of_one_size_are_mixed_differently_and_anew_with_other_keys() -> 
     inside = mixed(blocks).reshape(4, -1)
     assert len({tuple(row[-1200:] - row[-1200:].min()) for row in inside}) == 4
     assert (mixed(cut(40_000, 4, 2500, seed=1)) != mixed(blocks)).mean() > 0.99
-
-
-def test_joined_blocks_mix_as_each_did() -> None:
-    several = [cut(700, 3, 90), cut(0, 3, 90), cut(50, 1, 7, seed=4)]
-    expected = np.concatenate([mixed(several[0]), 700 + mixed(several[2])])
-    assert mixed(joined_blocks(several)).tolist() == expected.tolist()
 
 
 shards = st.lists(st.integers(0, 50), min_size=1, max_size=30).filter(any)

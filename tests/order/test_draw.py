@@ -16,15 +16,10 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.order import draw as draw_module
-from lightning_streaming.order import draw as sampling
 from lightning_streaming.order.draw import (
     Resampled,
-    draw_into,
-    draw_order,
-    is_identity,
-    is_on_demand,
-    order_digest,
-    order_dtype,
+    Shuffled,
+    drawn_here,
     per_shard_choice,
     resample,
 )
@@ -38,18 +33,34 @@ shards = st.lists(st.integers(1, 20), min_size=1, max_size=6)
 
 
 def drawn(settings: SettledOrder, shape: DatasetShape, epoch: int = 0) -> list[int]:
-    order = draw_order(settings, shape, epoch)
-    assert isinstance(order, np.ndarray)
+    order = drawn_here(Shuffled(settings, shape, epoch))
     assert order.dtype == np.uint32
     return list(order.tolist())
 
 
+def never(order: Shuffled) -> NDArray[np.integer]:
+    raise AssertionError(f"epoch {order.epoch} is drawn")
+
+
 def test_an_order_that_is_the_identity_is_not_written_out() -> None:
     settings, shape = make_settings(shuffle=False), make_shape([7, 5, 9])
-    assert is_identity(settings, shape)
-    assert draw_order(settings, shape, 0) is None
-    assert not is_identity(make_settings(), shape)
-    assert not is_identity(settings, make_shape([7, 5, 9], repeat=2))
+    assert Shuffled(settings, shape, 0, never).ids(np.arange(21)).tolist() == list(range(21))
+    assert Shuffled(make_settings(), shape, 0).is_drawn
+    assert Shuffled(settings, make_shape([7, 5, 9], repeat=2), 0).is_drawn
+
+
+def test_nothing_is_drawn_before_ids_are_asked_for_and_then_once() -> None:
+    calls = []
+
+    def draw(order: Shuffled) -> NDArray[np.integer]:
+        calls.append(order)
+        return drawn_here(order)
+
+    order = Shuffled(make_settings(), make_shape([20, 30]), 0, draw)
+    assert (len(order), len(order.digest), calls) == (50, 32, [])
+    assert order.ids(np.arange(50)).tolist() == drawn(order.settings, order.shape)
+    assert order.drawn().ids(np.asarray([7])).shape == (1,)
+    assert calls == [order]
 
 
 def test_resampling_alone_makes_an_order() -> None:
@@ -77,13 +88,12 @@ def test_streams_that_do_not_share_batches_are_drawn_one_after_another_each_by_i
     for sizes, choose in zip(shape.shard_sizes, shape.weights.choose, strict=True):
         alone = ResolvedWeights(proportion=(1.0,), repeat=(1.0,), choose=(choose,), epoch_size=choose)
         order = np.empty(choose, np.int64)
-        draw_into(
-            replace(settings, batching_method="random"), DatasetShape(shard_sizes=(sizes,), weights=alone), 0, order
-        )
+        by_itself = DatasetShape(shard_sizes=(sizes,), weights=alone)
+        Shuffled(replace(settings, batching_method="random"), by_itself, 0).draw_into(order)
         expected += (first + order).tolist()
         first += int(sizes.sum())
     out = np.empty(shape.epoch_size, np.int64)
-    draw_into(settings, shape, 0, out)
+    Shuffled(settings, shape, 0).draw_into(out)
     assert out.tolist() == expected
 
 
@@ -92,7 +102,7 @@ def test_streams_that_do_not_share_batches_are_drawn_one_after_another_each_by_i
 def test_an_order_is_the_same_whatever_holds_it(algo: str, sizes: list[int], repeat: float | None) -> None:
     settings, shape = make_settings(shuffle_algo=algo, num_canonical_nodes=1), make_shape([5], sizes, repeat=repeat)
     wide = np.empty(shape.epoch_size, np.int64)
-    draw_into(settings, shape, 3, wide)
+    Shuffled(settings, shape, 3).draw_into(wide)
     assert drawn(settings, shape, 3) == wide.tolist()
 
 
@@ -110,34 +120,33 @@ def test_repeated_samples_are_looked_up_in_pieces(monkeypatch: pytest.MonkeyPatc
 def test_ids_take_four_bytes_wherever_they_and_their_places_fit(
     samples: int, repeat: float | None, dtype: type[np.integer]
 ) -> None:
-    assert order_dtype(make_shape([samples], repeat=repeat)) == dtype
+    assert Shuffled(make_settings(), make_shape([samples], repeat=repeat), 0).dtype == dtype
 
 
 @pytest.mark.parametrize("batching", ["random", "stratified"])
 def test_an_order_on_demand_has_every_sample_drawn(batching: str) -> None:
     settings = make_settings(shuffle_algo="blockwise", batching_method=batching, num_canonical_nodes=2)
     shape = make_shape([20, 30], [40], repeat=2)
-    order = draw_order(settings, shape, 0)
-    assert order is not None
+    order = Shuffled(settings, shape, 0, never)
     assert len(order) == 180
-    ids = np.sort(order[np.arange(180)])
+    ids = np.sort(order.ids(np.arange(180)))
     assert ids.tolist() == np.repeat(np.arange(90), 2).tolist()
 
 
 def test_only_a_blockwise_shuffle_is_on_demand() -> None:
-    assert is_on_demand(make_settings(shuffle_algo="blockwise"))
-    assert not is_on_demand(make_settings(shuffle_algo="blockwise", shuffle=False))
-    assert not is_on_demand(make_settings())
+    said: tuple[dict[str, Any], ...] = ({}, {"shuffle": False}, {"shuffle_algo": "py1e"})
+    orders = [Shuffled(make_settings(**{"shuffle_algo": "blockwise", **one}), make_shape([5]), 0) for one in said]
+    assert [order.is_on_demand for order in orders] == [True, False, False]
 
 
 def test_an_epoch_before_the_first_is_refused() -> None:
     with pytest.raises(ConfigError, match="-1"):
-        draw_order(make_settings(shuffle=False), make_shape([5]), -1)
+        Shuffled(make_settings(shuffle=False), make_shape([5]), -1)
 
 
 def test_a_digest_is_32_hexadecimal_digits_and_the_same_each_time() -> None:
-    digest = order_digest(make_settings(), make_shape([5, 2]), 0)
-    assert digest == order_digest(make_settings(), make_shape([5, 2]), 0)
+    digest = Shuffled(make_settings(), make_shape([5, 2]), 0).digest
+    assert digest == Shuffled(make_settings(), make_shape([5, 2]), 0).digest
     assert len(digest) == 32
     assert set(digest) <= set(string.hexdigits)
 
@@ -145,19 +154,19 @@ def test_a_digest_is_32_hexadecimal_digits_and_the_same_each_time() -> None:
 def test_a_digest_changes_with_all_that_an_order_depends_on() -> None:
     settings, shape = make_settings(), make_shape([5, 2], [3])
     changed = [
-        order_digest(settings, shape, 1),
-        order_digest(settings, make_shape([2, 5], [3]), 0),
-        order_digest(settings, make_shape([5], [2, 3]), 0),
-        order_digest(settings, make_shape([5, 2], [3], epoch_size=11), 0),
-        order_digest(replace(settings, shuffle=False), shape, 0),
-        order_digest(replace(settings, shuffle_algo="py1s"), shape, 0),
-        order_digest(replace(settings, shuffle_seed=1), shape, 0),
-        order_digest(replace(settings, shuffle_block_size=99), shape, 0),
-        order_digest(replace(settings, num_canonical_nodes=2), shape, 0),
-        order_digest(replace(settings, sampling_method="fixed"), shape, 0),
-        order_digest(replace(settings, sampling_granularity=2), shape, 0),
+        Shuffled(settings, shape, 1).digest,
+        Shuffled(settings, make_shape([2, 5], [3]), 0).digest,
+        Shuffled(settings, make_shape([5], [2, 3]), 0).digest,
+        Shuffled(settings, make_shape([5, 2], [3], epoch_size=11), 0).digest,
+        Shuffled(replace(settings, shuffle=False), shape, 0).digest,
+        Shuffled(replace(settings, shuffle_algo="py1s"), shape, 0).digest,
+        Shuffled(replace(settings, shuffle_seed=1), shape, 0).digest,
+        Shuffled(replace(settings, shuffle_block_size=99), shape, 0).digest,
+        Shuffled(replace(settings, num_canonical_nodes=2), shape, 0).digest,
+        Shuffled(replace(settings, sampling_method="fixed"), shape, 0).digest,
+        Shuffled(replace(settings, sampling_granularity=2), shape, 0).digest,
     ]
-    assert len({order_digest(settings, shape, 0), *changed}) == 1 + len(changed)
+    assert len({Shuffled(settings, shape, 0).digest, *changed}) == 1 + len(changed)
 
 
 def test_generators_come_with_the_first_import_rather_than_at_the_first_draw() -> None:
@@ -221,7 +230,7 @@ def test_choosing_at_once_equals_picking_one_by_one(sizes: list[int], choose: in
 @given(sizes=shards_maybe_empty, choose=st.integers(0, 200), granularity=st.integers(1, 40))
 def test_picks_are_counted_the_same_however_many_at_once(sizes: list[int], choose: int, granularity: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampling, "_CHUNK", 3)
+        patch.setattr(draw_module, "_PICKS_CHUNK", 3)
         counts = per_shard_choice(np.asarray(sizes, np.int64), choose, granularity, 7)
     assert counts.tolist() == picked_one_by_one(sizes, choose, granularity, 7).tolist()
 

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.order.draw import draw_order
+from lightning_streaming.order.batchings import Batched
+from lightning_streaming.order.canonical import fits
+from lightning_streaming.order.draw import Shuffled
 from lightning_streaming.order.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
-from lightning_streaming.order.plan import EpochPlan, epoch_sequence, plan_epoch, resume_position
-from lightning_streaming.order.sequence import fits
 from lightning_streaming.order.settings import BATCHING_METHODS, SHUFFLE_ALGOS, OrderSettings, SettledOrder
 from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
 from lightning_streaming.world import World
-from tests.order.builders import make_shape
+from tests.order.builders import epoch_of, make_shape
 
 UNHURRIED = settings(deadline=None)
 COMPOSED = ("device_per_stream", "per_stream", "stratified")
@@ -45,14 +45,13 @@ class Stretch:
     """How one leg goes on with an epoch."""
 
     leg: Leg
-    plan: EpochPlan
+    plan: Batched
     partition: Partition
     batches: int
 
 
 def stretches(asked: SettledOrder, shape: DatasetShape, epoch: int, legs: Sequence[Leg]) -> Iterator[Stretch]:
     """Go on as the loading room does: composed batches stay what the epoch began with, others follow the machines."""
-    order = draw_order(asked, shape, epoch)
     began_on = legs[0].machines.num_nodes
     kept: BatchGeometry | None = None
     position = 0
@@ -61,28 +60,25 @@ def stretches(asked: SettledOrder, shape: DatasetShape, epoch: int, legs: Sequen
         geometry = kept or epoch_geometry(asked, current, began_on if number else None)
         if asked.batching_method != "random" and (position or leg.steps or number == len(legs) - 1):
             kept = geometry
-        plan = plan_epoch(asked, shape, geometry, epoch, order)
-        start = resume_position(plan.sequence, position, current.num_ranks)
+        plan = epoch_of(asked, shape, geometry, epoch)
         partition = Partition(
-            length=len(plan),
-            start=start,
-            num_nodes=current.num_nodes,
-            ranks_per_node=current.ranks_per_node,
-            batch_size=current.batch_size,
+            sequence=plan,
+            start=plan.resume_position(position, current.num_ranks),
+            geometry=current,
             layout=rank_layout(asked, current, geometry),
         )
         left = partition.num_batches()
         batches = left if number == len(legs) - 1 else min(leg.steps, left)
         yield Stretch(leg=leg, plan=plan, partition=partition, batches=batches)
         position = partition.position_after(batches)
-        fewest = plan.sequence if asked.batching_method != "random" else epoch_sequence(asked, shape, ALONE, epoch)
+        fewest = plan if asked.batching_method != "random" else epoch_of(asked, shape, ALONE, epoch)
         if position >= min(len(plan), len(fewest)):
             return  # all has been read; what may be left are repeats that make many nodes even
 
 
 def read_by_workers(stretch: Stretch, node: int, rank: int) -> NDArray[np.int64]:
     """Positions of shape (batches, batch size) that the workers of one rank read between them; -1 for none."""
-    positions = np.full((stretch.batches, stretch.partition.batch_size), -1, np.int64)
+    positions = np.full((stretch.batches, stretch.partition.geometry.batch_size), -1, np.int64)
     for worker in range(stretch.leg.workers):
         mine = np.arange(worker, stretch.batches, stretch.leg.workers)
         positions[mine] = stretch.partition.batches(mine, node, rank)
@@ -92,22 +88,26 @@ def read_by_workers(stretch: Stretch, node: int, rank: int) -> NDArray[np.int64]
 def read_by_ranks(stretch: Stretch) -> NDArray[np.int64]:
     """Positions of shape (ranks, batches, batch size)."""
     partition = stretch.partition
-    ranks = [(node, rank) for node in range(partition.num_nodes) for rank in range(partition.ranks_per_node)]
+    ranks = [
+        (node, rank)
+        for node in range(partition.geometry.num_nodes)
+        for rank in range(partition.geometry.ranks_per_node)
+    ]
     return np.stack([read_by_workers(stretch, node, rank) for node, rank in ranks])
 
 
 def check_global_batches(stretch: Stretch, read: NDArray[np.int64]) -> None:
     """Each global batch is the next run of positions; only the last one of an epoch may hold some a second time."""
     partition = stretch.partition
-    full = min(stretch.batches, partition.remaining // partition.global_batch_size)
-    in_order = np.sort(read[:, :full].swapaxes(0, 1).reshape(full, partition.global_batch_size))
+    full = min(stretch.batches, partition.full_batches)
+    in_order = np.sort(read[:, :full].swapaxes(0, 1).reshape(full, partition.geometry.global_batch_size))
     assert in_order.ravel().tolist() == list(range(partition.start, partition.position_after(full)))
     if stretch.batches > full:
         assert stretch.batches == full + 1
         ending = read[:, full][read[:, full] >= 0].tolist()
-        new = range(partition.position_after(full), partition.length)
+        new = range(partition.position_after(full), len(stretch.plan))
         assert set(new) <= set(ending)
-        assert 0 <= len(ending) - len(new) < partition.num_ranks
+        assert 0 <= len(ending) - len(new) < partition.geometry.num_ranks
 
 
 def check_ranks_are_even(stretch: Stretch, read: NDArray[np.int64]) -> None:
@@ -117,7 +117,8 @@ def check_ranks_are_even(stretch: Stretch, read: NDArray[np.int64]) -> None:
     assert (sizes > 0).all()
     if stretch.batches == stretch.partition.num_batches():
         assert (
-            (sizes == stretch.partition.batch_size).sum(axis=1) == stretch.partition.num_batches(drop_last=True)
+            (sizes == stretch.partition.geometry.batch_size).sum(axis=1)
+            == stretch.partition.num_batches(drop_last=True)
         ).all()
 
 
@@ -144,9 +145,7 @@ def read_epoch(asked: SettledOrder, shape: DatasetShape, epoch: int, legs: Seque
 
 def drawn_ids(asked: SettledOrder, shape: DatasetShape, epoch: int) -> list[int]:
     """What the epoch draws."""
-    order = draw_order(asked, shape, epoch)
-    every = np.arange(shape.epoch_size)
-    return list((every if order is None else order[every]).tolist())
+    return list(Shuffled(asked, shape, epoch).ids(np.arange(shape.epoch_size)).tolist())
 
 
 @st.composite
@@ -207,7 +206,7 @@ def test_an_epoch_cut_three_times_reads_what_one_that_was_not_does(
     assume(shape.epoch_size > CANONICAL)
     ids = read_epoch(asked, shape, epoch, legs)
     drawn = drawn_ids(asked, shape, epoch)
-    whole = plan_epoch(asked, shape, ALONE, epoch, draw_order(asked, shape, epoch))
+    whole = epoch_of(asked, shape, ALONE, epoch)
     expected = whole.ids_between(0, len(whole)).tolist()
     assert ids[: len(expected)] == expected
     assert not Counter(drawn) - Counter(expected)
@@ -273,7 +272,7 @@ def test_composed_batches_stay_those_of_the_machines_that_the_epoch_began_with(
     began = next(leg for leg in legs if leg.steps or leg is legs[-1])
     assume(fits(4, began.machines.num_nodes) and began is legs[0])
     ids = read_epoch(asked, shape, epoch, legs)
-    whole = plan_epoch(asked, shape, legs[0].machines, epoch, draw_order(asked, shape, epoch))
+    whole = epoch_of(asked, shape, legs[0].machines, epoch)
     assert ids == whole.ids_between(0, len(whole)).tolist()
 
 

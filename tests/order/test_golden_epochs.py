@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from lightning_streaming.errors import StateError, StreamingError
-from lightning_streaming.order.draw import draw_order
+from lightning_streaming.order.batchings import Batched
 from lightning_streaming.order.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
-from lightning_streaming.order.plan import EpochPlan, plan_epoch, resume_position
 from lightning_streaming.order.settings import OrderSettings, SettledOrder
 from lightning_streaming.order.weights import DatasetShape, ResolvedWeights, StreamWeight, resolve_weights
 from lightning_streaming.units import parse_count
 from lightning_streaming.world import World
+from tests.order.builders import epoch_of
 from tests.order.reference import assert_is, load, reference_start, reference_work_array, work_array
 
 ORDER_SETTINGS = (
@@ -38,7 +38,7 @@ class Epoch:
     settings: SettledOrder
     weights: ResolvedWeights
     world: World
-    plan: EpochPlan
+    plan: Batched
     partition: Partition
 
 
@@ -63,15 +63,13 @@ def work_out(config: dict[str, Any]) -> Epoch:
         num_nodes=world.num_nodes, ranks_per_node=world.ranks_per_node, batch_size=config["batch_size"]
     )
     geometry = epoch_geometry(settings, current, config["initial_physical_nodes"])
-    order = draw_order(settings, shape, config["epoch"])
-    plan = plan_epoch(settings, shape, geometry, config["epoch"], order)
-    start = resume_position(plan.sequence, config["sample_in_epoch"], world.num_ranks)
+    plan = epoch_of(settings, shape, geometry, config["epoch"])
+    plan.inner.drawn()
+    start = plan.resume_position(config["sample_in_epoch"], world.num_ranks)
     partition = Partition(
-        length=len(plan),
+        sequence=plan,
         start=reference_start(settings, start, current, geometry),
-        num_nodes=world.num_nodes,
-        ranks_per_node=world.ranks_per_node,
-        batch_size=config["batch_size"],
+        geometry=current,
         layout=rank_layout(settings, current, geometry),
     )
     return Epoch(settings=settings, weights=weights, world=world, plan=plan, partition=partition)

@@ -3,8 +3,6 @@
 Who reads which entries of a global batch.
 
 For which machines an epoch's batches are made, and how other machines share them.
-
-Positions without skipped, checked against lists with what is left out taken out.
 """
 
 from __future__ import annotations
@@ -20,23 +18,16 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.order.partition import (
     INTERLEAVED,
-    NOTHING_SKIPPED,
     BatchGeometry,
     Contiguous,
     Layout,
     Partition,
     Regrouped,
-    SkippedPositions,
-    SkippedRange,
     epoch_geometry,
-    first_epoch_not_skipped,
-    joined_ranges,
     rank_layout,
-    skipped_in_epoch,
 )
-from lightning_streaming.order.plan import epoch_sequence
 from lightning_streaming.order.settings import BATCHING_METHODS, SettledOrder
-from tests.order.builders import make_settings, make_shape
+from tests.order.builders import epoch_of, geometry_of, make_settings, make_shape, partition_of
 
 Topology = tuple[int, int, int]
 """Nodes, ranks per node, batch size."""
@@ -45,8 +36,7 @@ topologies = st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5))
 
 
 def make_deal(length: int, start: int, topology: Topology) -> Partition:
-    nodes, ranks, batch_size = topology
-    return Partition(length=length, start=start, num_nodes=nodes, ranks_per_node=ranks, batch_size=batch_size)
+    return partition_of(length, start, *topology)
 
 
 @st.composite
@@ -59,8 +49,8 @@ def global_batch(partition: Partition, t: int) -> list[int]:
     """What all ranks read in batch ``t``, in the order of dealing: nodes take turns fastest, then ranks."""
     batches = np.stack(
         [
-            [partition.batches(np.asarray([t]), node, rank)[0] for node in range(partition.num_nodes)]
-            for rank in range(partition.ranks_per_node)
+            [partition.batches(np.asarray([t]), node, rank)[0] for node in range(partition.geometry.num_nodes)]
+            for rank in range(partition.geometry.ranks_per_node)
         ]
     )  # (ranks, nodes, batch size)
     positions = batches.transpose(2, 0, 1).ravel()
@@ -73,8 +63,8 @@ def all_read(partition: Partition, num_batches: int) -> list[int]:
 
 def reference_repeats(partition: Partition) -> list[int]:
     """The entries read twice, spelled out on the reference's table of one row per node; whole columns only."""
-    table = np.arange(partition.remaining).reshape(-1, partition.num_nodes).T
-    columns, ranks = table.shape[1], partition.ranks_per_node
+    table = np.arange(partition.remaining).reshape(-1, partition.geometry.num_nodes).T
+    columns, ranks = table.shape[1], partition.geometry.ranks_per_node
     if columns % ranks == 0:
         return []
     more = ranks - columns % ranks
@@ -93,22 +83,25 @@ def laid_out_deals(draw: st.DrawFn) -> Partition:
     layout = draw(st.sampled_from(layouts))
     if isinstance(layout, Regrouped):
         batch_size *= initial
-    return replace(draw(deals()), num_nodes=nodes, ranks_per_node=ranks, batch_size=batch_size, layout=layout)
+    return replace(draw(deals()), geometry=geometry_of(nodes, ranks, batch_size), layout=layout)
 
 
 @given(columns=st.integers(0, 60), topology=topologies)
 def test_the_entries_read_twice_are_those_of_the_reference(columns: int, topology: Topology) -> None:
     partition = make_deal(columns * topology[0], 0, topology)
-    assert all_read(partition, partition.num_batches()) == [*range(partition.length), *reference_repeats(partition)]
+    assert all_read(partition, partition.num_batches()) == [
+        *range(len(partition.sequence)),
+        *reference_repeats(partition),
+    ]
 
 
 @given(partition=deals())
 def test_all_ranks_together_read_everything_left_in_order_and_less_than_a_round_twice(partition: Partition) -> None:
     read = all_read(partition, partition.num_batches())
-    assert read[: partition.remaining] == list(range(partition.start, partition.length))
+    assert read[: partition.remaining] == list(range(partition.start, len(partition.sequence)))
     again = read[partition.remaining :]
-    assert len(again) == -partition.remaining % partition.num_ranks
-    assert all(0 <= position < partition.length for position in again)
+    assert len(again) == -partition.remaining % partition.geometry.num_ranks
+    assert all(0 <= position < len(partition.sequence) for position in again)
 
 
 @given(length=st.integers(0, 120), topology=topologies)
@@ -138,38 +131,37 @@ def test_all_ranks_together_read_each_global_batch_whatever_its_layout(partition
         positions = global_batch(partition, t)
         new = range(partition.position_after(t), partition.position_after(t + 1))
         assert set(new) <= set(positions)
-        is_full = len(new) == partition.global_batch_size
-        assert len(positions) - len(new) == (0 if is_full else -partition.remaining % partition.num_ranks)
+        is_full = len(new) == partition.geometry.global_batch_size
+        assert len(positions) - len(new) == (0 if is_full else -partition.remaining % partition.geometry.num_ranks)
 
 
 @given(partition=laid_out_deals())
 def test_what_fills_no_global_batch_is_dealt_in_turn_whatever_the_layout(partition: Partition) -> None:
     ending = partition.num_batches() - 1
-    if partition.remaining % partition.global_batch_size:
+    if partition.remaining % partition.geometry.global_batch_size:
         assert global_batch(partition, ending) == global_batch(replace(partition, layout=INTERLEAVED), ending)
 
 
 @given(partition=laid_out_deals())
 def test_all_ranks_have_equally_many_batches_and_samples(partition: Partition) -> None:
-    for node in range(partition.num_nodes):
-        for rank in range(partition.ranks_per_node):
-            sizes = [len(partition.batch(t, node, rank)) for t in range(partition.num_batches() + 1)]
-            assert sum(sizes) == partition.samples_per_rank()
-            assert sizes[partition.num_batches() :] == [0]
-            assert all(sizes[: partition.num_batches()])
-            assert sizes.count(partition.batch_size) == partition.num_batches(drop_last=True)
+    for node, rank in np.ndindex(partition.geometry.num_nodes, partition.geometry.ranks_per_node):
+        sizes = [len(partition.batch(t, node, rank)) for t in range(partition.num_batches() + 1)]
+        assert sum(sizes) == partition.samples_per_rank()
+        assert sizes[partition.num_batches() :] == [0]
+        assert all(sizes[: partition.num_batches()])
+        assert sizes.count(partition.geometry.batch_size) == partition.num_batches(drop_last=True)
 
 
 @given(partition=laid_out_deals(), data=st.data())
 def test_several_batches_at_once_equal_one_by_one(partition: Partition, data: st.DataObject) -> None:
-    node = data.draw(st.integers(0, partition.num_nodes - 1))
-    rank = data.draw(st.integers(0, partition.ranks_per_node - 1))
+    node = data.draw(st.integers(0, partition.geometry.num_nodes - 1))
+    rank = data.draw(st.integers(0, partition.geometry.ranks_per_node - 1))
     ts = data.draw(st.lists(st.integers(0, partition.num_batches() + 2), max_size=5))
     together = partition.batches(np.asarray(ts, np.int64), node, rank)
-    assert together.shape == (len(ts), partition.batch_size)
+    assert together.shape == (len(ts), partition.geometry.batch_size)
     for t, positions in zip(ts, together, strict=True):
         alone: NDArray[np.int64] = partition.batch(t, node, rank)
-        assert positions.tolist() == alone.tolist() + [-1] * (partition.batch_size - len(alone))
+        assert positions.tolist() == alone.tolist() + [-1] * (partition.geometry.batch_size - len(alone))
 
 
 @given(length=st.integers(1, 150), legs=st.lists(st.tuples(topologies, st.integers(0, 6)), min_size=4, max_size=4))
@@ -191,7 +183,7 @@ def test_a_cut_at_a_batch_leaves_the_batches_that_were_left(length: int, topolog
     rest = make_deal(length, whole.position_after(steps), topology)
     for drop_last in (False, True):
         assert rest.num_batches(drop_last) == whole.num_batches(drop_last) - steps
-    for t in range(rest.remaining // rest.global_batch_size):
+    for t in range(rest.full_batches):
         assert global_batch(rest, t) == global_batch(whole, steps + t)
 
 
@@ -230,10 +222,6 @@ def divided(layout: Layout, geometry: BatchGeometry) -> NDArray[np.int64]:
             for node in range(geometry.num_nodes)
         ]
     )
-
-
-def geometry_of(nodes: int, ranks: int, batch_size: int) -> BatchGeometry:
-    return BatchGeometry(num_nodes=nodes, ranks_per_node=ranks, batch_size=batch_size)
 
 
 @st.composite
@@ -394,53 +382,10 @@ def test_relaxed_goes_on_with_any_machines(
 ) -> None:
     settings = settings_of(method, canonical=12)
     geometry = epoch_geometry(settings, current, initial)
-    assert len(epoch_sequence(settings, make_shape([900], [1100]), geometry, 0)) > 0
+    assert len(epoch_of(settings, make_shape([900], [1100]), geometry)) > 0
     # Also in the middle of an epoch whose batches were made for others.
     for made in (geometry, made_for):
         chosen = rank_layout(settings, current, made)
         ranks = [(node, rank) for node in range(current.num_nodes) for rank in range(current.ranks_per_node)]
         entries = [entry for node, rank in ranks for entry in chosen.entries(current, node, rank).tolist()]
         assert sorted(entries) == list(range(current.global_batch_size))
-
-
-LENGTH, EPOCHS = 12, 4
-places = st.tuples(st.integers(0, EPOCHS), st.integers(0, LENGTH))
-stretches = st.lists(st.tuples(places, places), max_size=5)
-
-
-def left_out(stretches: list[SkippedRange], epoch: int) -> set[int]:
-    return {at for at in range(LENGTH) if any(start <= (epoch, at) < stop for start, stop in stretches)}
-
-
-@given(stretches, st.integers(0, EPOCHS))
-def test_what_is_kept_is_what_no_stretch_leaves_out(stretches: list[SkippedRange], epoch: int) -> None:
-    skipped = skipped_in_epoch(stretches, epoch)
-    kept = [at for at in range(LENGTH) if at not in left_out(stretches, epoch)]
-    assert [skipped.kept_before(at) for at in range(LENGTH + 1)] == [
-        sum(k < at for k in kept) for at in range(LENGTH + 1)
-    ]
-    assert skipped.positions(np.arange(len(kept))).tolist() == kept
-    assert [skipped.position_after(read) for read in range(len(kept) + 1)] == [0, *(at + 1 for at in kept)]
-
-
-@given(stretches)
-def test_merged_stretches_are_apart_and_cover_the_same(stretches: list[SkippedRange]) -> None:
-    whole = joined_ranges(stretches)
-    flat = [place for stretch in whole for place in stretch]
-    assert flat == sorted(set(flat))
-    for epoch in range(EPOCHS + 1):
-        assert left_out(whole, epoch) == left_out(stretches, epoch)
-
-
-@given(stretches, st.integers(0, EPOCHS))
-def test_epochs_that_stretches_pass_over_whole_are_passed_over(stretches: list[SkippedRange], epoch: int) -> None:
-    found = first_epoch_not_skipped(stretches, epoch)
-    assert all(len(left_out(stretches, passed)) == LENGTH for passed in range(epoch, found))
-    assert not any(start <= (found, 0) and (found + 1, 0) <= stop for start, stop in joined_ranges(stretches))
-
-
-def test_without_gaps_positions_are_themselves() -> None:
-    entries = np.arange(5)
-    assert skipped_in_epoch([], 0) == NOTHING_SKIPPED == SkippedPositions(())
-    assert NOTHING_SKIPPED.positions(entries) is entries
-    assert (NOTHING_SKIPPED.kept_before(7), NOTHING_SKIPPED.position_after(7)) == (7, 7)

@@ -11,20 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from benchmarks.order_mixing import Mixing, largest_burst, mean_entropy, mixing, needed_within, uniform_mixing
 from lightning_streaming.errors import ConfigError, SampleIndexError
-from lightning_streaming.order.quality import (
-    Mixing,
-    Visits,
-    largest_burst,
-    lru_downloads,
-    mean_entropy,
-    mixing,
-    needed_within,
-    open_at_once,
-    shard_visits,
-    shards_of,
-    uniform_mixing,
-)
+from lightning_streaming.order.quality import Visits, lru_downloads, open_at_once, shard_visits, shards_of
 
 SHARDS = np.full(100, 256)
 IN_ORDER = np.arange(25_600).reshape(-1, 64)

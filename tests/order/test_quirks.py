@@ -18,31 +18,25 @@ from lightning_streaming.errors import StateError
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.run import Machines, Run, RunRequest, resume
 from lightning_streaming.loading.state import Cursor, SavedPosition
-from lightning_streaming.order.draw import draw_order, per_shard_choice
+from lightning_streaming.order.batchings import Batched
+from lightning_streaming.order.draw import Shuffled, per_shard_choice
 from lightning_streaming.order.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
-from lightning_streaming.order.plan import EpochPlan, epoch_sequence, plan_epoch, resume_position
 from lightning_streaming.order.settings import OrderSettings, SettledOrder
 from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
 from lightning_streaming.world import World
-from tests.order.builders import make_settings, make_shape, shuffle_map
+from tests.order.builders import epoch_of, geometry_of, make_settings, make_shape, shuffle_map
 from tests.order.reference import reference_work_array, work_array
-
-
-def geometry_of(nodes: int, ranks: int, batch_size: int) -> BatchGeometry:
-    return BatchGeometry(num_nodes=nodes, ranks_per_node=ranks, batch_size=batch_size)
 
 
 def dealt(
     settings: SettledOrder, shape: DatasetShape, current: BatchGeometry, start: int = 0, initial: int | None = None
-) -> tuple[EpochPlan, Partition]:
+) -> tuple[Batched, Partition]:
     geometry = epoch_geometry(settings, current, initial)
-    plan = plan_epoch(settings, shape, geometry, 0, draw_order(settings, shape, 0))
+    plan = epoch_of(settings, shape, geometry)
     partition = Partition(
-        length=len(plan),
+        sequence=plan,
         start=start,
-        num_nodes=current.num_nodes,
-        ranks_per_node=current.ranks_per_node,
-        batch_size=current.batch_size,
+        geometry=current,
         layout=rank_layout(settings, current, geometry),
     )
     return plan, partition
@@ -53,10 +47,10 @@ def samples_per_rank(work: NDArray[np.int64]) -> list[int]:
 
 
 def test_q1_differs_a_position_past_the_end_is_refused() -> None:
-    sequence = epoch_sequence(make_settings(num_canonical_nodes=2), make_shape([100]), geometry_of(2, 2, 4), 0)
-    assert resume_position(sequence, 104, num_ranks=4) == 100  # up to one sample a rank more may have been counted
+    sequence = epoch_of(make_settings(num_canonical_nodes=2), make_shape([100]), geometry_of(2, 2, 4))
+    assert sequence.resume_position(104, num_ranks=4) == 100  # up to one sample a rank more may have been counted
     with pytest.raises(StateError, match="105 samples were consumed of an epoch that has 100"):
-        resume_position(sequence, 105, num_ranks=4)
+        sequence.resume_position(105, num_ranks=4)
 
 
 def test_q2_differs_few_samples_over_many_nodes_are_served() -> None:
@@ -132,8 +126,8 @@ def test_q7_kept_an_empty_shard_makes_the_pick_before_it_a_full_one() -> None:
 
 def test_q8_kept_an_unshuffled_epoch_draws_other_samples_of_a_stream_that_is_drawn_in_part() -> None:
     shape = make_shape([20, 20, 20], repeat=0.6)
-    orders = [draw_order(make_settings(shuffle=False), shape, epoch) for epoch in (0, 1)]
-    first, second = (np.asarray(order) for order in orders)
+    orders = [Shuffled(make_settings(shuffle=False), shape, epoch) for epoch in (0, 1)]
+    first, second = (order.ids(np.arange(len(order))) for order in orders)
     assert first.tolist() != second.tolist()
     assert np.bincount(first // 20).tolist() == np.bincount(second // 20).tolist()
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.order.draw import draw_order
-from lightning_streaming.order.partition import BatchGeometry, Partition, epoch_geometry
-from lightning_streaming.order.plan import EpochPlan, plan_epoch
+from lightning_streaming.order.batchings import Batched
+from lightning_streaming.order.partition import Partition, epoch_geometry
 from lightning_streaming.order.settings import (
     BATCHING_METHODS,
     SHUFFLE_ALGOS,
@@ -22,7 +21,7 @@ from lightning_streaming.order.settings import (
     stretched_seed,
 )
 from lightning_streaming.order.shuffles import SHUFFLES
-from tests.order.builders import make_shape
+from tests.order.builders import epoch_of, geometry_of, make_shape
 from tests.order.reference import assert_is, load, work_array
 
 
@@ -98,7 +97,7 @@ UNEVEN_START = [case for case in CASES if case["out"].get("error") == "ValueErro
 REFUSED = [case for case in CASES if case["out"].get("error") == "AssertionError"]
 
 
-def work_out(args: dict[str, Any]) -> tuple[EpochPlan, Partition]:
+def work_out(args: dict[str, Any]) -> tuple[Batched, Partition]:
     """The epoch in today's settings; that line had one canonical node per node, and read single samples by default."""
     nodes, ranks, batch_size = args["num_nodes"], args["ranks_per_node"], args["batch_size"] or 1
     settings = OrderSettings(
@@ -109,14 +108,9 @@ def work_out(args: dict[str, Any]) -> tuple[EpochPlan, Partition]:
         partition_algo="orig",
     ).settled(nodes)
     shape = make_shape(GOLDEN["v02_shard_sets"][args["shards"]])
-    current = BatchGeometry(num_nodes=nodes, ranks_per_node=ranks, batch_size=batch_size)
-    geometry = epoch_geometry(settings, current, None)
-    order = draw_order(settings, shape, args["epoch"])
-    plan = plan_epoch(settings, shape, geometry, args["epoch"], order)
-    partition = Partition(
-        length=len(plan), start=args["drop_first"], num_nodes=nodes, ranks_per_node=ranks, batch_size=batch_size
-    )
-    return plan, partition
+    current = geometry_of(nodes, ranks, batch_size)
+    plan = epoch_of(settings, shape, epoch_geometry(settings, current, None), args["epoch"])
+    return plan, Partition(sequence=plan, start=args["drop_first"], geometry=current)
 
 
 def case_id(case: dict[str, Any]) -> str:
@@ -143,8 +137,8 @@ def test_every_worker_reads_what_that_line_read(case: dict[str, Any]) -> None:
 def test_a_start_that_the_nodes_do_not_divide_is_served_where_that_line_failed(case: dict[str, Any]) -> None:
     plan, partition = work_out(case["args"])
     work = work_array(plan, partition, case["args"]["workers_per_rank"])
-    assert partition.start % partition.num_nodes
-    assert set(work[work >= 0]) == set(plan.ids_between(partition.start, partition.length))
+    assert partition.start % partition.geometry.num_nodes
+    assert set(work[work >= 0]) == set(plan.ids_between(partition.start, len(plan)))
     assert len(np.unique((work >= 0).sum(axis=(2, 3, 4)))) == 1
 
 

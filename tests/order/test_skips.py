@@ -12,17 +12,65 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.order.partition import EpochPosition, Partition, SkippedRange, skipped_in_epoch
 from lightning_streaming.order.skips import (
+    NOTHING_SKIPPED,
     BatchRange,
     EpochPartitions,
+    EpochPosition,
+    Skipped,
+    SkippedPositions,
+    SkippedRange,
     TrainProgress,
+    first_epoch_not_skipped,
+    joined_ranges,
     locate_batch_ranges,
     parse_batch_ranges,
+    skipped_in_epoch,
 )
+from tests.order.builders import partition_of
 from tests.order.test_partition import all_read
 
-EPOCHS = 6
+LENGTH, EPOCHS = 12, 6
+places = st.tuples(st.integers(0, EPOCHS), st.integers(0, LENGTH))
+stretches = st.lists(st.tuples(places, places), max_size=5)
+
+
+def left_out(stretches: list[SkippedRange], epoch: int) -> set[int]:
+    return {at for at in range(LENGTH) if any(start <= (epoch, at) < stop for start, stop in stretches)}
+
+
+@given(stretches, st.integers(0, EPOCHS))
+def test_what_is_kept_is_what_no_stretch_leaves_out(stretches: list[SkippedRange], epoch: int) -> None:
+    skipped = skipped_in_epoch(stretches, epoch)
+    kept = [at for at in range(LENGTH) if at not in left_out(stretches, epoch)]
+    assert [skipped.kept_before(at) for at in range(LENGTH + 1)] == [
+        sum(k < at for k in kept) for at in range(LENGTH + 1)
+    ]
+    assert skipped.positions(np.arange(len(kept))).tolist() == kept
+    assert [skipped.position_after(read) for read in range(len(kept) + 1)] == [0, *(at + 1 for at in kept)]
+
+
+@given(stretches)
+def test_merged_stretches_are_apart_and_cover_the_same(stretches: list[SkippedRange]) -> None:
+    whole = joined_ranges(stretches)
+    flat = [place for stretch in whole for place in stretch]
+    assert flat == sorted(set(flat))
+    for epoch in range(EPOCHS + 1):
+        assert left_out(whole, epoch) == left_out(stretches, epoch)
+
+
+@given(stretches, st.integers(0, EPOCHS))
+def test_epochs_that_stretches_pass_over_whole_are_passed_over(stretches: list[SkippedRange], epoch: int) -> None:
+    found = first_epoch_not_skipped(stretches, epoch)
+    assert all(len(left_out(stretches, passed)) == LENGTH for passed in range(epoch, found))
+    assert not any(start <= (found, 0) and (found + 1, 0) <= stop for start, stop in joined_ranges(stretches))
+
+
+def test_without_gaps_positions_are_themselves() -> None:
+    entries = np.arange(5)
+    assert skipped_in_epoch([], 0) == NOTHING_SKIPPED == SkippedPositions(())
+    assert NOTHING_SKIPPED.positions(entries) is entries
+    assert (NOTHING_SKIPPED.kept_before(7), NOTHING_SKIPPED.position_after(7)) == (7, 7)
 
 
 def test_ranges_are_read_in_any_order() -> None:
@@ -53,9 +101,7 @@ def ranges(draw: st.DrawFn, first: int = 0) -> list[BatchRange]:
 def dealings(draw: st.DrawFn) -> EpochPartitions:
     nodes, ranks, size = (draw(st.integers(1, 3)) for _ in range(3))
     lengths = [draw(st.integers(nodes * ranks * size, 60)) for _ in range(2)]
-    now, later = (
-        Partition(length=length, start=0, num_nodes=nodes, ranks_per_node=ranks, batch_size=size) for length in lengths
-    )
+    now, later = (partition_of(length, 0, nodes, ranks, size) for length in lengths)
     return EpochPartitions(now=now, later=later, drop_last=draw(st.booleans()))
 
 
@@ -76,8 +122,8 @@ def test_a_range_has_the_places_of_its_batches(dealing: EpochPartitions, asked: 
     found = locate_batch_ranges(asked, {}, TrainProgress(), dealing)
     for number, batch in enumerate(islice(run_of(dealing), 45)):
         for place in batch:
-            length = (dealing.now if place[0] == 0 else dealing.later).length
-            dropped = dealing.drop_last and place[1] >= length - length % dealing.now.global_batch_size
+            length = len((dealing.now if place[0] == 0 else dealing.later).sequence)
+            dropped = dealing.drop_last and place[1] >= length - length % dealing.now.geometry.global_batch_size
             in_range = any(one.first <= number <= one.last for one in asked)
             assert dropped or in_range == any(within(place, stretch) for stretch in found.values())
 
@@ -91,7 +137,7 @@ def test_batches_keep_their_numbers_when_others_are_skipped(
     known = {one: at_once[one] for one in first}
     one_by_one = {**known, **locate_batch_ranges(second, known, TrainProgress(), dealing)}
     for epoch in range(EPOCHS):
-        length = (dealing.later if epoch else dealing.now).length
+        length = len((dealing.later if epoch else dealing.now).sequence)
         skipped, gaps_one_by_one = (skipped_in_epoch(found.values(), epoch) for found in (at_once, one_by_one))
         kept = skipped.kept_before(length)
         assert gaps_one_by_one.kept_before(length) == kept
@@ -99,7 +145,7 @@ def test_batches_keep_their_numbers_when_others_are_skipped(
 
 
 def test_a_range_after_a_known_one_is_where_it_was_without() -> None:
-    partition = Partition(length=100, start=0, num_nodes=1, ranks_per_node=2, batch_size=5)
+    partition = partition_of(100, 0, 1, 2, 5)
     dealing = EpochPartitions(now=partition, later=partition, drop_last=False)
     known = locate_batch_ranges([BatchRange(2, 3)], {}, TrainProgress(), dealing)
     assert known == {(2, 3): ((0, 20), (0, 40))}
@@ -116,7 +162,7 @@ def test_a_range_after_a_known_one_is_where_it_was_without() -> None:
     ("limit", "place"), [(4, (1, 10)), (0.4, (1, 10)), (1.0, (0, 50)), (20, (0, 50)), (0.01, (5, 0))]
 )
 def test_an_epoch_that_a_trainer_limits_has_as_many_batches(limit: int | float, place: EpochPosition) -> None:
-    partition = Partition(length=100, start=0, num_nodes=1, ranks_per_node=2, batch_size=5)
+    partition = partition_of(100, 0, 1, 2, 5)
     found = locate_batch_ranges(
         [BatchRange(5, 5)],
         {},
@@ -130,6 +176,6 @@ def test_an_epoch_that_a_trainer_limits_has_as_many_batches(limit: int | float, 
 def test_all_that_is_dealt_is_the_rest(dealing: EpochPartitions, asked: list[BatchRange]) -> None:
     found = locate_batch_ranges(asked, {}, TrainProgress(), dealing)
     skipped = skipped_in_epoch(found.values(), 0)
-    partition = replace(dealing.now, skipped=skipped)
-    kept = skipped.positions(np.arange(partition.kept)).tolist()
+    partition = replace(dealing.now, sequence=Skipped(dealing.now.sequence, skipped))
+    kept = skipped.positions(np.arange(len(partition.sequence))).tolist()
     assert all_read(partition, partition.num_batches())[: len(kept)] == kept

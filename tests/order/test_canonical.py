@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, SampleIndexError, StateError
+from lightning_streaming.order.canonical import CanonicalSequence
 from lightning_streaming.order.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
-from lightning_streaming.order.plan import plan_epoch, resume_position
-from lightning_streaming.order.sequence import CanonicalSequence
 from lightning_streaming.order.settings import OrderSettings
 from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
+from tests.order.builders import epoch_of, geometry_of, make_settings, make_shape
 from tests.order.reference import assert_is, load, reference_start, reference_work_array, work_array
 
 CASES = load("order_components.json")["partitions"]
@@ -39,14 +39,12 @@ def partition(args: dict[str, Any], *, as_reference: bool = True) -> NDArray[np.
         num_nodes=args["physical"], ranks_per_node=args["ranks_per_node"], batch_size=args["batch_size"]
     )
     geometry = epoch_geometry(settings, current, args["initial_physical"])
-    plan = plan_epoch(settings, shape, geometry, 0, order=None)
-    consumed = resume_position(plan.sequence, args["drop_first"], current.num_ranks)
+    plan = epoch_of(settings, shape, geometry)
+    consumed = plan.resume_position(args["drop_first"], current.num_ranks)
     partition = Partition(
-        length=len(plan),
+        sequence=plan,
         start=reference_start(settings, consumed, current, geometry),
-        num_nodes=current.num_nodes,
-        ranks_per_node=current.ranks_per_node,
-        batch_size=current.batch_size,
+        geometry=current,
         layout=rank_layout(settings, current, geometry),
     )
     whole = reference_work_array if as_reference else work_array
@@ -157,17 +155,17 @@ def test_a_sequence_that_cannot_be_is_refused(samples: int, canonical: int, node
     [(0, 0), (13, 13), (54, 54), (56, 54)],  # 54 entries; 4 ranks read 56, two of them again
 )
 def test_resuming_goes_on_where_reading_stopped(consumed: int, position: int) -> None:
-    sequence = CanonicalSequence(num_samples=53, num_canonical_nodes=2, num_nodes=2)
-    assert resume_position(sequence, consumed, num_ranks=4) == position
+    epoch = epoch_of(make_settings(num_canonical_nodes=2), make_shape([53]), geometry_of(2, 2, 1))
+    assert epoch.resume_position(consumed, num_ranks=4) == position
 
 
 @pytest.mark.parametrize("consumed", [-1, 57])
 def test_resuming_beyond_the_epoch_is_refused(consumed: int) -> None:
-    sequence = CanonicalSequence(num_samples=53, num_canonical_nodes=2, num_nodes=2)
+    epoch = epoch_of(make_settings(num_canonical_nodes=2), make_shape([53]), geometry_of(2, 2, 1))
     with pytest.raises(StateError, match="53, or 56 with repeats"):
-        resume_position(sequence, consumed, num_ranks=4)
+        epoch.resume_position(consumed, num_ranks=4)
 
 
 def test_any_position_of_a_long_sequence_can_be_resumed_from() -> None:
-    sequence = CanonicalSequence(num_samples=65, num_canonical_nodes=64, num_nodes=1)
-    assert [resume_position(sequence, consumed, num_ranks=3) for consumed in (127, 128, 129)] == [127, 128, 128]
+    epoch = epoch_of(make_settings(num_canonical_nodes=64), make_shape([65]), geometry_of(1, 3, 1))
+    assert [epoch.resume_position(consumed, num_ranks=3) for consumed in (127, 128, 129)] == [127, 128, 128]
