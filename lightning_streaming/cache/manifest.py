@@ -255,11 +255,8 @@ def write_manifest(directory: Path, manifest: CacheManifest, scratch: Path) -> N
 
 def _write_over(path: Path, text: bytes) -> None:
     """Write all of a file at once; whoever still reads it half old and half new finds two tags, and believes none."""
-    descriptor = os.open(path, os.O_WRONLY)
-    try:
-        os.pwrite(descriptor, text.ljust(os.fstat(descriptor).st_size), 0)
-    finally:
-        os.close(descriptor)
+    with path.open("r+b", buffering=0) as file:
+        file.write(text.ljust(os.fstat(file.fileno()).st_size))
 
 
 def _write(directory: Path, manifest: CacheManifest, scratch: Path) -> None:

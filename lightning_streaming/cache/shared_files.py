@@ -18,12 +18,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from lightning_streaming.cache.config import CACHE_VARIABLE
 from lightning_streaming.errors import DiskFullError, LockTimeoutError, StorageError
+from lightning_streaming.storage.sinks import DISK_FULL
 
 _UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EBADF)
 _FIRST_PAUSE = 0.001
 _LONGEST_PAUSE = 0.02
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 NEW_PREFIX = ".new-"
 """What the names begin with that files and directories have before they get their permissions."""
 _PERMITTED_SECONDS = 2.0
@@ -173,6 +174,21 @@ def file_identity(path: Path) -> FileIdentity | None:
         return None
 
 
+def make_cache_directory(directory: Path) -> None:
+    """Make a stream's cache directory, if it is not there.
+
+    Raises:
+        StorageError: It cannot be made.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"{directory} cannot be made: {error}; give the stream another directory with local=, or set "
+            f"{CACHE_VARIABLE} to another root"
+        ) from error
+
+
 def is_reachable(directory: Path) -> bool:
     """Whether a directory is there, where this user may get to it: some cannot enter their own ``$HOME``."""
     try:
@@ -292,7 +308,7 @@ def unwritable(root: Path, error: OSError) -> StorageError:
     """What to say where something in a cache directory could not be written."""
     if not isinstance(error, PermissionError) and not is_reachable(root):
         return directory_gone(root)
-    if error.errno in _NO_ROOM:
+    if error.errno in DISK_FULL:
         return DiskFullError(f"no room left in {root}: {error}; make room there, or choose another directory")
     return StorageError(f"{root} cannot be written to: {error}; choose another directory")
 

@@ -18,14 +18,13 @@ from lightning_streaming.errors import (
     IntegrityError,
     ObjectNotFoundError,
     StorageError,
-    StreamingError,
 )
 from lightning_streaming.files import appears_whole
 from lightning_streaming.storage.downloads import CONNECTIONS, Download, next_ticket
 from lightning_streaming.storage.filesystems import call, endpoint_of, kind_of, open_filesystem, prepare
 from lightning_streaming.storage.retries import Attempts, Deadline, longest_series
 from lightning_streaming.storage.secrets import StorageOptions, expand_known, secrets_of
-from lightning_streaming.storage.sinks import FileSink, MemorySink, Sink, disk_errors
+from lightning_streaming.storage.sinks import FileSink, MemorySink, Sink, disk_errors, system_errors
 from lightning_streaming.storage.urls import (
     HTTP_SCHEMES,
     join_url,
@@ -363,19 +362,3 @@ def written_whole(path: Path) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         with appears_whole(path) as partial:
             yield partial
-
-
-@contextmanager
-def system_errors(doing: str, way_out: str = "change that, or choose another place") -> Iterator[None]:
-    """Raise StorageError where the block, or the function that this decorates, raises an OSError of the system.
-
-    Args:
-        doing: What could not be done, for example ``"list a directory"``; the system names the path.
-        way_out: What can be done about it.
-    """
-    try:
-        yield
-    except StreamingError:  # some are an OSError too
-        raise
-    except OSError as error:
-        raise StorageError(f"could not {doing}: {error}; {way_out}") from error

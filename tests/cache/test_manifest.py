@@ -33,6 +33,7 @@ from lightning_streaming.cache.manifest import (
 from lightning_streaming.cache.usage import read_usage, scan
 from lightning_streaming.errors import ConfigError, IntegrityError, StreamingError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, dump_index
+from lightning_streaming.storage import Location
 from tests.cache.helpers import (
     LARGE,
     SMALL,
@@ -470,7 +471,7 @@ def put_directory_of_an_earlier_release(http_store: HttpStore, root: Path) -> in
     check = f'{{"digest": "{digest}", "checked": 1795356085377882253, "version": {{}}, "asker": 26332, '
     (root / ".arriving").mkdir(parents=True)
     (root / ".origin").write_text(
-        f'{remote_digest(http_store.url, {})}\n{tag}\n{check}"came_along": false, "mark": {tag}}}\n'
+        f'{remote_digest(Location(http_store.url))}\n{tag}\n{check}"came_along": false, "mark": {tag}}}\n'
     )
     (root / ".usage").write_text(f"{6000:<19}\n")
     (root / ".queue").write_text("")

@@ -30,7 +30,7 @@ from lightning_streaming.cache.quota import (
     reader_share,
 )
 from lightning_streaming.cache.shard_cache import Absence
-from lightning_streaming.cache.usage import FINISHED_BEFORE, Entry, finished_time, read_usage
+from lightning_streaming.cache.usage import FINISHED_BEFORE, CacheEntry, finished_time, read_usage
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo
 from lightning_streaming.formats.mds import map_file
@@ -222,11 +222,11 @@ def test_a_reader_lets_go_of_its_own_shards_before_it_waits(six: Cached, monkeyp
     six.ensure(0, 1, 2)
     views = [six.map(shard) for shard in (0, 1, 2)]
 
-    def let_go() -> None:
+    def release() -> None:
         while views:
             views.pop().release()
 
-    with six.cache.hold(six.shards[3], six.room, let_go):
+    with six.cache.hold(six.shards[3], six.room, release):
         assert six.here() == [1, 2, 3]
     assert not views
 
@@ -370,8 +370,8 @@ def test_a_limit_that_was_exceeded_holds_again_once_that_is_possible(
 NOW = 1_800_000_000 * 10**9
 
 
-def entry(name: str, stamp: int) -> Entry:
-    return Entry(name, 10, stamp, 0)
+def entry(name: str, stamp: int) -> CacheEntry:
+    return CacheEntry(name, 10, stamp, 0)
 
 
 def test_what_was_finished_last_goes_first_then_what_was_used_longest_ago() -> None:
