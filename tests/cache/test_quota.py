@@ -30,6 +30,7 @@ from lightning_streaming.cache.quota import (
     reader_share,
 )
 from lightning_streaming.cache.shard_cache import Absence
+from lightning_streaming.cache.shared_files import pauses
 from lightning_streaming.cache.usage import FINISHED_BEFORE, CacheEntry, finished_time, read_usage
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo
@@ -108,6 +109,7 @@ def test_a_mapped_shard_stays_and_is_not_finished_for_others(six: Cached) -> Non
     six.ensure(0, 1, 2)
     view = six.map(0)
     six.cache.note_use(six.shards[0], finished=True)
+    assert six.path(0).stat().st_atime_ns >= FINISHED_BEFORE
     six.ensure(3, 4)
     assert six.here() == [0, 3, 4]
     view.release()
@@ -243,6 +245,30 @@ def test_a_reader_waits_until_others_let_go(six: Cached) -> None:
     reader.join()
     assert six.here() == [0, 2, 3]
     assert not six.room.somebody_waits()
+
+
+def test_what_a_reader_wrote_takes_no_room_while_it_waits_on_a_full_disk(six: Cached) -> None:
+    part = claim(six.root, "shard.00005.mds")
+    assert part is not None
+    demands = [(part, SHARD)]
+    assert six.room.reserve(six.cache.directory, demands)
+    with part.path.open("r+b") as file:
+        file.write(b"x" * SHARD)
+    done: list[bool] = []
+
+    def retry() -> None:
+        done.append(six.room.retry_with_space(six.cache.directory, demands, lambda: True, release=lambda: None))
+
+    reader = threading.Thread(target=retry)
+    with WaitQueue(six.root) as first:
+        assert first.wait(0)
+        reader.start()
+        assert any(part.path.read_bytes() == bytes(SHARD) for _ in pauses(20.0))
+        assert not done
+    reader.join()
+    assert done == [True]
+    assert read_usage(six.root) == SHARD
+    six.cache.directory.drop([part])
 
 
 def test_a_reader_exceeds_the_limit_in_the_end_with_one_warning(
