@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -46,22 +47,8 @@ _REMOVE_SECONDS = 60.0
 _SLOWEST_UPLOAD = 32 << 10
 _UPLOAD_SECONDS = 120.0
 _UNKNOWN_BYTES = 64 << 20
-_VERSION_KEYS = (
-    "ETag",
-    "etag",
-    "Last-Modified",
-    "LastModified",
-    "last_modified",
-    "mtime",
-    "updated",
-    "generation",
-    "md5Hash",
-    "Content-MD5",
-    "content_md5",
-    "ino",
-    "modified",
-)
-"""Keys by which filesystems tell versions of an object apart."""
+_VERSION_KEYS = {"etag", "lastmodified", "mtime", "updated", "generation", "md5hash", "contentmd5", "ino", "modified"}
+"""Keys by which filesystems tell versions of an object apart, but for case, "-" and "_"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +210,8 @@ class Location:
                 if kind_of(filesystem, self.url) == "http" and isinstance(error.__cause__, Exception):
                     raise error.__cause__ from None
                 raise
-            version = {key: str(found[key]) for key in _VERSION_KEYS if found.get(key) is not None}
+            told = {key: str(value) for key, value in found.items() if value is not None}
+            version = {key: told[key] for key in told if re.sub("[-_]", "", key.lower()) in _VERSION_KEYS}
             return ObjectStat(found.get("size"), version)
 
         return self._attempt("look at", look)
