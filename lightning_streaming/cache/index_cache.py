@@ -17,17 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lightning_streaming.cache import index_files
 from lightning_streaming.cache.config import CacheConfig, remote_digest
 from lightning_streaming.cache.file_states import CacheDirectory
-from lightning_streaming.cache.index_files import (
-    LARGE_INDEX_BYTES,
-    FoundIndex,
-    IndexForms,
-    IndexLock,
-    being_fetched,
-    locked_index,
-    sweep_left_overs,
-)
+from lightning_streaming.cache.index_files import FoundIndex, IndexForms, IndexLock
 from lightning_streaming.cache.manifest import (
     CacheManifest,
     IndexCheck,
@@ -171,7 +164,7 @@ class IndexCache:
     def _read_in_place(self, path: Path) -> FoundIndex:
         try:
             identity = Identity.of(path)
-            if identity.size < LARGE_INDEX_BYTES:
+            if identity.size < index_files.LARGE_INDEX_BYTES:
                 return self._forms.load(path)
             likely = None
             with suppress(StorageError):  # a directory that this user may not enter
@@ -215,7 +208,7 @@ class IndexCache:
             if cached is not None and check is not None and check.is_fresh():
                 self._tag = manifest.tag
                 return cached
-            sweep_left_overs(self._directory)
+            index_files.sweep_left_overs(self._directory)
             if cached is None:
                 return self._fetch(None, manifest, lock)
             try:
@@ -237,7 +230,7 @@ class IndexCache:
         cached = None
         stall = StallTimeout(self._stall_seconds())
         for _ in pauses(longest=_LOOK_SECONDS):
-            coming = being_fetched(self._directory)
+            coming = index_files.being_fetched(self._directory)
             manifest = read_manifest(self._directory)  # before the index: a later one has no say about an earlier tag
             self._check_manifest(manifest)
             cached = self._load_cached(None, None)
@@ -337,7 +330,7 @@ class IndexCache:
         return self._config.location / INDEX_BASENAME
 
     def _lock(self) -> AbstractContextManager[IndexLock]:
-        return locked_index(self._directory, self._stall_seconds())
+        return index_files.locked_index(self._directory, self._stall_seconds())
 
     def _stall_seconds(self) -> float:
         return longest_series(self._config.attempts, self._config.download_timeout) + _PARSE_SECONDS

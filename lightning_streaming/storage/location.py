@@ -21,20 +21,12 @@ from lightning_streaming.errors import (
     StorageError,
 )
 from lightning_streaming.files import appears_whole
+from lightning_streaming.storage import urls
 from lightning_streaming.storage.downloads import CONNECTIONS, Download, next_ticket
 from lightning_streaming.storage.filesystems import call, endpoint_of, kind_of, open_filesystem, prepare
 from lightning_streaming.storage.retries import Attempts, Deadline, longest_series
 from lightning_streaming.storage.secrets import StorageOptions, expand_known, secrets_of
 from lightning_streaming.storage.sinks import FileSink, MemorySink, Sink, disk_errors, system_errors
-from lightning_streaming.storage.urls import (
-    HTTP_SCHEMES,
-    join_url,
-    local_path,
-    mask_url,
-    scheme_of,
-    without_signature,
-    without_user,
-)
 
 _Result = TypeVar("_Result")
 
@@ -85,18 +77,18 @@ class Location:
     done; for an upload it grows with the size."""
 
     def __str__(self) -> str:
-        return mask_url(self.url)
+        return urls.mask_url(self.url)
 
     def __repr__(self) -> str:
-        return f"Location({mask_url(self.url)!r})"
+        return f"Location({urls.mask_url(self.url)!r})"
 
     def __truediv__(self, name: str) -> Location:
-        return replace(self, url=join_url(self.url, name))
+        return replace(self, url=urls.join_url(self.url, name))
 
     @property
     def path(self) -> Path | None:
         """Where it is on this machine; None on a store."""
-        return local_path(self.url)
+        return urls.local_path(self.url)
 
     @property
     def key(self) -> str:
@@ -109,10 +101,10 @@ class Location:
         if self.path is not None:
             return os.path.normpath(self.path.absolute())
         store = [endpoint_of(self.url, self.options), expand_known(self.options).get("account_name")]
-        shown = without_user(self.url)
-        if scheme_of(self.url) in HTTP_SCHEMES:
+        shown = urls.without_user(self.url)
+        if urls.scheme_of(self.url) in urls.HTTP_SCHEMES:
             start, _, query = shown.partition("?")
-            query = without_signature(query.partition("#")[0])
+            query = urls.without_signature(query.partition("#")[0])
             shown = f"{start.rstrip('/')}?{query}" if query else start
         return "\n".join([shown.rstrip("/"), *(str(part) for part in store if part)])
 

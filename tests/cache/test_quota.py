@@ -185,12 +185,24 @@ def test_a_count_that_is_lost_or_too_big_is_mended(six: Cached, damage: str) -> 
 def test_the_part_of_a_dead_writer_makes_room(six: Cached) -> None:
     part = claim(six.root, "shard.00005.mds")
     assert part is not None
+    six.ensure(0)  # what was left before is swept only once
     assert six.room.reserve(six.cache.directory, [(part, 2 * SHARD)], spare_since=None)
-    assert read_usage(six.root) == 2 * SHARD
+    assert read_usage(six.root) == 3 * SHARD
     part.close()  # as the kernel does when its process dies
-    six.ensure(0, 1, 2)
+    six.ensure(1, 2)
     assert six.here() == [0, 1, 2]
     assert not parts(six.root)
+
+
+def test_the_part_of_a_living_writer_takes_room(six: Cached) -> None:
+    part = claim(six.root, "shard.00005.mds")
+    assert part is not None
+    assert six.room.reserve(six.cache.directory, [(part, SHARD)])
+    six.ensure(0, 1, 2)
+    assert six.here() == [1, 2]
+    assert read_usage(six.root) == 3 * SHARD
+    six.cache.directory.drop([part])
+    assert read_usage(six.root) == 2 * SHARD
 
 
 def test_dead_parts_are_swept_when_a_process_first_uses_the_directory(six: Cached) -> None:
