@@ -13,7 +13,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from lightning_streaming.cache import index_files, usage
-from lightning_streaming.cache.config import MANIFEST_BASENAME, QUEUE_BASENAME, STAGING_BASENAME, USAGE_BASENAME
+from lightning_streaming.cache.config import MANIFEST_BASENAME, NOTE_BASENAMES, STAGING_BASENAME
 from lightning_streaming.cache.file_states import CacheDirectory, is_written, staging_path
 from lightning_streaming.cache.manifest import OwnTags, read_manifest
 from lightning_streaming.cache.shared_files import is_locked
@@ -22,7 +22,6 @@ from lightning_streaming.formats.index import INDEX_BASENAME
 
 _AT_ONCE = 16
 """Files that are removed while holding the usage lock, for which readers may be waiting."""
-_NOTES = (MANIFEST_BASENAME, USAGE_BASENAME, QUEUE_BASENAME)
 
 
 class FileKind(enum.Enum):
@@ -345,7 +344,7 @@ def _holds_notes_only(directory: Path) -> bool:
     with suppress(OSError, StorageError):
         manifest = read_manifest(directory)
         found = {path.name for path in directory.iterdir()}
-        return manifest is not None and not manifest.of_originals and found <= {*_NOTES, STAGING_BASENAME}
+        return manifest is not None and not manifest.of_originals and found <= {*NOTE_BASENAMES, STAGING_BASENAME}
     return False
 
 
@@ -360,7 +359,7 @@ def _remove_empty(directory: Path) -> bool:
         with index_files.locked_index(directory, 0.0):
             if not _holds_notes_only(directory) or len(list(staging.iterdir())) > 1:
                 return False
-            for name in _NOTES:
+            for name in NOTE_BASENAMES:
                 (directory / name).unlink(missing_ok=True)
         # Whoever comes now has a staging file there, or makes the directory anew.
         staging.rmdir()

@@ -302,7 +302,7 @@ class ShardCache:
         longest_download = longest_series(self._config.attempts, self._config.download_timeout)
         stall = shared_files.StallTimeout(len(shard.files) * longest_download + _UNPACK_SECONDS)
         for _ in shared_files.pauses():
-            held = self._presence.hold(shard) or self._fetch(shard, request)
+            held = self._presence.hold(shard) or self._fetcher.fetch(shard, request)
             if isinstance(held, HeldShard):
                 held.set_used()
                 return held
@@ -310,13 +310,6 @@ class ShardCache:
                 return held
             stall.check(self._staging_paths(shard))
         raise AssertionError("there is no end to that")
-
-    def _fetch(self, shard: ShardInfo, request: _Request) -> HeldShard | Absence:
-        staging = claim(self.directory.path, shard.raw_data.basename)
-        if staging is None:
-            self.misses.setdefault(shard.raw_data.basename, Miss())  # if it is a thread of ours, it tells more
-            return Absence.FETCHED_ELSEWHERE
-        return self._fetcher.fetch(shard, staging, request)
 
     def _is_in_place(self, shard: ShardInfo) -> bool:
         if not isinstance(self._source, InPlaceSource):
@@ -384,12 +377,11 @@ class _Fetcher:
         self._keep_zip = keep_zip
         self.misses = Misses()
 
-    def fetch(self, shard: ShardInfo, claimed: StagingFile, request: _Request) -> HeldShard | Absence:
-        """Make what is missing of a shard, and hold the shard.
+    def fetch(self, shard: ShardInfo, request: _Request) -> HeldShard | Absence:
+        """Make what is missing of a shard, unless somebody else is at it, and hold the shard.
 
         Args:
             shard: The shard.
-            claimed: The staging file of its raw data file, which this ends.
             request: Who wants it.
 
         Raises:
@@ -399,6 +391,10 @@ class _Fetcher:
             IndexFormatError: Two files of the shard have one name.
             ConfigError: The hash to check by is not recorded, or a limit cannot be kept here.
         """
+        claimed = claim(self._directory.path, shard.raw_data.basename)
+        if claimed is None:
+            self.misses.setdefault(shard.raw_data.basename, Miss())  # if it is a thread of ours, it tells more
+            return Absence.FETCHED_ELSEWHERE
         claims = [claimed]
         held: HeldShard | Absence = Absence.REMOVED
         try:

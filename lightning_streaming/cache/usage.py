@@ -19,21 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from lightning_streaming.cache import shared_files
-from lightning_streaming.cache.config import (
-    MANIFEST_BASENAME,
-    PARSED_INDEX_PREFIX,
-    QUEUE_BASENAME,
-    STAGING_BASENAME,
-    USAGE_BASENAME,
-)
+from lightning_streaming.cache import config, shared_files
 from lightning_streaming.cache.manifest import OwnTags
 from lightning_streaming.errors import LockTimeoutError
 from lightning_streaming.files import PARTIAL_SUFFIX
 from lightning_streaming.formats.index import INDEX_BASENAME
 
-_NOT_SHARD_PREFIXES = (PARSED_INDEX_PREFIX, shared_files.NEW_PREFIX)
-_NOT_SHARDS = (STAGING_BASENAME, MANIFEST_BASENAME, USAGE_BASENAME, QUEUE_BASENAME, INDEX_BASENAME)
+_NOT_SHARD_PREFIXES = (config.PARSED_INDEX_PREFIX, shared_files.NEW_PREFIX)
+_NOT_SHARDS = (*config.NOTE_BASENAMES, config.STAGING_BASENAME, INDEX_BASENAME)
 _LOCK_SECONDS = 120.0
 """For the usage lock: holders are quick, except when they remove thousands of files."""
 _DIGITS = 20
@@ -124,7 +117,7 @@ def index_files(root: Path) -> Iterator[CacheEntry]:
     """The index of a cache directory, and parsed forms of it."""
     with suppress(*shared_files.UNREACHABLE), os.scandir(root) as found:
         for entry in found:
-            if entry.name == INDEX_BASENAME or entry.name.startswith(PARSED_INDEX_PREFIX):
+            if entry.name == INDEX_BASENAME or entry.name.startswith(config.PARSED_INDEX_PREFIX):
                 described = find_entry(Path(entry.path))
                 if described is not None:
                     yield described
@@ -137,12 +130,12 @@ def index_bytes(root: Path) -> int:
 
 def _is_cache(folder: str) -> bool:
     """Whether a directory within a cache directory is another one, which has its own count."""
-    return any(os.path.lexists(f"{folder}/{name}") for name in (MANIFEST_BASENAME, USAGE_BASENAME))
+    return any(os.path.lexists(f"{folder}/{name}") for name in (config.MANIFEST_BASENAME, config.USAGE_BASENAME))
 
 
 def staging_files(root: Path) -> Iterator[os.DirEntry[str]]:
     """Files on their way into a cache directory, of living and dead writers."""
-    with suppress(*shared_files.UNREACHABLE), os.scandir(root / STAGING_BASENAME) as found:
+    with suppress(*shared_files.UNREACHABLE), os.scandir(root / config.STAGING_BASENAME) as found:
         for entry in found:
             if entry.name.endswith(PARTIAL_SUFFIX):
                 yield entry
@@ -193,7 +186,7 @@ def locked_usage(root: Path, count: Callable[[], int]) -> Iterator[UsageCount]:
         LockTimeoutError: Another process has held it for too long.
         StorageError: The directory is gone, or may not be written to.
     """
-    path = root / USAGE_BASENAME
+    path = root / config.USAGE_BASENAME
     descriptor = shared_files.open_shared(path, root)
     try:
         if not any(shared_files.try_lock(descriptor, shared=False) for _ in shared_files.pauses(_LOCK_SECONDS)):
@@ -206,7 +199,7 @@ def locked_usage(root: Path, count: Callable[[], int]) -> Iterator[UsageCount]:
 
 def read_usage(root: Path) -> int | None:
     """The count as it is now; None if there is none yet."""
-    return read_number(root / USAGE_BASENAME)
+    return read_number(root / config.USAGE_BASENAME)
 
 
 def write_number(descriptor: int, number: int) -> None:

@@ -13,13 +13,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any, TypeVar
 
-from lightning_streaming.errors import (
-    ConfigError,
-    DownloadError,
-    IntegrityError,
-    ObjectNotFoundError,
-    StorageError,
-)
+from lightning_streaming.errors import ConfigError, DownloadError, IntegrityError, ObjectNotFoundError, StorageError
 from lightning_streaming.files import appears_whole
 from lightning_streaming.storage import urls
 from lightning_streaming.storage.downloads import CONNECTIONS, Download, next_ticket
