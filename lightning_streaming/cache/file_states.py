@@ -40,7 +40,7 @@ from lightning_streaming.cache.sources import InPlaceSource, RemoteSource
 from lightning_streaming.cache.usage import CacheEntry, UsageCount
 from lightning_streaming.errors import IntegrityError, StorageError
 from lightning_streaming.files import PARTIAL_SUFFIX, join_under
-from lightning_streaming.formats.index import FileInfo, ShardInfo
+from lightning_streaming.formats.index import FileInfo, Identity, ShardInfo
 
 _ABANDONED_SECONDS = 24 * 3600
 """After this long without a byte, a staging file of another machine is taken to be dead: its lock says nothing here."""
@@ -237,7 +237,7 @@ class Presence:
         self._directory = directory
         self._source = source
         # Files that are right, but whose time could not be set to say so, by basename.
-        self._accepted: dict[str, shared_files.FileIdentity] = {}
+        self._accepted: dict[str, Identity] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_accepted": {}}
@@ -307,7 +307,7 @@ class Presence:
             return False
         if self._source.knows_tag(found.st_mtime_ns, self._directory.own, compressed):
             return True
-        return self._accepted.get(file.basename) == shared_files.FileIdentity.of(found)
+        return self._accepted.get(file.basename) == Identity.of(found)
 
     def _is_verified(self, path: Path, file: FileInfo, *, is_stored: bool) -> bool:
         if isinstance(self._source, InPlaceSource):

@@ -39,7 +39,7 @@ from lightning_streaming.errors import (
 )
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.compression import check_algorithm
-from lightning_streaming.formats.index import DatasetIndex, FileInfo, ShardInfo
+from lightning_streaming.formats.index import DatasetIndex, FileInfo, Identity, ShardInfo
 from lightning_streaming.storage.retries import longest_series
 
 _UNPACK_SECONDS = 60.0
@@ -321,7 +321,7 @@ class ShardCache:
             self._in_place[name] = self._source.holds_raw(shard, tag)
         return self._in_place[name]
 
-    def _identities(self, shard: ShardInfo) -> list[shared_files.FileIdentity | None]:
+    def _identities(self, shard: ShardInfo) -> list[Identity | None]:
         """What tells the raw files from others that take their place."""
         return [shared_files.file_identity(join_under(self.directory.path, raw.basename)) for raw, _ in shard.files]
 

@@ -16,10 +16,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from lightning_streaming.cache.config import CACHE_VARIABLE
 from lightning_streaming.errors import DiskFullError, LockTimeoutError, StorageError
+from lightning_streaming.formats.index import Identity
 from lightning_streaming.storage.sinks import DISK_FULL
 
 _UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EBADF)
@@ -130,7 +130,7 @@ class StallTimeout:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._seen: list[FileIdentity | None] = []
+        self._seen: list[Identity | None] = []
         self._since = 0.0
 
     def check(self, paths: Sequence[Path]) -> None:
@@ -153,25 +153,11 @@ class StallTimeout:
             )
 
 
-class FileIdentity(NamedTuple):
-    """What changes when a file is replaced or written to."""
-
-    inode: int
-    modified: int
-    size: int
-
-    @classmethod
-    def of(cls, found: os.stat_result) -> FileIdentity:
-        """From what ``stat`` gave."""
-        return cls(found.st_ino, found.st_mtime_ns, found.st_size)
-
-
-def file_identity(path: Path) -> FileIdentity | None:
-    """That of the file at a path; None if there is none."""
-    try:
-        return FileIdentity.of(path.stat())
-    except FileNotFoundError:
-        return None
+def file_identity(path: Path) -> Identity | None:
+    """What changes when the file at a path is replaced or written to; None if there is none."""
+    with suppress(FileNotFoundError):
+        return Identity.of(path)
+    return None
 
 
 def make_cache_directory(directory: Path) -> None:

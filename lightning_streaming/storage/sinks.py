@@ -1,4 +1,7 @@
-"""Where bytes that arrive are put. Once a sink is closed nothing is put there, not even by who was given up on."""
+"""Where bytes that arrive are put, and what is said where this machine refuses them.
+
+Once a sink is closed nothing is put there, not even by who was given up on.
+"""
 
 from __future__ import annotations
 
