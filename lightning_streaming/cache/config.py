@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from lightning_streaming.errors import ConfigError
@@ -27,7 +26,6 @@ RUNTIME_VARIABLE = "LIGHTNING_STREAMING_RUNTIME"
 _NAME = "lightning_streaming"
 _LONGEST_READABLE_NAME = 40
 _UNREADABLE = re.compile(r"[^A-Za-z0-9._-]+")
-_NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 MANIFEST_BASENAME = ".origin"
 """Beside a fetched index: which remote the directory belongs to, as a digest, so without showing it; and its tag."""
 STAGING_BASENAME = ".arriving"
@@ -36,6 +34,8 @@ USAGE_BASENAME = ".usage"
 """In a cache directory: bytes of the files that are ours, and the lock under which that changes."""
 QUEUE_BASENAME = ".queue"
 """In a cache directory: the lock of the reader who is first to get room."""
+NOTE_BASENAMES = (MANIFEST_BASENAME, USAGE_BASENAME, QUEUE_BASENAME)
+"""What a cache directory says of itself."""
 PARSED_INDEX_PREFIX = ".index-"
 """What the names of parsed indexes beside an index begin with."""
 
@@ -90,6 +90,12 @@ class CacheConfig:
         """Attempts to fetch a file, or a part of a large one, in total."""
         return self.download_retry + 1
 
+    @property
+    def location(self) -> Location:
+        """The directory that files come from, and how it is reached."""
+        source = self.remote or str(self.local)
+        return Location(source, self.storage_options, self.attempts, self.download_timeout)
+
     def __repr__(self) -> str:
         remote = mask_url(self.remote) if self.remote else None
         return f"CacheConfig(name={self.name!r}, remote={remote!r}, local={self.local!r})"
@@ -117,7 +123,7 @@ def _absolute(location: str | Path | None) -> Path | None:
     return None if path is None else Path(os.path.normpath(path.absolute()))
 
 
-def default_cache_directory(remote: str, storage_options: Mapping[str, Any] = _NO_OPTIONS) -> Path:
+def default_cache_directory(remote: str, storage_options: Mapping[str, Any] | None = None) -> Path:
     """Where files of a dataset are kept when the user gave no directory.
 
     Named after the dataset, then after everything that tells it from others, credentials apart: for example
@@ -129,7 +135,7 @@ def default_cache_directory(remote: str, storage_options: Mapping[str, Any] = _N
     """
     last = mask_url(remote).rstrip("/").rpartition("/")[2]
     readable = _UNREADABLE.sub("-", last).strip(".-")[:_LONGEST_READABLE_NAME] or "dataset"
-    return _cache_root() / f"{readable}-{_digest(Location(remote, storage_options).key)}"
+    return _cache_root() / f"{readable}-{remote_digest(Location(remote, storage_options or {}))}"
 
 
 def runtime_directory() -> Path:
@@ -149,9 +155,9 @@ def runtime_directory() -> Path:
     return path
 
 
-def remote_digest(remote: str, storage_options: Mapping[str, Any]) -> str:
+def remote_digest(remote: Location) -> str:
     """What the manifest of a cache directory of this remote begins with."""
-    return _digest(Location(remote, storage_options).key)
+    return hashlib.sha256(remote.key.encode()).hexdigest()[:16]
 
 
 def orders_directory() -> Path:
@@ -172,18 +178,15 @@ def _cache_root() -> Path:
 
 def _made(path: Path) -> Path:
     """A directory of running programs, made when missing."""
-    problem: OSError | str | None = None
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        problem = error
-    if problem is None and not os.access(path, os.W_OK | os.X_OK):
-        problem = f"user {os.getuid()} may not write to it"
-    if problem is not None:
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(f"user {os.getuid()} may not write to it")
+    except OSError as problem:
         raise ConfigError(
             f"{path} must be a directory for files of running programs, but {problem}; set {RUNTIME_VARIABLE} to a "
             "directory of your own on this node"
-        )
+        ) from problem
     return path
 
 
@@ -196,7 +199,3 @@ def _check_private(path: Path) -> None:
             f"user {found.st_uid} and has mode {stat.filemode(found.st_mode)}; remove it, or set {RUNTIME_VARIABLE} "
             "to a directory of your own"
         )
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

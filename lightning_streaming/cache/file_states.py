@@ -33,36 +33,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lightning_streaming.cache.config import CACHE_VARIABLE, STAGING_BASENAME
+from lightning_streaming.cache import shared_files, usage
+from lightning_streaming.cache.config import STAGING_BASENAME
 from lightning_streaming.cache.manifest import OwnTags
-from lightning_streaming.cache.shared_files import (
-    FileIdentity,
-    LocksUnsupportedError,
-    adopt_file,
-    file_identity,
-    is_reachable,
-    make_directories,
-    open_to_lock,
-    pauses,
-    try_lock,
-    unlock_and_close,
-    unwritable,
-)
 from lightning_streaming.cache.sources import InPlaceSource, RemoteSource
-from lightning_streaming.cache.usage import (
-    Entry,
-    Scan,
-    UsageCount,
-    index_bytes,
-    locked_usage,
-    read_usage,
-    scan,
-    set_used,
-    staging_files,
-)
+from lightning_streaming.cache.usage import CacheEntry, UsageCount
 from lightning_streaming.errors import IntegrityError, StorageError
 from lightning_streaming.files import PARTIAL_SUFFIX, join_under
-from lightning_streaming.formats.index import FileInfo, ShardInfo
+from lightning_streaming.formats.index import FileInfo, Identity, ShardInfo
 
 _ABANDONED_SECONDS = 24 * 3600
 """After this long without a byte, a staging file of another machine is taken to be dead: its lock says nothing here."""
@@ -97,18 +75,18 @@ def claim(root: Path, basename: str) -> StagingFile | None:
     while True:
         descriptor = _open(path, root)
         try:
-            if not try_lock(descriptor, shared=False):
+            if not shared_files.try_lock(descriptor, shared=False):
                 os.close(descriptor)
                 return None
-        except LocksUnsupportedError:  # then everybody writes a file of their own
+        except shared_files.LocksUnsupportedError:  # then everybody writes a file of their own
             os.close(descriptor)
             path.unlink(missing_ok=True)
             alone = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}{PARTIAL_SUFFIX}")
             return StagingFile(root, basename, alone, _open(alone, root))
-        if _is_at(path, descriptor):
+        if _is_still(path, os.fstat(descriptor)):
             return StagingFile(root, basename, path, descriptor)
         # It was published, or removed, between opening and locking it.
-        unlock_and_close(descriptor)
+        shared_files.unlock_and_close(descriptor)
 
 
 def staging_path(root: Path, basename: str) -> Path:
@@ -118,34 +96,24 @@ def staging_path(root: Path, basename: str) -> Path:
 
 
 def _open(path: Path, root: Path) -> int:
-    for _ in range(_MOST_TRIES):
-        try:
-            return os.open(path, os.O_RDWR)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise unwritable(root, error) from error
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        except FileNotFoundError:
-            _make_staging_directory(root)
-            continue
-        except OSError as error:
-            raise unwritable(root, error) from error
-        try:
-            adopt_file(descriptor, root)
-        except OSError as error:
-            os.close(descriptor)
-            raise unwritable(root, error) from error
-        return descriptor
-    raise StorageError(f"{path.parent} is made and removed again and again")
-
-
-def _make_staging_directory(root: Path) -> None:
     try:
-        make_directories(root / STAGING_BASENAME, root)
+        for _ in range(_MOST_TRIES):
+            with suppress(FileNotFoundError):
+                return os.open(path, os.O_RDWR)
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            except FileNotFoundError:
+                shared_files.make_directories(path.parent, root)
+                continue
+            try:
+                shared_files.adopt_file(descriptor, root)
+            except OSError:
+                os.close(descriptor)
+                raise
+            return descriptor
     except OSError as error:
-        raise unwritable(root, error) from error
+        raise shared_files.unwritable(root, error) from error
+    raise StorageError(f"{path.parent} is made and removed again and again")
 
 
 # claimed -> staged -> present
@@ -203,28 +171,28 @@ class StagingFile:
         final = join_under(self._root, self._basename)
         try:
             os.fdatasync(self._descriptor)
-            make_directories(final.parent, self._root)
+            shared_files.make_directories(final.parent, self._root)
             os.utime(self._descriptor, ns=(time.time_ns(), tag))
             os.replace(self.path, final)
         except OSError as error:
             if isinstance(error, PermissionError) and final.exists():
                 return False
-            raise unwritable(self._root, error) from error
+            raise shared_files.unwritable(self._root, error) from error
         return True
 
     def is_unpublished(self) -> bool:
         """Whether it is still on its way."""
-        return self._descriptor >= 0 and _is_at(self.path, self._descriptor)
+        return self._descriptor >= 0 and _is_still(self.path, os.fstat(self._descriptor))
 
     def keep_shared(self) -> None:
         """Once published: let others read it too, and nobody remove it."""
-        with suppress(LocksUnsupportedError):
-            try_lock(self._descriptor, shared=True)
+        with suppress(shared_files.LocksUnsupportedError):
+            shared_files.try_lock(self._descriptor, shared=True)
 
     def close(self) -> None:
         """Let go of the lock; the file stays."""
         if self._descriptor >= 0:
-            unlock_and_close(self._descriptor)
+            shared_files.unlock_and_close(self._descriptor)
             self._descriptor = -1
 
 
@@ -246,20 +214,20 @@ class HeldShard:
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             return None
         self._descriptors.append(descriptor)
-        with suppress(LocksUnsupportedError):
+        with suppress(shared_files.LocksUnsupportedError):
             # Who has it for themselves is about to remove it.
-            any(try_lock(descriptor, shared=True) for _ in pauses(_REMOVAL_SECONDS))
+            any(shared_files.try_lock(descriptor, shared=True) for _ in shared_files.pauses(_REMOVAL_SECONDS))
         return os.fstat(descriptor)
 
     def set_used(self) -> None:
         """Say that they are in use now."""
         for descriptor in self._descriptors:
-            set_used(descriptor)
+            usage.set_used(descriptor)
 
     def close(self) -> None:
         """Let go of them."""
         while self._descriptors:
-            unlock_and_close(self._descriptors.pop())
+            shared_files.unlock_and_close(self._descriptors.pop())
 
 
 class Presence:
@@ -269,7 +237,7 @@ class Presence:
         self._directory = directory
         self._source = source
         # Files that are right, but whose time could not be set to say so, by basename.
-        self._accepted: dict[str, FileIdentity] = {}
+        self._accepted: dict[str, Identity] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_accepted": {}}
@@ -277,18 +245,14 @@ class Presence:
     def hold(self, shard: ShardInfo) -> HeldShard | None:
         """Hold a shard's raw files if they are here, whole and checked; None if one is not."""
         held = HeldShard(self._directory.path)
-        try:
+        with ExitStack() as stack:
+            stack.callback(held.close)
             for raw, compressed in shard.files:
                 found = held.add(self._path(raw))
                 if found is None or not self._is_right(raw, compressed, found):
-                    break
-            else:
-                return held
-        except BaseException:
-            held.close()
-            raise
-        held.close()
-        return None
+                    return None
+            stack.pop_all()
+        return held
 
     def hold_compressed(self, compressed: FileInfo) -> HeldShard | None:
         """Hold a compressed file that was kept, if it is right; one that is wrong is removed.
@@ -343,7 +307,7 @@ class Presence:
             return False
         if self._source.knows_tag(found.st_mtime_ns, self._directory.own, compressed):
             return True
-        return self._accepted.get(file.basename) == FileIdentity.of(found)
+        return self._accepted.get(file.basename) == Identity.of(found)
 
     def _is_verified(self, path: Path, file: FileInfo, *, is_stored: bool) -> bool:
         if isinstance(self._source, InPlaceSource):
@@ -361,17 +325,16 @@ class Presence:
         with suppress(OSError):  # another user's
             found = path.stat()
             os.utime(path, ns=(found.st_atime_ns, own.confirmed(found.st_mtime_ns)))
-        identity = file_identity(path)
+        identity = shared_files.file_identity(path)
         if identity is not None:
             self._accepted[file.basename] = identity
         return True
 
 
 def _is_still(path: Path, found: os.stat_result) -> bool:
-    try:
+    with suppress(FileNotFoundError):
         return os.path.samestat(path.stat(), found)
-    except FileNotFoundError:
-        return False
+    return False
 
 
 # present -> evicted, staged -> absent
@@ -412,53 +375,47 @@ class CacheDirectory:
         """
         if self._prepared_in == os.getpid():
             return
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(
-                f"{self.path} cannot be made: {error}; give the stream another directory with local=, or set "
-                f"{CACHE_VARIABLE} to another root"
-            ) from error
+        shared_files.make_cache_directory(self.path)
         _ = self.own
         self._prepared_in = os.getpid()
-        if os.access(self.path, os.W_OK) and any(True for _ in staging_files(self.path)):
+        if os.access(self.path, os.W_OK) and any(True for _ in usage.staging_files(self.path)):
             with self.locked() as count:
                 if count is not None:
                     self.sweep(count)
 
     def is_gone(self) -> bool:
         """Whether somebody removed the directory since this process prepared it."""
-        return self._prepared_in == os.getpid() and not is_reachable(self.path)
+        return self._prepared_in == os.getpid() and not shared_files.is_reachable(self.path)
 
     @contextmanager
     def locked(self) -> Iterator[UsageCount | None]:
         """Hold the usage lock, see :func:`locked_usage`; None where the filesystem has no locks: nothing is counted."""
         with ExitStack() as stack:
             try:
-                count = stack.enter_context(locked_usage(self.path, lambda: self.scan().bytes))
-            except LocksUnsupportedError:
+                count = stack.enter_context(usage.locked_usage(self.path, lambda: self.scan().bytes))
+            except shared_files.LocksUnsupportedError:
                 count = None
             yield count
 
-    def scan(self) -> Scan:
+    def scan(self) -> usage.Scan:
         """Look through the directory."""
-        self._index_bytes = index_bytes(self.path)
-        return scan(self.path, self.own)
+        self._index_bytes = usage.index_bytes(self.path)
+        return usage.scan(self.path, self.own)
 
     def usage(self) -> int:
         """Bytes of what is ours here, as counted; 0 if nothing ever was."""
-        counted = read_usage(self.path)
+        counted = usage.read_usage(self.path)
         if counted is None:
-            return self.scan().bytes + self._index_bytes if is_reachable(self.path) else 0
+            return self.scan().bytes + self._index_bytes if shared_files.is_reachable(self.path) else 0
         return counted + self.fixed_bytes()
 
     def fixed_bytes(self) -> int:
         """Bytes of the index, which no eviction makes room of."""
         if not self._index_bytes:
-            self._index_bytes = index_bytes(self.path)
+            self._index_bytes = usage.index_bytes(self.path)
         return self._index_bytes
 
-    def remove_unused(self, count: UsageCount, files: Sequence[Entry]) -> bool:
+    def remove_unused(self, count: UsageCount, files: Sequence[CacheEntry]) -> bool:
         """Remove files of ours unless somebody has one of them open. Must be called while holding the usage lock.
 
         Returns:
@@ -467,10 +424,10 @@ class CacheDirectory:
         descriptors: list[int] = []
         try:
             for file in files:
-                descriptors.append(open_to_lock(file.path))
+                descriptors.append(shared_files.open_to_lock(file.path))
                 found = os.fstat(descriptors[-1])
                 same = (found.st_size, found.st_mtime_ns) == (file.size, file.modified)
-                if not same or not try_lock(descriptors[-1], shared=False):
+                if not same or not shared_files.try_lock(descriptors[-1], shared=False):
                     return False
             _logger.debug("evicted: %s", ", ".join(file.path for file in files))
             return sum(_unlink(count, file.path, file.size) for file in files) == len(files)
@@ -478,7 +435,7 @@ class CacheDirectory:
             return False
         finally:
             for descriptor in descriptors:
-                unlock_and_close(descriptor)
+                shared_files.unlock_and_close(descriptor)
 
     def remove(self, path: Path) -> None:
         """Remove a file that is not what it should be."""
@@ -503,12 +460,12 @@ class CacheDirectory:
     def sweep(self, count: UsageCount) -> int:
         """Remove what dead writers left, and count those. Must be called while holding the usage lock."""
         swept = 0
-        for entry in staging_files(self.path):
+        for entry in usage.staging_files(self.path):
             descriptor = lock_if_dead(Path(entry.path))
             if descriptor is not None:
                 _logger.debug("left by a writer that died: %s", entry.path)
                 swept += _unlink(count, entry.path, os.fstat(descriptor).st_size)
-                unlock_and_close(descriptor)
+                shared_files.unlock_and_close(descriptor)
         return swept
 
 
@@ -533,16 +490,16 @@ def lock_if_dead(path: Path) -> int | None:
         Its descriptor, locked, to be closed by the caller; None if somebody writes it, or may do so.
     """
     try:
-        descriptor = open_to_lock(path)
+        descriptor = shared_files.open_to_lock(path)
     except OSError:  # gone, or of another user
         return None
     try:
-        dead = try_lock(descriptor, shared=False) and was_left(path.name, descriptor)
-    except LocksUnsupportedError:
+        dead = shared_files.try_lock(descriptor, shared=False) and was_left(path.name, descriptor)
+    except shared_files.LocksUnsupportedError:
         dead = _is_abandoned(descriptor)
-    if dead and _is_at(path, descriptor):
+    if dead and _is_still(path, os.fstat(descriptor)):
         return descriptor
-    unlock_and_close(descriptor)
+    shared_files.unlock_and_close(descriptor)
     return None
 
 
@@ -550,7 +507,7 @@ def is_written(path: Path) -> bool:
     """Whether a staging file has a writer that lives, or may do so."""
     descriptor = lock_if_dead(path)
     if descriptor is not None:
-        unlock_and_close(descriptor)
+        shared_files.unlock_and_close(descriptor)
     return descriptor is None
 
 
@@ -566,10 +523,6 @@ def was_left(name: str, descriptor: int) -> bool:
 
 def _is_abandoned(descriptor: int) -> bool:
     return os.fstat(descriptor).st_mtime < time.time() - _ABANDONED_SECONDS
-
-
-def _is_at(path: Path, descriptor: int) -> bool:
-    return _is_still(path, os.fstat(descriptor))
 
 
 def _lock_tells(name: str, descriptor: int) -> bool:

@@ -17,18 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lightning_streaming.cache import index_files
 from lightning_streaming.cache.config import CacheConfig, remote_digest
 from lightning_streaming.cache.file_states import CacheDirectory
-from lightning_streaming.cache.index_files import (
-    LARGE_INDEX_BYTES,
-    FoundIndex,
-    IndexForms,
-    IndexLock,
-    KnownIndex,
-    being_fetched,
-    locked_index,
-    sweep_left_overs,
-)
+from lightning_streaming.cache.index_files import FoundIndex, IndexForms, IndexLock
 from lightning_streaming.cache.manifest import (
     CacheManifest,
     IndexCheck,
@@ -39,11 +31,11 @@ from lightning_streaming.cache.manifest import (
     read_manifest,
     write_manifest,
 )
-from lightning_streaming.cache.shared_files import StallTimeout, adopt_file, pauses
+from lightning_streaming.cache.shared_files import StallTimeout, adopt_file, make_cache_directory, pauses
 from lightning_streaming.errors import ConfigError, FormatError, ObjectNotFoundError, StorageError
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, Identity, parse_index
-from lightning_streaming.storage import Location, join_url, mask_url
+from lightning_streaming.storage import Location
 from lightning_streaming.storage.retries import longest_series
 
 _logger = logging.getLogger(__name__)
@@ -67,7 +59,9 @@ class IndexCache:
         self._config = config
         self._directory = config.cache_directory()
         self._forms = IndexForms(self._directory)
-        self._known: KnownIndex | None = None
+        # SHA-256 of the index that was read, and its text where that is small, so that copies get at the very same.
+        self._digest: str | None = None
+        self._text: bytes | None = None
         # Kept, so that nobody removes the parsed form as long as processes may be started that need it.
         self._index: DatasetIndex | None = None
         self._tag: int | None = None
@@ -90,8 +84,7 @@ class IndexCache:
         assert self._tag is not None, "a remote's index comes with one"
         return self._tag
 
-    @property
-    def own(self) -> OwnTags:
+    def own_tags(self) -> OwnTags:
         """Which modification times are ours in the cache directory, which is made if it is not there.
 
         Raises:
@@ -121,10 +114,9 @@ class IndexCache:
         self.read()
         source = self._config.source_directory()
         assert source is not None, "it is read in place"
-        assert self._known is not None, "it was read"
         with suppress(StorageError):
             manifest = read_manifest(source)
-            if manifest is not None and manifest.digest == self._known.digest:
+            if manifest is not None and manifest.digest == self._digest:
                 return manifest.tag
         return None
 
@@ -142,27 +134,27 @@ class IndexCache:
             LockTimeoutError: Another process is fetching it, and has shown no sign of life for too long.
         """
         if self._index is None:
-            self._index = self._read_first() if self._known is None else self._read_again(self._known)
+            self._index = self._read_first() if self._digest is None else self._read_again(self._digest)
         return self._index
 
     def _read_first(self) -> DatasetIndex:
         source = self._config.source_directory()
         found = self._read_cached_or_remote() if source is None else self._read_in_place(source / INDEX_BASENAME)
-        self._known = found.known
+        self._digest, self._text = found.digest, found.text
         if found.is_new:  # not before: what was read of an old one would keep it
             self._forms.sweep(keep=found.digest)
         return found.index
 
-    def _read_again(self, known: KnownIndex) -> DatasetIndex:
+    def _read_again(self, digest: str) -> DatasetIndex:
         path = (self._config.source_directory() or self._directory) / INDEX_BASENAME
-        if known.text is not None:
-            return parse_index(known.text, str(path))
-        form = self._forms.open(known.digest)
+        if self._text is not None:
+            return parse_index(self._text, str(path))
+        form = self._forms.open(digest)
         if form is not None:
             return form.index
         with suppress(OSError, FormatError):
-            found = self._forms.load(path, likely=known.digest)
-            if found.digest == known.digest:
+            found = self._forms.load(path, likely=digest)
+            if found.digest == digest:
                 return found.index
         raise StorageError(
             f"the index that this run began with is gone: {path} is another one by now, and no parsed form of it is in "
@@ -172,7 +164,7 @@ class IndexCache:
     def _read_in_place(self, path: Path) -> FoundIndex:
         try:
             identity = Identity.of(path)
-            if identity.size < LARGE_INDEX_BYTES:
+            if identity.size < index_files.LARGE_INDEX_BYTES:
                 return self._forms.load(path)
             likely = None
             with suppress(StorageError):  # a directory that this user may not enter
@@ -180,7 +172,7 @@ class IndexCache:
                 likely = None if known is None else known.digest
             form = self._forms.find(identity, likely)
             if form is not None:
-                return FoundIndex(form.index, KnownIndex(form.digest, None))
+                return FoundIndex(form.index, form.digest)
             if not self._may_write():
                 return self._forms.load(path, likely=likely)
             with self._lock() as lock:
@@ -198,14 +190,13 @@ class IndexCache:
 
     def _may_write(self) -> bool:
         """Whether the cache directory of a dataset that is read in place is there, or could be made."""
-        try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            return False
-        return os.access(self._directory, os.W_OK)
+        with suppress(StorageError):
+            make_cache_directory(self._directory)
+            return os.access(self._directory, os.W_OK)
+        return False
 
     def _read_cached_or_remote(self) -> FoundIndex:
-        self._make_directory()
+        make_cache_directory(self._directory)
         if not os.access(self._directory, os.W_OK):
             return self._read_foreign()
         with self._lock() as lock:
@@ -217,14 +208,14 @@ class IndexCache:
             if cached is not None and check is not None and check.is_fresh():
                 self._tag = manifest.tag
                 return cached
-            sweep_left_overs(self._directory)
+            index_files.sweep_left_overs(self._directory)
             if cached is None:
                 return self._fetch(None, manifest, lock)
             try:
                 return self._fetch_if_changed(cached, manifest, lock)
             except ObjectNotFoundError as error:
                 raise ObjectNotFoundError(
-                    f"{mask_url(self._url)} is not there any more, though {self._directory} keeps an index that came "
+                    f"{self._location} is not there any more, though {self._directory} keeps an index that came "
                     f"from it ({error}); correct remote=, or put the dataset back; to read what this node keeps, whole "
                     f"or not, give local={str(self._directory)!r} alone, without remote="
                 ) from error
@@ -239,7 +230,7 @@ class IndexCache:
         cached = None
         stall = StallTimeout(self._stall_seconds())
         for _ in pauses(longest=_LOOK_SECONDS):
-            coming = being_fetched(self._directory)
+            coming = index_files.being_fetched(self._directory)
             manifest = read_manifest(self._directory)  # before the index: a later one has no say about an earlier tag
             self._check_manifest(manifest)
             cached = self._load_cached(None, None)
@@ -268,22 +259,20 @@ class IndexCache:
     def _fetch_if_changed(self, cached: FoundIndex, manifest: CacheManifest, lock: IndexLock) -> FoundIndex:
         """Ask for the remote's version of a large index; a small one is fetched in no more time than that takes."""
         check = manifest.check_of(cached.digest)
-        if cached.known.is_large and check is not None:
+        if cached.text is None and check is not None:
             with suppress(ObjectNotFoundError):  # said of every failure over HTTP; fetching it tells which
                 version = self._remote_version()
-                if version["size"] == (self._directory / INDEX_BASENAME).stat().st_size and check.version in (
-                    {},
-                    version,
-                ):
+                size = (self._directory / INDEX_BASENAME).stat().st_size
+                if version["size"] == size and check.version in ({}, version):
                     return self._conclude(cached, cached, manifest, lock, version=version)
         return self._fetch(cached, manifest, lock)
 
     def _fetch(self, cached: FoundIndex | None, manifest: CacheManifest, lock: IndexLock) -> FoundIndex:
         self._location.download(lock.arriving)
         size = lock.arriving.stat().st_size
-        fetched = self._forms.load(lock.arriving, scratch=lock.scratch, shown=mask_url(self._url))
+        fetched = self._forms.load(lock.arriving, scratch=lock.scratch, shown=str(self._location))
         version: Mapping[str, Any] = {}
-        if fetched.known.is_large:
+        if fetched.text is None:
             with suppress(StorageError):
                 version = self._remote_version()
         if cached is None or cached.digest != fetched.digest:
@@ -338,45 +327,26 @@ class IndexCache:
 
     @property
     def _location(self) -> Location:
-        config = self._config
-        return Location(self._url, config.storage_options, config.attempts, config.download_timeout)
-
-    @property
-    def _url(self) -> str:
-        assert self._config.remote, "otherwise it is read in place"
-        return join_url(self._config.remote, INDEX_BASENAME)
-
-    def _make_directory(self) -> None:
-        try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(
-                f"{self._directory} cannot be made: {error}; give the stream another directory with local="
-            ) from error
+        return self._config.location / INDEX_BASENAME
 
     def _lock(self) -> AbstractContextManager[IndexLock]:
-        return locked_index(self._directory, self._stall_seconds())
+        return index_files.locked_index(self._directory, self._stall_seconds())
 
     def _stall_seconds(self) -> float:
         return longest_series(self._config.attempts, self._config.download_timeout) + _PARSE_SECONDS
 
     def _settle_manifest(self, lock: IndexLock) -> CacheManifest:
         in_place = self._config.source_directory() is not None
-        manifest = ensure_manifest(self._directory, self._remote_digest(), lock.scratch, of_originals=in_place)
+        digest = remote_digest(self._config.location)
+        manifest = ensure_manifest(self._directory, digest, lock.scratch, of_originals=in_place)
         self._check_manifest(manifest)
         return manifest
-
-    def _remote_digest(self) -> str:
-        source = self._config.source_directory()
-        if source is not None:
-            return remote_digest(str(source), {})
-        return remote_digest(self._config.remote or "", self._config.storage_options)
 
     def _check_manifest(self, manifest: CacheManifest | None) -> None:
         if manifest is None:
             return
-        shown = mask_url(self._config.remote or str(self._config.local))
-        if manifest.remote != self._remote_digest():
+        shown = self._config.location
+        if manifest.remote != remote_digest(shown):
             raise ConfigError(
                 f"{self._directory} holds shards of another remote than {shown}; correct remote= if it is mistyped, "
                 "give this stream a directory of its own with local=, or remove that one"

@@ -16,17 +16,9 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
+from lightning_streaming.cache import shared_files
 from lightning_streaming.cache.config import PARSED_INDEX_PREFIX, STAGING_BASENAME
 from lightning_streaming.cache.file_states import StagingFile, claim, is_written, staging_path, was_left
-from lightning_streaming.cache.shared_files import (
-    LocksUnsupportedError,
-    StallTimeout,
-    adopt_file,
-    open_to_lock,
-    pauses,
-    try_lock,
-    unlock_and_close,
-)
 from lightning_streaming.cache.usage import staging_files
 from lightning_streaming.files import PARTIAL_SUFFIX
 from lightning_streaming.formats.index import (
@@ -52,33 +44,16 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class KnownIndex:
-    """Which index was read, and how other processes get at the very same."""
-
-    digest: str
-    """SHA-256 of its text."""
-    text: bytes | None
-    """The text itself where it is small; else there is a parsed form."""
-
-    @property
-    def is_large(self) -> bool:
-        """Whether it is looked for in a parsed form."""
-        return self.text is None
-
-
-@dataclass(frozen=True, slots=True)
 class FoundIndex:
     """An index that was read from a file."""
 
     index: DatasetIndex
-    known: KnownIndex
+    digest: str
+    """SHA-256 of its text."""
+    text: bytes | None = None
+    """The text itself where it is small; a large one is looked for in a parsed form."""
     is_new: bool = False
     """Whether a parsed form was made just now, so that there may be older ones."""
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of its text."""
-        return self.known.digest
 
 
 class IndexForms:
@@ -113,22 +88,21 @@ class IndexForms:
             identity = Identity.of(file.fileno())
             if identity.size < LARGE_INDEX_BYTES:
                 text = file.read()
-                return FoundIndex(parse_index(text, shown), KnownIndex(hashlib.sha256(text).hexdigest(), text))
+                return FoundIndex(parse_index(text, shown), hashlib.sha256(text).hexdigest(), text)
             form = self.find(identity, likely)
             if form is not None:
-                return FoundIndex(form.index, KnownIndex(form.digest, None))
+                return FoundIndex(form.index, form.digest)
             digest = _sha256(file)
             form = self.open(digest)
             if form is not None:
                 self._note(digest, identity)
-                return FoundIndex(form.index, KnownIndex(digest, None))
+                return FoundIndex(form.index, digest)
             file.seek(0)
             index = read_index(file.read, shown)
             is_steady = Identity.of(file.fileno()) == identity  # nobody wrote to it meanwhile
         if scratch is not None and is_steady:
             form = self._store(index, digest, identity, scratch)
-        known = KnownIndex(digest, None)
-        return FoundIndex(index, known) if form is None else FoundIndex(form.index, known, is_new=True)
+        return FoundIndex(index, digest) if form is None else FoundIndex(form.index, digest, is_new=True)
 
     def find(self, identity: Identity, likely: str | None) -> IndexForm | None:
         """The form of an index file that has not changed since it was made; None if there is none.
@@ -162,7 +136,7 @@ class IndexForms:
         try:
             with scratch.open("w+b") as file:
                 write_form(file, index, digest, identity)
-                adopt_file(file.fileno(), self._directory)
+                shared_files.adopt_file(file.fileno(), self._directory)
             os.replace(scratch, self._path(digest))
         except OSError as error:
             _logger.debug("no parsed index is kept in %s: %s", self._directory, error)
@@ -182,11 +156,8 @@ class IndexForms:
             keep: The digest of that one.
         """
         for path in self._paths():
-            if path == self._path(keep):
-                continue
-            with suppress(OSError), path.open("rb") as file:
-                if try_lock(file.fileno(), shared=False):
-                    path.unlink()
+            if path != self._path(keep):
+                remove_unlocked(path)
 
     def _path(self, digest: str) -> Path:
         return self._directory / form_name(digest)
@@ -206,6 +177,15 @@ def _sha256(file: BinaryIO) -> str:
     return hasher.hexdigest()
 
 
+def remove_unlocked(path: Path) -> bool:
+    """Remove a parsed form unless somebody has it mapped; gives whether it was removed."""
+    with suppress(OSError), path.open("rb") as file:
+        if shared_files.try_lock(file.fileno(), shared=False):
+            path.unlink()
+            return True
+    return False
+
+
 def form_name(digest: str) -> str:
     """The name of the parsed form of the index with this SHA-256."""
     return f"{PARSED_INDEX_PREFIX}{digest[:_DIGEST_DIGITS]}"
@@ -220,8 +200,8 @@ def _opened(path: Path) -> Iterator[BinaryIO | None]:
         yield None
         return
     with file:
-        with suppress(LocksUnsupportedError):
-            try_lock(file.fileno(), shared=True)
+        with suppress(shared_files.LocksUnsupportedError):
+            shared_files.try_lock(file.fileno(), shared=True)
         yield file
 
 
@@ -267,8 +247,8 @@ def locked_index(directory: Path, stall_seconds: float) -> Iterator[IndexLock]:
 
 
 def _claimed(directory: Path, seconds: float) -> StagingFile:
-    stall = StallTimeout(seconds)
-    for _ in pauses():
+    stall = shared_files.StallTimeout(seconds)
+    for _ in shared_files.pauses():
         staging = claim(directory, INDEX_BASENAME)
         if staging is not None:
             return staging
@@ -305,13 +285,13 @@ def is_left_over(path: Path) -> bool:
     try:
         if lock.exists():
             return not is_written(lock)
-        descriptor = open_to_lock(path)
+        descriptor = shared_files.open_to_lock(path)
     except OSError:  # gone, or not ours to read
         return False
     try:
         return was_left(name, descriptor)
     finally:
-        unlock_and_close(descriptor)
+        shared_files.unlock_and_close(descriptor)
 
 
 def sweep_left_overs(directory: Path) -> None:

@@ -12,32 +12,16 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 
-from lightning_streaming.cache.config import MANIFEST_BASENAME, QUEUE_BASENAME, STAGING_BASENAME, USAGE_BASENAME
+from lightning_streaming.cache import index_files, usage
+from lightning_streaming.cache.config import MANIFEST_BASENAME, NOTE_BASENAMES, STAGING_BASENAME
 from lightning_streaming.cache.file_states import CacheDirectory, is_written, staging_path
-from lightning_streaming.cache.index_files import (
-    IndexForms,
-    form_name,
-    is_left_over,
-    locked_index,
-    staging_name_of,
-)
 from lightning_streaming.cache.manifest import OwnTags, read_manifest
-from lightning_streaming.cache.shared_files import is_locked, try_lock
-from lightning_streaming.cache.usage import (
-    Entry,
-    UsageCount,
-    find_entry,
-    index_files,
-    last_used,
-    shard_files,
-    staging_files,
-)
+from lightning_streaming.cache.shared_files import is_locked
 from lightning_streaming.errors import ConfigError, FormatError, LockTimeoutError, StorageError
-from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex
+from lightning_streaming.formats.index import INDEX_BASENAME
 
 _AT_ONCE = 16
 """Files that are removed while holding the usage lock, for which readers may be waiting."""
-_NOTES = (MANIFEST_BASENAME, USAGE_BASENAME, QUEUE_BASENAME)
 
 
 class FileKind(enum.Enum):
@@ -68,15 +52,6 @@ class CacheFile:
     """Whether a process of this machine has it open, or writes it, or one of another machine may do so."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CachedIndex:
-    """The index of a cache directory."""
-
-    index: DatasetIndex
-    digest: str
-    """SHA-256 of its text."""
-
-
 def list_cache(directory: Path, advance: Callable[[int], object] | None = None) -> list[CacheFile]:
     """Every file of a cache directory but its own notes, sorted by name.
 
@@ -91,9 +66,9 @@ def list_cache(directory: Path, advance: Callable[[int], object] | None = None) 
     found = chain(
         (
             (entry, FileKind.OURS if own.include(entry.modified) else FileKind.FOREIGN)
-            for entry in shard_files(directory)
+            for entry in usage.shard_files(directory)
         ),
-        ((entry, FileKind.INDEX) for entry in index_files(directory)),
+        ((entry, FileKind.INDEX) for entry in usage.index_files(directory)),
         ((entry, FileKind.ARRIVING) for entry in _staged(directory)),
     )
     files = []
@@ -104,19 +79,18 @@ def list_cache(directory: Path, advance: Callable[[int], object] | None = None) 
     return sorted(files, key=lambda file: file.name)
 
 
-def find_index(directory: Path) -> CachedIndex | None:
+def find_index(directory: Path) -> index_files.FoundIndex | None:
     """The index of a cache directory; None where it has none, or one that cannot be read."""
     path = directory / INDEX_BASENAME
-    forms = IndexForms(directory)
+    forms = index_files.IndexForms(directory)
     with suppress(OSError, FormatError):
         manifest = read_manifest(directory)
         digest = None if manifest is None else manifest.digest
         if path.exists():
-            found = forms.load(path, likely=digest)
-            return CachedIndex(index=found.index, digest=found.digest)
+            return forms.load(path, likely=digest)
         # Of a dataset that is read in place there may be a parsed form.
         form = None if digest is None else forms.open(digest)
-        return None if form is None else CachedIndex(index=form.index, digest=form.digest)
+        return None if form is None else index_files.FoundIndex(form.index, form.digest)
     return None
 
 
@@ -147,17 +121,17 @@ def _find_own_tags(directory: Path) -> OwnTags | None:
     return None
 
 
-def _staged(directory: Path) -> Iterator[Entry]:
-    return filter(None, (find_entry(Path(file.path)) for file in staging_files(directory)))
+def _staged(directory: Path) -> Iterator[usage.CacheEntry]:
+    return filter(None, (usage.find_entry(Path(file.path)) for file in usage.staging_files(directory)))
 
 
-def _described(directory: Path, entry: Entry, kind: FileKind) -> CacheFile:
+def _described(directory: Path, entry: usage.CacheEntry, kind: FileKind) -> CacheFile:
     path = Path(entry.path)
     return CacheFile(
         name=str(path.relative_to(directory)),
         kind=kind,
         bytes=entry.size,
-        last_used=last_used(entry.accessed) / 1e9 if kind is FileKind.OURS else None,
+        last_used=usage.last_used(entry.accessed) / 1e9 if kind is FileKind.OURS else None,
         in_use=_is_in_use(path, kind),
     )
 
@@ -165,8 +139,8 @@ def _described(directory: Path, entry: Entry, kind: FileKind) -> CacheFile:
 def _is_in_use(path: Path, kind: FileKind) -> bool:
     if kind is FileKind.ARRIVING:
         return is_written(path)
-    if kind is FileKind.INDEX and staging_name_of(path.name) is not None:
-        return not is_left_over(path)
+    if kind is FileKind.INDEX and index_files.staging_name_of(path.name) is not None:
+        return not index_files.is_left_over(path)
     return is_locked(path)
 
 
@@ -202,7 +176,7 @@ class Plan:
     """Whether the directory goes too, because nothing was ever fetched into it but what goes."""
 
 
-def plan_clear(directory: Path, files: Iterable[CacheFile], index: CachedIndex | None) -> Plan:
+def plan_clear(directory: Path, files: Iterable[CacheFile], index: index_files.FoundIndex | None) -> Plan:
     """All that we fetched and nobody uses goes."""
     files = list(files)
     named = _names(index) if _is_busy(files) else None
@@ -225,7 +199,7 @@ def plan_clear(directory: Path, files: Iterable[CacheFile], index: CachedIndex |
 
 
 def plan_garbage(
-    directory: Path, files: Iterable[CacheFile], index: CachedIndex | None, unused_since: float | None
+    directory: Path, files: Iterable[CacheFile], index: index_files.FoundIndex | None, unused_since: float | None
 ) -> Plan:
     """What nobody will need goes: what dead processes left, old parsed indexes, files that the index names no more.
 
@@ -239,7 +213,7 @@ def plan_garbage(
     """
     files = list(files)
     named, busy = _names(index), _is_busy(files)
-    current = None if index is None else form_name(index.digest)
+    current = None if index is None else index_files.form_name(index.digest)
     goes: list[Judged] = []
     stays: list[Judged] = []
     for file in files:
@@ -311,28 +285,28 @@ class _Cleaner:
     def why_it_stays(self, file: CacheFile) -> Reason:
         """Why a file could not be removed."""
         path = self._directory / file.name
-        entry = find_entry(path)
+        entry = usage.find_entry(path)
         if file.kind is FileKind.OURS and entry is not None:
             if not self._cache.own.include(entry.modified):
                 return Reason.NOT_OURS
-            if last_used(entry.accessed) / 1e9 != file.last_used:
+            if usage.last_used(entry.accessed) / 1e9 != file.last_used:
                 return Reason.IN_USE
         return Reason.IN_USE if is_locked(path) else Reason.REFUSED
 
-    def _remove(self, count: UsageCount, file: CacheFile, reason: Reason) -> bool:
+    def _remove(self, count: usage.UsageCount, file: CacheFile, reason: Reason) -> bool:
         path = self._directory / file.name
         if file.kind is FileKind.ARRIVING:
             return not path.exists()
-        entry = find_entry(path)
+        entry = usage.find_entry(path)
         if entry is None or not self._cache.own.include(entry.modified):
             return False
         since = self._plan.unused_since
-        if reason is Reason.COLD and since is not None and last_used(entry.accessed) >= since * 1e9:
+        if reason is Reason.COLD and since is not None and usage.last_used(entry.accessed) >= since * 1e9:
             return False  # it was used meanwhile
         return self._cache.remove_unused(count, [entry])
 
 
-def _names(index: CachedIndex | None) -> Container[str] | None:
+def _names(index: index_files.FoundIndex | None) -> Container[str] | None:
     if index is None:
         return None
     files = chain.from_iterable(chain(*shard.files) for shard in index.index.shards)
@@ -349,24 +323,16 @@ def _is_counted(file: CacheFile) -> bool:
 
 def _remove_beside_index(path: Path) -> bool:
     """Remove a parsed index that nobody has mapped, or what was left of making one."""
-    staging = staging_name_of(path.name)
+    staging = index_files.staging_name_of(path.name)
     if staging is None:
-        return _remove_unlocked(path)
+        return index_files.remove_unlocked(path)
     with suppress(OSError, LockTimeoutError):
         if staging == staging_path(path.parent, INDEX_BASENAME).name:
-            with locked_index(path.parent, 0.0):
+            with index_files.locked_index(path.parent, 0.0):
                 pass  # its holder removes what an earlier one left
-        elif is_left_over(path):
+        elif index_files.is_left_over(path):
             path.unlink()
     return not path.exists()
-
-
-def _remove_unlocked(path: Path) -> bool:
-    with suppress(OSError), path.open("rb") as file:
-        if try_lock(file.fileno(), shared=False):
-            path.unlink()
-            return True
-    return False
 
 
 def _holds_notes_only(directory: Path) -> bool:
@@ -378,7 +344,7 @@ def _holds_notes_only(directory: Path) -> bool:
     with suppress(OSError, StorageError):
         manifest = read_manifest(directory)
         found = {path.name for path in directory.iterdir()}
-        return manifest is not None and not manifest.of_originals and found <= {*_NOTES, STAGING_BASENAME}
+        return manifest is not None and not manifest.of_originals and found <= {*NOTE_BASENAMES, STAGING_BASENAME}
     return False
 
 
@@ -390,10 +356,10 @@ def _remove_empty(directory: Path) -> bool:
     """
     staging = directory / STAGING_BASENAME
     with suppress(OSError, StorageError, LockTimeoutError):
-        with locked_index(directory, 0.0):
+        with index_files.locked_index(directory, 0.0):
             if not _holds_notes_only(directory) or len(list(staging.iterdir())) > 1:
                 return False
-            for name in _NOTES:
+            for name in NOTE_BASENAMES:
                 (directory / name).unlink(missing_ok=True)
         # Whoever comes now has a staging file there, or makes the directory anew.
         staging.rmdir()

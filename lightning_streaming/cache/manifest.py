@@ -212,27 +212,23 @@ def ensure_manifest(directory: Path, remote: str, scratch: Path, *, of_originals
     found = read_manifest(directory)
     if found is not None and found.own is not None:
         return found
-    try:
-        return _make_manifest(directory, found, remote, scratch, of_originals)
-    except OSError as error:
-        raise unwritable(directory, error) from error
-
-
-def _make_manifest(
-    directory: Path, found: CacheManifest | None, remote: str, scratch: Path, of_originals: bool
-) -> CacheManifest:
     tag = None if of_originals else make_tag()
     made = CacheManifest(remote=found.remote if found else remote, tag=tag, check=None, of_originals=of_originals)
-    if found is not None:
-        write_manifest(directory, made, scratch)
-        return made
-    _write(directory, made, scratch)
     try:
-        os.link(scratch, directory / MANIFEST_BASENAME)
-    except FileExistsError:  # another user's, or another machine's, who was faster
-        return read_manifest(directory) or made
-    except OSError:  # a filesystem without hard links
-        os.replace(scratch, directory / MANIFEST_BASENAME)
+        if found is not None:
+            write_manifest(directory, made, scratch)
+            return made
+        _write(directory, made, scratch)
+        try:
+            os.link(scratch, directory / MANIFEST_BASENAME)
+        except FileExistsError:  # another user's, or another machine's, who was faster
+            made = read_manifest(directory) or made
+        except OSError:  # a filesystem without hard links
+            os.replace(scratch, directory / MANIFEST_BASENAME)
+    except StorageError:  # that one may not be read
+        raise
+    except OSError as error:
+        raise unwritable(directory, error) from error
     finally:
         scratch.unlink(missing_ok=True)
     return made
@@ -255,11 +251,8 @@ def write_manifest(directory: Path, manifest: CacheManifest, scratch: Path) -> N
 
 def _write_over(path: Path, text: bytes) -> None:
     """Write all of a file at once; whoever still reads it half old and half new finds two tags, and believes none."""
-    descriptor = os.open(path, os.O_WRONLY)
-    try:
-        os.pwrite(descriptor, text.ljust(os.fstat(descriptor).st_size), 0)
-    finally:
-        os.close(descriptor)
+    with path.open("r+b", buffering=0) as file:
+        file.write(text.ljust(os.fstat(file.fileno()).st_size))
 
 
 def _write(directory: Path, manifest: CacheManifest, scratch: Path) -> None:

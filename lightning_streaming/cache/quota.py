@@ -12,23 +12,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
+from lightning_streaming.cache import shared_files
 from lightning_streaming.cache.config import QUEUE_BASENAME
 from lightning_streaming.cache.file_states import CacheDirectory, StagingFile
-from lightning_streaming.cache.shared_files import (
-    LocksUnsupportedError,
-    directory_gone,
-    is_locked,
-    is_reachable,
-    open_shared,
-    pauses,
-    try_lock,
-    unlock_and_close,
-)
-from lightning_streaming.cache.usage import Entry, UsageCount
+from lightning_streaming.cache.usage import CacheEntry, UsageCount, read_number, write_number
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.shard_table import ShardTable
 from lightning_streaming.units import format_bytes
@@ -43,7 +33,6 @@ _QUEUE_PAUSE = 0.004
 """Seconds between two looks whether it is our turn."""
 _IN_VAIN_NANOSECONDS = 600 * 10**9
 """For so long after somebody waited in vain nobody waits: workers of the next epoch would, each for itself."""
-_DIGITS = 20
 
 _SPARE_PART = 10
 """When something has to go, a tenth of the limit goes at once, so that not every shard costs a look at all others."""
@@ -86,11 +75,13 @@ class CacheQuota:
 
     def somebody_waits(self) -> bool:
         """Whether a reader waits for room, under a limit or on a full disk, who should get it before others."""
-        return any(is_locked(directory.path / QUEUE_BASENAME, shared=True) for directory in self._directories)
+        return any(
+            shared_files.is_locked(directory.path / QUEUE_BASENAME, shared=True) for directory in self._directories
+        )
 
     def is_scarce(self, size: int) -> bool:
         """Whether a reader waits for room, or one of the disks has fewer bytes left than ``size``."""
-        found = (directory.path for directory in self._directories if is_reachable(directory.path))
+        found = (directory.path for directory in self._directories if shared_files.is_reachable(directory.path))
         return self.somebody_waits() or any(_free_bytes(directory) < size for directory in found)
 
     @property
@@ -103,7 +94,7 @@ class CacheQuota:
         directory: CacheDirectory,
         demands: Sequence[Demand],
         *,
-        let_go: Callable[[], object] | None = None,
+        release: Callable[[], object] | None = None,
         spare_since: int | None = None,
     ) -> bool:
         """Make room for files and give each its size.
@@ -116,7 +107,7 @@ class CacheQuota:
         Args:
             directory: The directory that the files are for, which is there.
             demands: The files.
-            let_go: Closes what a reader has open; None for who fetches ahead.
+            release: Closes what a reader has open; None for who fetches ahead.
             spare_since: For who fetches ahead, nothing used at this time or later is removed; None for no such time.
 
         Returns:
@@ -127,11 +118,11 @@ class CacheQuota:
             ConfigError: There is a limit, and the filesystem has no locks to keep it by.
             StorageError: The directory is gone, or may not be written to.
         """
-        if let_go is None:
+        if release is None:
             return not self.somebody_waits() and self._reserve_within(self.limit, directory, demands, spare_since)
         if not self.somebody_waits() and self._reserve_again(directory, demands):
             return True
-        let_go()
+        release()
         if not self._reserve_waiting(directory, demands):
             self._exceed(directory, demands)
         return True
@@ -142,7 +133,7 @@ class CacheQuota:
         with WaitQueue(directory.path) as queue:
             deadline = time.monotonic() + _WAIT_SECONDS
             queue.wait(_WAIT_SECONDS)
-            for _ in pauses(deadline - time.monotonic(), _LONGEST_PAUSE):
+            for _ in shared_files.pauses(deadline - time.monotonic(), _LONGEST_PAUSE):
                 if self._reserve_again(directory, demands):
                     return True
                 if _was_in_vain(directory.path):
@@ -168,7 +159,7 @@ class CacheQuota:
         demands: Sequence[Demand],
         attempt: Callable[[], bool],
         *,
-        let_go: Callable[[], object] | None = None,
+        release: Callable[[], object] | None = None,
         spare_since: int | None = None,
     ) -> bool:
         """Try again something for which the disk was too full, when there is more room.
@@ -181,7 +172,7 @@ class CacheQuota:
             directory: The directory that the files are for.
             demands: The files, reserved already; what they take on the disk is given back until it is tried again.
             attempt: Makes the files; gives False if the disk is too full for it.
-            let_go: As for :meth:`reserve`.
+            release: As for :meth:`reserve`.
             spare_since: As for :meth:`reserve`.
 
         Returns:
@@ -191,14 +182,14 @@ class CacheQuota:
             StorageError: The directory is gone, or may not be written to.
         """
         needed = sum(size for _, size in demands)
-        if let_go is None:
+        if release is None:
             return not self.somebody_waits() and self.make_space(needed, spare_since) > 0 and attempt()
-        let_go()
+        release()
         with WaitQueue(directory.path) as queue:
             self._give_back(directory, demands)
             queue.wait(_WAIT_SECONDS)
             deadline = time.monotonic() + _WAIT_SECONDS
-            for _ in pauses(longest=_LONGEST_PAUSE):
+            for _ in shared_files.pauses(longest=_LONGEST_PAUSE):
                 freed = self.make_space(needed)
                 if freed:
                     deadline = time.monotonic() + _WAIT_SECONDS
@@ -269,7 +260,7 @@ class CacheQuota:
         with ExitStack() as stack:
             held: _Held = {}
             for directory in self._directories:
-                if is_reachable(directory.path):
+                if shared_files.is_reachable(directory.path):
                     count = stack.enter_context(directory.locked())
                     if count is None:
                         if self.limit is None:
@@ -283,12 +274,12 @@ class CacheQuota:
 
 
 _Held = dict[Path, tuple[CacheDirectory, UsageCount]]
-_Owners = dict[Entry, Path]
+_Owners = dict[CacheEntry, Path]
 
 
 def _count_of(held: _Held, directory: CacheDirectory) -> UsageCount:
     if directory.path not in held:
-        raise directory_gone(directory.path)
+        raise shared_files.directory_gone(directory.path)
     return held[directory.path][1]
 
 
@@ -296,7 +287,7 @@ def _free_bytes(directory: Path) -> int:
     try:
         found = os.statvfs(directory)
     except FileNotFoundError:
-        raise directory_gone(directory) from None
+        raise shared_files.directory_gone(directory) from None
     return found.f_bavail * found.f_frsize
 
 
@@ -350,44 +341,44 @@ class WaitQueue:
         Raises:
             StorageError: The directory is gone, or may not be written to.
         """
-        self._descriptor = open_shared(root / QUEUE_BASENAME, root)
+        self._descriptor = shared_files.open_shared(root / QUEUE_BASENAME, root)
 
     def wait(self, seconds: float) -> bool:
         """Wait until it is this reader's turn; False if it does not come in time.
 
         All look equally often, so that who came first has no worse a chance than who comes last.
         """
-        with suppress(LocksUnsupportedError):
-            return any(try_lock(self._descriptor, shared=False) for _ in pauses(seconds, _QUEUE_PAUSE))
+        with suppress(shared_files.LocksUnsupportedError):
+            return any(
+                shared_files.try_lock(self._descriptor, shared=False)
+                for _ in shared_files.pauses(seconds, _QUEUE_PAUSE)
+            )
         return True
 
     def __enter__(self) -> WaitQueue:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        unlock_and_close(self._descriptor)
+    def __exit__(self, *_: object) -> None:
+        shared_files.unlock_and_close(self._descriptor)
 
 
 def _note_in_vain(root: Path) -> None:
     """Say that a reader has waited for room in a cache directory, and got none."""
     with suppress(OSError):  # then others wait as well
-        descriptor = open_shared(root / QUEUE_BASENAME, root)
+        descriptor = shared_files.open_shared(root / QUEUE_BASENAME, root)
         try:
-            os.pwrite(descriptor, f"{time.time_ns():<{_DIGITS - 1}}\n".encode(), 0)
+            write_number(descriptor, time.time_ns())
         finally:
             os.close(descriptor)
 
 
 def _was_in_vain(root: Path) -> bool:
     """Whether a reader has waited for room in vain a short time ago."""
-    with suppress(OSError, ValueError):
-        return 0 <= time.time_ns() - int((root / QUEUE_BASENAME).read_bytes()[:_DIGITS]) < _IN_VAIN_NANOSECONDS
-    return False
+    noted = read_number(root / QUEUE_BASENAME)
+    return noted is not None and 0 <= time.time_ns() - noted < _IN_VAIN_NANOSECONDS
 
 
-def coldest_first(files: Iterable[Entry], spare_since: int | None) -> list[Entry]:
+def coldest_first(files: Iterable[CacheEntry], spare_since: int | None) -> list[CacheEntry]:
     """The files that may go, in the order in which they should.
 
     Args:

@@ -22,19 +22,11 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
+from lightning_streaming.cache import shared_files
 from lightning_streaming.cache.config import CacheConfig
 from lightning_streaming.cache.file_states import CacheDirectory, HeldShard, Presence, StagingFile, claim, staging_path
 from lightning_streaming.cache.index_cache import IndexCache
-from lightning_streaming.cache.manifest import OwnTags
 from lightning_streaming.cache.quota import CacheQuota, Demand
-from lightning_streaming.cache.shared_files import (
-    FileIdentity,
-    StallTimeout,
-    directory_gone,
-    file_identity,
-    is_reachable,
-    pauses,
-)
 from lightning_streaming.cache.sources import InPlaceSource, RemoteSource, unpack
 from lightning_streaming.cache.usage import find_entry, set_finished, set_used
 from lightning_streaming.errors import (
@@ -47,8 +39,7 @@ from lightning_streaming.errors import (
 )
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.compression import check_algorithm
-from lightning_streaming.formats.index import DatasetIndex, FileInfo, ShardInfo
-from lightning_streaming.storage import prepare
+from lightning_streaming.formats.index import DatasetIndex, FileInfo, Identity, ShardInfo
 from lightning_streaming.storage.retries import longest_series
 
 _UNPACK_SECONDS = 60.0
@@ -81,35 +72,16 @@ class Miss(NamedTuple):
     """When it had."""
 
 
-class Misses:
-    """What was not on this node when it was wanted, of one stream in this process, of each file the latest.
+class Misses(dict[str, Miss]):
+    """What was not on this node when it was wanted, of one stream in this process: of each raw file the latest.
 
     Threads that fetch ahead add to it while the reader takes from it: each call is one step of a dict.
     """
 
-    def __init__(self) -> None:
-        self._by_file: dict[str, Miss] = {}
-
-    def fetched(self, basename: str, fetched_bytes: int) -> None:
-        """Note that a raw file was fetched as it is."""
-        self._by_file[basename] = Miss(fetched_bytes)
-
-    def unpacked(self, basename: str, fetched_bytes: int, unpack_began: int) -> None:
-        """Note that a raw file has just been decompressed, from one that was fetched or, of 0 bytes, was here."""
-        self._by_file[basename] = Miss(fetched_bytes, unpack_began, perf_counter_ns())
-
-    def fetched_elsewhere(self, basename: str) -> None:
-        """Note that another process, or thread, is fetching a raw file; if it is a thread of ours, it tells more."""
-        self._by_file.setdefault(basename, Miss())
-
     def take(self, shard: ShardInfo) -> list[Miss]:
         """What was noted of a shard's files."""
-        taken = (self._by_file.pop(raw.basename, None) for raw, _ in shard.files)
+        taken = (self.pop(raw.basename, None) for raw, _ in shard.files)
         return [miss for miss in taken if miss is not None]
-
-    def clear(self) -> None:
-        """Forget what nobody has taken."""
-        self._by_file.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +90,7 @@ class _Request:
 
     quota: CacheQuota
     """Where room for it is counted."""
-    let_go: Callable[[], object] | None = None
+    release: Callable[[], object] | None = None
     """Closes what a reader has open that cannot go on without the shard; None where nobody waits for it."""
     spare_since: int | None = None
     """Where nobody waits for it: nothing used at this time or later is removed for it, in nanoseconds."""
@@ -136,8 +108,11 @@ class ShardCache:
         self.label = f"stream {config.name!r}"
         """The stream, as errors call it."""
         self._index = IndexCache(config)
-        self._source = _source_of(config)
-        self.directory = CacheDirectory(config.cache_directory(), self._own_tags)
+        source = config.source_directory()
+        self._source: InPlaceSource | RemoteSource = (
+            RemoteSource(config) if source is None else InPlaceSource(source, config)
+        )
+        self.directory = CacheDirectory(config.cache_directory(), self._index.own_tags)
         """The directory for what is fetched or decompressed."""
         self._unlimited = CacheQuota([self.directory])
         self._presence = Presence(self.directory, self._source)
@@ -167,7 +142,7 @@ class ShardCache:
             MissingDependencyError: The package that does is not installed.
         """
         if isinstance(self._source, RemoteSource):
-            prepare(self._source.remote)
+            self._config.location.prepare()
 
     def read_index(self) -> DatasetIndex:
         """Read the stream's index, fetching it if this node does not have it or has a damaged one.
@@ -187,7 +162,7 @@ class ShardCache:
 
     @contextmanager
     def hold(
-        self, shard: ShardInfo, quota: CacheQuota | None = None, let_go: Callable[[], object] | None = None
+        self, shard: ShardInfo, quota: CacheQuota | None = None, release: Callable[[], object] | None = None
     ) -> Iterator[Path]:
         """Have a shard's raw files on this node, however long that takes, and nobody remove them before the block ends.
 
@@ -196,7 +171,7 @@ class ShardCache:
         Args:
             shard: An entry of this stream's index.
             quota: Where room for it is counted; None for no limit.
-            let_go: Closes what else the reader has open, if there is no room without that.
+            release: Closes what else the reader has open, if there is no room without that.
 
         Yields:
             The directory that holds the raw files under their basenames.
@@ -212,7 +187,7 @@ class ShardCache:
             LockTimeoutError: Another process is fetching the shard, and has shown no sign of life for too long.
         """
         with self._named():
-            held = self._obtain(shard, _Request(quota or self._unlimited, let_go=let_go or _let_go_of_nothing))
+            held = self._obtain(shard, _Request(quota or self._unlimited, release=release or (lambda: None)))
         assert isinstance(held, HeldShard), "it waits"
         try:
             yield held.directory
@@ -249,7 +224,7 @@ class ShardCache:
         with self._named():
             if self._is_in_place(shard):
                 return True
-        held = self._presence.hold(shard) if is_reachable(self.directory.path) else None
+        held = self._presence.hold(shard) if shared_files.is_reachable(self.directory.path) else None
         if held is None:
             return False
         held.close()
@@ -325,23 +300,16 @@ class ShardCache:
         self.directory.prepare()
         # Seconds without a byte after which whoever fetches a file must be done.
         longest_download = longest_series(self._config.attempts, self._config.download_timeout)
-        stall = StallTimeout(len(shard.files) * longest_download + _UNPACK_SECONDS)
-        for _ in pauses():
-            held = self._presence.hold(shard) or self._fetch(shard, request)
+        stall = shared_files.StallTimeout(len(shard.files) * longest_download + _UNPACK_SECONDS)
+        for _ in shared_files.pauses():
+            held = self._presence.hold(shard) or self._fetcher.fetch(shard, request)
             if isinstance(held, HeldShard):
                 held.set_used()
                 return held
-            if request.let_go is None and held is not Absence.REMOVED:
+            if request.release is None and held is not Absence.REMOVED:
                 return held
             stall.check(self._staging_paths(shard))
         raise AssertionError("there is no end to that")
-
-    def _fetch(self, shard: ShardInfo, request: _Request) -> HeldShard | Absence:
-        staging = claim(self.directory.path, shard.raw_data.basename)
-        if staging is None:
-            self.misses.fetched_elsewhere(shard.raw_data.basename)
-            return Absence.FETCHED_ELSEWHERE
-        return self._fetcher.fetch(shard, staging, request)
 
     def _is_in_place(self, shard: ShardInfo) -> bool:
         if not isinstance(self._source, InPlaceSource):
@@ -353,17 +321,14 @@ class ShardCache:
             self._in_place[name] = self._source.holds_raw(shard, tag)
         return self._in_place[name]
 
-    def _identities(self, shard: ShardInfo) -> list[FileIdentity | None]:
+    def _identities(self, shard: ShardInfo) -> list[Identity | None]:
         """What tells the raw files from others that take their place."""
-        return [file_identity(join_under(self.directory.path, raw.basename)) for raw, _ in shard.files]
+        return [shared_files.file_identity(join_under(self.directory.path, raw.basename)) for raw, _ in shard.files]
 
     def _staging_paths(self, shard: ShardInfo) -> list[Path]:
         """What its files are written to; the lock of the first is the claim of the shard."""
         files = [file for file in chain(*shard.files) if file is not None and file is not shard.raw_data]
         return [staging_path(self.directory.path, file.basename) for file in [shard.raw_data, *files]]
-
-    def _own_tags(self) -> OwnTags:
-        return self._index.own
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -372,25 +337,13 @@ class ShardCache:
             yield
         except StreamingError as error:
             gone = isinstance(error, StorageError) and self.directory.is_gone()
-            told = directory_gone(self.directory.path) if gone else error
+            told = shared_files.directory_gone(self.directory.path) if gone else error
             named = type(told)(f"{self.label}: {told}")
             raise named.with_traceback(error.__traceback__) from error.__cause__
         except OSError as error:  # another user's directory or file, a disk that fails
             raise StorageError(
                 f"stream {self._config.name!r}: the system refuses: {error}; mend that, or choose another place"
             ) from error
-
-
-def _source_of(config: CacheConfig) -> InPlaceSource | RemoteSource:
-    source = config.source_directory()
-    if source is not None:
-        return InPlaceSource(directory=source, config=config)
-    assert config.remote  # otherwise the source would be a directory
-    return RemoteSource(remote=config.remote, config=config)
-
-
-def _let_go_of_nothing() -> None:
-    """Nothing is open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,12 +377,11 @@ class _Fetcher:
         self._keep_zip = keep_zip
         self.misses = Misses()
 
-    def fetch(self, shard: ShardInfo, claimed: StagingFile, request: _Request) -> HeldShard | Absence:
-        """Make what is missing of a shard, and hold the shard.
+    def fetch(self, shard: ShardInfo, request: _Request) -> HeldShard | Absence:
+        """Make what is missing of a shard, unless somebody else is at it, and hold the shard.
 
         Args:
             shard: The shard.
-            claimed: The staging file of its raw data file, which this ends.
             request: Who wants it.
 
         Raises:
@@ -439,6 +391,10 @@ class _Fetcher:
             IndexFormatError: Two files of the shard have one name.
             ConfigError: The hash to check by is not recorded, or a limit cannot be kept here.
         """
+        claimed = claim(self._directory.path, shard.raw_data.basename)
+        if claimed is None:
+            self.misses.setdefault(shard.raw_data.basename, Miss())  # if it is a thread of ours, it tells more
+            return Absence.FETCHED_ELSEWHERE
         claims = [claimed]
         held: HeldShard | Absence = Absence.REMOVED
         try:
@@ -468,7 +424,7 @@ class _Fetcher:
             files.append(_RawFile(raw, compressed, staging, compressed_staging))
         demands = [demand for file in files for demand in file.demands()]
         if demands and not request.quota.reserve(
-            self._directory, demands, let_go=request.let_go, spare_since=request.spare_since
+            self._directory, demands, release=request.release, spare_since=request.spare_since
         ):
             return Absence.NO_ROOM
         if not all(self._make_with_space(file, shard.compression, request) for file in files):
@@ -478,7 +434,7 @@ class _Fetcher:
 
     def _claim(self, file: FileInfo, claims: list[StagingFile]) -> StagingFile:
         """Claim what only holders of the shard's claim ask for; but others look whether its writer is dead."""
-        for _ in pauses(_SWEEP_SECONDS):
+        for _ in shared_files.pauses(_SWEEP_SECONDS):
             staging = claim(self._directory.path, file.basename)
             if staging is not None:
                 claims.append(staging)
@@ -502,10 +458,10 @@ class _Fetcher:
             return True
 
         if attempt() or request.quota.retry_with_space(
-            self._directory, file.demands(), attempt, let_go=request.let_go, spare_since=request.spare_since
+            self._directory, file.demands(), attempt, release=request.release, spare_since=request.spare_since
         ):
             return True
-        if request.let_go is not None:
+        if request.release is not None:
             raise DiskFullError(f"{file.raw.basename}: {full}, or set a cache_limit that fits") from full
         return False
 
@@ -527,12 +483,12 @@ class _Fetcher:
             assert algorithm is not None, "or the index was refused"
             began = perf_counter_ns()
             tag = self._source.unpack_raw(raw, file.compressed, algorithm, file.staging.path)
-            self.misses.unpacked(raw.basename, 0, began)
+            self.misses[raw.basename] = Miss(0, began, perf_counter_ns())
             return tag
         tag = self._directory.own.of_remote
         if file.compressed is None or algorithm is None:
             self._source.fetch(raw, file.staging.path)
-            self.misses.fetched(raw.basename, raw.bytes)
+            self.misses[raw.basename] = Miss(raw.bytes)
         else:
             check_algorithm(algorithm)
             self._unpack_fetched(self._source, file, file.compressed, algorithm, tag)
@@ -544,7 +500,7 @@ class _Fetcher:
         def unpack_from(path: Path, fetched_bytes: int = compressed.bytes) -> None:
             began = perf_counter_ns()
             unpack(path, source.shown(compressed), file.raw, algorithm, file.staging.path)
-            self.misses.unpacked(file.raw.basename, fetched_bytes, began)
+            self.misses[file.raw.basename] = Miss(fetched_bytes, began, perf_counter_ns())
 
         # It may have been kept by an earlier try, for whose raw file there was no room.
         staging = file.compressed_staging

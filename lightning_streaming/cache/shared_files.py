@@ -16,14 +16,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
+from lightning_streaming.cache.config import CACHE_VARIABLE
 from lightning_streaming.errors import DiskFullError, LockTimeoutError, StorageError
+from lightning_streaming.formats.index import Identity
+from lightning_streaming.storage.sinks import DISK_FULL
 
 _UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EBADF)
 _FIRST_PAUSE = 0.001
 _LONGEST_PAUSE = 0.02
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 NEW_PREFIX = ".new-"
 """What the names begin with that files and directories have before they get their permissions."""
 _PERMITTED_SECONDS = 2.0
@@ -129,7 +130,7 @@ class StallTimeout:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._seen: list[FileIdentity | None] = []
+        self._seen: list[Identity | None] = []
         self._since = 0.0
 
     def check(self, paths: Sequence[Path]) -> None:
@@ -152,25 +153,26 @@ class StallTimeout:
             )
 
 
-class FileIdentity(NamedTuple):
-    """What changes when a file is replaced or written to."""
-
-    inode: int
-    modified: int
-    size: int
-
-    @classmethod
-    def of(cls, found: os.stat_result) -> FileIdentity:
-        """From what ``stat`` gave."""
-        return cls(found.st_ino, found.st_mtime_ns, found.st_size)
+def file_identity(path: Path) -> Identity | None:
+    """What changes when the file at a path is replaced or written to; None if there is none."""
+    with suppress(FileNotFoundError):
+        return Identity.of(path)
+    return None
 
 
-def file_identity(path: Path) -> FileIdentity | None:
-    """That of the file at a path; None if there is none."""
+def make_cache_directory(directory: Path) -> None:
+    """Make a stream's cache directory, if it is not there.
+
+    Raises:
+        StorageError: It cannot be made.
+    """
     try:
-        return FileIdentity.of(path.stat())
-    except FileNotFoundError:
-        return None
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"{directory} cannot be made: {error}; give the stream another directory with local=, or set "
+            f"{CACHE_VARIABLE} to another root"
+        ) from error
 
 
 def is_reachable(directory: Path) -> bool:
@@ -292,7 +294,7 @@ def unwritable(root: Path, error: OSError) -> StorageError:
     """What to say where something in a cache directory could not be written."""
     if not isinstance(error, PermissionError) and not is_reachable(root):
         return directory_gone(root)
-    if error.errno in _NO_ROOM:
+    if error.errno in DISK_FULL:
         return DiskFullError(f"no room left in {root}: {error}; make room there, or choose another directory")
     return StorageError(f"{root} cannot be written to: {error}; choose another directory")
 

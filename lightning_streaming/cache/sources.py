@@ -2,54 +2,31 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_streaming.cache.config import CacheConfig
 from lightning_streaming.cache.manifest import OwnTags, tag_of_original, verified_tag
 from lightning_streaming.errors import (
     ConfigError,
-    DiskFullError,
     IntegrityError,
     MissingDependencyError,
     ObjectNotFoundError,
     ShardCorruptError,
-    StorageError,
 )
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.compression import decompressed_pieces
-from lightning_streaming.formats.hashing import hash_bytes, hash_file
+from lightning_streaming.formats.hashing import CHEAPEST_FIRST, hash_bytes, hash_file
 from lightning_streaming.formats.index import FileInfo, ShardInfo
 from lightning_streaming.formats.scalars import shortened
 from lightning_streaming.formats.shard import was_written_for
-from lightning_streaming.storage import Location, join_url, mask_url
+from lightning_streaming.storage import Location
+from lightning_streaming.storage.sinks import disk_errors
 
 _logger = logging.getLogger(__name__)
-
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-_CHEAPEST_FIRST = (
-    "xxh3_64",
-    "xxh3_128",
-    "xxh128",
-    "xxh64",
-    "xxh32",
-    "sha1",
-    "sha256",
-    "sha224",
-    "blake2b",
-    "md5",
-    "sha512",
-    "sha384",
-    "blake2s",
-    "sha3_224",
-    "sha3_256",
-    "sha3_384",
-    "sha3_512",
-)
 
 
 def find_size(path: Path) -> int | None:
@@ -81,7 +58,7 @@ def choose_hash(file: FileInfo, wanted: str | None) -> str | None:
                 "name one of these, or leave validate_hash out"
             )
         return wanted
-    return next((name for name in _CHEAPEST_FIRST if name in file.hashes and _can_compute(name)), None)
+    return next((name for name in CHEAPEST_FIRST if name in file.hashes and _can_compute(name)), None)
 
 
 def check_hash(path: Path, shown: str, file: FileInfo, name: str | None) -> None:
@@ -122,17 +99,13 @@ def unpack(path: Path, shown: str, raw: FileInfo, algorithm: str, destination: P
         StorageError: It cannot be written.
         MissingDependencyError: The package that decompresses it is not installed.
     """
-    with path.open("rb") as packed:
+    with path.open("rb") as packed, disk_errors(destination, f"decompress {shown} into"):
         try:
             with os.fdopen(os.open(destination, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
                 for piece in decompressed_pieces(algorithm, packed, raw.bytes):
                     file.write(piece)
         except ShardCorruptError as error:
             raise IntegrityError(f"{shown} cannot be decompressed: {error}") from error
-        except OSError as error:
-            if error.errno in _NO_ROOM:
-                raise DiskFullError(f"no room to decompress {shown} into {destination.parent}: {error}") from error
-            raise StorageError(f"could not decompress {shown} into {destination}: {error}") from error
 
 
 def _can_compute(name: str) -> bool:
@@ -143,7 +116,7 @@ def _can_compute(name: str) -> bool:
     return True
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class InPlaceSource:
     """A directory of this machine that is only ever read."""
 
@@ -188,9 +161,7 @@ class InPlaceSource:
 
     def _check_raw(self, raw: FileInfo) -> None:
         """Refuse a raw file that is missing, or of another size; or hash, if the user asked for one."""
-        path = join_under(self.directory, raw.basename)
-        if self._size_if_sound(raw) is None:
-            raise self._missing(path)
+        path = self._sound_path(raw)
         if self.config.validate_hash:
             try:
                 check_hash(path, str(path), raw, choose_hash(raw, self.config.validate_hash))
@@ -223,9 +194,7 @@ class InPlaceSource:
             ShardCorruptError: It is not what the index promises.
             DiskFullError: There is no room for the raw file.
         """
-        path = join_under(self.directory, compressed.basename)
-        if self._size_if_sound(compressed) is None:
-            raise self._missing(path)
+        path = self._sound_path(compressed)
         found = path.stat()
         try:
             check_hash(path, str(path), compressed, choose_hash(compressed, self.config.validate_hash))
@@ -251,29 +220,27 @@ class InPlaceSource:
     def _has(self, file: FileInfo) -> bool:
         return find_size(join_under(self.directory, file.basename)) is not None
 
-    def _size_if_sound(self, file: FileInfo) -> int | None:
+    def _sound_path(self, file: FileInfo) -> Path:
+        """Where a file is that is here and of the right size."""
         path = join_under(self.directory, file.basename)
         size = find_size(path)
-        if size not in (None, file.bytes):
+        if size is None:
+            raise ObjectNotFoundError(
+                f"{path} does not exist; the dataset at {self.directory} is read in place, so put the file there, or, "
+                "if this directory is to be filled from elsewhere, give that as remote and this as local"
+            )
+        if size != file.bytes:
             raise ShardCorruptError(
                 f"the index promises {file.bytes} bytes of {path}, but it has {size}; "
                 "it is read in place, so put it right there"
             )
-        return size
-
-    def _missing(self, path: Path) -> ObjectNotFoundError:
-        return ObjectNotFoundError(
-            f"{path} does not exist; the dataset at {self.directory} is read in place, so put the file there, or, if "
-            "this directory is to be filled from elsewhere, give that as remote and this as local"
-        )
+        return path
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class RemoteSource:
     """A store or directory that files are fetched from, each checked when it arrives."""
 
-    remote: str = field(repr=False)
-    """URL or path of the dataset."""
     config: CacheConfig
     """The stream it belongs to."""
 
@@ -286,7 +253,7 @@ class RemoteSource:
             StorageError: It could not be fetched.
             ConfigError: The hash to check by is not recorded.
         """
-        name = self._hash_name(file)
+        name = choose_hash(file, self.config.validate_hash)
 
         def check(path: Path) -> None:
             check_hash(path, self.shown(file), file, name)
@@ -305,8 +272,7 @@ class RemoteSource:
         return self._at(file).read_range(start, stop)
 
     def _at(self, file: FileInfo) -> Location:
-        config = self.config
-        return Location(self.remote, config.storage_options, config.attempts, config.download_timeout) / file.basename
+        return self.config.location / file.basename
 
     def check(self, file: FileInfo, path: Path) -> bool:
         """Compare a file that is here with its recorded hash; False if there is none.
@@ -315,7 +281,7 @@ class RemoteSource:
             IntegrityError: They differ.
             ConfigError: The hash to check by is not recorded.
         """
-        name = self._hash_name(file)
+        name = choose_hash(file, self.config.validate_hash)
         check_hash(path, str(path), file, name)
         return name is not None
 
@@ -325,7 +291,4 @@ class RemoteSource:
 
     def shown(self, file: FileInfo) -> str:
         """What to call a file in an error."""
-        return mask_url(join_url(self.remote, file.basename))
-
-    def _hash_name(self, file: FileInfo) -> str | None:
-        return choose_hash(file, self.config.validate_hash)
+        return str(self._at(file))

@@ -19,31 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from lightning_streaming.cache.config import (
-    MANIFEST_BASENAME,
-    PARSED_INDEX_PREFIX,
-    QUEUE_BASENAME,
-    STAGING_BASENAME,
-    USAGE_BASENAME,
-)
+from lightning_streaming.cache import config, shared_files
 from lightning_streaming.cache.manifest import OwnTags
-from lightning_streaming.cache.shared_files import (
-    NEW_PREFIX,
-    UNREACHABLE,
-    lock_owner,
-    open_shared,
-    open_to_lock,
-    pauses,
-    try_lock,
-    unlock_and_close,
-    unwritable,
-)
 from lightning_streaming.errors import LockTimeoutError
 from lightning_streaming.files import PARTIAL_SUFFIX
 from lightning_streaming.formats.index import INDEX_BASENAME
 
-_NOT_SHARD_PREFIXES = (PARSED_INDEX_PREFIX, NEW_PREFIX)
-_NOT_SHARDS = (STAGING_BASENAME, MANIFEST_BASENAME, USAGE_BASENAME, QUEUE_BASENAME, INDEX_BASENAME)
+_NOT_SHARD_PREFIXES = (config.PARSED_INDEX_PREFIX, shared_files.NEW_PREFIX)
+_NOT_SHARDS = (*config.NOTE_BASENAMES, config.STAGING_BASENAME, INDEX_BASENAME)
 _LOCK_SECONDS = 120.0
 """For the usage lock: holders are quick, except when they remove thousands of files."""
 _DIGITS = 20
@@ -56,7 +39,7 @@ _SLOWER = 5
 """The earlier ones go back by a second in five: of what was finished in 2026 they are of the year 1984."""
 
 
-class Entry(NamedTuple):
+class CacheEntry(NamedTuple):
     """A file of a cache directory."""
 
     path: str
@@ -69,7 +52,7 @@ class Entry(NamedTuple):
     """Its modification time, in nanoseconds."""
 
     @classmethod
-    def of(cls, path: str, status: os.stat_result) -> Entry:
+    def of(cls, path: str, status: os.stat_result) -> CacheEntry:
         """From what ``stat`` gave."""
         return cls(path, status.st_size, status.st_atime_ns, status.st_mtime_ns)
 
@@ -78,7 +61,7 @@ class Entry(NamedTuple):
 class Scan:
     """What one look at a cache directory found."""
 
-    files: list[Entry]
+    files: list[CacheEntry]
     """Whole files that are ours."""
     staged_bytes: int
     """Size of all staging files."""
@@ -105,12 +88,12 @@ def scan(root: Path, own: OwnTags) -> Scan:
     return Scan([file for file in shard_files(root) if own.include(file.modified)], staged_bytes)
 
 
-def shard_files(root: Path) -> Iterator[Entry]:
+def shard_files(root: Path) -> Iterator[CacheEntry]:
     """Every regular file under a cache directory that is not the cache's own, whoever put it there."""
     pending = [str(root)]
     while pending:
         folder = pending.pop()
-        with suppress(*UNREACHABLE), os.scandir(folder) as found:
+        with suppress(*shared_files.UNREACHABLE), os.scandir(folder) as found:
             for entry in found:
                 if folder == str(root) and (entry.name in _NOT_SHARDS or entry.name.startswith(_NOT_SHARD_PREFIXES)):
                     continue
@@ -119,22 +102,22 @@ def shard_files(root: Path) -> Iterator[Entry]:
                         pending.append(entry.path)
                 elif entry.is_file(follow_symlinks=False):
                     with suppress(FileNotFoundError):
-                        yield Entry.of(entry.path, entry.stat(follow_symlinks=False))
+                        yield CacheEntry.of(entry.path, entry.stat(follow_symlinks=False))
 
 
-def find_entry(path: Path) -> Entry | None:
+def find_entry(path: Path) -> CacheEntry | None:
     """One file; None if there is no such file."""
     try:
-        return Entry.of(str(path), path.stat())
-    except UNREACHABLE:
+        return CacheEntry.of(str(path), path.stat())
+    except shared_files.UNREACHABLE:
         return None
 
 
-def index_files(root: Path) -> Iterator[Entry]:
+def index_files(root: Path) -> Iterator[CacheEntry]:
     """The index of a cache directory, and parsed forms of it."""
-    with suppress(*UNREACHABLE), os.scandir(root) as found:
+    with suppress(*shared_files.UNREACHABLE), os.scandir(root) as found:
         for entry in found:
-            if entry.name == INDEX_BASENAME or entry.name.startswith(PARSED_INDEX_PREFIX):
+            if entry.name == INDEX_BASENAME or entry.name.startswith(config.PARSED_INDEX_PREFIX):
                 described = find_entry(Path(entry.path))
                 if described is not None:
                     yield described
@@ -147,12 +130,12 @@ def index_bytes(root: Path) -> int:
 
 def _is_cache(folder: str) -> bool:
     """Whether a directory within a cache directory is another one, which has its own count."""
-    return any(os.path.lexists(f"{folder}/{name}") for name in (MANIFEST_BASENAME, USAGE_BASENAME))
+    return any(os.path.lexists(f"{folder}/{name}") for name in (config.MANIFEST_BASENAME, config.USAGE_BASENAME))
 
 
 def staging_files(root: Path) -> Iterator[os.DirEntry[str]]:
     """Files on their way into a cache directory, of living and dead writers."""
-    with suppress(*UNREACHABLE), os.scandir(root / STAGING_BASENAME) as found:
+    with suppress(*shared_files.UNREACHABLE), os.scandir(root / config.STAGING_BASENAME) as found:
         for entry in found:
             if entry.name.endswith(PARTIAL_SUFFIX):
                 yield entry
@@ -170,11 +153,11 @@ class UsageCount:
     def __init__(self, root: Path, descriptor: int, count: Callable[[], int]) -> None:
         self._root = root
         self._descriptor = descriptor
-        text = os.pread(descriptor, _DIGITS, 0).strip()
-        if text.isdigit():
-            self._used = int(text)
-        else:
+        counted = _parse_number(os.pread(descriptor, _DIGITS, 0))
+        if counted is None:
             self.used = count()
+        else:
+            self._used = counted
 
     @property
     def used(self) -> int:
@@ -184,11 +167,10 @@ class UsageCount:
     @used.setter
     def used(self, count: int) -> None:
         self._used = max(0, count)
-        # One write of the same length each time: whoever is killed here leaves the old number or the new one.
         try:
-            os.pwrite(self._descriptor, f"{self._used:<{_DIGITS - 1}}\n".encode(), 0)
+            write_number(self._descriptor, self._used)
         except OSError as error:  # the disk is full, and the file empty as yet
-            raise unwritable(self._root, error) from error
+            raise shared_files.unwritable(self._root, error) from error
 
 
 @contextmanager
@@ -204,23 +186,36 @@ def locked_usage(root: Path, count: Callable[[], int]) -> Iterator[UsageCount]:
         LockTimeoutError: Another process has held it for too long.
         StorageError: The directory is gone, or may not be written to.
     """
-    path = root / USAGE_BASENAME
-    descriptor = open_shared(path, root)
+    path = root / config.USAGE_BASENAME
+    descriptor = shared_files.open_shared(path, root)
     try:
-        if not any(try_lock(descriptor, shared=False) for _ in pauses(_LOCK_SECONDS)):
-            raise LockTimeoutError(f"waited {_LOCK_SECONDS:g} s for {path}, held by {lock_owner(path)}, to change it")
+        if not any(shared_files.try_lock(descriptor, shared=False) for _ in shared_files.pauses(_LOCK_SECONDS)):
+            owner = shared_files.lock_owner(path)
+            raise LockTimeoutError(f"waited {_LOCK_SECONDS:g} s for {path}, held by {owner}, to change it")
         yield UsageCount(root, descriptor, count)
     finally:
-        unlock_and_close(descriptor)
+        shared_files.unlock_and_close(descriptor)
 
 
 def read_usage(root: Path) -> int | None:
     """The count as it is now; None if there is none yet."""
-    try:
-        text = (root / USAGE_BASENAME).read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
+    return read_number(root / config.USAGE_BASENAME)
+
+
+def write_number(descriptor: int, number: int) -> None:
+    """Let a file hold a number: one write of the same length each time, so a kill leaves the old number or the new."""
+    os.pwrite(descriptor, f"{number:<{_DIGITS - 1}}\n".encode(), 0)
+
+
+def read_number(path: Path) -> int | None:
+    """The number that a file holds; None if there is none."""
+    with suppress(OSError):
+        return _parse_number(path.read_bytes()[:_DIGITS])
+    return None
+
+
+def _parse_number(text: bytes) -> int | None:
+    return int(text) if text.strip().isdigit() else None
 
 
 def finished_time(now: int) -> int:
@@ -245,12 +240,12 @@ def set_used(file: int | Path) -> None:
 def set_finished(path: Path) -> None:
     """Say that a file is not needed any more in this epoch, unless another reader has it open."""
     with suppress(OSError):  # gone, another user's, or a filesystem without locks
-        descriptor = open_to_lock(path)
+        descriptor = shared_files.open_to_lock(path)
         try:
-            if try_lock(descriptor, shared=False):
+            if shared_files.try_lock(descriptor, shared=False):
                 _set_accessed(descriptor, finished_time(time.time_ns()))
         finally:
-            unlock_and_close(descriptor)
+            shared_files.unlock_and_close(descriptor)
 
 
 def _set_accessed(file: int | Path, accessed: int) -> None:

@@ -9,21 +9,24 @@ from typing import Protocol
 from lightning_streaming.errors import ConfigError, MissingDependencyError
 from lightning_streaming.formats.scalars import brief
 
+# Both cheapest first.
 _HASHLIB_NAMES = (
-    "blake2b",
-    "blake2s",
-    "md5",
     "sha1",
-    "sha224",
     "sha256",
+    "sha224",
+    "blake2b",
+    "md5",
+    "sha512",
     "sha384",
+    "blake2s",
     "sha3_224",
     "sha3_256",
     "sha3_384",
     "sha3_512",
-    "sha512",
 )
-_XXHASH_NAMES = ("xxh128", "xxh32", "xxh3_128", "xxh3_64", "xxh64")
+_XXHASH_NAMES = ("xxh3_64", "xxh3_128", "xxh128", "xxh64", "xxh32")
+CHEAPEST_FIRST = _XXHASH_NAMES + _HASHLIB_NAMES
+"""Names of all hashes an index may record."""
 _READ_BYTES = 2**20
 
 
@@ -35,7 +38,7 @@ class _Hasher(Protocol):
 
 def hash_names() -> tuple[str, ...]:
     """Names of all hashes an index may record, sorted; those that start with xxh need the xxhash package."""
-    return tuple(sorted(_HASHLIB_NAMES + _XXHASH_NAMES))
+    return tuple(sorted(CHEAPEST_FIRST))
 
 
 def hash_bytes(name: str, *pieces: bytes | memoryview) -> str:

@@ -156,9 +156,9 @@ class Identity(NamedTuple):
     inode: int
 
     @classmethod
-    def of(cls, file: int | Path) -> Identity:
-        """The identity of a file, by its descriptor or path."""
-        found = os.fstat(file) if isinstance(file, int) else file.stat()
+    def of(cls, file: int | Path | os.stat_result) -> Identity:
+        """The identity of a file, by its descriptor, its path, or what ``stat`` gave."""
+        found = file if isinstance(file, os.stat_result) else os.stat(file)  # noqa: PTH116  a descriptor has no Path
         return cls(*(number & 2**63 - 1 for number in (found.st_size, found.st_mtime_ns, found.st_ino)))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.quota import CacheQuota, check_limit, coldest_first, largest_shard_bytes, reader_share
 from lightning_streaming.cache.shard_cache import Absence
-from lightning_streaming.cache.usage import FINISHED_BEFORE, Entry
+from lightning_streaming.cache.usage import FINISHED_BEFORE, CacheEntry
 from lightning_streaming.errors import ConfigError, FormatError, ObjectNotFoundError, ShardCorruptError, StreamingError
 from lightning_streaming.formats.encodings import register_encoding, registered_encodings
 from lightning_streaming.formats.index import ShardInfo
@@ -356,7 +356,7 @@ class SampleSource:
 
     def _coldest(self) -> Iterator[int]:
         """Shards that have files of ours on this node, the one used longest ago first."""
-        files, owners = list[Entry](), dict[str, int]()
+        files, owners = list[CacheEntry](), dict[str, int]()
         for stream, cache in enumerate(self._caches.values()):
             found = cache.directory.scan().files
             start = len(f"{cache.directory.path}/")

@@ -25,7 +25,7 @@ CONNECTIONS = 16
 _OF_NODE = 64
 """Chunks in flight of all processes of a node that have said how many they are."""
 _LEAST = 2
-CHUNK_BYTES = 8 << 20
+_CHUNK_BYTES = 8 << 20
 """About how long a chunk is: long enough that its request costs little, short enough that several share an object."""
 _ALIGNMENT = 64 << 10
 _READ_BYTES = 1 << 20
@@ -94,7 +94,7 @@ class Download:
 
 
 @dataclass(slots=True)
-class Chunk:
+class _Chunk:
     """A run of an object's bytes that one request at a time fetches."""
 
     start: int
@@ -117,7 +117,7 @@ class Chunk:
         return self.at, self.stop + self.is_last
 
 
-def cut_chunks(size: int, chunk_bytes: int = CHUNK_BYTES) -> list[Chunk]:
+def _cut_chunks(size: int, chunk_bytes: int = _CHUNK_BYTES) -> list[_Chunk]:
     """Cut an object into chunks of nearly equal length; one up to half as long again as a chunk stays whole.
 
     Args:
@@ -127,7 +127,7 @@ def cut_chunks(size: int, chunk_bytes: int = CHUNK_BYTES) -> list[Chunk]:
     number = max(1, (size + chunk_bytes // 2) // chunk_bytes)
     length = max(1, math.ceil(size / number / _ALIGNMENT) * _ALIGNMENT)
     starts = range(0, max(size, 1), length)
-    return [Chunk(start, min(start + length, size), start + length >= size, start) for start in starts]
+    return [_Chunk(start, min(start + length, size), start + length >= size, start) for start in starts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,18 +140,18 @@ class _Transfer:
     """The byte of the object that goes to the beginning of the sink."""
 
     async def whole(self, size: int) -> None:
-        chunks = cut_chunks(size)
+        chunks = _cut_chunks(size)
         if len(chunks) > 1:
             try:
                 await _all_or_none([self._chunk(chunk, size, is_alone=False) for chunk in chunks])
             except _WholeBodyError:
-                chunks = [Chunk(0, size, is_last=True, at=0)]
+                chunks = [_Chunk(0, size, is_last=True, at=0)]
             else:
                 return
         await self._chunk(chunks[0], size, is_alone=True)
 
     async def span(self, start: int, stop: int) -> None:
-        await self._chunk(Chunk(start, stop, is_last=False, at=start), stop, is_alone=True)
+        await self._chunk(_Chunk(start, stop, is_last=False, at=start), stop, is_alone=True)
 
     async def unknown(self) -> None:
         async def find_size() -> int | None:
@@ -169,7 +169,7 @@ class _Transfer:
             self.download.sink.resize(size)
             await self.whole(size)
 
-    async def _chunk(self, chunk: Chunk, size: int, *, is_alone: bool) -> None:
+    async def _chunk(self, chunk: _Chunk, size: int, *, is_alone: bool) -> None:
         async def attempt() -> None:
             async with self._slot():
                 if chunk.at == chunk.stop:
@@ -182,7 +182,7 @@ class _Transfer:
 
         await self.download.attempts.run_async(attempt)
 
-    async def _receive(self, chunk: Chunk, size: int, is_alone: bool, clock: StallClock) -> None:
+    async def _receive(self, chunk: _Chunk, size: int, is_alone: bool, clock: StallClock) -> None:
         async with self.wanted.open(chunk.span) as body:
             clock.mark()
             if body.is_whole and not is_alone:
@@ -215,7 +215,7 @@ class _Transfer:
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:
         ticket, connections = self.download.ticket, self.download.connections
-        async with nullcontext() if ticket is None else slots_of_process().one(ticket, connections):
+        async with nullcontext() if ticket is None else _slots_of_process().one(ticket, connections):
             self.download.deadline.begin()
             yield
 
@@ -287,7 +287,7 @@ def _too_short(shown: str, size: int, at: int) -> IntegrityError:
 
 
 @dataclass
-class ConnectionSlots:
+class _ConnectionSlots:
     """How many chunks a process fetches at once, over all its downloads: the one that began first goes first.
 
     To be used in the thread of its event loop only.
@@ -332,7 +332,7 @@ class ConnectionSlots:
 
 _tickets = count()
 # Keyed by process: what a forked child inherits counts chunks that only its parent has in flight.
-_slots: dict[int, ConnectionSlots] = {}
+_slots: dict[int, _ConnectionSlots] = {}
 
 
 def next_ticket() -> int:
@@ -340,11 +340,11 @@ def next_ticket() -> int:
     return next(_tickets)
 
 
-def slots_of_process() -> ConnectionSlots:
+def _slots_of_process() -> _ConnectionSlots:
     """The slots of this process."""
-    return _slots.setdefault(os.getpid(), ConnectionSlots())
+    return _slots.setdefault(os.getpid(), _ConnectionSlots())
 
 
 def share_connections(processes: int) -> None:
     """Say among how many processes of this node the connections are to be shared, this one included."""
-    slots_of_process().most = max(_LEAST, min(CONNECTIONS, _OF_NODE // processes))
+    _slots_of_process().most = max(_LEAST, min(CONNECTIONS, _OF_NODE // processes))

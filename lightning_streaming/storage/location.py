@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -12,29 +13,14 @@ from pathlib import Path
 from threading import Event
 from typing import Any, TypeVar
 
-from lightning_streaming.errors import (
-    ConfigError,
-    DownloadError,
-    IntegrityError,
-    ObjectNotFoundError,
-    StorageError,
-    StreamingError,
-)
+from lightning_streaming.errors import ConfigError, DownloadError, IntegrityError, ObjectNotFoundError, StorageError
 from lightning_streaming.files import appears_whole
+from lightning_streaming.storage import urls
 from lightning_streaming.storage.downloads import CONNECTIONS, Download, next_ticket
 from lightning_streaming.storage.filesystems import call, endpoint_of, kind_of, open_filesystem, prepare
 from lightning_streaming.storage.retries import Attempts, Deadline, longest_series
 from lightning_streaming.storage.secrets import StorageOptions, expand_known, secrets_of
-from lightning_streaming.storage.sinks import FileSink, MemorySink, Sink, disk_errors
-from lightning_streaming.storage.urls import (
-    HTTP_SCHEMES,
-    join_url,
-    local_path,
-    mask_url,
-    scheme_of,
-    without_signature,
-    without_user,
-)
+from lightning_streaming.storage.sinks import FileSink, MemorySink, Sink, disk_errors, system_errors
 
 _Result = TypeVar("_Result")
 
@@ -47,22 +33,8 @@ _REMOVE_SECONDS = 60.0
 _SLOWEST_UPLOAD = 32 << 10
 _UPLOAD_SECONDS = 120.0
 _UNKNOWN_BYTES = 64 << 20
-_VERSION_KEYS = (
-    "ETag",
-    "etag",
-    "Last-Modified",
-    "LastModified",
-    "last_modified",
-    "mtime",
-    "updated",
-    "generation",
-    "md5Hash",
-    "Content-MD5",
-    "content_md5",
-    "ino",
-    "modified",
-)
-"""Keys by which filesystems tell versions of an object apart."""
+_VERSION_KEYS = {"etag", "lastmodified", "mtime", "updated", "generation", "md5hash", "contentmd5", "ino", "modified"}
+"""Keys by which filesystems tell versions of an object apart, but for case, "-" and "_"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +71,18 @@ class Location:
     done; for an upload it grows with the size."""
 
     def __str__(self) -> str:
-        return mask_url(self.url)
+        return urls.mask_url(self.url)
 
     def __repr__(self) -> str:
-        return f"Location({mask_url(self.url)!r})"
+        return f"Location({urls.mask_url(self.url)!r})"
 
     def __truediv__(self, name: str) -> Location:
-        return replace(self, url=join_url(self.url, name))
+        return replace(self, url=urls.join_url(self.url, name))
 
     @property
     def path(self) -> Path | None:
         """Where it is on this machine; None on a store."""
-        return local_path(self.url)
+        return urls.local_path(self.url)
 
     @property
     def key(self) -> str:
@@ -123,10 +95,10 @@ class Location:
         if self.path is not None:
             return os.path.normpath(self.path.absolute())
         store = [endpoint_of(self.url, self.options), expand_known(self.options).get("account_name")]
-        shown = without_user(self.url)
-        if scheme_of(self.url) in HTTP_SCHEMES:
+        shown = urls.without_user(self.url)
+        if urls.scheme_of(self.url) in urls.HTTP_SCHEMES:
             start, _, query = shown.partition("?")
-            query = without_signature(query.partition("#")[0])
+            query = urls.without_signature(query.partition("#")[0])
             shown = f"{start.rstrip('/')}?{query}" if query else start
         return "\n".join([shown.rstrip("/"), *(str(part) for part in store if part)])
 
@@ -224,7 +196,8 @@ class Location:
                 if kind_of(filesystem, self.url) == "http" and isinstance(error.__cause__, Exception):
                     raise error.__cause__ from None
                 raise
-            version = {key: str(found[key]) for key in _VERSION_KEYS if found.get(key) is not None}
+            told = {key: str(value) for key, value in found.items() if value is not None}
+            version = {key: told[key] for key in told if re.sub("[-_]", "", key.lower()) in _VERSION_KEYS}
             return ObjectStat(found.get("size"), version)
 
         return self._attempt("look at", look)
@@ -363,19 +336,3 @@ def written_whole(path: Path) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         with appears_whole(path) as partial:
             yield partial
-
-
-@contextmanager
-def system_errors(doing: str, way_out: str = "change that, or choose another place") -> Iterator[None]:
-    """Raise StorageError where the block, or the function that this decorates, raises an OSError of the system.
-
-    Args:
-        doing: What could not be done, for example ``"list a directory"``; the system names the path.
-        way_out: What can be done about it.
-    """
-    try:
-        yield
-    except StreamingError:  # some are an OSError too
-        raise
-    except OSError as error:
-        raise StorageError(f"could not {doing}: {error}; {way_out}") from error

@@ -16,10 +16,10 @@ from functools import partial
 from typing import Any
 
 from lightning_streaming.errors import IntegrityError
-from lightning_streaming.storage.retries import SLOWEST_RATE
+from lightning_streaming.storage.retries import SLOWEST_RATE, status_of
 
 Span = tuple[int, int]
-Read = Callable[[], Awaitable[bytes]]
+_Read = Callable[[], Awaitable[bytes]]
 
 _READ_BYTES = 1 << 20
 _WORDS_BYTES = 2000
@@ -38,7 +38,7 @@ class Body:
     """Where in the object they begin: not where they were asked for, if the store ignores ranges."""
     is_whole: bool
     """Whether they are the whole object, asked for or not."""
-    read: Read
+    read: _Read
     """Gives the next ones; none at the end."""
 
 
@@ -104,7 +104,7 @@ async def _body_of(wanted: RemoteObject, answer: Any, span: Span | None) -> Body
         raise _too_short(wanted, span)
     if answer.status >= 400:
         text = (await answer.content.read(_WORDS_BYTES)).decode(errors="replace")
-        raise RefusedError(answer.status, answer.headers, words_of(text, answer.reason or ""))
+        raise RefusedError(answer.status, answer.headers, _words_of(text, answer.reason or ""))
     return _make_body(wanted, span, answer.status, answer.headers.get("Content-Range"), answer.content.readany)
 
 
@@ -112,15 +112,13 @@ async def _body_of(wanted: RemoteObject, answer: Any, span: Span | None) -> Body
 async def _open_s3(wanted: RemoteObject, span: Span | None) -> AsyncIterator[Body]:
     filesystem = wanted.filesystem
     bucket, key, version = filesystem.split_path(wanted.path)
-    request = {"Bucket": bucket, "Key": key}
+    request = {"Bucket": bucket, "Key": key, **_range_headers(span)}
     if version:
         request["VersionId"] = version
-    if span is not None:
-        request["Range"] = range_header(span)
     try:
         answer = await filesystem._call_s3("get_object", filesystem.req_kw, **request)
     except OSError as error:
-        if span is not None and _status_of_s3(error.__cause__) == _NOT_SATISFIABLE:
+        if span is not None and status_of(error) == _NOT_SATISFIABLE:
             raise _too_short(wanted, span) from error
         raise
     try:
@@ -149,40 +147,31 @@ async def _open_other(wanted: RemoteObject, span: Span | None) -> AsyncIterator[
 _OPENERS = {"http": _open_http, "s3": _open_s3, "gcs": _open_gcs, "other": _open_other}
 
 
-def _range_headers(span: Span | None) -> dict[str, str]:
-    return {} if span is None else {"Range": range_header(span)}
-
-
 def _make_body(
     wanted: RemoteObject,
     span: Span | None,
     status: int,
     content_range: str | None,
-    read: Callable[[], Awaitable[bytes]],
+    read: _Read,
 ) -> Body:
     if span is None or status != _PARTIAL_CONTENT:
         return Body(0, True, read)
-    start = first_byte(content_range)
+    start = _first_byte(content_range)
     if start not in (None, span[0]):
         raise IntegrityError(f"asked for {wanted.shown} from byte {span[0]} on, the store sent it from byte {start} on")
     return Body(span[0], False, read)
-
-
-def _status_of_s3(error: BaseException | None) -> int | None:
-    response = getattr(error, "response", None)
-    return response.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(response, dict) else None
 
 
 def _too_short(wanted: RemoteObject, span: Span) -> IntegrityError:
     return IntegrityError(f"{wanted.shown} must have more than {span[0]} bytes, but the store says it has not")
 
 
-def range_header(span: tuple[int, int]) -> str:
-    """The Range header for bytes from ``span[0]`` up to, not including, ``span[1]``."""
-    return f"bytes={span[0]}-{span[1] - 1}"
+def _range_headers(span: Span | None) -> dict[str, str]:
+    """The Range header for bytes from ``span[0]`` up to, not including, ``span[1]``; none for the whole object."""
+    return {} if span is None else {"Range": f"bytes={span[0]}-{span[1] - 1}"}
 
 
-def first_byte(content_range: str | None) -> int | None:
+def _first_byte(content_range: str | None) -> int | None:
     """The first byte that a Content-Range header tells of; None without a usable one."""
     found = _CONTENT_RANGE.match(content_range or "")
     return int(found[1]) if found else None
@@ -197,7 +186,7 @@ class RefusedError(Exception):
         self.headers = headers
 
 
-def words_of(text: str, reason: str) -> str:
+def _words_of(text: str, reason: str) -> str:
     """The words of a store's refusal that are for people.
 
     Whole answers are not shown: they may be pages of HTML, or repeat the credentials that were sent.

@@ -33,9 +33,9 @@ _Result = TypeVar("_Result")
 # Its own generator: the random numbers of the training program are not ours to draw.
 _random = random.SystemRandom()
 
-LONGEST_WAIT = 30.0
+_LONGEST_WAIT = 30.0
 """Seconds; no wait between two attempts is longer, unless the store asks for it."""
-LONGEST_ASKED_WAIT = 60.0
+_LONGEST_ASKED_WAIT = 60.0
 """Seconds; a store that asks for more is asked again after this long."""
 _FIRST_WAIT = 0.5
 SLOWEST_RATE = 4096
@@ -154,8 +154,8 @@ class Attempts:
         Raises:
             StreamingError: There is to be no other.
         """
-        kind = final_class(last)
-        pause = wait_seconds(made, _random.random()) + asked_wait(last)
+        kind = _final_class(last)
+        pause = _wait_seconds(made, _random.random()) + _asked_wait(last)
         late = self.deadline is not None and self.deadline.left() <= pause
         if kind is None and made < self.total and not late:
             told = "attempt %d of %d to %s failed, the next begins in %.1f s: %s"
@@ -170,7 +170,7 @@ class Attempts:
     def _failed(self, last: Exception, kind: type[StreamingError] | None, made: int, late: bool) -> StreamingError:
         cause = describe(last, self.options, self.hidden)
         if kind is not None:
-            missing = what_is_missing(last) if kind is ObjectNotFoundError else None
+            missing = _what_is_missing(last) if kind is ObjectNotFoundError else None
             return kind(f"could not {self.purpose}: {_MISSING.get(missing or '', _WAYS_OUT[kind])} ({cause})")
         times = "1 attempt" if made == 1 else f"{made} attempts"
         limit = "" if self.timeout is None else f" of up to {self.timeout:g} s"
@@ -183,7 +183,7 @@ class Attempts:
         )
 
 
-def final_class(error: Exception) -> type[StreamingError] | None:
+def _final_class(error: Exception) -> type[StreamingError] | None:
     """What kind of failure this is, if trying again is of no use; None if another attempt may heal it.
 
     Stores raise what they like, so whatever is not known to be final counts as passing: 5xx and 429, resets,
@@ -230,7 +230,7 @@ def status_of(error: BaseException) -> int | None:
     return None
 
 
-def what_is_missing(error: BaseException) -> str | None:
+def _what_is_missing(error: BaseException) -> str | None:
     """``"bucket"`` or ``"object"`` if the store told which of them there is none of; None if it did not."""
     for link in _causes(error):
         response = getattr(link, "response", None)
@@ -242,17 +242,17 @@ def what_is_missing(error: BaseException) -> str | None:
     return None
 
 
-def asked_wait(error: BaseException) -> float:
+def _asked_wait(error: BaseException) -> float:
     """Seconds that the store asked for when it refused; 0 if it did not."""
     for link in _causes(error):
         for name, value in _headers_of(link).items():
             if str(name).lower() == "retry-after":
-                return parse_retry_after(str(value), time.time()) or 0.0
+                return _parse_retry_after(str(value), time.time()) or 0.0
     return 0.0
 
 
-def parse_retry_after(value: str, now: float) -> float | None:
-    """Seconds to wait by a Retry-After header, at most :data:`LONGEST_ASKED_WAIT`.
+def _parse_retry_after(value: str, now: float) -> float | None:
+    """Seconds to wait by a Retry-After header, at most :data:`_LONGEST_ASKED_WAIT`.
 
     Args:
         value: Seconds, or a date as HTTP writes it.
@@ -270,10 +270,10 @@ def parse_retry_after(value: str, now: float) -> float | None:
         except ValueError:
             return None
         seconds = date.replace(tzinfo=date.tzinfo or timezone.utc).timestamp() - now
-    return min(max(seconds, 0.0), LONGEST_ASKED_WAIT)
+    return min(max(seconds, 0.0), _LONGEST_ASKED_WAIT)
 
 
-def wait_seconds(failed_attempts: int, jitter: float) -> float:
+def _wait_seconds(failed_attempts: int, jitter: float) -> float:
     """Seconds to wait before the next attempt: doubling, up to half of it random, so that readers do not march in step.
 
     For example after the third failure 1 to 2 seconds.
@@ -282,7 +282,7 @@ def wait_seconds(failed_attempts: int, jitter: float) -> float:
         failed_attempts: Attempts made so far, at least 1.
         jitter: A random number in [0, 1).
     """
-    longest = min(LONGEST_WAIT, _FIRST_WAIT * 2.0 ** (failed_attempts - 1))
+    longest = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** (failed_attempts - 1))
     return longest * (1 + jitter) / 2
 
 
@@ -302,7 +302,7 @@ def longest_series(attempts: int, timeout: float, size: int = 0) -> float:
     Returns:
         Seconds for the attempts and for the waits between them, as long as a store may ask for.
     """
-    waits = sum(wait_seconds(failed, 1.0) + LONGEST_ASKED_WAIT for failed in range(1, attempts))
+    waits = sum(_wait_seconds(failed, 1.0) + _LONGEST_ASKED_WAIT for failed in range(1, attempts))
     return attempts * longest_attempt(timeout, size) + waits
 
 

@@ -15,10 +15,10 @@ from urllib.parse import parse_qsl, quote, quote_plus, unquote, unquote_plus, ur
 from lightning_streaming.errors import ConfigError, StorageError
 from lightning_streaming.storage.urls import is_url, mask_url, user_of
 
-HIDDEN = "***"
+_HIDDEN = "***"
 """What is shown in place of a secret."""
 _PUBLIC = ("endpoint_url", "region_name", "profile", "project")
-"""Texts that are no secrets: they say where a store is, or which credentials to look up."""
+"""Options whose texts are no secrets, but for a URL's: where a store is, or which credentials to look up."""
 _SECRET_NAME = re.compile(
     r"(?:^|[_-])(?:key|secret|token|pass|passwd|password|pin|auth|authorization|sig|signature|cookie|credentials?)"
     r"(?:$|[_-])",
@@ -92,9 +92,9 @@ def expand_known(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _expanded(text: str) -> str:
-    if text == HIDDEN:
+    if text == _HIDDEN:
         raise ConfigError(
-            f"storage_options hold {HIDDEN}, which stands for a secret that was not printed; write the name of an "
+            f"storage_options hold {_HIDDEN}, which stands for a secret that was not printed; write the name of an "
             'environment variable instead, like "${STORE_SECRET}", or leave the option out'
         )
     return _REFERENCE.sub(_value_of, text)
@@ -119,11 +119,6 @@ def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def is_public(name: str) -> bool:
-    """Whether a text under this name is harmless, but for what a URL in it may hold."""
-    return name in _PUBLIC
-
-
 def is_secret_name(name: str) -> bool:
     """Whether a name sounds like that of a secret, so that a number under it is one."""
     return _SECRET_NAME.search(name) is not None
@@ -140,7 +135,9 @@ def shown_options(options: Mapping[str, Any]) -> dict[str, Any]:
 def without_hidden(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options as :func:`shown_options` gives them, without what is hidden in them."""
     kept = {name: without_hidden(one) if isinstance(one, Mapping) else one for name, one in options.items()}
-    return {name: one for name, one in kept.items() if one != HIDDEN and not (isinstance(one, list) and HIDDEN in one)}
+    return {
+        name: one for name, one in kept.items() if one != _HIDDEN and not (isinstance(one, list) and _HIDDEN in one)
+    }
 
 
 def _shown(value: Any, name: str) -> Any:
@@ -148,13 +145,13 @@ def _shown(value: Any, name: str) -> Any:
         return shown_options(value)
     if isinstance(value, list | tuple):
         return [_shown(one, name) for one in value]
-    if isinstance(value, str) and is_public(name):
+    if isinstance(value, str) and name in _PUBLIC:
         return mask_url(value)
     if isinstance(value, str) and _REFERENCES.fullmatch(value):
         return value
     if value is None or isinstance(value, bool):
         return value
-    return value if isinstance(value, int | float) and not is_secret_name(name) else HIDDEN
+    return value if isinstance(value, int | float) and not is_secret_name(name) else _HIDDEN
 
 
 def redact(text: str, options: Mapping[str, Any], hidden: Iterable[str] = ()) -> str:
@@ -172,7 +169,7 @@ def redact(text: str, options: Mapping[str, Any], hidden: Iterable[str] = ()) ->
     text = _URL_IN_TEXT.sub(lambda match: mask_url(match[0]), text)
     secrets = {*secrets_of_options(options), *secrets_of_options(expand_known(options)), *hidden}
     for secret in sorted({form for one in secrets for form in _forms(one)}, key=len, reverse=True):
-        text = text.replace(secret, HIDDEN)
+        text = text.replace(secret, _HIDDEN)
     return text
 
 
@@ -241,7 +238,7 @@ def _texts(value: object, name: str) -> Iterator[str]:
         yield from _texts(value.decode(errors="replace"), name)
     elif isinstance(value, str):
         yield from secrets_of(value)
-        yield from () if is_public(name) else _pieces(value)
+        yield from () if name in _PUBLIC else _pieces(value)
     elif isinstance(value, int | float) and not isinstance(value, bool) and is_secret_name(name):
         yield from _pieces(str(value))
 

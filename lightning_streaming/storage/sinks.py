@@ -1,4 +1,7 @@
-"""Where bytes that arrive are put. Once a sink is closed nothing is put there, not even by who was given up on."""
+"""Where bytes that arrive are put, and what is said where this machine refuses them.
+
+Once a sink is closed nothing is put there, not even by who was given up on.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,13 @@ import errno
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
 from lightning_streaming.errors import DiskFullError, StorageError, StreamingError
 
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Sink(Protocol):
@@ -141,23 +144,29 @@ class MemorySink:
 
 
 @contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Tell in words where the disk, not the store, fails while ``path`` is written.
+def system_errors(doing: str, way_out: str = "change that, or choose another place") -> Iterator[None]:
+    """Tell in words where this machine, not a store, fails in the block, or in the function that this decorates.
+
+    Args:
+        doing: What could not be done, for example ``"list a directory"``; the system names the path.
+        way_out: What can be done about it.
 
     Raises:
         DiskFullError: There is no room.
-        StorageError: It cannot be written for another reason.
+        StorageError: The system refused for another reason.
     """
     try:
         yield
     except StreamingError:  # some are an OSError too
         raise
     except OSError as error:
-        place = error.filename or path
-        if error.errno in _DISK_FULL:
+        if error.errno in DISK_FULL:
             raise DiskFullError(
-                f"no room left to write {place}: {error}; make room there, or choose another directory"
+                f"no room left to {doing}: {error}; make room there, or choose another directory"
             ) from error
-        raise StorageError(
-            f"could not write {place}: {error}; make it writable, or choose another directory"
-        ) from error
+        raise StorageError(f"could not {doing}: {error}; {way_out}") from error
+
+
+def disk_errors(path: Path, doing: str = "write") -> AbstractContextManager[None]:
+    """Like :func:`system_errors`, where a file is written."""
+    return system_errors(f"{doing} {path}", "make it writable, or choose another directory")

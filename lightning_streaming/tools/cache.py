@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lightning_streaming.cache.config import MANIFEST_BASENAME, USAGE_BASENAME, default_cache_directory
-from lightning_streaming.cache.index_files import staging_name_of
+from lightning_streaming.cache.index_files import FoundIndex, staging_name_of
 from lightning_streaming.cache.maintenance import (
-    CachedIndex,
     CacheFile,
     FileKind,
     Judged,
@@ -365,7 +364,7 @@ def _sum_amount(files: Iterable[CacheFile]) -> _Amount:
     return _Amount(files=len(sizes), bytes=sum(sizes))
 
 
-def _checked(check: IndexCheck | None, index: CachedIndex | None) -> float | None:
+def _checked(check: IndexCheck | None, index: FoundIndex | None) -> float | None:
     return check.checked / 1e9 if check is not None and index is not None and check.digest == index.digest else None
 
 

@@ -15,7 +15,8 @@ from lightning_streaming.errors import ConfigError, ShardCorruptError, StorageEr
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo, parse_index
 from lightning_streaming.formats.shard import raw_forms
 from lightning_streaming.storage import Location, StorageOptions, local_path, mask_url
-from lightning_streaming.storage.location import system_errors, written_whole
+from lightning_streaming.storage.location import written_whole
+from lightning_streaming.storage.sinks import system_errors
 from lightning_streaming.writing.directories import (
     CONVERSION_PLAN,
     PARTS_PLAN,

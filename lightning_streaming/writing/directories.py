@@ -22,7 +22,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.files import PARTIAL_SUFFIX, remove_partials
 from lightning_streaming.formats.hashing import hash_file
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, parse_index
-from lightning_streaming.storage.location import system_errors
+from lightning_streaming.storage.sinks import system_errors
 
 WRITING = ".writing"
 """The folder of a dataset that is being written."""

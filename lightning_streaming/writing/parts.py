@@ -24,7 +24,7 @@ from lightning_streaming.files import remove_partials
 from lightning_streaming.formats.encodings import register_encoding, registered_encodings
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo, parse_index
 from lightning_streaming.storage import Location, StorageOptions, join_url, prepare
-from lightning_streaming.storage.location import system_errors
+from lightning_streaming.storage.sinks import system_errors
 from lightning_streaming.writing.destination import parse_out
 from lightning_streaming.writing.directories import (
     CONVERSION_PLAN,

@@ -99,7 +99,7 @@ def full_of_maps(cache: ShardCache) -> tuple[list[ShardInfo], list[memoryview]]:
 def test_a_reader_lets_go_of_its_own_shards_where_the_disk_is_full(small_disk: Path, tmp_path: Path) -> None:
     cache = cache_on(small_disk, tmp_path / "remote", None)
     shards, used = full_of_maps(cache)
-    with cache.hold(shards[0], let_go=used.clear) as directory:
+    with cache.hold(shards[0], release=used.clear) as directory:
         assert (directory / shards[0].raw_data.basename).stat().st_size == SHARD
 
 
@@ -131,7 +131,7 @@ def test_a_directory_that_is_removed_while_room_is_made_is_told(tmp_path: Path) 
     with pytest.raises(StorageError, match="was removed while it was in use"):
         CacheQuota([cache.directory], 10**6).reserve(cache.directory, [(part, 5)], spare_since=None)
     with pytest.raises(StorageError, match="was removed while it was in use"):
-        CacheQuota([cache.directory], 1).reserve(cache.directory, [(part, 5)], let_go=lambda: None)
+        CacheQuota([cache.directory], 1).reserve(cache.directory, [(part, 5)], release=lambda: None)
     part.close()
 
 

@@ -14,17 +14,19 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lightning_streaming.cache import CacheConfig, ShardCache, file_states
+from lightning_streaming.cache import CacheConfig, ShardCache, file_states, shared_files
 from lightning_streaming.cache.file_states import StagingFile, claim, lock_if_dead, staging_path
 from lightning_streaming.cache.manifest import verified_tag
 from lightning_streaming.cache.quota import WaitQueue
 from lightning_streaming.cache.shared_files import pauses
 from lightning_streaming.cache.sources import RemoteSource
+from lightning_streaming.cache.usage import find_entry
 from lightning_streaming.errors import DiskFullError, StorageError
 from lightning_streaming.formats.index import FileInfo
 from tests.cache.helpers import fetch_shard, open_to_all, raw_data, write_dataset
@@ -70,6 +72,7 @@ def test_a_published_file_is_whole_and_marked_and_its_part_is_gone(tmp_path: Pat
     part.keep_shared()
     part.close()
     final = tmp_path / "sub" / "x.mds"
+    assert final.stat().st_atime > time.time() - 60, "it is used now"
     assert (final.read_bytes(), final.stat().st_mtime_ns) == (b"data", 10**18)
     assert list((tmp_path / ".arriving").iterdir()) == []
 
@@ -100,6 +103,51 @@ def test_who_waited_for_a_published_file_does_not_write_to_it(tmp_path: Path) ->
     assert again.path.stat().st_ino != (tmp_path / NAME).stat().st_ino
     again.close()
     os.close(late)
+
+
+def before_the_first_lock(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Let something happen between opening a file and locking it, once."""
+    try_lock = shared_files.try_lock
+
+    def acting(descriptor: int, *, shared: bool) -> bool:
+        monkeypatch.setattr(shared_files, "try_lock", try_lock)
+        act()
+        return try_lock(descriptor, shared=shared)
+
+    monkeypatch.setattr(shared_files, "try_lock", acting)
+
+
+def test_who_opened_a_file_before_it_was_published_does_not_write_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = claimed(tmp_path)
+
+    def publish() -> None:
+        part.publish(10**18)
+        part.close()
+
+    before_the_first_lock(monkeypatch, publish)
+    again = claimed(tmp_path)
+    assert again.is_unpublished()
+    assert again.path.stat().st_ino != (tmp_path / NAME).stat().st_ino
+    again.close()
+
+
+def test_what_was_published_meanwhile_says_nothing_of_the_next_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = claimed(tmp_path)
+    writers: list[StagingFile] = []
+
+    def publish_and_claim_again() -> None:
+        part.publish(10**18)
+        part.close()
+        writers.append(claimed(tmp_path))
+
+    before_the_first_lock(monkeypatch, publish_and_claim_again)
+    assert lock_if_dead(part.path) is None
+    assert writers[0].is_unpublished()
+    writers[0].close()
 
 
 def test_a_part_of_another_machine_is_dead_after_a_day_without_a_byte(tmp_path: Path) -> None:
@@ -305,6 +353,43 @@ def test_what_is_wrong_is_replaced(http_store: HttpStore, tmp_path: Path, found:
     path.write_bytes(found)
     assert ensure(http_store, tmp_path).read_bytes() == raw_data(0)
     assert downloads(http_store) == 1
+
+
+def test_what_is_evicted_between_opening_and_locking_it_is_not_here(
+    http_store: HttpStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_dataset(http_store.root, shards=1)
+    ensure(http_store, tmp_path)
+    cache = cache_of(http_store, tmp_path)
+    shard = cache.read_index().shards[0]
+    assert cache.has(shard)
+    before_the_first_lock(monkeypatch, lambda: cache.evict(shard))
+    assert not cache.has(shard)
+
+
+def test_what_was_changed_since_it_was_looked_at_is_not_evicted(http_store: HttpStore, tmp_path: Path) -> None:
+    write_dataset(http_store.root, shards=1)
+    path = ensure(http_store, tmp_path)
+    seen = find_entry(path)
+    assert seen is not None
+    path.write_bytes(b"mine")
+    directory = cache_of(http_store, tmp_path).directory
+    with directory.locked() as count:
+        assert count is not None
+        assert not directory.remove_unused(count, [seen])
+        assert count.used == 3000
+    assert path.read_bytes() == b"mine"
+
+
+def test_a_tag_says_nothing_of_a_file_of_another_size(http_store: HttpStore, tmp_path: Path) -> None:
+    """As a disk that loses its last writes may leave it."""
+    write_dataset(http_store.root, shards=1)
+    path = ensure(http_store, tmp_path)
+    tag = path.stat().st_mtime_ns
+    os.truncate(path, 1000)
+    os.utime(path, ns=(tag, tag))
+    assert ensure(http_store, tmp_path).read_bytes() == raw_data(0)
+    assert downloads(http_store) == 2
 
 
 def test_what_was_changed_after_it_was_checked_is_replaced(http_store: HttpStore, tmp_path: Path) -> None:

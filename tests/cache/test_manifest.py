@@ -10,18 +10,21 @@ import pickle
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lightning_streaming.cache import CacheConfig, ShardCache
+from lightning_streaming.cache import CacheConfig, ShardCache, index_cache
 from lightning_streaming.cache.config import MANIFEST_BASENAME, remote_digest
 from lightning_streaming.cache.index_cache import IndexCache
 from lightning_streaming.cache.index_files import locked_index
 from lightning_streaming.cache.maintenance import is_cache
 from lightning_streaming.cache.manifest import (
     SECOND,
+    CacheManifest,
     OwnTags,
     make_tag,
     next_tag,
@@ -29,10 +32,12 @@ from lightning_streaming.cache.manifest import (
     read_manifest,
     tag_of_original,
     verified_tag,
+    write_manifest,
 )
 from lightning_streaming.cache.usage import read_usage, scan
 from lightning_streaming.errors import ConfigError, IntegrityError, StreamingError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, dump_index
+from lightning_streaming.storage import Location
 from tests.cache.helpers import (
     LARGE,
     SMALL,
@@ -448,6 +453,25 @@ def test_shards_that_were_added_leave_the_tag(tmp_path: Path) -> None:
     assert opened(tmp_path).directory.own == old.directory.own
 
 
+def test_users_who_adopt_different_longer_indexes_at_once_do_not_share_a_tag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each user has an index lock of their own."""
+    rewrite(tmp_path, 0)
+    old = opened(tmp_path)
+    write_dataset(tmp_path / "remote", shards=3)
+    settle = index_cache._IndexTags.settle
+
+    def after_another_user(tags: index_cache._IndexTags, manifest: CacheManifest, *others: Any) -> int | None:
+        assert manifest.check is not None
+        theirs = replace(manifest, check=replace(manifest.check, digest="0" * 64))
+        write_manifest(tmp_path / "cache", theirs, tmp_path / "cache" / "scratch")
+        return settle(tags, manifest, *others)
+
+    monkeypatch.setattr(index_cache._IndexTags, "settle", after_another_user)
+    assert opened(tmp_path).directory.own != old.directory.own
+
+
 def test_a_note_that_names_no_index_has_all_files_checked(tmp_path: Path) -> None:
     """As after a kill between choosing a tag and saying what it goes with."""
     rewrite(tmp_path, 0)
@@ -470,7 +494,7 @@ def put_directory_of_an_earlier_release(http_store: HttpStore, root: Path) -> in
     check = f'{{"digest": "{digest}", "checked": 1795356085377882253, "version": {{}}, "asker": 26332, '
     (root / ".arriving").mkdir(parents=True)
     (root / ".origin").write_text(
-        f'{remote_digest(http_store.url, {})}\n{tag}\n{check}"came_along": false, "mark": {tag}}}\n'
+        f'{remote_digest(Location(http_store.url))}\n{tag}\n{check}"came_along": false, "mark": {tag}}}\n'
     )
     (root / ".usage").write_text(f"{6000:<19}\n")
     (root / ".queue").write_text("")

@@ -30,7 +30,8 @@ from lightning_streaming.cache.quota import (
     reader_share,
 )
 from lightning_streaming.cache.shard_cache import Absence
-from lightning_streaming.cache.usage import FINISHED_BEFORE, Entry, finished_time, read_usage
+from lightning_streaming.cache.shared_files import pauses
+from lightning_streaming.cache.usage import FINISHED_BEFORE, CacheEntry, finished_time, read_usage
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo
 from lightning_streaming.formats.mds import map_file
@@ -108,6 +109,7 @@ def test_a_mapped_shard_stays_and_is_not_finished_for_others(six: Cached) -> Non
     six.ensure(0, 1, 2)
     view = six.map(0)
     six.cache.note_use(six.shards[0], finished=True)
+    assert six.path(0).stat().st_atime_ns >= FINISHED_BEFORE
     six.ensure(3, 4)
     assert six.here() == [0, 3, 4]
     view.release()
@@ -183,12 +185,24 @@ def test_a_count_that_is_lost_or_too_big_is_mended(six: Cached, damage: str) -> 
 def test_the_part_of_a_dead_writer_makes_room(six: Cached) -> None:
     part = claim(six.root, "shard.00005.mds")
     assert part is not None
+    six.ensure(0)  # what was left before is swept only once
     assert six.room.reserve(six.cache.directory, [(part, 2 * SHARD)], spare_since=None)
-    assert read_usage(six.root) == 2 * SHARD
+    assert read_usage(six.root) == 3 * SHARD
     part.close()  # as the kernel does when its process dies
-    six.ensure(0, 1, 2)
+    six.ensure(1, 2)
     assert six.here() == [0, 1, 2]
     assert not parts(six.root)
+
+
+def test_the_part_of_a_living_writer_takes_room(six: Cached) -> None:
+    part = claim(six.root, "shard.00005.mds")
+    assert part is not None
+    assert six.room.reserve(six.cache.directory, [(part, SHARD)])
+    six.ensure(0, 1, 2)
+    assert six.here() == [1, 2]
+    assert read_usage(six.root) == 3 * SHARD
+    six.cache.directory.drop([part])
+    assert read_usage(six.root) == 2 * SHARD
 
 
 def test_dead_parts_are_swept_when_a_process_first_uses_the_directory(six: Cached) -> None:
@@ -221,12 +235,14 @@ def test_a_reader_lets_go_of_its_own_shards_before_it_waits(six: Cached, monkeyp
     impatient(monkeypatch)
     six.ensure(0, 1, 2)
     views = [six.map(shard) for shard in (0, 1, 2)]
+    for shard in six.shards[:3]:  # some filesystems take a map for a use
+        six.cache.note_use(shard, finished=False)
 
-    def let_go() -> None:
+    def release() -> None:
         while views:
             views.pop().release()
 
-    with six.cache.hold(six.shards[3], six.room, let_go):
+    with six.cache.hold(six.shards[3], six.room, release):
         assert six.here() == [1, 2, 3]
     assert not views
 
@@ -243,6 +259,30 @@ def test_a_reader_waits_until_others_let_go(six: Cached) -> None:
     reader.join()
     assert six.here() == [0, 2, 3]
     assert not six.room.somebody_waits()
+
+
+def test_what_a_reader_wrote_takes_no_room_while_it_waits_on_a_full_disk(six: Cached) -> None:
+    part = claim(six.root, "shard.00005.mds")
+    assert part is not None
+    demands = [(part, SHARD)]
+    assert six.room.reserve(six.cache.directory, demands)
+    with part.path.open("r+b") as file:
+        file.write(b"x" * SHARD)
+    done: list[bool] = []
+
+    def retry() -> None:
+        done.append(six.room.retry_with_space(six.cache.directory, demands, lambda: True, release=lambda: None))
+
+    reader = threading.Thread(target=retry)
+    with WaitQueue(six.root) as first:
+        assert first.wait(0)
+        reader.start()
+        assert any(part.path.read_bytes() == bytes(SHARD) for _ in pauses(20.0))
+        assert not done
+    reader.join()
+    assert done == [True]
+    assert read_usage(six.root) == SHARD
+    six.cache.directory.drop([part])
 
 
 def test_a_reader_exceeds_the_limit_in_the_end_with_one_warning(
@@ -370,8 +410,8 @@ def test_a_limit_that_was_exceeded_holds_again_once_that_is_possible(
 NOW = 1_800_000_000 * 10**9
 
 
-def entry(name: str, stamp: int) -> Entry:
-    return Entry(name, 10, stamp, 0)
+def entry(name: str, stamp: int) -> CacheEntry:
+    return CacheEntry(name, 10, stamp, 0)
 
 
 def test_what_was_finished_last_goes_first_then_what_was_used_longest_ago() -> None:

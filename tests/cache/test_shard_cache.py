@@ -11,7 +11,7 @@ import pytest
 
 from lightning_streaming.cache import CacheConfig, ShardCache
 from lightning_streaming.cache.config import default_cache_directory
-from lightning_streaming.cache.file_states import claim
+from lightning_streaming.cache.file_states import StagingFile, claim
 from lightning_streaming.cache.shard_cache import Absence
 from lightning_streaming.errors import (
     ConfigError,
@@ -308,6 +308,24 @@ class TestObject:
         assert cache.fetch_ahead(shard) is Absence.FETCHED_ELSEWHERE
         cache.directory.drop([part])
         assert cache.fetch_ahead(shard) is None
+
+    def test_what_is_removed_as_soon_as_it_is_there_is_fetched_ahead_again(
+        self, http_store: HttpStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """By somebody who asks no lock."""
+        write_dataset(http_store.root)
+        cache = over_http(http_store, tmp_path)
+        keep_shared = StagingFile.keep_shared
+
+        def remove_once(part: StagingFile) -> None:
+            monkeypatch.setattr(StagingFile, "keep_shared", keep_shared)
+            (tmp_path / "cache" / "shard.00000.mds").unlink()
+            keep_shared(part)
+
+        monkeypatch.setattr(StagingFile, "keep_shared", remove_once)
+        assert cache.fetch_ahead(cache.read_index().shards[0]) is None
+        assert (tmp_path / "cache" / "shard.00000.mds").read_bytes() == raw_data(0)
+        assert http_store.requests().count("shard.00000.mds") == 2
 
     def test_who_waits_in_vain_is_told_for_whom(
         self, http_store: HttpStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

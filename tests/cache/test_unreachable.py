@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lightning_streaming import MDSWriter, Stream, StreamingDataset, merge, write_parallel
-from lightning_streaming.cache import index_cache, index_files
+from lightning_streaming.cache import index_files
 from lightning_streaming.cache.config import CACHE_VARIABLE, RUNTIME_VARIABLE
 from lightning_streaming.errors import ConfigError
 from tests.cache.helpers import as_nobody, open_to_all
@@ -57,7 +57,6 @@ def test_an_uncompressed_dataset_in_place_needs_no_cache(
     write_dataset(tmp_path / "data")
     if is_large:
         monkeypatch.setattr(index_files, "LARGE_INDEX_BYTES", 10)
-        monkeypatch.setattr(index_cache, "LARGE_INDEX_BYTES", 10)
     look = elsewhere(locked / under, lambda: read(remote=str(tmp_path / "data"), cache_limit=limit))
     assert as_nobody(look) == [28, 0, 0]
 

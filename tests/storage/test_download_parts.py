@@ -10,22 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_streaming.errors import DiskFullError, StorageError
-from lightning_streaming.storage.downloads import (
-    CHUNK_BYTES,
-    Chunk,
-    ConnectionSlots,
-    cut_chunks,
-    next_ticket,
-    share_connections,
-    slots_of_process,
-)
-from lightning_streaming.storage.requests import first_byte, range_header
+from lightning_streaming.storage import downloads, requests
+from lightning_streaming.storage.downloads import next_ticket, share_connections
 from lightning_streaming.storage.sinks import FileSink, Gate, MemorySink, disk_errors
 
 
 @given(st.integers(0, 1 << 36), st.integers(1 << 20, 1 << 26))
 def test_parts_follow_one_another_and_make_the_whole(size: int, part_bytes: int) -> None:
-    parts = cut_chunks(size, part_bytes)
+    parts = downloads._cut_chunks(size, part_bytes)
     assert [part.start for part in parts] == [0, *(part.stop for part in parts[:-1])]
     assert parts[-1].stop == size
     assert [part.is_last for part in parts] == [False] * (len(parts) - 1) + [True]
@@ -35,7 +27,7 @@ def test_parts_follow_one_another_and_make_the_whole(size: int, part_bytes: int)
 
 @given(st.integers(0, 1 << 30))
 def test_no_range_is_empty(size: int) -> None:
-    for part in cut_chunks(size):
+    for part in downloads._cut_chunks(size):
         assert part.span is None or part.span[0] < part.span[1]
 
 
@@ -44,33 +36,34 @@ def test_no_range_is_empty(size: int) -> None:
     [
         (0, [0]),
         (1, [1]),
-        (CHUNK_BYTES * 3 // 2 - 1, [CHUNK_BYTES * 3 // 2 - 1]),
-        (CHUNK_BYTES * 2, [CHUNK_BYTES, CHUNK_BYTES]),
-        (64 << 20, [CHUNK_BYTES] * 8),
+        (downloads._CHUNK_BYTES * 3 // 2 - 1, [downloads._CHUNK_BYTES * 3 // 2 - 1]),
+        (downloads._CHUNK_BYTES * 2, [downloads._CHUNK_BYTES, downloads._CHUNK_BYTES]),
+        (64 << 20, [downloads._CHUNK_BYTES] * 8),
         ((20 << 20) + 7, [107 << 16, 107 << 16, (106 << 16) + 7]),  # starts are multiples of 64 KiB
     ],
 )
 def test_parts_are_of_nearly_equal_length(size: int, lengths: list[int]) -> None:
-    assert [part.stop - part.start for part in cut_chunks(size)] == lengths
+    assert [part.stop - part.start for part in downloads._cut_chunks(size)] == lengths
 
 
 @pytest.mark.parametrize(
     ("part", "span"),
     [
-        (Chunk(0, 10, is_last=True, at=0), None),
-        (Chunk(0, 10, is_last=True, at=4), (4, 11)),  # one more, to notice a longer object
-        (Chunk(0, 10, is_last=False, at=0), (0, 10)),
-        (Chunk(10, 20, is_last=False, at=13), (13, 20)),
-        (Chunk(20, 30, is_last=True, at=20), (20, 31)),
+        (downloads._Chunk(0, 10, is_last=True, at=0), None),
+        (downloads._Chunk(0, 10, is_last=True, at=4), (4, 11)),  # one more, to notice a longer object
+        (downloads._Chunk(0, 10, is_last=False, at=0), (0, 10)),
+        (downloads._Chunk(10, 20, is_last=False, at=13), (13, 20)),
+        (downloads._Chunk(20, 30, is_last=True, at=20), (20, 31)),
     ],
 )
-def test_a_part_asks_for_what_has_not_arrived(part: Chunk, span: tuple[int, int] | None) -> None:
+def test_a_part_asks_for_what_has_not_arrived(part: downloads._Chunk, span: tuple[int, int] | None) -> None:
     assert part.span == span
 
 
 def test_ranges_are_told_as_http_does() -> None:
-    assert range_header((0, 10)) == "bytes=0-9"
-    assert range_header((5, 6)) == "bytes=5-5"
+    assert requests._range_headers((0, 10)) == {"Range": "bytes=0-9"}
+    assert requests._range_headers((5, 6)) == {"Range": "bytes=5-5"}
+    assert requests._range_headers(None) == {}
 
 
 @pytest.mark.parametrize(
@@ -78,10 +71,10 @@ def test_ranges_are_told_as_http_does() -> None:
     [("bytes 5-9/10", 5), ("bytes 0-0/*", 0), ("bytes */10", None), ("items 5-9/10", None), ("", None), (None, None)],
 )
 def test_the_first_byte_of_an_answer_is_read(header: str | None, byte: int | None) -> None:
-    assert first_byte(header) == byte
+    assert requests._first_byte(header) == byte
 
 
-async def _hold(slots: ConnectionSlots, turn: int, most: int, order: list[int], peak: list[int]) -> None:
+async def _hold(slots: downloads._ConnectionSlots, turn: int, most: int, order: list[int], peak: list[int]) -> None:
     async with slots.one(turn, most):
         order.append(turn)
         peak.append(slots.in_flight)
@@ -92,7 +85,7 @@ async def _hold(slots: ConnectionSlots, turn: int, most: int, order: list[int], 
 @given(st.lists(st.integers(0, 5), max_size=30), st.integers(1, 4))
 def test_lanes_are_never_more_than_allowed_and_all_get_one(turns: list[int], most: int) -> None:
     async def run() -> None:
-        slots, order, peak = ConnectionSlots(), list[int](), list[int]()
+        slots, order, peak = downloads._ConnectionSlots(), list[int](), list[int]()
         await asyncio.gather(*[_hold(slots, turn, most, order, peak) for turn in turns])
         assert sorted(order) == sorted(turns)
         assert max(peak, default=0) <= most
@@ -103,7 +96,7 @@ def test_lanes_are_never_more_than_allowed_and_all_get_one(turns: list[int], mos
 
 def test_the_download_that_began_first_goes_first() -> None:
     async def run() -> list[int]:
-        slots, order = ConnectionSlots(), list[int]()
+        slots, order = downloads._ConnectionSlots(), list[int]()
         async with slots.one(0, 1):
             waiting = [asyncio.ensure_future(_hold(slots, turn, 1, order, [])) for turn in (3, 1, 2, 1)]
             await asyncio.sleep(0)
@@ -116,7 +109,7 @@ def test_the_download_that_began_first_goes_first() -> None:
 @pytest.mark.parametrize("granted", [False, True])
 def test_one_that_is_cancelled_leaves_its_lane_to_others(granted: bool) -> None:
     async def run() -> None:
-        slots, order = ConnectionSlots(), list[int]()
+        slots, order = downloads._ConnectionSlots(), list[int]()
         async with slots.one(0, 1):
             gone = asyncio.ensure_future(_hold(slots, 1, 1, order, []))
             stays = asyncio.ensure_future(_hold(slots, 2, 1, order, []))
@@ -135,10 +128,10 @@ def test_turns_count_up() -> None:
 
 
 def test_a_forked_child_has_lanes_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = slots_of_process()
-    assert slots_of_process() is mine
+    mine = downloads._slots_of_process()
+    assert downloads._slots_of_process() is mine
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    assert slots_of_process() is not mine
+    assert downloads._slots_of_process() is not mine
 
 
 @pytest.mark.parametrize(("processes", "most"), [(1, 16), (4, 16), (8, 8), (32, 2), (1000, 2)])
@@ -149,7 +142,7 @@ def test_the_processes_of_a_node_share_its_connections(
 
     async def run() -> int:
         peak: list[int] = []
-        await asyncio.gather(*[_hold(slots_of_process(), 0, 99, [], peak) for _ in range(20)])
+        await asyncio.gather(*[_hold(downloads._slots_of_process(), 0, 99, [], peak) for _ in range(20)])
         return max(peak)
 
     share_connections(processes)

@@ -27,8 +27,7 @@ from lightning_streaming.errors import (
     ObjectNotFoundError,
     StorageError,
 )
-from lightning_streaming.storage import Location, prepare
-from lightning_streaming.storage.downloads import cut_chunks
+from lightning_streaming.storage import Location, downloads, prepare
 from lightning_streaming.storage.filesystems import call, open_filesystem
 from tests.servers import HttpStore, S3Store
 
@@ -347,7 +346,7 @@ def test_what_is_missing_is_told_at_once(tmp_path: Path) -> None:
 
 def test_an_unknown_asynchronous_filesystem_is_asked_for_parts(tmp_path: Path) -> None:
     fetch("other://x", tmp_path / "x")
-    assert OtherStore.asked == [part.span for part in cut_chunks(len(DATA))]
+    assert OtherStore.asked == [part.span for part in downloads._cut_chunks(len(DATA))]
     OtherStore.ignores_ranges = True
     assert fetch("other://x", tmp_path / "y") == DATA
     assert OtherStore.asked[-1] == (None, None)

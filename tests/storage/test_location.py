@@ -210,6 +210,16 @@ def test_an_object_goes_to_a_directory_that_is_made(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "new/deep").iterdir()] == ["y"]
 
 
+def test_what_cannot_be_written_to_its_end_leaves_what_was_there(tmp_path: Path) -> None:
+    place = Location(str(tmp_path / "x"))
+    place.put(b"old")
+    lost = memoryview(b"new")
+    lost.release()
+    with pytest.raises(ValueError, match="released"):
+        place.put(b"new", lost)
+    assert (place.read(), list(tmp_path.iterdir())) == (b"old", [tmp_path / "x"])
+
+
 def test_an_upload_that_stalls_is_given_up(s3_bucket: S3Bucket, tmp_path: Path) -> None:
     s3_bucket.fail("x", "hang", method="PUT")
     (tmp_path / "x").write_bytes(DATA)

@@ -34,22 +34,16 @@ from lightning_streaming.errors import (
     StorageError,
     StreamingError,
 )
-from lightning_streaming.storage.requests import RefusedError, words_of
+from lightning_streaming.storage import requests, retries
+from lightning_streaming.storage.requests import RefusedError
 from lightning_streaming.storage.retries import (
-    LONGEST_ASKED_WAIT,
-    LONGEST_WAIT,
     SLOWEST_RATE,
     Attempts,
     Deadline,
     StallClock,
-    asked_wait,
-    final_class,
     longest_series,
-    parse_retry_after,
     run_watched,
-    wait_seconds,
     watched,
-    what_is_missing,
 )
 
 botocore_errors = importlib.import_module("botocore.exceptions")  # which has no types
@@ -90,7 +84,7 @@ def _truncated_body() -> Exception:
     ids=repr,
 )  # fmt: skip
 def test_what_may_pass_is_tried_again(error: Exception) -> None:
-    assert final_class(error) is None
+    assert retries._final_class(error) is None
 
 
 @pytest.mark.parametrize(
@@ -118,22 +112,22 @@ def test_what_may_pass_is_tried_again(error: Exception) -> None:
     ],
 )
 def test_what_cannot_heal_is_told_at_once(error: Exception, kind: type[StreamingError]) -> None:
-    assert final_class(error) is kind
+    assert retries._final_class(error) is kind
 
 
 @given(st.integers(1, 200), st.floats(0, 1, exclude_max=True))
 def test_waits_double_up_to_a_limit_and_vary_by_half(failed: int, jitter: float) -> None:
-    longest = min(LONGEST_WAIT, 0.5 * 2.0 ** (failed - 1))
-    assert longest / 2 <= wait_seconds(failed, jitter) <= longest
+    longest = min(retries._LONGEST_WAIT, 0.5 * 2.0 ** (failed - 1))
+    assert longest / 2 <= retries._wait_seconds(failed, jitter) <= longest
 
 
 @pytest.mark.parametrize(
     ("attempts", "size", "seconds"),
     [
         (1, 0, 10.0),
-        (2, 0, 20.5 + LONGEST_ASKED_WAIT),
-        (3, 0, 31.5 + 2 * LONGEST_ASKED_WAIT),
-        (2, SLOWEST_RATE * 100, 220.5 + LONGEST_ASKED_WAIT),
+        (2, 0, 20.5 + retries._LONGEST_ASKED_WAIT),
+        (3, 0, 31.5 + 2 * retries._LONGEST_ASKED_WAIT),
+        (2, SLOWEST_RATE * 100, 220.5 + retries._LONGEST_ASKED_WAIT),
     ],
 )
 def test_the_longest_series_counts_attempts_waits_and_bytes(attempts: int, size: int, seconds: float) -> None:
@@ -155,7 +149,7 @@ def test_the_longest_series_counts_attempts_waits_and_bytes(attempts: int, size:
     ids=repr,
 )
 def test_what_is_missing_is_told_if_the_store_told(error: Exception, what: str | None) -> None:
-    assert what_is_missing(error) == what
+    assert retries._what_is_missing(error) == what
 
 
 NOW = 1_700_000_000.0
@@ -167,10 +161,10 @@ NOW = 1_700_000_000.0
         ("0", 0),
         (" 7 ", 7),
         ("0.5", 0.5),
-        ("86400", LONGEST_ASKED_WAIT),
+        ("86400", retries._LONGEST_ASKED_WAIT),
         (formatdate(NOW + 20, usegmt=True), 20),
         (formatdate(NOW - 20, usegmt=True), 0),
-        (formatdate(NOW + 86400, usegmt=True), LONGEST_ASKED_WAIT),
+        (formatdate(NOW + 86400, usegmt=True), retries._LONGEST_ASKED_WAIT),
         ("Tue, 14 Nov 2023 22:13:30 -0000", 10),  # no zone is UTC
         ("-5", None),
         ("soon", None),
@@ -180,13 +174,13 @@ NOW = 1_700_000_000.0
     ],
 )
 def test_seconds_and_dates_are_understood(value: str, seconds: float | None) -> None:
-    assert parse_retry_after(value, NOW) == seconds
+    assert retries._parse_retry_after(value, NOW) == seconds
 
 
 @given(st.text(max_size=40))
 def test_any_value_gives_a_wait_that_can_be_waited_or_none(value: str) -> None:
-    seconds = parse_retry_after(value, NOW)
-    assert seconds is None or 0 <= seconds <= LONGEST_ASKED_WAIT
+    seconds = retries._parse_retry_after(value, NOW)
+    assert seconds is None or 0 <= seconds <= retries._LONGEST_ASKED_WAIT
 
 
 def _aiohttp(headers: dict[str, str]) -> Exception:
@@ -204,13 +198,13 @@ def _s3_asking(headers: dict[str, str]) -> Exception:
 
 @pytest.mark.parametrize("make", [_aiohttp, _s3_asking, lambda headers: RefusedError(429, headers, "")])
 def test_the_wait_is_found_in_the_errors_of_every_store(make: type[Exception]) -> None:
-    assert asked_wait(make({"Retry-After": "9"})) == 9
-    assert asked_wait(make({"Retry-After": "whenever"})) == 0
-    assert asked_wait(make({"Other": "9"})) == 0
+    assert retries._asked_wait(make({"Retry-After": "9"})) == 9
+    assert retries._asked_wait(make({"Retry-After": "whenever"})) == 0
+    assert retries._asked_wait(make({"Other": "9"})) == 0
 
 
 def test_other_errors_ask_for_no_wait() -> None:
-    assert asked_wait(OSError()) == 0
+    assert retries._asked_wait(OSError()) == 0
 
 
 S3 = """<?xml version="1.0"?><Error><Code>SignatureDoesNotMatch</Code><Message>It does not match</Message>
@@ -236,7 +230,7 @@ S3 = """<?xml version="1.0"?><Error><Code>SignatureDoesNotMatch</Code><Message>I
     ],
 )
 def test_only_words_for_people_are_taken_from_an_answer(text: str, words: str) -> None:
-    assert words_of(text, "the reason") == words
+    assert requests._words_of(text, "the reason") == words
 
 
 def test_a_refusal_tells_status_and_words() -> None:
@@ -303,7 +297,7 @@ def test_the_same_holds_on_an_event_loop() -> None:
 
 def test_the_store_is_given_the_time_it_asked_for() -> None:
     pause = attempts(total=2).pause_after(RefusedError(429, {"Retry-After": "20"}, ""), 1)
-    assert 20 < pause <= 20 + LONGEST_WAIT
+    assert 20 < pause <= 20 + retries._LONGEST_WAIT
 
 
 def test_there_is_no_attempt_that_the_deadline_leaves_no_time_for() -> None:
