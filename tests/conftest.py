@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -80,6 +81,18 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
     os.environ["XDG_CACHE_HOME"] = str(directory / "cache")
     os.environ["LIGHTNING_STREAMING_RUNTIME"] = str(directory / "runtime")
+
+
+def pytest_collection() -> None:
+    """Look for no garbage while tests are collected: next to nothing of what is imported goes away again."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of every later search for garbage, also in processes that are forked."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
