@@ -145,14 +145,21 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def uninterrupted() -> dict[str, tuple[Recorder, Trainer]]:
-    """Whole runs, by the case that they are compared with: one is enough for all numbers of workers."""
+    """Whole runs, by how they train: one is enough for all numbers of workers and all ways to save."""
     return {}
 
 
-def uninterrupted_run(name: str, run: Run, known: dict[str, tuple[Recorder, Trainer]]) -> tuple[Recorder, Trainer]:
-    if name not in known:
-        known[name] = replace(run, diary=Diary()).fit()
-    return known[name]
+def uninterrupted_run(case: Case, run: Run, known: dict[str, tuple[Recorder, Trainer]]) -> tuple[Recorder, Trainer]:
+    key = repr((case.trainer, case.run))
+    if key not in known:
+        known[key] = replace(run, diary=Diary()).fit()
+    return known[key]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted_on_ranks() -> dict[str, Any]:
+    """What whole runs on several ranks have seen, by how they train and on how many."""
+    return {}
 
 
 @pytest.mark.parametrize(
@@ -169,7 +176,7 @@ def test_resuming_twice_shows_the_weights_the_same(
 ) -> None:
     case = IN_EVERY_WAY[name]
     run = Run(data=data, directory=tmp_path, trainer=case.trainer, **case.run)
-    whole, whole_trainer = uninterrupted_run(name, run, uninterrupted)
+    whole, whole_trainer = uninterrupted_run(case, run, uninterrupted)
     run = replace(run, workers=workers, persistent=persistent)
     resumed, resumed_trainer = resume_twice(run, case.trigger, *map(run.asking_for, OTHER_CANONICAL_NODES))
     assert resumed.seen == whole.seen
@@ -214,7 +221,7 @@ def test_resuming_twice_with_other_batch_sizes_shows_the_weights_the_same(
 ) -> None:
     case = IN_EVERY_WAY[name]
     run = Run(data=data, directory=tmp_path, trainer=case.trainer, **case.run)
-    whole, whole_trainer = uninterrupted_run(name, run, uninterrupted)
+    whole, whole_trainer = uninterrupted_run(case, run, uninterrupted)
     others = [
         replace(run.asking_for(canonical_nodes), batch_size=batch_size)
         for canonical_nodes, batch_size in zip(OTHER_CANONICAL_NODES, (3, 5), strict=True)
@@ -293,7 +300,12 @@ def to_the_end(run: RunOfAll, ckpt_path: Path | None) -> tuple[Any, Any]:
 )
 @pytest.mark.parametrize(("name", "counts", "are_nodes"), cases())
 def test_resuming_twice_shows_all_ranks_together_the_same(
-    name: str, counts: tuple[int, int, int], are_nodes: bool, data: Path, tmp_path: Path
+    name: str,
+    counts: tuple[int, int, int],
+    are_nodes: bool,
+    data: Path,
+    uninterrupted_on_ranks: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     case = IN_EVERY_WAY[name]
     settings = {**case.run, "order": {**case.run.get("order", {}), **FULL_BATCHES}}
@@ -303,9 +315,11 @@ def test_resuming_twice_shows_all_ranks_together_the_same(
     def call(do: Any, attempt: int, *args: Any) -> Any:
         return on_ranks(do, runs[attempt], *args, meeting=tmp_path / "ranks", count=counts[attempt])[0]
 
-    whole = call(to_the_end, 0, None)
+    key = repr((case.trainer, case.run, counts[0], are_nodes))
+    if key not in uninterrupted_on_ranks:
+        uninterrupted_on_ranks[key] = call(to_the_end, 0, None)
     ckpt_path = None
     for attempt in range(2):
         target = tmp_path / f"saved{attempt}.ckpt"
         ckpt_path = call(until_saved, attempt, case.trigger, ckpt_path, target, attempt)
-    assert call(to_the_end, 2, ckpt_path) == whole
+    assert call(to_the_end, 2, ckpt_path) == uninterrupted_on_ranks[key]
