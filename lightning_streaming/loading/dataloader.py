@@ -28,11 +28,12 @@ from lightning_streaming.loading.sample_key import (
     add_valid,
     keys_of_batches,
 )
-from lightning_streaming.loading.shared_memory import SharedPassStart, make_slots
+from lightning_streaming.loading.shared_memory import make_slots
 from lightning_streaming.loading.state import Cursor, PassStart
 from lightning_streaming.loading.workers import (
     BatchGroup,
     Measured,
+    SharedPassStart,
     WorkerBatches,
     WorkerChannel,
     end_workers,

@@ -1,4 +1,4 @@
-"""What a loader and its workers tell each other through shared memory without a name: batches, and where a pass begins.
+"""What a loader and its workers tell each other through shared memory without a name: batches, and passes counted.
 
 torch sends what is no tensor through a pipe, 64 KiB at a time, and makes a shared memory segment for each tensor. Here
 tensors, arrays and bytes objects are copied into a slot of shared memory that is used again and again, followed by what
@@ -28,10 +28,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.state import Cursor, PassStart
-from lightning_streaming.order.partition import BatchGeometry
-from lightning_streaming.order.skips import SkippedPositions
-from lightning_streaming.world import World
+from lightning_streaming.loading.state import Cursor
 
 _FEWEST_BYTES = 2048
 """Of what is worth a place of its own."""
@@ -253,89 +250,23 @@ def _unnamed_file(size: int) -> int:
     return descriptor
 
 
-class _Numbers(NamedTuple):
-    """A pass start as the numbers that processes share; what its epoch leaves out comes after them."""
-
-    epoch: int
-    sample_in_epoch: int
-    num_nodes: int
-    ranks_per_node: int
-    rank: int
-    batch_size: int
-    composed_nodes: int
-    composed_ranks_per_node: int
-    composed_batch_size: int
-    shuffle_seed: int
-    num_canonical_nodes: int
-    shuffle_block_size: int
-
-
-class SharedPassStart:
-    """A few shared numbers through which a loader tells its own workers where each pass begins.
-
-    They lie in shared memory that has no name: it reaches workers by inheritance or through their start-up pickle,
-    serves those that live on from pass to pass, and is gone with the last process that holds it.
-
-    Args:
-        most_skipped_runs: The most runs of skipped positions that an epoch may have.
-    """
-
-    def __init__(self, most_skipped_runs: int = 0) -> None:
-        self._words = _shared_words(len(_Numbers._fields) + 2 * most_skipped_runs)
-
-    def assign(self, start: PassStart) -> None:
-        """Tell workers that begin from now on to read this pass."""
-        world, composed = start.world, start.geometry
-        numbers = _Numbers(
-            *start.cursor,
-            *(world.num_nodes, world.ranks_per_node, world.rank, start.batch_size),
-            *(composed.num_nodes, composed.ranks_per_node, composed.batch_size),
-            *(start.shuffle_seed, start.num_canonical_nodes, start.shuffle_block_size),
-        )
-        words = [*numbers, *(position for run in start.skipped.runs for position in run)]
-        words += [0] * (len(self._words) - len(words))  # no run is empty, so these are none
-        self._words[:] = torch.tensor(words)
-
-    def assigned(self) -> PassStart:
-        """The pass that was assigned last."""
-        words: list[int] = self._words.tolist()  # at once: each number by itself is a tensor first
-        count = len(_Numbers._fields)
-        numbers = _Numbers(*words[:count])
-        return PassStart(
-            cursor=Cursor(numbers.epoch, numbers.sample_in_epoch),
-            world=World(num_nodes=numbers.num_nodes, ranks_per_node=numbers.ranks_per_node, rank=numbers.rank),
-            batch_size=numbers.batch_size,
-            geometry=BatchGeometry(
-                num_nodes=numbers.composed_nodes,
-                ranks_per_node=numbers.composed_ranks_per_node,
-                batch_size=numbers.composed_batch_size,
-            ),
-            shuffle_seed=numbers.shuffle_seed,
-            num_canonical_nodes=numbers.num_canonical_nodes,
-            shuffle_block_size=numbers.shuffle_block_size,
-            skipped=SkippedPositions(
-                tuple(run for run in zip(words[count::2], words[count + 1 :: 2], strict=True) if run[1])
-            ),
-        )
-
-
 class PassCounter:
     """Counts the passes that workers of a plain ``torch`` DataLoader begin, where nobody tells them which one it is.
 
-    The counts lie in shared memory like that of :class:`SharedPassStart`.
+    The counts lie in shared memory that has no name, and is gone with the last process that holds it.
     """
 
     _MAX_WORKERS = 1024
 
     def __init__(self) -> None:
-        self._words = _shared_words(2 + self._MAX_WORKERS)
+        self._words = shared_words(2 + self._MAX_WORKERS)
         self._owner = os.getpid()
 
     def reset(self, cursor: Cursor) -> None:
         """Count passes from ``cursor`` on."""
         if self._owner != os.getpid():
             # Ranks that were forked or spawned with one dataset must not count each other's passes.
-            self._words, self._owner = _shared_words(2 + self._MAX_WORKERS), os.getpid()
+            self._words, self._owner = shared_words(2 + self._MAX_WORKERS), os.getpid()
         self._words.zero_()
         self._words[:2] = torch.tensor(cursor)
 
@@ -368,7 +299,8 @@ class PassCounter:
             self._words, self._owner = _shared(self._words), os.getpid()
 
 
-def _shared_words(count: int) -> torch.Tensor:
+def shared_words(count: int) -> torch.Tensor:
+    """Zeros that processes share which are started with them; of dtype int64."""
     return _shared(torch.zeros(count, dtype=torch.int64))
 
 

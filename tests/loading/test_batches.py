@@ -29,8 +29,7 @@ from lightning_streaming.errors import ConfigError, ObjectNotFoundError, SampleE
 from lightning_streaming.formats.mds import MDSReader
 from lightning_streaming.loading.batches import by_shard
 from lightning_streaming.loading.passes import passes_of
-from lightning_streaming.loading.shared_memory import SharedPassStart
-from lightning_streaming.loading.workers import WorkerBatches, WorkerChannel
+from lightning_streaming.loading.workers import SharedPassStart, WorkerBatches, WorkerChannel
 from tests.helpers import ids, make_loader, write_dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")

@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 
 from lightning_streaming import Stream, StreamingDataLoader, World
 from lightning_streaming.errors import ConfigError, StateError
-from lightning_streaming.loading.shared_memory import PassCounter, SharedPassStart
+from lightning_streaming.loading.shared_memory import PassCounter
 from lightning_streaming.loading.state import Cursor, PassStart
+from lightning_streaming.loading.workers import SharedPassStart
 from lightning_streaming.order.partition import BatchGeometry
 from tests.helpers import (
     State,

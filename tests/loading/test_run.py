@@ -19,8 +19,8 @@ from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.fingerprint import Difference
 from lightning_streaming.loading.passes import drawn_sequence
 from lightning_streaming.loading.run import Epoch, Machines, Run, RunRequest, new_run, order_told, resume
-from lightning_streaming.loading.shared_memory import SharedPassStart
 from lightning_streaming.loading.state import Cursor, SavedPosition, read_state
+from lightning_streaming.loading.workers import SharedPassStart
 from lightning_streaming.order.settings import BATCHING_METHODS, OrderSettings
 from lightning_streaming.order.skips import TrainProgress, parse_batch_ranges
 from lightning_streaming.order.weights import StreamWeight

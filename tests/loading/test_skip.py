@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.loading.passes import passes_of
-from lightning_streaming.loading.shared_memory import SharedPassStart
 from lightning_streaming.loading.state import Cursor
+from lightning_streaming.loading.workers import SharedPassStart
 from tests.helpers import State, ids, json_copy, make_dataset, make_loader, read_together, worlds, write_dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
