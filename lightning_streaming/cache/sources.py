@@ -24,8 +24,8 @@ from lightning_streaming.files import join_under
 from lightning_streaming.formats.compression import decompressed_pieces
 from lightning_streaming.formats.hashing import hash_bytes, hash_file
 from lightning_streaming.formats.index import FileInfo, ShardInfo
-from lightning_streaming.formats.scalars import shortened
 from lightning_streaming.formats.shard import was_written_for
+from lightning_streaming.formats.values import shortened
 from lightning_streaming.storage import Location, join_url, mask_url
 
 _logger = logging.getLogger(__name__)

@@ -7,21 +7,11 @@ from pathlib import Path
 from typing import Protocol
 
 from lightning_streaming.errors import ConfigError, MissingDependencyError
-from lightning_streaming.formats.scalars import brief
+from lightning_streaming.formats.values import brief
 
 _HASHLIB_NAMES = (
-    "blake2b",
-    "blake2s",
-    "md5",
-    "sha1",
-    "sha224",
-    "sha256",
-    "sha384",
-    "sha3_224",
-    "sha3_256",
-    "sha3_384",
-    "sha3_512",
-    "sha512",
+    *("blake2b", "blake2s", "md5", "sha1"),
+    *(f"{family}{bits}" for family in ("sha", "sha3_") for bits in (224, 256, 384, 512)),
 )
 _XXHASH_NAMES = ("xxh128", "xxh32", "xxh3_128", "xxh3_64", "xxh64")
 _READ_BYTES = 2**20
