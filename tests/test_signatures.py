@@ -109,7 +109,7 @@ def test_what_cannot_be_a_call_is_refused_in_the_name_of_the_function() -> None:
     with pytest.raises(TypeError, match=r"^read\(\) got an unexpected keyword argument 'sed'$"):
         read(remote="a", sed=1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"^read\(\) too many positional arguments$"):
-        read("a")  # type: ignore[misc]
+        read("a")  # type: ignore[call-arg, arg-type]
 
 
 def test_the_signature_and_the_docstring_tell_each_option() -> None:

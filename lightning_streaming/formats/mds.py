@@ -195,9 +195,9 @@ class MappedShard:
             StorageError: A file cannot be opened.
         """
         table = info.raw_meta or info.raw_data
-        self._path, table_path = (join_under(directory, file.basename) for file in (info.raw_data, table))
+        self._path, self._table_path = (join_under(directory, file.basename) for file in (info.raw_data, table))
         self._num_samples, self._decoder = info.samples, decoder
-        self._table = map_file(table_path, table.bytes)
+        self._table = map_file(self._table_path, table.bytes)
         self._data = self._table if info.raw_meta is None else map_file(self._path, info.raw_data.bytes)
 
     def __len__(self) -> int:

@@ -21,13 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.errors import (
-    ConfigError,
-    EncodingError,
-    IndexFormatError,
-    ShardCorruptError,
-)
-from lightning_streaming.files import join_under
+from lightning_streaming.errors import ConfigError, EncodingError, IndexFormatError, ShardCorruptError
 from lightning_streaming.formats.encodings import Encoding, encoding
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.formats.mds import MappedShard, check_shard_bytes, read_places, shard_bytes, write_offsets
@@ -367,12 +361,10 @@ class SplitReader(MappedShard):
 
     def __init__(self, info: ShardInfo, directory: Path, *, columns: Sequence[str] | None = None) -> None:
         """Map the raw files and check their sizes, the offsets and the header; errors are those of ``open_shard``."""
-        assert info.raw_meta is not None  # the index of a split format was refused without it
         layout = read_split_layout(info)
         check_columns(info, columns)
         super().__init__(info, directory, RowDecoder(layout, None if columns is None else frozenset(columns)))
-        meta_path = join_under(directory, info.raw_meta.basename)
-        read_places(self._table, info, str(meta_path), len(layout.header), layout.smallest_bytes)
+        read_places(self._table, info, str(self._table_path), len(layout.header), layout.smallest_bytes)
         found = bytes(self._data[: len(layout.header)])
         if found != layout.header:
             raise ShardCorruptError(

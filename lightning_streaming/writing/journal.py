@@ -19,12 +19,7 @@ from itertools import chain, takewhile
 from operator import itemgetter
 from typing import TypeVar
 
-from lightning_streaming.errors import (
-    ConfigError,
-    IndexFormatError,
-    IntegrityError,
-    ShardCorruptError,
-)
+from lightning_streaming.errors import ConfigError, IndexFormatError, IntegrityError, ShardCorruptError
 from lightning_streaming.formats.compression import decompress
 from lightning_streaming.formats.hashing import hash_bytes
 from lightning_streaming.formats.index import INDEX_BASENAME, FileInfo, ShardInfo, dump_index, parse_index

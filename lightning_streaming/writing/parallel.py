@@ -26,19 +26,7 @@ from tqdm import tqdm
 
 from lightning_streaming.errors import ConfigError, MissingDependencyError, PartError
 from lightning_streaming.signatures import called_with_options_of, explains_options_of
-from lightning_streaming.writing.parts import (
-    Event,
-    PartDone,
-    PartFailed,
-    PartJob,
-    PartProgress,
-    Workers,
-    failure,
-    make_job,
-    record,
-    summary_of,
-    write_part,
-)
+from lightning_streaming.writing import parts
 from lightning_streaming.writing.writer_options import Input, ParallelOptions
 
 _LONGEST_INPUT = 200
@@ -67,15 +55,15 @@ def write_parallel(asked: ParallelOptions[Any]) -> None:
         StorageError: The store did not answer.
     """
     known = _as_list(asked.inputs)
-    job, plan = make_job(known, asked)
+    job, plan = parts.make_job(known, asked)
     # These check what they are to do, so they come before anything is begun that a corrected call would find.
     workers = _workers(job, known, asked.engine, asked.num_workers, asked.start_method)
-    record(plan, job, asked.mode)
+    parts.record(plan, job, asked.mode)
     _write_all(workers, known, asked.progress_bar)
     job.publish()
 
 
-def run_job(job: PartJob[Input], inputs: Sequence[Input], *, num_workers: int, progress_bar: bool) -> int:
+def run_job(job: parts.PartJob[Input], inputs: Sequence[Input], *, num_workers: int, progress_bar: bool) -> int:
     """Write every part of a job by processes: all of :func:`write_parallel` but the plan before and the index after.
 
     Returns:
@@ -87,7 +75,7 @@ def run_job(job: PartJob[Input], inputs: Sequence[Input], *, num_workers: int, p
     return _write_all(_workers(job, inputs, "processes", num_workers, "spawn"), inputs, progress_bar)
 
 
-def _write_all(begun: AbstractContextManager[Workers], inputs: Sequence[Any], progress_bar: bool) -> int:
+def _write_all(begun: AbstractContextManager[parts.Workers], inputs: Sequence[Any], progress_bar: bool) -> int:
     with begun as workers:
         with _PartsProgress(len(inputs), shown=progress_bar) as progress:
             failures = _run(workers, inputs, progress)
@@ -106,8 +94,8 @@ def _as_list(inputs: Iterable[Input]) -> Sequence[Input]:
 
 
 def _workers(
-    job: PartJob[Any], inputs: Sequence[Any], engine: str, num_workers: int | None, start_method: str
-) -> AbstractContextManager[Workers]:
+    job: parts.PartJob[Any], inputs: Sequence[Any], engine: str, num_workers: int | None, start_method: str
+) -> AbstractContextManager[parts.Workers]:
     if engine == "ray":
         return RayWorkers(job, num_workers)
     return ProcessWorkers(job, inputs, min(num_workers or _num_cpus(), job.num_parts), start_method)
@@ -118,14 +106,14 @@ def _num_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _run(workers: Workers, inputs: Sequence[Any], progress: _PartsProgress) -> list[PartFailed]:
+def _run(workers: parts.Workers, inputs: Sequence[Any], progress: _PartsProgress) -> list[parts.PartFailed]:
     """Have all parts written, the first ones first; after a failure none is begun.
 
     Returns:
         The failures, in the order of the inputs.
     """
     waiting = iter(enumerate(inputs))
-    failures: list[PartFailed] = []
+    failures: list[parts.PartFailed] = []
     running: set[int] = set()
     while True:
         while not failures and len(running) < workers.capacity and (task := next(waiting, None)) is not None:
@@ -135,13 +123,13 @@ def _run(workers: Workers, inputs: Sequence[Any], progress: _PartsProgress) -> l
             return sorted(failures, key=lambda failure: failure.number)
         for event in workers.wait():
             progress.show(event)
-            if not isinstance(event, PartProgress):
+            if not isinstance(event, parts.PartProgress):
                 running.discard(event.number)
-            if isinstance(event, PartFailed):
+            if isinstance(event, parts.PartFailed):
                 failures.append(event)
 
 
-def _error(failures: Sequence[PartFailed], inputs: Sequence[Any]) -> PartError:
+def _error(failures: Sequence[parts.PartFailed], inputs: Sequence[Any]) -> PartError:
     first, *others = failures
     shown = repr(inputs[first.number])
     if len(shown) > _LONGEST_INPUT:
@@ -174,14 +162,14 @@ class _PartsProgress:
     def __exit__(self, *_: object) -> None:
         self._bar.close()
 
-    def show(self, event: PartProgress | PartDone | PartFailed) -> None:
+    def show(self, event: parts.PartProgress | parts.PartDone | parts.PartFailed) -> None:
         """Take in what a worker said."""
-        if isinstance(event, PartFailed):
+        if isinstance(event, parts.PartFailed):
             return
         self.samples += event.samples - self._of_part.get(event.number, 0)
         self._of_part[event.number] = event.samples
-        self._bar.set_postfix(samples=self.samples, refresh=isinstance(event, PartProgress))
-        if isinstance(event, PartDone):
+        self._bar.set_postfix(samples=self.samples, refresh=isinstance(event, parts.PartProgress))
+        if isinstance(event, parts.PartDone):
             self._bar.update()
 
 
@@ -198,7 +186,7 @@ class _Worker:
 class ProcessWorkers:
     """Processes of this machine, that end with this one, however it ends."""
 
-    def __init__(self, job: PartJob[Any], inputs: Sequence[Any], num_workers: int, start_method: str) -> None:
+    def __init__(self, job: parts.PartJob[Any], inputs: Sequence[Any], num_workers: int, start_method: str) -> None:
         """Processes are started when the context is entered.
 
         Args:
@@ -249,7 +237,7 @@ class ProcessWorkers:
         with suppress(OSError):  # it has died; wait() will tell
             worker.connection.send((number, pickled))
 
-    def wait(self) -> list[Event]:
+    def wait(self) -> list[parts.Event]:
         """Wait until a worker says something, or dies."""
         busy = [worker for worker in self._workers if worker.number is not None]
         ready = wait_for_any([one for worker in busy for one in (worker.connection, worker.process.sentinel)])
@@ -263,21 +251,21 @@ class ProcessWorkers:
         theirs.close()
         return _Worker(process, ours)
 
-    def _hear(self, worker: _Worker) -> Event:
+    def _hear(self, worker: _Worker) -> parts.Event:
         event = _receive(worker.connection)
         if event is None:
             return self._bury(worker)
         worker.has_begun = True
-        if not isinstance(event, PartProgress):
+        if not isinstance(event, parts.PartProgress):
             worker.number = None
         return event
 
-    def _bury(self, worker: _Worker) -> PartFailed:
+    def _bury(self, worker: _Worker) -> parts.PartFailed:
         self._workers.remove(worker)
         worker.connection.close()
         worker.process.join()
         assert worker.number is not None
-        return PartFailed(worker.number, _obituary(worker.process.exitcode or 0, worker.has_begun))
+        return parts.PartFailed(worker.number, _obituary(worker.process.exitcode or 0, worker.has_begun))
 
     def _end(self) -> None:
         for worker in self._workers:
@@ -297,7 +285,7 @@ class ProcessWorkers:
             worker.connection.close()
 
 
-def _check_pickles(job: PartJob[Any]) -> None:
+def _check_pickles(job: parts.PartJob[Any]) -> None:
     try:
         pickle.dumps(job)
     except Exception as error:
@@ -315,10 +303,10 @@ def _pickled(number: int, part_input: Any) -> bytes:
         raise ConfigError(f"input {number} cannot be sent to a process: {error}; inputs must pickle") from error
 
 
-def _receive(connection: Connection) -> Event | None:
+def _receive(connection: Connection) -> parts.Event | None:
     """What a worker said; None if it has died, also in the middle of a word."""
     try:
-        event: Event | None = connection.recv() if connection.poll() else None
+        event: parts.Event | None = connection.recv() if connection.poll() else None
     except (EOFError, OSError):
         return None
     return event
@@ -338,7 +326,7 @@ def _obituary(exitcode: int, has_begun: bool) -> str:
     )
 
 
-def _serve(connection: Connection, job: PartJob[Any]) -> None:
+def _serve(connection: Connection, job: parts.PartJob[Any]) -> None:
     """Write the parts that come through the pipe, until None does, or nobody is there any more."""
     ignore_interrupts()
     signal.signal(signal.SIGTERM, _exit_in_order)
@@ -346,16 +334,16 @@ def _serve(connection: Connection, job: PartJob[Any]) -> None:
     with suppress(EOFError, ConnectionError):  # the parent was killed, and no one is left to be told
         while (task := connection.recv()) is not None:
             number, pickled = task
-            connection.send(PartProgress(number, 0))
+            connection.send(parts.PartProgress(number, 0))
             connection.send(_write(job, number, pickled, _Reporter(connection, number)))
 
 
-def _write(job: PartJob[Any], number: int, pickled: bytes, reporter: _Reporter) -> PartDone | PartFailed:
+def _write(job: parts.PartJob[Any], number: int, pickled: bytes, reporter: _Reporter) -> parts.Event:
     try:
         part_input = pickle.loads(pickled)  # noqa: S301 - from our own parent
     except Exception as error:  # noqa: BLE001 - whatever its class raises here
-        return failure(number, error, "it could be pickled, but not unpickled in a worker process: ")
-    return write_part(job, number, part_input, reporter.count)
+        return parts.failure(number, error, "it could be pickled, but not unpickled in a worker process: ")
+    return parts.write_part(job, number, part_input, reporter.count)
 
 
 class _Reporter:
@@ -371,7 +359,7 @@ class _Reporter:
         """One more sample is written."""
         self._samples += 1
         if time.monotonic() >= self._due:
-            self._connection.send(PartProgress(self._number, self._samples))
+            self._connection.send(parts.PartProgress(self._number, self._samples))
             self._due = time.monotonic() + _SECONDS_BETWEEN_REPORTS
 
 
@@ -418,7 +406,7 @@ class RayWorkers:
     environment names, or to one on this machine that ends with the context.
     """
 
-    def __init__(self, job: PartJob[Any], num_workers: int | None) -> None:
+    def __init__(self, job: parts.PartJob[Any], num_workers: int | None) -> None:
         """Nothing is started before the context is entered.
 
         Args:
@@ -446,7 +434,7 @@ class RayWorkers:
         self.capacity = self._num_workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
         self._sent_job = ray.put(self._job)
         # Only a dead worker or node is tried again by Ray; an error of the function comes back as a value.
-        self._task = ray.remote(max_retries=_TIMES_A_DEAD_WORKER_IS_REPLACED)(write_part)
+        self._task = ray.remote(max_retries=_TIMES_A_DEAD_WORKER_IS_REPLACED)(parts.write_part)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -459,18 +447,18 @@ class RayWorkers:
         task = self._task.options(name=f"part {number}").remote(self._sent_job, number, part_input)
         self._running[task] = number
 
-    def wait(self) -> list[Event]:
+    def wait(self) -> list[parts.Event]:
         """Wait until a task ends."""
         ended, _ = self._ray.wait(list(self._running), num_returns=1)
         return [self._end_of(task) for task in ended]
 
-    def _end_of(self, task: Any) -> Event:
+    def _end_of(self, task: Any) -> parts.Event:
         number = self._running.pop(task)
         try:
-            event: Event = self._ray.get(task)
+            event: parts.Event = self._ray.get(task)
         except self._ray.exceptions.RayError as error:
-            return PartFailed(
-                number, f"Ray gave it up after {_TIMES_A_DEAD_WORKER_IS_REPLACED} more tries: {summary_of(error)}"
+            return parts.PartFailed(
+                number, f"Ray gave it up after {_TIMES_A_DEAD_WORKER_IS_REPLACED} more tries: {parts.summary_of(error)}"
             )
         return event
 

@@ -25,15 +25,7 @@ from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, Shar
 from lightning_streaming.signatures import called_with_options_of, explains_options_of
 from lightning_streaming.storage import Location, StorageOptions, join_url, prepare
 from lightning_streaming.storage.location import system_errors
-from lightning_streaming.writing.destination import (
-    CONVERSION_PLAN,
-    PARTS_PLAN,
-    after_others,
-    check_is_directory,
-    has_all_files,
-    parse_out,
-    remove_half_part,
-)
+from lightning_streaming.writing import destination
 from lightning_streaming.writing.merge import join, publish
 from lightning_streaming.writing.shard_encoders import ShardSettings, columns_of, make_mds_encoder
 from lightning_streaming.writing.writer_options import Input, ParallelOptions, PlanOptions, Sample, ShardOptions
@@ -86,12 +78,12 @@ class PartJob(ShardOptions, Generic[Input]):
         for name, encoding_class in self.encodings.items():
             register_encoding(name, encoding_class)
         location = Location(self.location(number), self.storage_options or StorageOptions())
-        with after_others(location.path):
+        with destination.after_others(location.path):
             index = self._finished(location)
             if index is not None:
                 return index.num_samples
             if location.path is not None:
-                remove_half_part(location.path)
+                destination.remove_half_part(location.path)
             return self._write(location.url, part_input, on_sample)
 
     def publish(self) -> None:
@@ -132,7 +124,7 @@ class PartJob(ShardOptions, Generic[Input]):
             return None  # cut short by a crash of the machine
         for shard in index.shards:
             self._check_settings(shard, str(source))
-        return index if directory is None or has_all_files(directory, index) else None
+        return index if directory is None or destination.has_all_files(directory, index) else None
 
     def _check_settings(self, shard: ShardInfo, source: str) -> None:
         found = ShardSettings(compression=shard.compression, hashes=shard.hashes, size_limit=shard.size_limit)
@@ -185,7 +177,7 @@ def make_job(
         raise ConfigError(f"fn must be a function that gives the samples of an input, but got {fn!r:.100}")
     if columns is not None:
         make_mds_encoder(columns, settings)  # raises where they cannot work
-    directory, remote = parse_out(out)
+    directory, remote = destination.parse_out(out)
     if directory is not None and remote is not None:
         raise ConfigError(f"out must be a directory or a URL here, but got the pair {out}; parts go to one place")
     location = str(out) if directory is None else str(directory.absolute())
@@ -203,10 +195,10 @@ def record(plan: PartPlan, job: PartJob[Any], mode: str) -> None:
         StorageError: The store did not answer.
     """
     out = Location(job.out, job.storage_options or StorageOptions())
-    directory, stored_plan = out.path, out / PARTS_PLAN
+    directory, stored_plan = out.path, out / destination.PARTS_PLAN
     if directory is not None:
-        check_is_directory(directory)
-        remove_partials(directory / PARTS_PLAN)
+        destination.check_is_directory(directory)
+        remove_partials(directory / destination.PARTS_PLAN)
     begun = stored_plan.read_if_there()
     if begun is not None and mode == "resume":
         check_same(parse_plan(begun, str(stored_plan)), plan, str(stored_plan))
@@ -214,12 +206,16 @@ def record(plan: PartPlan, job: PartJob[Any], mode: str) -> None:
     if begun is not None:
         raise ConfigError(f"{out} was begun before; mode='resume' goes on with it, or choose another place")
     there = {path.name for path in directory.iterdir()} if directory is not None and directory.exists() else set()
-    if found := sorted(there - {CONVERSION_PLAN}):
-        raise ConfigError(f"{out} must be empty, but holds {found[0]}, and no {PARTS_PLAN}; choose another place")
+    if found := sorted(there - {destination.CONVERSION_PLAN}):
+        raise ConfigError(
+            f"{out} must be empty, but holds {found[0]}, and no {destination.PARTS_PLAN}; choose another place"
+        )
     if (out / INDEX_BASENAME).read_if_there() is not None:
         raise ConfigError(f"{out} holds a dataset that was not written in parts; choose another place")
     if directory is None and replace(out / _part_name(0), attempts=_LIST_ATTEMPTS, timeout=_LIST_SECONDS).walk():
-        raise ConfigError(f"{out} holds {_part_name(0)}, and no {PARTS_PLAN} that says of what; choose another place")
+        raise ConfigError(
+            f"{out} holds {_part_name(0)}, and no {destination.PARTS_PLAN} that says of what; choose another place"
+        )
     stored_plan.put(dump_plan(plan))
 
 
