@@ -9,6 +9,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader, IterableDataset
@@ -143,7 +144,11 @@ def test_the_dataset_takes_every_option_of_a_config() -> None:
     assert of_config == {name: default for name, default in taken.items() if name not in NOT_IN_A_CONFIG}
 
 
-@pytest.mark.parametrize("one", [StreamingConfig, StreamingDataset])
-def test_every_option_is_explained_once(one: type) -> None:
+WRITERS = [lightning_streaming.MDSWriter, lightning_streaming.JSONWriter, lightning_streaming.XSVWriter]
+WRITERS_OF_PARTS = [lightning_streaming.write_parallel, lightning_streaming.plan_parts]
+
+
+@pytest.mark.parametrize("one", [StreamingConfig, StreamingDataset, *WRITERS, *WRITERS_OF_PARTS])
+def test_every_option_is_explained_once(one: Any) -> None:
     explained = re.findall(r"^    (\w+): ", (inspect.getdoc(one) or "").partition("Raises:")[0], re.MULTILINE)
     assert explained == list(inspect.signature(one).parameters)

@@ -11,7 +11,12 @@ import pytest
 
 from lightning_streaming.errors import ConfigError, UnknownArgumentError
 from lightning_streaming.replaced_names import tells_unknown_arguments
-from lightning_streaming.signatures import explains_options_of, explanations_of, takes_options_of
+from lightning_streaming.signatures import (
+    called_with_options_of,
+    explains_options_of,
+    explanations_of,
+    takes_options_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +84,32 @@ def test_a_class_takes_the_keywords_of_its_config_and_hands_them_on_checked() ->
 def test_an_unknown_keyword_is_refused_by_the_class_that_was_called() -> None:
     with pytest.raises(UnknownArgumentError, match=r"Data takes no argument 'sed': did you mean seed=\?"):
         Data(remote="a", sed=1)  # type: ignore[call-arg]
+
+
+@explains_options_of(Options)
+@called_with_options_of(Options)
+def read(options: Options) -> int | None:
+    """Read samples."""
+    return options.seed
+
+
+def test_a_function_is_called_with_what_makes_its_config() -> None:
+    assert read(remote="a", seed=3) == 3
+    assert list(inspect.signature(read).parameters) == ["shuffle", "seed", "remote"]
+    assert get_type_hints(read)["return"] == int | None
+    assert inspect.getdoc(read) == (
+        "Read samples.\n\nArgs:\n"
+        "    shuffle: Whether to shuffle each epoch.\n    seed: Seed of\n        the order.\n    remote: Where from."
+    )
+
+
+def test_what_cannot_be_a_call_is_refused_in_the_name_of_the_function() -> None:
+    with pytest.raises(TypeError, match=r"^read\(\) missing a required argument: 'remote'$"):
+        read()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^read\(\) got an unexpected keyword argument 'sed'$"):
+        read(remote="a", sed=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^read\(\) too many positional arguments$"):
+        read("a")  # type: ignore[call-arg, arg-type]
 
 
 def test_the_signature_and_the_docstring_tell_each_option() -> None:

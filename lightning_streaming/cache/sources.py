@@ -21,8 +21,8 @@ from lightning_streaming.files import join_under
 from lightning_streaming.formats.compression import decompressed_pieces
 from lightning_streaming.formats.hashing import CHEAPEST_FIRST, hash_bytes, hash_file
 from lightning_streaming.formats.index import FileInfo, ShardInfo
-from lightning_streaming.formats.scalars import shortened
 from lightning_streaming.formats.shard import was_written_for
+from lightning_streaming.formats.values import shortened
 from lightning_streaming.storage import Location
 from lightning_streaming.storage.sinks import disk_errors
 

@@ -1,12 +1,12 @@
 """Bytes to samples and back.
 
-    index          index.json: read, written, and kept in a parsed form; index_parser reads its JSON
+    index          index.json: read, written, and kept in a parsed form
     shard_table    what an index says of a shard, and a table of a million of them
     shard          the door to a shard of any format: whole files, single samples, raw forms
     mds            the MDS shard file; mds_samples is one sample of it, or many as a table
     split          json, csv, tsv and xsv shards, of a data and a meta file
-    encodings      the values of one column, by name, and those that users register; scalars, arrays and images are
-                   its families
+    encodings      the values of one column, by name, and those that users register; values and images are its
+                   families
     compression    whole files, smaller
     hashing        whole files, told apart
 

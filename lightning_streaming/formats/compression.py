@@ -15,6 +15,7 @@ import gzip
 import io
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, BinaryIO, Protocol
@@ -29,8 +30,7 @@ def check_algorithm(algorithm: str) -> None:
         ConfigError: There is no such algorithm or level.
         MissingDependencyError: The package it needs is not installed.
     """
-    family, _, _ = _find(algorithm)
-    _package(family)
+    _package(extension(algorithm))
 
 
 def extension(algorithm: str) -> str:
@@ -39,8 +39,7 @@ def extension(algorithm: str) -> str:
     Raises:
         ConfigError: There is no such algorithm or level.
     """
-    family, _, _ = _find(algorithm)
-    return family
+    return _find(algorithm)[0]
 
 
 def compress(algorithm: str, data: bytes | memoryview) -> bytes:
@@ -156,6 +155,15 @@ class _Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
+@contextmanager
+def _sound(family: str, *errors: type[Exception]) -> Iterator[None]:
+    """Say of what a decompressor refuses that the data is damaged."""
+    try:
+        yield
+    except errors as error:
+        raise ShardCorruptError(f"not sound {family} data ({error})") from None
+
+
 def _read_up_to(file: _Readable, most_bytes: int) -> Iterator[bytes]:
     """Read a file of decompressed data."""
     while piece := file.read(min(_PIECE_BYTES, most_bytes)):
@@ -164,44 +172,36 @@ def _read_up_to(file: _Readable, most_bytes: int) -> Iterator[bytes]:
 
 
 def _decompress_gz(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
-    try:
+    with _sound("gz", OSError, EOFError, zlib.error):
         yield from _read_up_to(gzip.GzipFile(fileobj=file), most_bytes)
-    except (OSError, EOFError, zlib.error) as error:
-        raise _damaged("gz", error) from None
 
 
 def _decompress_bz2(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
-    try:
+    with _sound("bz2", OSError, EOFError, ValueError):
         yield from _read_up_to(bz2.BZ2File(file), most_bytes)
-    except (OSError, EOFError, ValueError) as error:
-        raise _damaged("bz2", error) from None
 
 
 def _compress_zstd(data: bytes | memoryview, level: int) -> bytes:
-    compressed: bytes = _package("zstd").ZstdCompressor(level=level).compress(data)
-    return compressed
+    return bytes(_package("zstd").ZstdCompressor(level=level).compress(data))
 
 
 def _decompress_zstd(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
     zstandard = _package("zstd")
     window = max(_SMALLEST_ZSTD_WINDOW, 1 << most_bytes.bit_length())
-    try:
+    with _sound("zstd", zstandard.ZstdError):
         # As a stream: decompressing in one call would trust the size that the data itself declares.
         decompressor = zstandard.ZstdDecompressor(max_window_size=min(window, 2**31))
         yield from _read_up_to(decompressor.stream_reader(file, closefd=False), most_bytes)
-    except zstandard.ZstdError as error:
-        raise _damaged("zstd", error) from None
 
 
 def _compress_br(data: bytes | memoryview, level: int) -> bytes:
-    compressed: bytes = _package("br").compress(data, quality=level)
-    return compressed
+    return bytes(_package("br").compress(data, quality=level))
 
 
 def _decompress_br(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
     brotli = _package("br")
     decompressor = brotli.Decompressor()
-    try:
+    with _sound("br", brotli.error):
         while most_bytes and not decompressor.is_finished():
             data = file.read(_PIECE_BYTES) if decompressor.can_accept_more_data() else b""
             piece = decompressor.process(data, output_buffer_limit=min(_PIECE_BYTES, most_bytes))
@@ -209,8 +209,6 @@ def _decompress_br(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
                 break
             most_bytes -= len(piece)
             yield piece
-    except brotli.error as error:
-        raise _damaged("br", error) from None
 
 
 def _compress_snappy(data: bytes | memoryview, _level: int) -> bytes:
@@ -223,10 +221,8 @@ def _decompress_snappy(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
     declared = _declared_snappy_bytes(data)
     if declared > most_bytes or declared > len(data) * _MOST_SNAPPY_RATIO:
         raise ShardCorruptError(f"{len(data)} bytes of snappy data cannot or must not hold {declared} bytes")
-    try:
+    with _sound("snappy", cramjam.DecompressionError):
         yield bytes(cramjam.snappy.decompress_raw(data))
-    except cramjam.DecompressionError as error:
-        raise _damaged("snappy", error) from None
 
 
 def _declared_snappy_bytes(data: bytes) -> int:
@@ -237,10 +233,6 @@ def _declared_snappy_bytes(data: bytes) -> int:
         if byte < 0x80:
             return declared
     raise ShardCorruptError(f"not sound snappy data (it begins with {data[:5]!r})")
-
-
-def _damaged(family: str, error: Exception) -> ShardCorruptError:
-    return ShardCorruptError(f"not sound {family} data ({error})")
 
 
 CODECS: Mapping[str, _Codec] = {

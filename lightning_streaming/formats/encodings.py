@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from lightning_streaming.errors import ConfigError, EncodingError
-from lightning_streaming.formats.arrays import parse_ndarray
 from lightning_streaming.formats.images import (
     ImageFileEncoding,
     ImageListEncoding,
@@ -21,7 +20,7 @@ from lightning_streaming.formats.images import (
     check_whole,
     require_pillow,
 )
-from lightning_streaming.formats.scalars import (
+from lightning_streaming.formats.values import (
     BytesEncoding,
     IntEncoding,
     JsonEncoding,
@@ -32,6 +31,7 @@ from lightning_streaming.formats.scalars import (
     StrEncoding,
     brief,
     check_length,
+    parse_ndarray,
 )
 
 
@@ -64,17 +64,9 @@ _ENCODINGS: Mapping[str, Encoding] = {
     "bytes": BytesEncoding(),
     "str": StrEncoding(),
     "int": IntEncoding(),
-    "uint8": NumpyIntegerEncoding(np.dtype("<u1")),
-    "uint16": NumpyIntegerEncoding(np.dtype("<u2")),
-    "uint32": NumpyIntegerEncoding(np.dtype("<u4")),
-    "uint64": NumpyIntegerEncoding(np.dtype("<u8")),
-    "int8": NumpyIntegerEncoding(np.dtype("<i1")),
-    "int16": NumpyIntegerEncoding(np.dtype("<i2")),
-    "int32": NumpyIntegerEncoding(np.dtype("<i4")),
-    "int64": NumpyIntegerEncoding(np.dtype("<i8")),
-    "float16": NumpyFloatEncoding(np.dtype("<f2")),
-    "float32": NumpyFloatEncoding(np.dtype("<f4")),
-    "float64": NumpyFloatEncoding(np.dtype("<f8")),
+    **{f"uint{8 * size}": NumpyIntegerEncoding(np.dtype(f"<u{size}")) for size in (1, 2, 4, 8)},
+    **{f"int{8 * size}": NumpyIntegerEncoding(np.dtype(f"<i{size}")) for size in (1, 2, 4, 8)},
+    **{f"float{8 * size}": NumpyFloatEncoding(np.dtype(f"<f{size}")) for size in (2, 4, 8)},
     "str_int": NumberTextEncoding(int),
     "str_float": NumberTextEncoding(float),
     "str_decimal": NumberTextEncoding(Decimal),

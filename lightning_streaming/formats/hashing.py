@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from lightning_streaming.errors import ConfigError, MissingDependencyError
-from lightning_streaming.formats.scalars import brief
+from lightning_streaming.formats.values import brief
 
 # Both cheapest first.
 _HASHLIB_NAMES = (

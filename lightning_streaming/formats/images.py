@@ -15,15 +15,16 @@ import io
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from lightning_streaming.errors import EncodingError, MissingDependencyError
-from lightning_streaming.formats.scalars import brief, check_type
+from lightning_streaming.formats.values import brief, check_type
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -50,9 +51,6 @@ def require_pillow() -> ModuleType:
     return PIL.Image
 
 
-_PART_COUNT = struct.Struct("<I")
-
-
 def _join_parts(parts: Sequence[bytes | bytearray]) -> bytes:
     """Put parts into one payload.
 
@@ -66,26 +64,20 @@ def _join_parts(parts: Sequence[bytes | bytearray]) -> bytes:
     return b"".join([head, *parts])
 
 
-def _split_parts(data: memoryview) -> Iterator[memoryview]:
-    """The parts of a payload, as slices of it. What it says of their number and sizes is checked before any is given.
+def _split_parts(data: memoryview) -> list[memoryview]:
+    """The parts of a payload, as slices of it. What it says of their number and sizes is checked before any is made.
 
     Raises:
         EncodingError: The sizes do not add up to the payload.
     """
-    (count,) = _PART_COUNT.unpack_from(data) if len(data) >= _PART_COUNT.size else (0,)
+    count = int.from_bytes(data[:4], "little") if len(data) >= 4 else 0
     start = 4 + 4 * count
     if len(data) < start:
         raise EncodingError(f"expected {start} bytes for the sizes of {count} parts, but found {len(data)}")
-    sizes = struct.unpack_from(f"<{count}I", data, 4)
-    if start + sum(sizes) != len(data):
-        raise EncodingError(f"expected {start + sum(sizes)} bytes by the sizes of the parts, but found {len(data)}")
-    return _slices(data, start, sizes)
-
-
-def _slices(data: memoryview, start: int, sizes: Sequence[int]) -> Iterator[memoryview]:
-    for size in sizes:
-        yield data[start : start + size]
-        start += size
+    stops = [*accumulate(struct.unpack_from(f"<{count}I", data, 4), initial=start)]
+    if stops[-1] != len(data):
+        raise EncodingError(f"expected {stops[-1]} bytes by the sizes of the parts, but found {len(data)}")
+    return [data[start:stop] for start, stop in pairwise(stops)]
 
 
 BEGINNINGS = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n"}
@@ -423,8 +415,7 @@ class ImageListEncoding:
 
 
 def _check_image(value: Any) -> Image:
-    kind: type[Image] = require_pillow().Image
-    check_type(value, kind)
+    check_type(value, require_pillow().Image)
     image: Image = value
     return image
 

@@ -1,5 +1,10 @@
 """``index.json``: the shards that a dataset consists of, read, written, and kept in a parsed form.
 
+A writer's shards differ in names, sizes and hashes alone. From the text of one that was read and checked, a regular
+expression is made that has groups for these, and every other character as it is. What it matches has the same keys and
+the same remaining values, so only the groups are looked at. That is several times faster than reading each as JSON.
+Memory holds the table, and of the text a few megabytes at a time.
+
 The parsed form of a large index is its arrays in a file that any number of processes map and share::
 
     0      magic, which also says the version · length and CRC-32 of the description
@@ -12,22 +17,25 @@ It is only ever a copy of what ``index.json`` says, so one that is not exactly a
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import mmap
 import os
+import re
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.formats.index_parser import Read, parse_shard, read_table, shard_to_json
+from lightning_streaming.errors import ConfigError, IndexFormatError
+from lightning_streaming.formats.compression import extension
 from lightning_streaming.formats.shard_table import (
     INDEX_BASENAME,
     INDEX_VERSION,
@@ -36,8 +44,12 @@ from lightning_streaming.formats.shard_table import (
     ShardInfo,
     ShardKind,
     ShardTable,
+    TableBuilder,
+    shared_entry,
     table_of,
 )
+from lightning_streaming.formats.values import brief, shortened
+from lightning_streaming.units import parse_bytes
 
 __all__ = [
     "INDEX_BASENAME",
@@ -51,6 +63,12 @@ __all__ = [
     "parse_index",
     "read_index",
 ]
+
+
+_Type = TypeVar("_Type")
+
+Read = Callable[[int], bytes]
+"""Gives up to so many bytes of a file, none at its end."""
 
 
 class DatasetIndex:
@@ -136,8 +154,466 @@ def read_index(read: Read, source: str) -> DatasetIndex:
     Raises:
         IndexFormatError: As for :func:`parse_index`.
     """
-    return DatasetIndex(read_table(read, source))
+    try:
+        shards = _read_root(_Text(read))
+    except IndexFormatError as error:
+        raise IndexFormatError(f"{source}: {shortened(str(error))}") from None
+    if shards.refusal is not None:
+        raise IndexFormatError(f"{source}, shard {len(shards.builder)}: {shortened(str(shards.refusal))}")
+    return DatasetIndex(shards.builder.table())
 
+
+# --- one shard ---
+
+_SCHEMA_KEYS = {
+    "mds": ("column_names", "column_encodings", "column_sizes"),
+    "json": ("columns", "newline"),
+    "csv": ("column_names", "column_encodings", "newline"),
+    "tsv": ("column_names", "column_encodings", "newline"),
+    "xsv": ("column_names", "column_encodings", "newline", "separator"),
+}
+_PARALLEL = ("column_names", "column_encodings", "column_sizes")
+"""Lists that say something of each column, where a format has them."""
+
+
+def parse_shard(entry: Any, schema_before: Mapping[str, Any]) -> ShardInfo:
+    """Check one entry of the list of shards.
+
+    Args:
+        entry: As it was in JSON.
+        schema_before: Shared if it is equal.
+
+    Raises:
+        IndexFormatError: It is not the entry of a shard.
+    """
+    if type(entry) is not dict:
+        raise IndexFormatError(f"a shard must be a JSON object, but is {brief(entry)}")
+    check_version(entry)
+    shard_format = _take(entry, "format", str)
+    schema = _take_schema(entry, shard_format)
+    has_meta = shard_format != "mds"
+    shard = ShardInfo(
+        format=shard_format,
+        samples=_take(entry, "samples", int),
+        compression=_take_compression(entry),
+        hashes=_take_texts(entry, "hashes"),
+        size_limit=_take_size_limit(entry),
+        raw_data=_take_file(entry, "raw_data"),
+        zip_data=_take_file(entry, "zip_data") if entry.get("zip_data") is not None else None,
+        raw_meta=_take_file(entry, "raw_meta") if has_meta else None,
+        zip_meta=_take_file(entry, "zip_meta") if has_meta and entry.get("zip_meta") is not None else None,
+        schema=schema_before if schema == schema_before else schema,
+    )
+    with_offsets = shard.raw_meta or shard.raw_data
+    if 4 * (shard.samples + 2) > with_offsets.bytes:
+        raise IndexFormatError(
+            f"{with_offsets.basename} has {with_offsets.bytes} bytes, too few to say where {shard.samples} samples are"
+        )
+    return shard
+
+
+def check_version(entry: dict[str, Any]) -> None:
+    """Refuse what another version wrote.
+
+    Raises:
+        IndexFormatError: The version is another one, or missing.
+    """
+    version = _take(entry, "version", int)
+    if version != INDEX_VERSION:
+        raise IndexFormatError(f"only version {INDEX_VERSION} can be read, but version is {version}")
+
+
+def shard_to_json(shard: ShardInfo) -> dict[str, Any]:
+    """The entry of a shard."""
+    entry = shared_entry(shard.schema, shard.format, shard.compression, shard.hashes, shard.size_limit)
+    entry |= {
+        "raw_data": _file_to_json(shard.raw_data),
+        "samples": shard.samples,
+        "zip_data": shard.zip_data and _file_to_json(shard.zip_data),
+    }
+    if shard.raw_meta is not None:
+        entry["raw_meta"] = _file_to_json(shard.raw_meta)
+        entry["zip_meta"] = shard.zip_meta and _file_to_json(shard.zip_meta)
+    return entry
+
+
+def _file_to_json(file: FileInfo) -> dict[str, Any]:
+    return {"basename": file.basename, "bytes": file.bytes, "hashes": dict(file.hashes)}
+
+
+def _take(entry: dict[str, Any], key: str, kind: type[_Type]) -> _Type:
+    """The value of ``key``, which must be there and be of this JSON type."""
+    if key not in entry:
+        raise IndexFormatError(f"the key {key!r} is missing")
+    value = entry[key]
+    if type(value) is not kind:  # not isinstance: true is no number here
+        raise IndexFormatError(f"{key} must be {kind.__name__}, but is {brief(value)}")
+    return value
+
+
+def _take_file(entry: dict[str, Any], key: str) -> FileInfo:
+    file = _take(entry, key, dict)
+    try:
+        return FileInfo(
+            basename=_take(file, "basename", str),
+            bytes=_take(file, "bytes", int),
+            hashes=_take_text_mapping(file, "hashes"),
+        )
+    except IndexFormatError as error:
+        raise IndexFormatError(f"{key}: {error}") from None
+
+
+def _take_compression(entry: dict[str, Any]) -> str | None:
+    """A known algorithm, or None where there is none."""
+    if entry.get("compression") is None:
+        return None
+    compression = _take(entry, "compression", str)
+    try:
+        extension(compression)
+    except ConfigError as error:
+        raise IndexFormatError(str(error)) from None
+    return compression
+
+
+def _take_size_limit(entry: dict[str, Any]) -> int | None:
+    """Bytes per shard, which may be written as ``"64mb"``, or None."""
+    size_limit = entry.get("size_limit")
+    if size_limit is None or type(size_limit) is int:
+        return size_limit
+    try:
+        return parse_bytes(_take(entry, "size_limit", str), "size_limit")
+    except (ValueError, OverflowError) as error:  # the latter for "9…9.5kb" of hundreds of digits
+        raise IndexFormatError(f"size_limit cannot be used: {error}") from None
+
+
+def _take_schema(entry: dict[str, Any], shard_format: str) -> dict[str, Any]:
+    """What the format says of its columns, under the format's own keys; lists become tuples."""
+    if shard_format not in _SCHEMA_KEYS:
+        raise IndexFormatError(f"format must be one of {', '.join(_SCHEMA_KEYS)}, but is {shard_format!r}")
+    schema = {key: _SCHEMA_FIELDS[key](entry, key) for key in _SCHEMA_KEYS[shard_format]}
+    lengths = {key: len(schema[key]) for key in _PARALLEL if key in schema}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{key} has {length}" for key, length in lengths.items())
+        raise IndexFormatError(f"each column must have a name and what belongs to it, but {told}")
+    return schema
+
+
+def _take_texts(entry: dict[str, Any], key: str) -> tuple[str, ...]:
+    texts = _take(entry, key, list)
+    if not all(type(text) is str for text in texts):
+        raise IndexFormatError(f"{key} must be a list of str, but is {brief(texts)}")
+    return tuple(texts)
+
+
+def _take_text_mapping(entry: dict[str, Any], key: str) -> dict[str, str]:
+    texts = _take(entry, key, dict)
+    if not all(type(text) is str for text in texts.values()):
+        raise IndexFormatError(f"{key} must map str to str, but is {brief(texts)}")
+    return texts
+
+
+def _take_sizes(entry: dict[str, Any], key: str) -> tuple[int | None, ...]:
+    """A list of fixed sizes in bytes; None, in the file also 0, where the size varies."""
+    sizes = _take(entry, key, list)
+    if not all(size is None or (type(size) is int and size >= 0) for size in sizes):
+        raise IndexFormatError(f"{key} must be a list of sizes and nulls, but is {brief(sizes)}")
+    return tuple(size or None for size in sizes)
+
+
+_SCHEMA_FIELDS: Mapping[str, Callable[[dict[str, Any], str], Any]] = {
+    "column_names": _take_texts,
+    "column_encodings": _take_texts,
+    "column_sizes": _take_sizes,
+    "columns": _take_text_mapping,
+    "newline": partial(_take, kind=str),
+    "separator": partial(_take, kind=str),
+}
+
+# --- many shards alike ---
+
+_NUMBER = r"(0|[1-9][0-9]{0,17})"
+# Names that surely stay inside their directory and have a sound length; others are read one by one.
+_NAME = r'"(?=[^"]{1,255}")((?:[A-Za-z0-9_-][A-Za-z0-9._-]*/)*(?!index\.json")[A-Za-z0-9_-][A-Za-z0-9._-]*)"'
+_HASH = r'"([ !#-\[\]-~]*)"'
+_SPACE = re.compile(r"[ \t\n\r]*")
+_TOKEN = re.compile(r'[ \t\n\r]*("(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^ \t\n\r{}\[\]:,"]+)', re.DOTALL)
+
+_Path = tuple[str, ...]
+"""Keys from the outside in, like ``("raw_data", "bytes")``; lists count as having the key "[]"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Template:
+    """What the text of one shard has in common with those of its kind."""
+
+    kind: int
+    """Number of the kind in its builder."""
+    pattern: str
+    """Of a shard and the comma after it, with a group for each value that differs."""
+    groups: tuple[_Path, ...]
+    """What each group holds."""
+
+
+def _template_of(text: str, number: int, kind: ShardKind) -> _Template | None:
+    """The template of a shard's text; None where there is something about it that only a JSON parser may judge.
+
+    Args:
+        text: The JSON object, without space around it.
+        number: Of its kind.
+        kind: Its kind.
+    """
+    wanted: dict[_Path, str] = {
+        ("samples",): _NUMBER,
+        **{(name, "bytes"): _NUMBER for name in kind.files},
+        **{path: _NAME if path[1:] == ("basename",) else _HASH for path in _text_paths(kind)},
+    }
+    pieces: list[str] = []
+    groups: list[_Path] = []
+    done = 0
+    for path, start, stop in _values(text):
+        if path in groups or any("\\" in key for key in path):  # a key that is there twice, or may be
+            return None
+        if path not in wanted:
+            continue
+        group = wanted.pop(path)
+        if re.fullmatch(group, text[start:stop]) is None:
+            return None
+        pieces += re.escape(text[done:start]), group
+        groups.append(path)
+        done = stop
+    if wanted:
+        return None
+    pattern = "".join([*pieces, re.escape(text[done:]), _SPACE.pattern, ",", _SPACE.pattern])
+    return _Template(kind=number, pattern=pattern, groups=tuple(groups))
+
+
+def _text_paths(kind: ShardKind) -> Iterator[_Path]:
+    """Where the texts of a shard are, in the order of its table."""
+    for name, file in kind.files.items():
+        yield name, "basename"
+        yield from ((name, "hashes", one) for one in file.hashes)
+
+
+def _values(text: str) -> Iterator[tuple[_Path, int, int]]:
+    """Each value in a JSON object that is no object or list itself, and where it is; escapes in keys are left."""
+    path: list[str] = []
+    around: list[str] = []
+    key_next = False
+    for match in _TOKEN.finditer(text):
+        piece = match[1]
+        if piece in "{[":
+            path.append("[]")
+            around.append(piece)
+            key_next = piece == "{"
+        elif piece in "}]":
+            path.pop()
+            around.pop()
+        elif piece in ",:":
+            key_next = piece == "," and around[-1] == "{"
+        elif key_next:
+            path[-1] = piece[1:-1]
+        else:
+            yield tuple(path), match.start(1), match.end(1)
+
+
+def _add_rows(builder: TableBuilder, template: _Template, rows: Sequence[Sequence[str]]) -> bool:
+    """Add the shards that a template matched; False if one has to be refused, which reading one by one tells."""
+    kind = builder.kind(template.kind)
+    columns = dict(zip(template.groups, zip(*rows, strict=True), strict=True))
+    samples = list(map(int, columns["samples",]))
+    sizes = {name: list(map(int, columns[name, "bytes"])) for name in kind.files}
+    raw = [one for name, one in sizes.items() if name.startswith("raw")]
+    if max(map(max, raw)) > MAX_RAW_BYTES or max(samples) > MAX_RAW_BYTES:
+        return False
+    # The offsets of the samples are in the last raw file: the meta file, or the only one.
+    if any(4 * (count + 2) > size for count, size in zip(samples, raw[-1], strict=True)):
+        return False
+    builder.add_many(template.kind, samples, list(sizes.values()), [columns[path] for path in _text_paths(kind)])
+    return True
+
+
+# --- the whole index ---
+
+_AT_ONCE = 4 * 2**20
+"""Bytes read at a time."""
+_ENOUGH = 4
+"""Bytes from which the encoding of a JSON text can be told."""
+
+
+def _read_root(text: _Text) -> _Shards:
+    shards = _Shards()
+    if text.peek() != "{":
+        root = text.value()
+        text.expect_end()
+        raise IndexFormatError(f"an index must be a JSON object, but is {brief(root)}")
+    root = {}
+    for _ in text.items("{", "}"):
+        if text.peek() != '"':
+            text.refuse("expecting a key in double quotes", text.place)
+        key = text.value()
+        text.expect(":")
+        if key == "shards" and text.peek() == "[":
+            shards = _Shards()  # of two keys alike the last counts
+            shards.read(text)
+            root[key] = []
+        else:
+            root[key] = text.value()
+    text.expect_end()
+    check_version(root)
+    _take(root, "shards", list)
+    return shards
+
+
+class _Shards:
+    """The list of shards, which is nearly all of an index."""
+
+    def __init__(self) -> None:
+        self.builder = TableBuilder()
+        self.refusal: IndexFormatError | None = None
+        """Of the first shard that cannot be; told only if the file is sound as a whole."""
+        self._template: _Template | None = None
+        self._seen: _Template | None = None
+        self._pattern: re.Pattern[str] | None = None
+        self._one_by_one = 0  # characters of the file up to which the template is of no use
+
+    def read(self, text: _Text) -> None:
+        """Read the list, from its opening bracket to its closing one."""
+        for _ in text.items("[", "]"):
+            if self._pattern is not None and text.offset >= self._one_by_one:
+                self._add_alike(text, self._pattern)
+            entry = text.value()
+            if self.refusal is None:
+                self._add(entry, text)
+
+    def _add_alike(self, text: _Text, pattern: re.Pattern[str]) -> None:
+        """Add the shards that are like one before, as many as there are whole in what was read."""
+        assert self._template is not None, "the pattern is its"
+        rows, match, content, place = [], pattern.match, text.text, text.place
+        while (found := match(content, place)) is not None:
+            rows.append(found.groups())
+            place = found.end()
+        if not rows:
+            return
+        if _add_rows(self.builder, self._template, rows):
+            text.place = place
+        else:
+            self._one_by_one = text.offset + place - text.place
+
+    def _add(self, entry: Any, text: _Text) -> None:
+        """Add the shard that was just read."""
+        try:
+            shard = parse_shard(entry, self.builder.schema_before())
+        except IndexFormatError as error:
+            self.refusal, self._pattern = error, None
+            return
+        number = self.builder.add(shard)
+        template = _template_of(text.latest(), number, self.builder.kind(number))
+        # Made for the second shard alike: of a text that never comes again, it would be made in vain.
+        if template is not None and template == self._seen and template != self._template:
+            self._template, self._pattern = template, re.compile(template.pattern)
+        self._seen = template
+
+
+class _Text:
+    """JSON that is read as far as it is needed."""
+
+    def __init__(self, read: Read) -> None:
+        first = b""
+        while len(first) < _ENOUGH and (piece := read(_AT_ONCE)):
+            first += piece
+        self._read = read
+        self._decoder = codecs.getincrementaldecoder(json.detect_encoding(first))("surrogatepass")
+        self._decode = json.JSONDecoder().raw_decode
+        self._dropped = self._began = 0
+        self._is_whole = False  # whether everything was read
+        self.text = ""
+        """What was read and not dropped yet."""
+        self.place = 0
+        """How far in ``text`` it was looked at."""
+        self._take(first)
+
+    @property
+    def offset(self) -> int:
+        """How many characters of the file were looked at."""
+        return self._dropped + self.place
+
+    def latest(self) -> str:
+        """The text of the value that was just read."""
+        return self.text[self._began : self.place]
+
+    def items(self, opening: str, closing: str) -> Iterator[None]:
+        """Stop before each item of an object or a list, which then is to be read, and step over the rest of it."""
+        self.expect(opening)
+        if self.peek() != closing:
+            yield
+            while self.peek() != closing:
+                self.expect(",")
+                self.peek()
+                yield
+        self.place += 1
+
+    def peek(self) -> str:
+        """The next character that is no space; empty at the end."""
+        while True:
+            self.place = _SPACE.match(self.text, self.place).end()  # type: ignore[union-attr]  # it always matches
+            if self.place < len(self.text) or self._is_whole:
+                return self.text[self.place : self.place + 1]
+            self._more()
+
+    def expect(self, character: str) -> None:
+        """Step over a character.
+
+        Raises:
+            IndexFormatError: Another comes next.
+        """
+        if self.peek() != character:
+            self.refuse(f"expecting {character!r}", self.place)
+        self.place += 1
+
+    def expect_end(self) -> None:
+        """Refuse what comes after the JSON."""
+        if self.peek():
+            self.refuse("extra data", self.place)
+
+    def value(self) -> Any:
+        """Read a value whole.
+
+        Raises:
+            IndexFormatError: It is not JSON.
+        """
+        self.peek()
+        while True:
+            try:
+                value, end = self._decode(self.text, self.place)
+            except (ValueError, RecursionError) as error:
+                if self._is_whole or isinstance(error, RecursionError):
+                    self.refuse(getattr(error, "msg", str(error)), getattr(error, "pos", self.place))
+            else:
+                # A number at the end of what is here may go on.
+                if end < len(self.text) or self._is_whole:
+                    self._began, self.place = self.place, end
+                    return value
+            self._more()
+
+    def refuse(self, words: str, place: int) -> NoReturn:
+        """Refuse a text that is not JSON, where it is not."""
+        raise IndexFormatError(f"an index must be JSON, but {words} at character {self._dropped + place}")
+
+    def _more(self) -> None:
+        """Drop what is behind, and read at least as much as is left."""
+        self._dropped += self.place
+        self.text, self.place = self.text[self.place :], 0
+        self._take(self._read(max(_AT_ONCE, len(self.text))))
+
+    def _take(self, data: bytes) -> None:
+        self._is_whole = not data
+        try:
+            self.text += self._decoder.decode(data, self._is_whole)
+        except UnicodeDecodeError as error:
+            raise IndexFormatError(f"an index must be JSON, but {error}") from None
+
+
+# --- the parsed form ---
 
 _MAGIC = b"LSINDEX1"
 _HEAD = struct.Struct("<8sQI")

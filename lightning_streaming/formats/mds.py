@@ -20,7 +20,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,9 +34,8 @@ from lightning_streaming.errors import (
     StorageError,
 )
 from lightning_streaming.files import join_under
-from lightning_streaming.formats.index import INDEX_VERSION, MAX_RAW_BYTES, ShardInfo
 from lightning_streaming.formats.mds_samples import PlainRows, plain_schema, read_decoder
-from lightning_streaming.formats.shard_table import check_columns
+from lightning_streaming.formats.shard_table import MAX_RAW_BYTES, ShardInfo, check_columns, shared_entry
 
 _COUNT = struct.Struct("<I")
 _OFFSET_PAIR = struct.Struct("<II")
@@ -127,10 +126,11 @@ def read_places(
         ShardCorruptError: The offsets contradict the index.
     """
     offsets, end = read_offsets(table, info.samples, shown), info.raw_data.bytes
-    if offsets[0] < earliest or offsets[-1] != end:
+    is_late = offsets[0] > earliest and info.raw_meta is not None  # before the samples of an MDS file is its config
+    if offsets[0] < earliest or is_late or offsets[-1] != end:
+        where = f"bytes {earliest} and {end}" + (f" of {info.raw_data.basename}" if info.raw_meta else "")
         raise ShardCorruptError(
-            f"{shown} must hold its samples between bytes {earliest} and {end}, but they start at {offsets[0]} and end "
-            f"at {offsets[-1]}"
+            f"{shown} must hold its samples between {where}, but they start at {offsets[0]} and end at {offsets[-1]}"
         )
     return offsets, check_lengths(offsets, smallest_bytes, shown, largest_bytes)
 
@@ -166,48 +166,39 @@ def map_file(path: Path, expected_bytes: int) -> memoryview:
     raise ObjectNotFoundError(f"{path} is named by an index, but is not there")
 
 
-# --- MDS files ---
+class Decoder(Protocol):
+    """Turns the bytes of samples into their wanted columns."""
 
+    @property
+    def smallest_bytes(self) -> int:
+        """The fewest bytes of a sample."""
+        ...
 
-class MDSReader:
-    """A shard file, memory-mapped. No sample shares memory with the map, so samples outlive the reader."""
-
-    def __init__(
-        self,
-        info: ShardInfo,
-        directory: Path,
-        *,
-        allow_unsafe_types: bool = False,
-        columns: Sequence[str] | None = None,
-    ) -> None:
-        """Map the raw file and check its size and its offsets.
-
-        Args:
-            info: The shard, as its index describes it.
-            directory: Where the dataset's files are.
-            allow_unsafe_types: Whether encodings may be read that can run code of whoever wrote the data.
-            columns: Names of the columns to read; None for all.
+    def decode(self, data: memoryview, start: int = 0, stop: int | None = None) -> dict[str, Any]:
+        """Decode the sample that lies there in its data file, or is all of the data.
 
         Raises:
-            ShardCorruptError: The file is not the one that the index describes.
-            ObjectNotFoundError: The file is not there.
-            StorageError: The file cannot be opened.
-            IndexFormatError: The index describes columns that cannot be.
-            ConfigError: The shard lacks a wanted column, or one is unsafe and that was not allowed.
-            MissingDependencyError: A wanted column needs a package that is not installed.
+            FormatError: There is none.
         """
-        check_columns(info, columns)
-        self._decoder = read_decoder(info, allow_unsafe_types=allow_unsafe_types, columns=columns)
-        self._path = join_under(directory, info.raw_data.basename)
-        self._num_samples = info.samples
-        self._view = map_file(self._path, info.raw_data.bytes)
-        self._schema = plain_schema(info, columns)
-        self._plain: PlainRows | None = None
-        self._rows: NDArray[np.void] | None = None
-        smallest = self._decoder.smallest_bytes
-        largest = None if self._decoder.header.size else smallest
-        earliest = table_bytes(info.samples)
-        _, self._sample_bytes = read_places(self._view, info, str(self._path), earliest, smallest, largest)
+        ...
+
+
+class MappedShard:
+    """The raw files of a shard, memory-mapped. No sample shares memory with the maps, so samples outlive the reader."""
+
+    def __init__(self, info: ShardInfo, directory: Path, decoder: Decoder) -> None:
+        """Map the raw files and check their sizes.
+
+        Raises:
+            ShardCorruptError: A file is not the one that the index describes.
+            ObjectNotFoundError: A file is not there.
+            StorageError: A file cannot be opened.
+        """
+        table = info.raw_meta or info.raw_data
+        self._path, self._table_path = (join_under(directory, file.basename) for file in (info.raw_data, table))
+        self._num_samples, self._decoder = info.samples, decoder
+        self._table = map_file(self._table_path, table.bytes)
+        self._data = self._table if info.raw_meta is None else map_file(self._path, info.raw_data.bytes)
 
     def __len__(self) -> int:
         return self._num_samples
@@ -217,26 +208,61 @@ class MDSReader:
 
         Raises:
             SampleIndexError: The index is not in [0, len).
-            ShardCorruptError: The sample's sizes do not add up.
+            ShardCorruptError: Its bytes are not one sample.
             EncodingError: A column does not hold what its encoding says.
         """
         if not 0 <= index < self._num_samples:
             raise SampleIndexError(f"{self._path} has {self._num_samples} samples, but sample {index} was asked for")
-        start, stop = _OFFSET_PAIR.unpack_from(self._view, 4 + 4 * index)
+        start, stop = _OFFSET_PAIR.unpack_from(self._table, 4 + 4 * index)
         try:
-            return self._decoder.decode(self._view, start, stop)
+            return self._decoder.decode(self._data, start, stop)
         except FormatError as error:
             raise type(error)(f"{self._path}, sample {index}: {error}") from error
+
+    def close(self) -> None:
+        """Let go of the files; nothing can be read afterwards. A map goes with the last slice of it.
+
+        Only the traceback of a failed decode can hold such a slice for longer.
+        """
+        self._table.release()
+        self._data.release()
+
+
+# --- MDS files ---
+
+
+class MDSReader(MappedShard):
+    """A shard file."""
+
+    def __init__(
+        self,
+        info: ShardInfo,
+        directory: Path,
+        *,
+        allow_unsafe_types: bool = False,
+        columns: Sequence[str] | None = None,
+    ) -> None:
+        """Map the raw file and check its size and its offsets; arguments and errors are those of ``open_shard``."""
+        check_columns(info, columns)
+        decoder = read_decoder(info, allow_unsafe_types=allow_unsafe_types, columns=columns)
+        super().__init__(info, directory, decoder)
+        self._schema = plain_schema(info, columns)
+        self._plain: PlainRows | None = None
+        self._rows: NDArray[np.void] | None = None
+        smallest = decoder.smallest_bytes
+        largest = None if decoder.header.size else smallest
+        earliest = table_bytes(info.samples)
+        _, self._sample_bytes = read_places(self._table, info, str(self._path), earliest, smallest, largest)
 
     def plain_rows(self) -> PlainRows | None:
         """How the first sample lies in its bytes, if it may be plain and all samples have as many; else None."""
         if self._plain is None and self._schema is not None and self._sample_bytes is not None:
-            start = len(self._view) - self._num_samples * self._sample_bytes
-            self._plain = self._schema.rows_like(self._view[start : start + self._sample_bytes])
+            start = len(self._data) - self._num_samples * self._sample_bytes
+            self._plain = self._schema.rows_like(self._data[start : start + self._sample_bytes])
             if self._plain is None:
                 self._schema = None
             else:
-                self._rows = np.ndarray((self._num_samples,), self._plain.row, self._view, start)
+                self._rows = np.ndarray((self._num_samples,), self._plain.row, self._data, start)
         return self._plain
 
     def copy_rows(self, indexes: NDArray[np.int64], rows: NDArray[np.void]) -> None:
@@ -250,12 +276,9 @@ class MDSReader:
         self._rows.take(indexes, out=rows, mode="clip")  # which writes to its place at once, unlike the other modes
 
     def close(self) -> None:
-        """Let go of the file; nothing can be read afterwards. The map goes with the last slice of it.
-
-        Only the traceback of a failed decode can hold such a slice for longer.
-        """
+        """Let go of the file; nothing can be read afterwards."""
         self._schema = self._plain = self._rows = None
-        self._view.release()
+        super().close()
 
 
 def encode_config(
@@ -267,15 +290,7 @@ def encode_config(
     size_limit: int | None,
 ) -> bytes:
     """The config text of a shard, byte for byte as the original writer makes it."""
-    config = {
-        **schema,
-        "compression": compression,
-        "format": shard_format,
-        "hashes": hashes,
-        "size_limit": size_limit,
-        "version": INDEX_VERSION,
-    }
-    return json.dumps(config, sort_keys=True).encode()
+    return json.dumps(shared_entry(schema, shard_format, compression, hashes, size_limit), sort_keys=True).encode()
 
 
 def shard_bytes(num_samples: int, samples_bytes: int, config_bytes: int) -> int:

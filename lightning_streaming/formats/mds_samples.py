@@ -35,10 +35,9 @@ from lightning_streaming.errors import (
     MissingDependencyError,
     ShardCorruptError,
 )
-from lightning_streaming.formats.arrays import NdarrayEncoding
 from lightning_streaming.formats.encodings import Encoding, encode_value, encoding, is_unsafe
 from lightning_streaming.formats.index import MAX_RAW_BYTES, ShardInfo
-from lightning_streaming.formats.scalars import NUMBERS, shortened
+from lightning_streaming.formats.values import NUMBERS, NdarrayEncoding, shortened
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -47,20 +46,13 @@ if TYPE_CHECKING:
 # --- written ---
 
 _SIZE = struct.Struct("<I")
-_PACKED: Mapping[str, tuple[str, type]] = {
-    "int": ("q", int),
-    "int8": ("b", int),
-    "int16": ("h", int),
-    "int32": ("i", int),
-    "int64": ("q", int),
-    "uint8": ("B", int),
-    "uint16": ("H", int),
-    "uint32": ("I", int),
-    "uint64": ("Q", int),
-    "float32": ("f", float),
-    "float64": ("d", float),
+_PACKED: Mapping[str, str] = {
+    "int": "q",
+    **dict(zip(("int8", "int16", "int32", "int64"), "bhiq", strict=True)),
+    **dict(zip(("uint8", "uint16", "uint32", "uint64"), "BHIQ", strict=True)),
+    **dict(zip(("float32", "float64"), "fd", strict=True)),
 }
-"""Encodings that :mod:`struct` writes as numpy does, as long as the value is of exactly this type and fits.
+"""Encodings that :mod:`struct` writes as numpy does, as long as the value is Python's int, or float, and fits.
 
 They take a number of numpy's own type too, except ``int``.
 """
@@ -233,9 +225,9 @@ def _quick_way(
         return None
     return _PlainNumbers(
         names,
-        own_types=[_PACKED[name][1] for name in encoding_names],
+        own_types=[float if name.startswith("float") else int for name in encoding_names],
         numpy_types=[int if name == "int" else np.dtype(name).type for name in encoding_names],
-        packed=struct.Struct("<" + "".join(_PACKED[name][0] for name in encoding_names)),
+        packed=struct.Struct("<" + "".join(_PACKED[name] for name in encoding_names)),
     )
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
@@ -13,10 +12,10 @@ from lightning_streaming.errors import FormatError, SampleIndexError, ShardCorru
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.compression import check_algorithm
 from lightning_streaming.formats.index import FileInfo, ShardInfo
-from lightning_streaming.formats.mds import MDSReader, read_places, table_bytes
+from lightning_streaming.formats.mds import Decoder, MDSReader, read_places, table_bytes
 from lightning_streaming.formats.mds_samples import check_safe, read_decoder
 from lightning_streaming.formats.shard_table import check_columns
-from lightning_streaming.formats.split import SplitReader, read_split_layout
+from lightning_streaming.formats.split import RowDecoder, SplitReader, read_split_layout
 
 
 class ShardReader(Protocol):
@@ -102,9 +101,6 @@ def open_shard(
     return MDSReader(info, directory, allow_unsafe_types=allow_unsafe_types, columns=columns)
 
 
-_Decode = Callable[[memoryview], dict[str, Any]]
-
-
 class FilePart(NamedTuple):
     """A range of a raw file; never empty, except of an empty sample."""
 
@@ -150,8 +146,9 @@ class LoneSamples:
     ) -> None:
         check_columns(info, columns)
         self._info = info
-        self._decode, smallest_bytes, earliest = _decoding(info, allow_unsafe_types, columns)
-        self._offsets, _ = read_places(memoryview(table), info, info.raw_data.basename, earliest, smallest_bytes)
+        self._decoder, earliest = _decoder_of(info, allow_unsafe_types, columns)
+        shown, smallest = info.raw_data.basename, self._decoder.smallest_bytes
+        self._offsets, _ = read_places(memoryview(table), info, shown, earliest, smallest)
 
     def part(self, index: int) -> FilePart:
         """The bytes of one sample.
@@ -173,19 +170,17 @@ class LoneSamples:
             EncodingError: A column does not hold what its encoding says.
         """
         try:
-            return self._decode(memoryview(data))
+            return self._decoder.decode(memoryview(data))
         except FormatError as error:
             raise type(error)(f"{self._info.raw_data.basename}, sample {index}: {error}") from error
 
 
-def _decoding(info: ShardInfo, allow_unsafe_types: bool, columns: Sequence[str] | None) -> tuple[_Decode, int, int]:
-    """What decodes a sample, the bytes it has at least, and where in its file the first one may start."""
+def _decoder_of(info: ShardInfo, allow_unsafe_types: bool, columns: Sequence[str] | None) -> tuple[Decoder, int]:
+    """What decodes a sample, and where in its file the first one may start."""
     if info.format == "mds":
-        decoder = read_decoder(info, allow_unsafe_types=allow_unsafe_types, columns=columns)
-        return decoder.decode, decoder.smallest_bytes, table_bytes(info.samples)
+        return read_decoder(info, allow_unsafe_types=allow_unsafe_types, columns=columns), table_bytes(info.samples)
     layout = read_split_layout(info)
-    wanted = None if columns is None else frozenset(columns)
-    return partial(layout.decode, columns=wanted), layout.smallest_bytes, len(layout.header)
+    return RowDecoder(layout, None if columns is None else frozenset(columns)), len(layout.header)
 
 
 _HEAD = struct.Struct("<II")

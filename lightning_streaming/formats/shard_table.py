@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, IndexFormatError
 from lightning_streaming.files import join_under
-from lightning_streaming.formats.scalars import brief, shortened
+from lightning_streaming.formats.values import brief, shortened
 
 INDEX_VERSION = 2
 INDEX_BASENAME = "index.json"
@@ -109,6 +109,25 @@ class ShardInfo:
         """(raw, compressed) of each file, the meta file before the data file."""
         data = (self.raw_data, self.zip_data)
         return (data,) if self.raw_meta is None else ((self.raw_meta, self.zip_meta), data)
+
+    @property
+    def stored(self) -> tuple[FileInfo, ...]:
+        """The form of each file that is stored, the meta file before the data file."""
+        return tuple(compressed or raw for raw, compressed in self.files)
+
+
+def shared_entry(
+    schema: Mapping[str, Any], shard_format: str, compression: str | None, hashes: Sequence[str], size_limit: int | None
+) -> dict[str, Any]:
+    """What an index, and the config of each shard, say of all shards of one writer."""
+    return {
+        **schema,
+        "compression": compression,
+        "format": shard_format,
+        "hashes": hashes,
+        "size_limit": size_limit,
+        "version": INDEX_VERSION,
+    }
 
 
 def _check_name(basename: str) -> None:

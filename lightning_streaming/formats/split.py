@@ -12,7 +12,6 @@ newline. The config repeats what the index says of the columns; the index is wha
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,31 +21,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.errors import (
-    ConfigError,
-    EncodingError,
-    FormatError,
-    IndexFormatError,
-    SampleIndexError,
-    ShardCorruptError,
-)
-from lightning_streaming.files import join_under
+from lightning_streaming.errors import ConfigError, EncodingError, IndexFormatError, ShardCorruptError
 from lightning_streaming.formats.encodings import Encoding, encoding
 from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.formats.mds import (
-    check_lengths,
-    check_shard_bytes,
-    encode_config,
-    map_file,
-    read_offsets,
-    shard_bytes,
-    write_offsets,
-)
+from lightning_streaming.formats.mds import MappedShard, check_shard_bytes, read_places, shard_bytes, write_offsets
 from lightning_streaming.formats.mds_samples import check_names
-from lightning_streaming.formats.scalars import brief, check_type, shortened
 from lightning_streaming.formats.shard_table import check_columns
+from lightning_streaming.formats.values import brief, check_type, shortened
 
-_OFFSET_PAIR = struct.Struct("<II")
 _FORMATS = ("json", "csv", "tsv", "xsv")
 _SEPARATORS = {"csv": ",", "tsv": "\t"}
 _COLUMN_TYPES: Mapping[str, type[str | int | float]] = {"str": str, "int": int, "float": float}
@@ -335,19 +317,12 @@ def _check_text(what: str, text: str, *, may_be_empty: bool = False) -> None:
 # --- files ---
 
 
-def split_config(
-    layout: SplitLayout, *, compression: str | None, hashes: Sequence[str], size_limit: int | None
-) -> bytes:
-    """The config text of a meta file, byte for byte as the original writer makes it."""
-    return encode_config(layout.schema, layout.format, compression=compression, hashes=hashes, size_limit=size_limit)
-
-
 def meta_bytes(offsets: Sequence[int] | NDArray[np.int64], config: bytes) -> bytes:
     """The meta file of a shard.
 
     Args:
         offsets: Where each row starts in the data file, and where the last one ends; of shape (samples + 1,).
-        config: What :func:`split_config` gives.
+        config: What :func:`~lightning_streaming.formats.mds.encode_config` gives.
 
     Raises:
         ConfigError: One of the two files would have 4 GiB or more.
@@ -358,86 +333,40 @@ def meta_bytes(offsets: Sequence[int] | NDArray[np.int64], config: bytes) -> byt
     return write_offsets(table) + config
 
 
-class SplitReader:
-    """A data file and its meta file, memory-mapped. Samples share no memory with the maps, so they may outlive them."""
+@dataclass(frozen=True, slots=True)
+class RowDecoder:
+    """Reads rows of one layout."""
+
+    layout: SplitLayout
+    columns: Container[str] | None
+    """Names of the columns to decode; None for all."""
+
+    @property
+    def smallest_bytes(self) -> int:
+        return self.layout.smallest_bytes
+
+    def decode(self, data: memoryview, start: int = 0, stop: int | None = None) -> dict[str, Any]:
+        if start > len(self.layout.header):  # of an offset into the middle of a row, what is left can look like one
+            newline = self.layout.newline.encode()
+            found = bytes(data[start - len(newline) : start])
+            if found != newline:
+                raise ShardCorruptError(
+                    f"expected {newline!r} before byte {start}, where it starts, but found {found!r}"
+                )
+        return self.layout.decode(data[start:stop], self.columns)
+
+
+class SplitReader(MappedShard):
+    """A data file and its meta file."""
 
     def __init__(self, info: ShardInfo, directory: Path, *, columns: Sequence[str] | None = None) -> None:
-        """Map the raw files and check their sizes, the offsets and the header.
-
-        Args:
-            info: The shard, as its index describes it.
-            directory: Where the dataset's files are.
-            columns: Names of the columns to read; None for all.
-
-        Raises:
-            ShardCorruptError: A file is not the one that the index describes.
-            ObjectNotFoundError: A file is not there.
-            StorageError: A file cannot be opened.
-            IndexFormatError: The index describes columns that cannot be.
-            ConfigError: The shard lacks a column that was asked for.
-        """
-        assert info.raw_meta is not None  # the index of a split format was refused without it
-        self._layout = read_split_layout(info)
+        """Map the raw files and check their sizes, the offsets and the header; errors are those of ``open_shard``."""
+        layout = read_split_layout(info)
         check_columns(info, columns)
-        self._columns = None if columns is None else frozenset(columns)
-        self._path = join_under(directory, info.raw_data.basename)
-        self._num_samples = info.samples
-        meta_path = join_under(directory, info.raw_meta.basename)
-        self._meta = map_file(meta_path, info.raw_meta.bytes)
-        self._data = map_file(self._path, info.raw_data.bytes)
-        _check_offsets(self._meta, info, self._layout, meta_path)
-        _check_header(self._data, self._layout.header, self._path)
-
-    def __len__(self) -> int:
-        return self._num_samples
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """Read one sample.
-
-        Raises:
-            SampleIndexError: The index is not in [0, len).
-            ShardCorruptError: Its bytes are not one row.
-            EncodingError: A column does not hold what its encoding says.
-        """
-        if not 0 <= index < self._num_samples:
-            raise SampleIndexError(f"{self._path} has {self._num_samples} samples, but sample {index} was asked for")
-        start, stop = _OFFSET_PAIR.unpack_from(self._meta, 4 + 4 * index)
-        try:
-            if index:
-                self._check_row_before(start)
-            return self._layout.decode(self._data[start:stop], self._columns)
-        except FormatError as error:
-            raise type(error)(f"{self._path}, sample {index}: {error}") from error
-
-    def close(self) -> None:
-        """Let go of the files; nothing can be read afterwards.
-
-        Only the traceback of a failed decode can hold a map for longer.
-        """
-        self._meta.release()
-        self._data.release()
-
-    def _check_row_before(self, start: int) -> None:
-        """Refuse an offset into the middle of a row, where what is left of it can look like a row."""
-        newline = self._layout.newline.encode()
-        found = bytes(self._data[start - len(newline) : start])
-        if found != newline:
-            raise ShardCorruptError(f"expected {newline!r} before byte {start}, where it starts, but found {found!r}")
-
-
-def _check_offsets(meta: memoryview, info: ShardInfo, layout: SplitLayout, path: Path) -> None:
-    """Refuse a meta file whose rows would not follow each other from the data file's header to its end."""
-    offsets = read_offsets(meta, info.samples, str(path))
-    expected = len(layout.header), info.raw_data.bytes
-    if (offsets[0], offsets[-1]) != expected:
-        raise ShardCorruptError(
-            f"{path} must place its rows from byte {expected[0]} to {expected[1]} of {info.raw_data.basename}, but "
-            f"they start at {offsets[0]} and end at {offsets[-1]}"
-        )
-    check_lengths(offsets, layout.smallest_bytes, str(path))
-
-
-def _check_header(data: memoryview, header: bytes, path: Path) -> None:
-    found = bytes(data[: len(header)])
-    if found != header:
-        raise ShardCorruptError(f"{path} must start with {brief(header)}, its columns, but starts with {brief(found)}")
+        super().__init__(info, directory, RowDecoder(layout, None if columns is None else frozenset(columns)))
+        read_places(self._table, info, str(self._table_path), len(layout.header), layout.smallest_bytes)
+        found = bytes(self._data[: len(layout.header)])
+        if found != layout.header:
+            raise ShardCorruptError(
+                f"{self._path} must start with {brief(layout.header)}, its columns, but starts with {brief(found)}"
+            )

@@ -32,7 +32,7 @@ from lightning_streaming.tools.sources.row_source import (
 )
 from lightning_streaming.tools.stored_dataset import StoredDataset
 from lightning_streaming.tools.tokens import COLUMN, Packer, PackingSettings, TokenCounts, documents, load_tokenizer
-from lightning_streaming.writing.directories import CONVERSION_PLAN, PARTS_PLAN, check_is_directory
+from lightning_streaming.writing.destination import CONVERSION_PLAN, PARTS_PLAN, check_is_directory
 from lightning_streaming.writing.parallel import run_job
 from lightning_streaming.writing.parts import PartJob, PartPlan, dump_plan, make_plan, parse_plan, plan_parts
 from lightning_streaming.writing.shard_encoders import ShardSettings

@@ -43,7 +43,7 @@ from lightning_streaming.tools.sources.row_encoding import Sample, SampleEncoder
 from lightning_streaming.tools.sources.row_source import InputPart, RowSource
 from lightning_streaming.tools.stored_dataset import StoredDataset, find_dataset, summarize
 from lightning_streaming.units import format_bytes, parse_bytes
-from lightning_streaming.writing.directories import CONVERSION_PLAN
+from lightning_streaming.writing.destination import CONVERSION_PLAN
 from lightning_streaming.writing.shard_encoders import parse_settings
 
 _PROGRAM = "lightning-streaming convert"

@@ -37,7 +37,7 @@ from lightning_streaming.tools.options import add_json, add_storage_options, add
 from lightning_streaming.tools.shard_checks import first_few
 from lightning_streaming.tools.stored_dataset import StoredDataset, find_dataset
 from lightning_streaming.units import format_bytes
-from lightning_streaming.writing.directories import CONVERSION_PLAN, PARTS_PLAN
+from lightning_streaming.writing.destination import CONVERSION_PLAN, PARTS_PLAN
 
 CLAIM_BASENAME = f"{INDEX_BASENAME}.copying"
 """The file that says which dataset is being copied, while a copy is under way.

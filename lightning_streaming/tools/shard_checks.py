@@ -22,7 +22,7 @@ from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, File
 from lightning_streaming.formats.shard import ShardReader, open_shard, was_written_for
 from lightning_streaming.tools.console import counted, is_image
 from lightning_streaming.tools.stored_dataset import StoredDataset
-from lightning_streaming.writing.directories import is_shard_file, whole_name
+from lightning_streaming.writing.destination import is_shard_file, whole_name
 
 _MOST_SAMPLES_NAMED = 3
 _LEFT_BEHIND = "it is of another dataset that was here, and some readers would take it for this one's"

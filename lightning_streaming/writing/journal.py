@@ -17,30 +17,25 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, takewhile
 from operator import itemgetter
-from typing import Any, Literal, TypeVar
+from typing import TypeVar
 
-from lightning_streaming.errors import (
-    ConfigError,
-    IndexFormatError,
-    IntegrityError,
-    ShardCorruptError,
-)
+from lightning_streaming.errors import ConfigError, IndexFormatError, IntegrityError, ShardCorruptError
 from lightning_streaming.formats.compression import decompress
 from lightning_streaming.formats.hashing import hash_bytes
 from lightning_streaming.formats.index import INDEX_BASENAME, FileInfo, ShardInfo, dump_index, parse_index
+from lightning_streaming.formats.mds import encode_config
 from lightning_streaming.storage import Location
-from lightning_streaming.writing.destination import Destination
-from lightning_streaming.writing.directories import (
+from lightning_streaming.writing.destination import (
     PARTS_PLAN,
     WRITING,
+    Destination,
     has_first_hash,
     is_shard_file,
     record_name,
     record_number,
-    shard_name,
-    stored_names,
 )
-from lightning_streaming.writing.shard_encoders import ShardEncoder
+from lightning_streaming.writing.shard_encoders import ShardEncoder, shard_name
+from lightning_streaming.writing.writer_options import Mode
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -116,7 +111,7 @@ class Journal:
             return
         aside = self._aside.sizes()
         for shard in parse_index(text, _DECISION).shards:
-            names = stored_names(shard)
+            names = [file.basename for file in shard.stored]
             if not aside.keys() & set(names):
                 continue
             if not self._is_stored(shard, WRITING, aside):
@@ -130,7 +125,7 @@ class Journal:
     def keep_only(self, shards: Mapping[int, ShardInfo]) -> None:
         """Remove what does not belong to these shards; the decision first, without which the rest means nothing."""
         kept = {record_name(number).removeprefix(f"{WRITING}/") for number in shards}
-        kept.update(name for shard in shards.values() for name in stored_names(shard))
+        kept.update(file.basename for shard in shards.values() for file in shard.stored)
         found = self._aside.sizes()
         if INDEX_BASENAME in found:
             (self._truth / _DECISION).remove()
@@ -151,23 +146,19 @@ class Journal:
             return ()
 
     def _is_stored(self, shard: ShardInfo, folder: str, sizes: Mapping[str, int]) -> bool:
-        files = [compressed or raw for raw, compressed in shard.files]
-        if any(sizes.get(file.basename) != file.bytes for file in files):
+        if any(sizes.get(file.basename) != file.bytes for file in shard.stored):
             return False
         if self._truth.path is None:
             # A hash would cost a download. Stores check what they receive, and keep a file whole or not at all.
             return True
         root = self._truth.path / folder
-        return all(has_first_hash(root / file.basename, file, shard.hashes) for file in files)
+        return all(has_first_hash(root / file.basename, file, shard.hashes) for file in shard.stored)
 
 
 def _at_once(function: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
     """The results of a function that mostly waits for a store, in order."""
     with ThreadPoolExecutor(_THREADS) as pool:
         return list(pool.map(function, items))
-
-
-Mode = Literal["create", "resume", "append"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -294,11 +285,9 @@ def check_settings(shards: Sequence[ShardInfo], encoder: ShardEncoder) -> None:
     Raises:
         ConfigError: They differ; all that do are listed.
     """
-    settings = encoder.settings
-    asked = _described(encoder.format, settings.compression, settings.hashes, settings.size_limit, encoder.schema)
     for shard in shards:
-        found = _described(*_settings_of(shard))
-        if found != asked:
+        if (text := _config_of(shard)) != encoder.config:
+            found, asked = json.loads(text), json.loads(encoder.config)
             keys = [key for key in sorted({*asked, *found}) if asked.get(key) != found.get(key)]
             told = "; ".join(f"{key} is {found.get(key)!r} there, but {asked.get(key)!r} here" for key in keys)
             raise ConfigError(f"{shard.raw_data.basename} was written with other settings: {told}")
@@ -320,27 +309,18 @@ def _are_published(records: Mapping[int, ShardInfo], shards: Sequence[ShardInfo]
 def _check_one_writer(shards: Sequence[ShardInfo]) -> None:
     for number, shard in enumerate(shards):
         expected = shard_name(number, shard.format)
-        if shard.raw_data.basename != expected or _settings_of(shard) != _settings_of(shards[0]):
+        if shard.raw_data.basename != expected or _config_of(shard) != _config_of(shards[0]):
             raise ConfigError(
                 f"only a dataset of one writer can be appended to, but its shard {number} is "
                 f"{shard.raw_data.basename}; write another dataset, and merge both"
             )
 
 
-def _settings_of(shard: ShardInfo) -> tuple[str, str | None, tuple[str, ...], int | None, Mapping[str, Any]]:
-    return shard.format, shard.compression, shard.hashes, shard.size_limit, shard.schema
-
-
-def _described(
-    shard_format: str,
-    compression: str | None,
-    hashes: tuple[str, ...],
-    size_limit: int | None,
-    schema: Mapping[str, Any],
-) -> dict[str, Any]:
-    named = {"format": shard_format, "compression": compression, "hashes": hashes, "size_limit": size_limit, **schema}
-    described: dict[str, Any] = json.loads(json.dumps(named))  # lists for tuples
-    return described
+def _config_of(shard: ShardInfo) -> bytes:
+    """The config that stands in a shard, which tells all that the shards of one writer have in common."""
+    return encode_config(
+        shard.schema, shard.format, compression=shard.compression, hashes=shard.hashes, size_limit=shard.size_limit
+    )
 
 
 def _open_again(shard: ShardInfo, location: Location, encoder: ShardEncoder) -> list[bytes]:

@@ -21,8 +21,7 @@ from lightning_streaming.formats.index import (
 )
 from lightning_streaming.formats.shard import raw_forms, was_written_for
 from lightning_streaming.storage import Location, StorageOptions, local_path
-from lightning_streaming.writing.destination import parse_out
-from lightning_streaming.writing.directories import WRITING
+from lightning_streaming.writing.destination import WRITING, parse_out
 
 _LIST_ATTEMPTS = 3
 _LIST_SECONDS = 60.0

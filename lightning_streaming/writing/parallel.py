@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
 import multiprocessing
 import os
 import pickle
@@ -9,62 +11,33 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for_any
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from multiprocessing.resource_tracker import ensure_running
-from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Literal, TypeVar
+from types import FrameType
+from typing import Any
 
 from tqdm import tqdm
 
-from lightning_streaming.errors import ConfigError, PartError
-from lightning_streaming.writing.parts import (
-    Event,
-    PartDone,
-    PartFailed,
-    PartJob,
-    PartProgress,
-    Workers,
-    failure,
-    make_job,
-    record,
-    write_part,
-)
-from lightning_streaming.writing.ray import RayWorkers
-from lightning_streaming.writing.shard_encoders import parse_settings
-from lightning_streaming.writing.writers import check_count
+from lightning_streaming.errors import ConfigError, MissingDependencyError, PartError
+from lightning_streaming.signatures import called_with_options_of, explains_options_of
+from lightning_streaming.writing import parts
+from lightning_streaming.writing.writer_options import Input, ParallelOptions
 
-Input = TypeVar("Input")
-
-_ENGINES = ("processes", "ray")
 _LONGEST_INPUT = 200
 _SECONDS_BETWEEN_REPORTS = 0.1
 _SECONDS_TO_END = 5.0
+_TIMES_A_DEAD_WORKER_IS_REPLACED = 3
 
 
-def write_parallel(
-    inputs: Iterable[Input],
-    fn: Callable[[Input], Iterable[Mapping[str, Any]]],
-    out: str | Path,
-    *,
-    columns: Mapping[str, str] | None = None,
-    compression: str | None = None,
-    hashes: Sequence[str] | None = None,
-    size_limit: int | float | str | None = "64mb",
-    num_workers: int | None = None,
-    engine: Literal["processes", "ray"] = "processes",
-    start_method: Literal["spawn", "forkserver", "fork"] = "spawn",
-    mode: Literal["create", "resume"] = "create",
-    progress_bar: bool = True,
-    storage_options: Mapping[str, Any] | None = None,
-    strict: bool = False,
-) -> None:
+@explains_options_of(ParallelOptions)
+@called_with_options_of(ParallelOptions)
+def write_parallel(asked: ParallelOptions[Any]) -> None:
     """Write the samples of each input into a part of its own, ``out/part.000000`` and so on, and join the parts.
 
     Samples stand in the order of the inputs, whatever is finished first. There is no dataset until all is written: the
@@ -74,25 +47,6 @@ def write_parallel(
     After a failure no further part is begun; those that are being written are finished, and then it is raised. When
     this program is interrupted its workers end at once.
 
-    Args:
-        inputs: What each part is made of: file names, ranges, lists of records. All are held in memory, a generator's
-            too. The repr of each must be the same in every run; it is written down, and tells a resume whether it goes
-            on with the same dataset.
-        fn: Gives the samples of an input, the same ones each time. With processes a function of a module.
-        out: A directory that is missing or empty, or a URL with no dataset.
-        columns: As for :class:`~lightning_streaming.MDSWriter`. None tells them from each part's first sample; all
-            parts must come to the same.
-        compression: As for MDSWriter.
-        hashes: As for MDSWriter.
-        size_limit: As for MDSWriter.
-        num_workers: Parts that are written at a time; None for one a CPU of this machine, or of the Ray cluster.
-        engine: ``processes`` of this machine; or ``ray``, tasks of a Ray cluster, all of whose nodes reach ``out``.
-        start_method: How processes start: ``spawn``, ``forkserver`` or ``fork``.
-        mode: ``create``; or ``resume`` to go on with what the same call began, or begin if it began nothing.
-        progress_bar: Whether to show finished parts and written samples, on stderr.
-        storage_options: Arguments for the filesystem of a URL.
-        strict: As for MDSWriter.
-
     Raises:
         ConfigError: An argument cannot work, ``out`` is not empty, or what was begun there has other inputs or
             settings.
@@ -100,21 +54,16 @@ def write_parallel(
         MissingDependencyError: A package that a setting needs is not installed.
         StorageError: The store did not answer.
     """
-    if engine not in _ENGINES:
-        raise ConfigError(f"engine must be one of {', '.join(_ENGINES)}, but got {engine!r}")
-    if num_workers is not None:
-        num_workers = check_count(num_workers, "num_workers")
-    known = _as_list(inputs)
-    settings = parse_settings(compression, hashes, size_limit)
-    job, plan = make_job(known, fn, out, columns, settings, storage_options, strict=strict)
+    known = _as_list(asked.inputs)
+    job, plan = parts.make_job(known, asked)
     # These check what they are to do, so they come before anything is begun that a corrected call would find.
-    workers = _workers(job, known, engine, num_workers, start_method)
-    record(plan, job, mode)
-    _write_all(workers, known, progress_bar)
+    workers = _workers(job, known, asked.engine, asked.num_workers, asked.start_method)
+    parts.record(plan, job, asked.mode)
+    _write_all(workers, known, asked.progress_bar)
     job.publish()
 
 
-def run_job(job: PartJob[Input], inputs: Sequence[Input], *, num_workers: int, progress_bar: bool) -> int:
+def run_job(job: parts.PartJob[Input], inputs: Sequence[Input], *, num_workers: int, progress_bar: bool) -> int:
     """Write every part of a job by processes: all of :func:`write_parallel` but the plan before and the index after.
 
     Returns:
@@ -126,7 +75,7 @@ def run_job(job: PartJob[Input], inputs: Sequence[Input], *, num_workers: int, p
     return _write_all(_workers(job, inputs, "processes", num_workers, "spawn"), inputs, progress_bar)
 
 
-def _write_all(begun: AbstractContextManager[Workers], inputs: Sequence[Any], progress_bar: bool) -> int:
+def _write_all(begun: AbstractContextManager[parts.Workers], inputs: Sequence[Any], progress_bar: bool) -> int:
     with begun as workers:
         with _PartsProgress(len(inputs), shown=progress_bar) as progress:
             failures = _run(workers, inputs, progress)
@@ -145,8 +94,8 @@ def _as_list(inputs: Iterable[Input]) -> Sequence[Input]:
 
 
 def _workers(
-    job: PartJob[Any], inputs: Sequence[Any], engine: str, num_workers: int | None, start_method: str
-) -> AbstractContextManager[Workers]:
+    job: parts.PartJob[Any], inputs: Sequence[Any], engine: str, num_workers: int | None, start_method: str
+) -> AbstractContextManager[parts.Workers]:
     if engine == "ray":
         return RayWorkers(job, num_workers)
     return ProcessWorkers(job, inputs, min(num_workers or _num_cpus(), job.num_parts), start_method)
@@ -157,14 +106,14 @@ def _num_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _run(workers: Workers, inputs: Sequence[Any], progress: _PartsProgress) -> list[PartFailed]:
+def _run(workers: parts.Workers, inputs: Sequence[Any], progress: _PartsProgress) -> list[parts.PartFailed]:
     """Have all parts written, the first ones first; after a failure none is begun.
 
     Returns:
         The failures, in the order of the inputs.
     """
     waiting = iter(enumerate(inputs))
-    failures: list[PartFailed] = []
+    failures: list[parts.PartFailed] = []
     running: set[int] = set()
     while True:
         while not failures and len(running) < workers.capacity and (task := next(waiting, None)) is not None:
@@ -174,13 +123,13 @@ def _run(workers: Workers, inputs: Sequence[Any], progress: _PartsProgress) -> l
             return sorted(failures, key=lambda failure: failure.number)
         for event in workers.wait():
             progress.show(event)
-            if not isinstance(event, PartProgress):
+            if not isinstance(event, parts.PartProgress):
                 running.discard(event.number)
-            if isinstance(event, PartFailed):
+            if isinstance(event, parts.PartFailed):
                 failures.append(event)
 
 
-def _error(failures: Sequence[PartFailed], inputs: Sequence[Any]) -> PartError:
+def _error(failures: Sequence[parts.PartFailed], inputs: Sequence[Any]) -> PartError:
     first, *others = failures
     shown = repr(inputs[first.number])
     if len(shown) > _LONGEST_INPUT:
@@ -213,14 +162,14 @@ class _PartsProgress:
     def __exit__(self, *_: object) -> None:
         self._bar.close()
 
-    def show(self, event: PartProgress | PartDone | PartFailed) -> None:
+    def show(self, event: parts.PartProgress | parts.PartDone | parts.PartFailed) -> None:
         """Take in what a worker said."""
-        if isinstance(event, PartFailed):
+        if isinstance(event, parts.PartFailed):
             return
         self.samples += event.samples - self._of_part.get(event.number, 0)
         self._of_part[event.number] = event.samples
-        self._bar.set_postfix(samples=self.samples, refresh=isinstance(event, PartProgress))
-        if isinstance(event, PartDone):
+        self._bar.set_postfix(samples=self.samples, refresh=isinstance(event, parts.PartProgress))
+        if isinstance(event, parts.PartDone):
             self._bar.update()
 
 
@@ -237,7 +186,7 @@ class _Worker:
 class ProcessWorkers:
     """Processes of this machine, that end with this one, however it ends."""
 
-    def __init__(self, job: PartJob[Any], inputs: Sequence[Any], num_workers: int, start_method: str) -> None:
+    def __init__(self, job: parts.PartJob[Any], inputs: Sequence[Any], num_workers: int, start_method: str) -> None:
         """Processes are started when the context is entered.
 
         Args:
@@ -270,9 +219,7 @@ class ProcessWorkers:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is None:
             self._end()
         else:
@@ -290,7 +237,7 @@ class ProcessWorkers:
         with suppress(OSError):  # it has died; wait() will tell
             worker.connection.send((number, pickled))
 
-    def wait(self) -> list[Event]:
+    def wait(self) -> list[parts.Event]:
         """Wait until a worker says something, or dies."""
         busy = [worker for worker in self._workers if worker.number is not None]
         ready = wait_for_any([one for worker in busy for one in (worker.connection, worker.process.sentinel)])
@@ -304,21 +251,21 @@ class ProcessWorkers:
         theirs.close()
         return _Worker(process, ours)
 
-    def _hear(self, worker: _Worker) -> Event:
+    def _hear(self, worker: _Worker) -> parts.Event:
         event = _receive(worker.connection)
         if event is None:
             return self._bury(worker)
         worker.has_begun = True
-        if not isinstance(event, PartProgress):
+        if not isinstance(event, parts.PartProgress):
             worker.number = None
         return event
 
-    def _bury(self, worker: _Worker) -> PartFailed:
+    def _bury(self, worker: _Worker) -> parts.PartFailed:
         self._workers.remove(worker)
         worker.connection.close()
         worker.process.join()
         assert worker.number is not None
-        return PartFailed(worker.number, _obituary(worker.process.exitcode or 0, worker.has_begun))
+        return parts.PartFailed(worker.number, _obituary(worker.process.exitcode or 0, worker.has_begun))
 
     def _end(self) -> None:
         for worker in self._workers:
@@ -338,7 +285,7 @@ class ProcessWorkers:
             worker.connection.close()
 
 
-def _check_pickles(job: PartJob[Any]) -> None:
+def _check_pickles(job: parts.PartJob[Any]) -> None:
     try:
         pickle.dumps(job)
     except Exception as error:
@@ -356,10 +303,10 @@ def _pickled(number: int, part_input: Any) -> bytes:
         raise ConfigError(f"input {number} cannot be sent to a process: {error}; inputs must pickle") from error
 
 
-def _receive(connection: Connection) -> Event | None:
+def _receive(connection: Connection) -> parts.Event | None:
     """What a worker said; None if it has died, also in the middle of a word."""
     try:
-        event: Event | None = connection.recv() if connection.poll() else None
+        event: parts.Event | None = connection.recv() if connection.poll() else None
     except (EOFError, OSError):
         return None
     return event
@@ -379,7 +326,7 @@ def _obituary(exitcode: int, has_begun: bool) -> str:
     )
 
 
-def _serve(connection: Connection, job: PartJob[Any]) -> None:
+def _serve(connection: Connection, job: parts.PartJob[Any]) -> None:
     """Write the parts that come through the pipe, until None does, or nobody is there any more."""
     ignore_interrupts()
     signal.signal(signal.SIGTERM, _exit_in_order)
@@ -387,16 +334,16 @@ def _serve(connection: Connection, job: PartJob[Any]) -> None:
     with suppress(EOFError, ConnectionError):  # the parent was killed, and no one is left to be told
         while (task := connection.recv()) is not None:
             number, pickled = task
-            connection.send(PartProgress(number, 0))
+            connection.send(parts.PartProgress(number, 0))
             connection.send(_write(job, number, pickled, _Reporter(connection, number)))
 
 
-def _write(job: PartJob[Any], number: int, pickled: bytes, reporter: _Reporter) -> PartDone | PartFailed:
+def _write(job: parts.PartJob[Any], number: int, pickled: bytes, reporter: _Reporter) -> parts.Event:
     try:
         part_input = pickle.loads(pickled)  # noqa: S301 - from our own parent
     except Exception as error:  # noqa: BLE001 - whatever its class raises here
-        return failure(number, error, "it could be pickled, but not unpickled in a worker process: ")
-    return write_part(job, number, part_input, reporter.count)
+        return parts.failure(number, error, "it could be pickled, but not unpickled in a worker process: ")
+    return parts.write_part(job, number, part_input, reporter.count)
 
 
 class _Reporter:
@@ -412,7 +359,7 @@ class _Reporter:
         """One more sample is written."""
         self._samples += 1
         if time.monotonic() >= self._due:
-            self._connection.send(PartProgress(self._number, self._samples))
+            self._connection.send(parts.PartProgress(self._number, self._samples))
             self._due = time.monotonic() + _SECONDS_BETWEEN_REPORTS
 
 
@@ -447,3 +394,79 @@ def ignore_interrupts() -> None:
     """In a process that was started so: ignore Ctrl-C, but no more than that: what it holds back for now is let go."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+# --- tasks of a Ray cluster ---
+
+
+class RayWorkers:
+    """Tasks of the Ray cluster that this program is connected to, or of one of its own.
+
+    A program that has not called ``ray.init`` is connected as ``ray.init()`` does it: to the cluster that the
+    environment names, or to one on this machine that ends with the context.
+    """
+
+    def __init__(self, job: parts.PartJob[Any], num_workers: int | None) -> None:
+        """Nothing is started before the context is entered.
+
+        Args:
+            job: What to write.
+            num_workers: Most tasks at a time; None for one a CPU of the cluster.
+
+        Raises:
+            MissingDependencyError: Ray is not installed.
+        """
+        self._ray = _import_ray()
+        self._job = job
+        self.capacity = num_workers or 1
+        self._num_workers = num_workers
+        self._running: dict[Any, int] = {}
+        self._on_exit = ExitStack()
+
+    def __enter__(self) -> RayWorkers:
+        ray = self._ray
+        if not ray.is_initialized():
+            if threading.current_thread() is threading.main_thread():
+                # Ray sets a handler of its own, and leaves it when it is shut down.
+                self._on_exit.callback(signal.signal, signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+            ray.init(log_to_driver=False, logging_level=logging.WARNING)
+            self._on_exit.callback(ray.shutdown)
+        self.capacity = self._num_workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        self._sent_job = ray.put(self._job)
+        # Only a dead worker or node is tried again by Ray; an error of the function comes back as a value.
+        self._task = ray.remote(max_retries=_TIMES_A_DEAD_WORKER_IS_REPLACED)(parts.write_part)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._on_exit:
+            for task in self._running:
+                self._ray.cancel(task, force=True)
+
+    def begin(self, number: int, part_input: Any) -> None:
+        """Hand a part to the cluster."""
+        task = self._task.options(name=f"part {number}").remote(self._sent_job, number, part_input)
+        self._running[task] = number
+
+    def wait(self) -> list[parts.Event]:
+        """Wait until a task ends."""
+        ended, _ = self._ray.wait(list(self._running), num_returns=1)
+        return [self._end_of(task) for task in ended]
+
+    def _end_of(self, task: Any) -> parts.Event:
+        number = self._running.pop(task)
+        try:
+            event: parts.Event = self._ray.get(task)
+        except self._ray.exceptions.RayError as error:
+            return parts.PartFailed(
+                number, f"Ray gave it up after {_TIMES_A_DEAD_WORKER_IS_REPLACED} more tries: {parts.summary_of(error)}"
+            )
+        return event
+
+
+def _import_ray() -> Any:
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"engine='ray' needs a package that is not installed ({error}); run: pip install 'lightning-streaming[ray]'"
+        ) from error

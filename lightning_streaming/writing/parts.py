@@ -14,8 +14,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Protocol
 
 import numpy as np
 
@@ -23,23 +22,14 @@ from lightning_streaming.errors import ConfigError, IndexFormatError
 from lightning_streaming.files import remove_partials
 from lightning_streaming.formats.encodings import register_encoding, registered_encodings
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo, parse_index
+from lightning_streaming.signatures import called_with_options_of, explains_options_of
 from lightning_streaming.storage import Location, StorageOptions, join_url, prepare
 from lightning_streaming.storage.sinks import system_errors
-from lightning_streaming.writing.destination import parse_out
-from lightning_streaming.writing.directories import (
-    CONVERSION_PLAN,
-    PARTS_PLAN,
-    after_others,
-    check_is_directory,
-    has_all_files,
-    remove_half_part,
-)
+from lightning_streaming.writing import destination
 from lightning_streaming.writing.merge import join, publish
-from lightning_streaming.writing.shard_encoders import ShardSettings, columns_of, make_mds_encoder, parse_settings
+from lightning_streaming.writing.shard_encoders import ShardSettings, columns_of, make_mds_encoder
+from lightning_streaming.writing.writer_options import Input, ParallelOptions, PlanOptions, Sample, ShardOptions
 from lightning_streaming.writing.writers import MDSWriter
-
-Input = TypeVar("Input")
-Sample = Mapping[str, Any]
 
 _LIST_ATTEMPTS = 3
 _LIST_SECONDS = 60.0
@@ -50,8 +40,8 @@ _LONGEST_SHOWN = 120
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{4,}")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PartJob(Generic[Input]):
+@dataclass(frozen=True, kw_only=True)
+class PartJob(ShardOptions, Generic[Input]):
     """All that a process must know to write any part of one dataset. Made by :func:`plan_parts`; pickles."""
 
     fn: Callable[[Input], Iterable[Sample]]
@@ -60,14 +50,6 @@ class PartJob(Generic[Input]):
     """Directory or URL of the dataset."""
     num_parts: int
     """One for each input."""
-    columns: Mapping[str, str] | None
-    """Column name to encoding; None to tell them from the first sample of each part."""
-    settings: ShardSettings
-    """How shards are cut, compressed and hashed."""
-    storage_options: Mapping[str, Any] = field(repr=False)
-    """Arguments for the filesystem of the URL."""
-    strict: bool = False
-    """Whether values that would come back as others are refused."""
     encodings: Mapping[str, type[Any]] = field(default_factory=registered_encodings, repr=False)
     """What the program registered, for the processes that write."""
 
@@ -95,13 +77,13 @@ class PartJob(Generic[Input]):
         """
         for name, encoding_class in self.encodings.items():
             register_encoding(name, encoding_class)
-        location = Location(self.location(number), self.storage_options)
-        with after_others(location.path):
+        location = Location(self.location(number), self.storage_options or StorageOptions())
+        with destination.after_others(location.path):
             index = self._finished(location)
             if index is not None:
                 return index.num_samples
             if location.path is not None:
-                remove_half_part(location.path)
+                destination.remove_half_part(location.path)
             return self._write(location.url, part_input, on_sample)
 
     def publish(self) -> None:
@@ -121,16 +103,7 @@ class PartJob(Generic[Input]):
 
     def _write(self, url: str, part_input: Input, on_sample: Callable[[], None]) -> int:
         samples = 0
-        with _PartWriter(
-            columns=self.columns,
-            out=url,
-            compression=self.settings.compression,
-            hashes=list(self.settings.hashes),
-            size_limit=self.settings.size_limit,
-            max_workers=_SHARDS_AT_A_TIME,
-            storage_options=self.storage_options,
-            strict=self.strict,
-        ) as writer:
+        with _PartWriter(out=url, max_workers=_SHARDS_AT_A_TIME, **self.of_shards()) as writer:
             for sample in self.fn(part_input):
                 writer.write(sample)
                 samples += 1
@@ -151,7 +124,7 @@ class PartJob(Generic[Input]):
             return None  # cut short by a crash of the machine
         for shard in index.shards:
             self._check_settings(shard, str(source))
-        return index if directory is None or has_all_files(directory, index) else None
+        return index if directory is None or destination.has_all_files(directory, index) else None
 
     def _check_settings(self, shard: ShardInfo, source: str) -> None:
         found = ShardSettings(compression=shard.compression, hashes=shard.hashes, size_limit=shard.size_limit)
@@ -176,63 +149,41 @@ class _PartWriter(MDSWriter):
         return nullcontext()
 
 
-def plan_parts(
-    inputs: Sequence[Input],
-    fn: Callable[[Input], Iterable[Sample]],
-    out: str | Path,
-    *,
-    columns: Mapping[str, str] | None = None,
-    compression: str | None = None,
-    hashes: Sequence[str] | None = None,
-    size_limit: int | float | str | None = "64mb",
-    mode: Literal["create", "resume"] = "create",
-    storage_options: Mapping[str, Any] | None = None,
-    strict: bool = False,
-) -> PartJob[Input]:
+@explains_options_of(PlanOptions)
+@called_with_options_of(PlanOptions)
+def plan_parts(asked: PlanOptions[Input]) -> PartJob[Input]:
     """Write down what a dataset in parts is made of, and give the job that writes it.
 
     For engines of your own: call ``job.write(number, inputs[number])`` for every input, wherever and in whatever order,
-    then ``job.publish()`` once. :func:`~lightning_streaming.writing.parallel.write_parallel` does just that. Its
-    arguments and errors are the same.
+    then ``job.publish()`` once. :func:`~lightning_streaming.writing.parallel.write_parallel` does just that.
+
+    Raises:
+        ConfigError: An argument cannot work, ``out`` is not empty, or what was begun there has other inputs or
+            settings.
+        MissingDependencyError: A package that a setting needs is not installed.
+        StorageError: The store did not answer.
     """
-    settings = parse_settings(compression, hashes, size_limit)
-    job, plan = make_job(inputs, fn, out, columns, settings, storage_options, strict=strict)
-    record(plan, job, mode)
+    job, plan = make_job(asked.inputs, asked)
+    record(plan, job, asked.mode)
     return job
 
 
 def make_job(
-    inputs: Sequence[Input],
-    fn: Callable[[Input], Iterable[Sample]],
-    out: str | Path,
-    columns: Mapping[str, str] | None,
-    settings: ShardSettings,
-    storage_options: Mapping[str, Any] | None,
-    *,
-    strict: bool,
+    inputs: Sequence[Input], asked: PlanOptions[Input] | ParallelOptions[Input]
 ) -> tuple[PartJob[Input], PartPlan]:
     """Check what :func:`plan_parts` is told. Nothing is touched; :func:`record` writes the plan down."""
+    fn, out, columns, settings = asked.fn, asked.out, asked.columns, asked.settings
     if not callable(fn):
         raise ConfigError(f"fn must be a function that gives the samples of an input, but got {fn!r:.100}")
     if columns is not None:
         make_mds_encoder(columns, settings)  # raises where they cannot work
-    directory, remote = parse_out(out)
+    directory, remote = destination.parse_out(out)
     if directory is not None and remote is not None:
         raise ConfigError(f"out must be a directory or a URL here, but got the pair {out}; parts go to one place")
     location = str(out) if directory is None else str(directory.absolute())
-    plan = make_plan(inputs, columns, settings, strict=strict)
-    options = StorageOptions(storage_options)
+    plan = make_plan(inputs, columns, settings, strict=asked.strict)
     prepare(location)
-    job = PartJob(
-        fn=fn,
-        out=location,
-        num_parts=len(inputs),
-        columns=columns,
-        settings=settings,
-        storage_options=options,
-        strict=strict,
-    )
-    return job, plan
+    return PartJob(fn=fn, out=location, num_parts=len(inputs), **asked.of_shards()), plan
 
 
 @system_errors("begin a dataset in parts")
@@ -240,16 +191,14 @@ def record(plan: PartPlan, job: PartJob[Any], mode: str) -> None:
     """Store the plan of a new dataset, or compare it with that of the one to go on with.
 
     Raises:
-        ConfigError: There is no such mode, or something else lies there.
+        ConfigError: Something else lies there.
         StorageError: The store did not answer.
     """
-    if mode not in ("create", "resume"):
-        raise ConfigError(f"mode must be 'create' or 'resume', but got {mode!r}")
-    out = Location(job.out, job.storage_options)
-    directory, stored_plan = out.path, out / PARTS_PLAN
+    out = Location(job.out, job.storage_options or StorageOptions())
+    directory, stored_plan = out.path, out / destination.PARTS_PLAN
     if directory is not None:
-        check_is_directory(directory)
-        remove_partials(directory / PARTS_PLAN)
+        destination.check_is_directory(directory)
+        remove_partials(directory / destination.PARTS_PLAN)
     begun = stored_plan.read_if_there()
     if begun is not None and mode == "resume":
         check_same(parse_plan(begun, str(stored_plan)), plan, str(stored_plan))
@@ -257,12 +206,16 @@ def record(plan: PartPlan, job: PartJob[Any], mode: str) -> None:
     if begun is not None:
         raise ConfigError(f"{out} was begun before; mode='resume' goes on with it, or choose another place")
     there = {path.name for path in directory.iterdir()} if directory is not None and directory.exists() else set()
-    if found := sorted(there - {CONVERSION_PLAN}):
-        raise ConfigError(f"{out} must be empty, but holds {found[0]}, and no {PARTS_PLAN}; choose another place")
+    if found := sorted(there - {destination.CONVERSION_PLAN}):
+        raise ConfigError(
+            f"{out} must be empty, but holds {found[0]}, and no {destination.PARTS_PLAN}; choose another place"
+        )
     if (out / INDEX_BASENAME).read_if_there() is not None:
         raise ConfigError(f"{out} holds a dataset that was not written in parts; choose another place")
     if directory is None and replace(out / _part_name(0), attempts=_LIST_ATTEMPTS, timeout=_LIST_SECONDS).walk():
-        raise ConfigError(f"{out} holds {_part_name(0)}, and no {PARTS_PLAN} that says of what; choose another place")
+        raise ConfigError(
+            f"{out} holds {_part_name(0)}, and no {destination.PARTS_PLAN} that says of what; choose another place"
+        )
     stored_plan.put(dump_plan(plan))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from decimal import Decimal
 from itertools import pairwise
 from numbers import Real
@@ -18,12 +18,11 @@ from lightning_streaming.errors import ConfigError, EncodingError, ShardCorruptE
 from lightning_streaming.formats.compression import check_algorithm, compress, extension
 from lightning_streaming.formats.encodings import Check, find_check
 from lightning_streaming.formats.hashing import hash_bytes
-from lightning_streaming.formats.index import INDEX_VERSION, MAX_RAW_BYTES, FileInfo, ShardInfo
+from lightning_streaming.formats.index import MAX_RAW_BYTES, FileInfo, ShardInfo
 from lightning_streaming.formats.mds import encode_config, head_bytes, shard_bytes
 from lightning_streaming.formats.mds_samples import SampleLayout, compile_layout
-from lightning_streaming.formats.split import SplitLayout, make_split_layout, meta_bytes, split_config
+from lightning_streaming.formats.split import SplitLayout, make_split_layout, meta_bytes
 from lightning_streaming.units import parse_bytes
-from lightning_streaming.writing.directories import shard_name
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -49,25 +48,6 @@ class ShardSettings:
             hash_bytes(name, b"")  # raises where it could not be computed
         if self.size_limit is not None and not 0 < self.size_limit <= MAX_RAW_BYTES:
             raise ConfigError(f"size_limit must be in (0, {MAX_RAW_BYTES}] bytes, but got {self.size_limit}")
-
-
-def config_of_shards(format_name: str, settings: ShardSettings, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """What an index says of all shards of one writer, as JSON has it.
-
-    Args:
-        format_name: For example ``"mds"``.
-        settings: How they are cut, compressed and hashed.
-        schema: What the format says of the columns; empty where they are not known yet.
-    """
-    columns = {name: list(value) if isinstance(value, tuple) else value for name, value in schema.items()}
-    return {
-        "version": INDEX_VERSION,
-        "format": format_name,
-        "compression": settings.compression,
-        "hashes": list(settings.hashes),
-        "size_limit": settings.size_limit,
-        **columns,
-    }
 
 
 def parse_settings(
@@ -103,6 +83,11 @@ def _parse_size_limit(size_limit: int | float | str | None) -> int | None:
     if not found and any(digit in str(size_limit) for digit in "123456789"):
         raise ConfigError(f"size_limit must be at least 1 byte, or None for no limit, but got {size_limit!r}")
     return found or None
+
+
+def shard_name(number: int, shard_format: str) -> str:
+    """The raw data file of a shard: ``shard.00012.mds``."""
+    return f"shard.{number:05}.{shard_format}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,9 +143,7 @@ class ShardEncoder(ABC):
         info = ShardInfo(
             format=self.format,
             samples=samples,
-            compression=self.settings.compression,
-            hashes=self.settings.hashes,
-            size_limit=self.settings.size_limit,
+            **asdict(self.settings),
             raw_data=data.raw,
             zip_data=data.compressed,
             raw_meta=None if meta is None else meta.raw,
@@ -202,9 +185,7 @@ def make_mds_encoder(columns: Mapping[str, str], settings: ShardSettings) -> Sha
     names = tuple(sorted(columns))
     layout = compile_layout(names, tuple(columns[name] for name in names))
     schema = layout.schema
-    config = encode_config(
-        schema, compression=settings.compression, hashes=settings.hashes, size_limit=settings.size_limit
-    )
+    config = encode_config(schema, **asdict(settings))
     return _MDSShardEncoder(format="mds", layout=layout, settings=settings, config=config, schema=schema)
 
 
@@ -247,9 +228,7 @@ def make_split_encoder(
     """
     _check_columns(columns)
     layout = make_split_layout(shard_format, columns, newline, separator)
-    config = split_config(
-        layout, compression=settings.compression, hashes=settings.hashes, size_limit=settings.size_limit
-    )
+    config = encode_config(layout.schema, layout.format, **asdict(settings))
     return _SplitShardEncoder(
         format=layout.format,
         layout=layout,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 import os
 from abc import ABC, abstractmethod
@@ -9,44 +10,41 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict
 from functools import partial
-from numbers import Integral
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypedDict, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 from weakref import WeakMethod
 
 from lightning_streaming.errors import ConfigError, EncodingError, StreamingError
 from lightning_streaming.formats.index import INDEX_BASENAME, ShardInfo, dump_index
+from lightning_streaming.formats.mds import encode_config
 from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
+from lightning_streaming.signatures import explains_options_of, takes_options_of
 from lightning_streaming.writing.destination import Destination
-from lightning_streaming.writing.journal import Journal, Mode, check_format, check_settings, find_start, go_on
+from lightning_streaming.writing.journal import Journal, check_format, check_settings, find_start, go_on
 from lightning_streaming.writing.shard_builder import ShardBuffer, ShardBuilder
 from lightning_streaming.writing.shard_encoders import (
     ShardEncoder,
     ShardSettings,
     check_exact,
     columns_of,
-    config_of_shards,
     exact_checks,
     infer_columns,
     infer_text_columns,
     make_mds_encoder,
     make_split_encoder,
-    parse_settings,
 )
+from lightning_streaming.writing.writer_options import SplitWriterOptions, WriterOptions, XSVWriterOptions
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer, Required, Self, Unpack
+    from typing_extensions import Buffer, Self
 
 _Result = TypeVar("_Result")
 
 # Of the whole process, because a fork copies all of it. So a copy knows what it is with its first sample, and no sample
 # costs a question.
 _REFUSALS: set[WeakMethod[Callable[[str], None]]] = set()
-
-DEFAULT_SIZE_LIMIT = 2**26
-DEFAULT_RETRY = 5
 
 # Why a writer takes no more samples.
 _WAS_WHOLE = "this dataset is finished; mode='append' adds to it"
@@ -69,73 +67,23 @@ class ShardWriter(ABC):
     format: ClassVar[str]
     """The format's name in the index."""
 
-    def __init__(
-        self,
-        *,
-        columns: Mapping[str, str] | None = None,
-        out: str | Path | tuple[str, str],
-        keep_local: bool = False,
-        compression: str | None = None,
-        hashes: Sequence[str] | None = None,
-        size_limit: int | float | str | None = DEFAULT_SIZE_LIMIT,
-        progress_bar: bool = False,
-        max_workers: int | None = None,
-        retry: int = DEFAULT_RETRY,
-        exist_ok: bool = False,
-        mode: Mode = "create",
-        storage_options: Mapping[str, Any] | None = None,
-        strict: bool = False,
-    ) -> None:
-        """Check the settings, look at what is there, and make room.
+    @takes_options_of(WriterOptions)
+    def __init__(self, options: WriterOptions) -> None:
+        self._begin(options)
 
-        Args:
-            columns: Column name to encoding, for example ``{"id": "int", "image": "ndarray:uint8:32,32,3"}``. What
-                samples hold beside these is left out. None tells them from the first sample, and all others must have
-                the same.
-            out: A directory; or a URL that fsspec serves; or (directory, URL or second directory) for both.
-            keep_local: Whether the directory of such a pair is filled too.
-            compression: Algorithm, for example ``"zstd"`` or ``"zstd:19"``; None for raw shards.
-            hashes: Names of the hashes to record of each file, sorted.
-            size_limit: Most raw bytes of a shard, as a number or like ``"64mb"``; a sample that is larger gets a shard
-                of its own. None, 0 or ``"0"`` for one shard of any size below 4 GiB.
-            progress_bar: Whether to show how many bytes are stored.
-            max_workers: Shards that are compressed, hashed and stored at a time. One more may wait: so many and one
-                are in memory, beside the one that is gathered. None for one a CPU, from 2 to 8.
-            retry: Attempts in total for each upload.
-            exist_ok: Whether a dataset that lies in the local directory is removed first, and one under the URL written
-                over, uncompressed shards of the same names included. Only what its index names is removed; a directory
-                that holds anything else is refused.
-            mode: ``"create"`` begins anew. ``"resume"`` begins too, but records each shard that is stored, and goes on
-                after the last of them if the writer before was stopped; a finished dataset is left as it is.
-                ``"append"`` goes on after a finished dataset. See :attr:`num_samples`.
-            storage_options: Arguments for the filesystem of the URL.
-            strict: Whether to refuse a value that would come back as another one: 1.5 or ``"3"`` in a column of
-                integers, a bool as a number, 1e300 in ``float32``, NaN in JSON. Without it they are taken as the
-                reference takes them; what is written is the same, byte for byte.
-
-        Raises:
-            ConfigError: A setting cannot work or is not that of the dataset to go on with, there is a dataset where
-                none should be, or none where one should be, or another writer is at work in the directory.
-            UnsupportedError: This version does not serve the compression or an encoding.
-            MissingDependencyError: A package that a setting needs is not installed.
-            StorageError: The store does not say what is there.
-        """
-        self._settings = parse_settings(compression, hashes, size_limit)
-        self._strict = strict
-        workers = _check_counts(max_workers, retry)
-        _check_mode(mode, exist_ok)
-        encoder = None if columns is None else self._encoder_for(columns)
-        self._destination = Destination(
-            out, keep_local=keep_local, retry=retry, progress_bar=progress_bar, storage_options=storage_options
-        )
+    def _begin(self, options: WriterOptions) -> None:
+        """Look at what is there, and make room."""
+        self._options, self._settings, mode = options, options.settings, options.mode
+        encoder = None if options.columns is None else self._encoder_for(options.columns)
+        self._destination = Destination(options)
         self._journal = None if mode == "create" else Journal(self._destination)
         with ExitStack() as held:
             if mode != "append":
                 self._destination.make_folder("")
             held.enter_context(self._alone())
-            if self._settings.compression is not None and not exist_ok:
+            if self._settings.compression is not None and not options.exist_ok:
                 self._destination.check_raw_forms(self.format)
-            self._start = find_start(mode, self._destination, exist_ok=exist_ok)
+            self._start = find_start(mode, self._destination, exist_ok=options.exist_ok)
             encoder = self._check_start(encoder)
             journal = self._journal
             samples = [] if journal is None else go_on(self._start, self._destination, journal, encoder)
@@ -146,9 +94,10 @@ class ShardWriter(ABC):
             )
             self._schema: Mapping[str, Any] = {} if encoder is None else encoder.schema
             self._held = held.pop_all()
-        self._exact_names = None if encoder is None or columns is not None else columns_of(encoder.schema).keys()
-        self._background = _Background(workers)
-        self._replaces = exist_ok
+        self._exact_names = (
+            None if encoder is None or options.columns is not None else columns_of(encoder.schema).keys()
+        )
+        self._background = _Background(options.max_workers)
         self._owner = os.getpid()
         self._refusal = _WAS_WHOLE if self._start.is_finished else None
         self._is_closed = False
@@ -166,7 +115,8 @@ class ShardWriter(ABC):
 
     def get_config(self) -> dict[str, Any]:
         """What the index says of every shard alike; of the columns once they are known."""
-        return config_of_shards(self.format, self._settings, self._schema)
+        config: dict[str, Any] = json.loads(encode_config(self._schema, self.format, **asdict(self._settings)))
+        return config
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Add a sample. If this raises, the sample was not added.
@@ -263,7 +213,7 @@ class ShardWriter(ABC):
 
     def _encoder_for(self, columns: Mapping[str, str]) -> ShardEncoder:
         encoder = self._make_encoder(columns, self._settings)
-        self._checks = exact_checks(encoder.schema) if self._strict else ()
+        self._checks = exact_checks(encoder.schema) if self._options.strict else ()
         return encoder
 
     def _refuse_from_now(self, why: str) -> None:
@@ -345,7 +295,7 @@ class ShardWriter(ABC):
         # What replaces a published shard is kept aside until it is decided, and checked then.
         replaced = dict(enumerate(published or ()))
         self._destination.check_stored(shard for n, shard in enumerate(shards) if replaced.get(n, shard) == shard)
-        if self._replaces and self._settings.compression is not None:
+        if self._options.exist_ok and self._settings.compression is not None:
             self._destination.remove_raw_forms(shards)
         if self._journal is not None and any(map(operator.ne, published or (), shards)):
             self._journal.decide(index)
@@ -381,24 +331,7 @@ def _store(builder: ShardBuilder, number: int, gathered: ShardBuffer, put: Calla
     return made.info
 
 
-class WriterArguments(TypedDict, total=False):
-    """What every writer takes; :class:`MDSWriter` tells the meaning and the defaults."""
-
-    columns: Mapping[str, str] | None
-    out: Required[str | Path | tuple[str, str]]
-    keep_local: bool
-    compression: str | None
-    hashes: Sequence[str] | None
-    size_limit: int | float | str | None
-    progress_bar: bool
-    max_workers: int | None
-    retry: int
-    exist_ok: bool
-    mode: Mode
-    storage_options: Mapping[str, Any] | None
-    strict: bool
-
-
+@explains_options_of(WriterOptions)
 class MDSWriter(ShardWriter):
     """Writes MDS shards, which take every encoding, byte for byte as MosaicML Streaming does.
 
@@ -422,38 +355,35 @@ class MDSWriter(ShardWriter):
 class _SplitWriter(ShardWriter):
     """Writes shards of rows that people can read; columns are ``str``, ``int`` or ``float``."""
 
-    def __init__(self, *, newline: str = "\n", **arguments: Unpack[WriterArguments]) -> None:
-        """Begin as :class:`MDSWriter` does.
+    _separator: str | None = None
 
-        Args:
-            newline: What every row ends in.
-            arguments: As for :class:`MDSWriter`.
-
-        Raises:
-            ConfigError: As for :class:`MDSWriter`, or ``newline`` cannot work.
-        """
-        self._newline = newline
-        super().__init__(**arguments)
+    @takes_options_of(SplitWriterOptions)
+    def __init__(self, options: SplitWriterOptions) -> None:
+        self._newline = options.newline
+        self._begin(options)
 
     def _make_encoder(self, columns: Mapping[str, str], settings: ShardSettings) -> ShardEncoder:
-        return make_split_encoder(self.format, columns, settings, newline=self._newline)
+        return make_split_encoder(self.format, columns, settings, newline=self._newline, separator=self._separator)
 
     def _infer(self, sample: Mapping[str, Any]) -> dict[str, str]:
         return infer_text_columns(sample)
 
 
+@explains_options_of(SplitWriterOptions)
 class JSONWriter(_SplitWriter):
     """Writes JSONL shards: a JSON object a row. Columns are ``str``, ``int`` or ``float``."""
 
     format: ClassVar[str] = "json"
 
 
+@explains_options_of(SplitWriterOptions)
 class CSVWriter(_SplitWriter):
     """Writes shards of fields with commas between them, not quoted: no text may hold a comma or a newline."""
 
     format: ClassVar[str] = "csv"
 
 
+@explains_options_of(SplitWriterOptions)
 class TSVWriter(_SplitWriter):
     """Writes shards of fields with tabs between them: no text may hold a tab or a newline."""
 
@@ -461,64 +391,16 @@ class TSVWriter(_SplitWriter):
 
 
 @tells_unknown_arguments
+@explains_options_of(XSVWriterOptions)
 class XSVWriter(_SplitWriter):
     """Writes shards of fields with a separator of your choice between them: no text may hold it, or a newline."""
 
     format: ClassVar[str] = "xsv"
 
-    def __init__(self, *, separator: str, newline: str = "\n", **arguments: Unpack[WriterArguments]) -> None:
-        """Begin as :class:`MDSWriter` does.
-
-        Args:
-            separator: What is between two fields.
-            newline: What every row ends in.
-            arguments: As for :class:`MDSWriter`.
-
-        Raises:
-            ConfigError: As for :class:`MDSWriter`, or ``separator`` or ``newline`` cannot work.
-        """
-        self._separator = separator
-        super().__init__(newline=newline, **arguments)
-
-    def _make_encoder(self, columns: Mapping[str, str], settings: ShardSettings) -> ShardEncoder:
-        return make_split_encoder(self.format, columns, settings, newline=self._newline, separator=self._separator)
-
-
-def _check_counts(max_workers: int | None, retry: int) -> int:
-    """Refuse numbers that cannot be; gives how many workers there are.
-
-    Raises:
-        ConfigError: One is not a whole number from 1.
-    """
-    check_count(retry, "retry")
-    if max_workers is None:
-        return max(2, min(8, os.cpu_count() or 1))
-    return check_count(max_workers, "max_workers")
-
-
-def check_count(count: object, what: str) -> int:
-    """Refuse what is no whole number from 1.
-
-    Raises:
-        ConfigError: It is not.
-    """
-    if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
-        raise ConfigError(f"{what} must be a whole number from 1, but got {count!r}")
-    return int(count)
-
-
-def _check_mode(mode: str, exist_ok: bool) -> None:
-    """Refuse a mode that there is not, or that contradicts ``exist_ok``.
-
-    Raises:
-        ConfigError: Says which.
-    """
-    if mode not in get_args(Mode):
-        raise ConfigError(f"mode must be one of {', '.join(get_args(Mode))}, but got {mode!r}")
-    if exist_ok and mode != "create":
-        raise ConfigError(
-            f"exist_ok=True replaces what is there, but mode={mode!r} goes on with it; choose one of both"
-        )
+    @takes_options_of(XSVWriterOptions)
+    def __init__(self, options: XSVWriterOptions) -> None:
+        self._newline, self._separator = options.newline, options.separator
+        self._begin(options)
 
 
 def _refuse_in_forks(refuse: Callable[[str], None]) -> None:
@@ -559,12 +441,13 @@ class _Background:
     One thread gives the work. Where it waits, it may be interrupted, and nothing has changed.
     """
 
-    def __init__(self, max_workers: int) -> None:
+    def __init__(self, max_workers: int | None) -> None:
         """Nothing is started yet.
 
         Args:
-            max_workers: Pieces at work at a time. One more may wait.
+            max_workers: Pieces at work at a time. One more may wait. None for one a CPU, from 2 to 8.
         """
+        max_workers = max(2, min(8, os.cpu_count() or 1)) if max_workers is None else int(max_workers)
         self._pool = ThreadPoolExecutor(max_workers, thread_name_prefix="shard-writer")
         self._most = max_workers + 1
         self._unfinished: deque[Future[None]] = deque()

@@ -14,7 +14,7 @@ from lightning_streaming.formats.hashing import hash_bytes
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, dump_index
 from lightning_streaming.formats.mds import encode_config, head_bytes
 from lightning_streaming.formats.mds_samples import compile_layout
-from lightning_streaming.formats.split import SplitLayout, make_split_layout, meta_bytes, split_config
+from lightning_streaming.formats.split import SplitLayout, make_split_layout, meta_bytes
 
 
 @st.composite
@@ -100,7 +100,7 @@ def put_split_shard(
     hashes: tuple[str, ...] = (),
 ) -> ShardInfo:
     """Write the files of a shard, and say what its index would."""
-    config = split_config(layout, compression=compression, hashes=hashes, size_limit=None)
+    config = encode_config(layout.schema, layout.format, compression=compression, hashes=hashes, size_limit=None)
     meta, data = shard_files([layout.encode(sample) for sample in samples], layout, config)
     directory.mkdir(parents=True, exist_ok=True)
     name = f"shard.{number:05}.{layout.format}"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
 import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_streaming.cache.sources import check_hash
@@ -22,16 +24,20 @@ from lightning_streaming.formats.index import (
     Identity,
     IndexForm,
     ShardInfo,
+    check_version,
     dump_index,
     dump_merged_index,
     identity_of,
     note_identity,
     parse_index,
+    parse_shard,
     read_form,
+    read_index,
     write_form,
 )
 from lightning_streaming.formats.shard import check_shard
-from tests.formats.golden_datasets import SERVED, read_index
+from tests.formats.golden_datasets import SERVED
+from tests.formats.golden_datasets import read_index as read_golden_index
 from tests.golden import golden_path
 
 NOWHERE = object()
@@ -335,7 +341,7 @@ def get(path: Path) -> IndexForm | None:
 
 @pytest.mark.parametrize("name", SERVED)
 def test_a_form_holds_its_index(name: str, tmp_path: Path) -> None:
-    index = read_index(golden_path("mds", name))
+    index = read_golden_index(golden_path("mds", name))
     put(tmp_path / "form", index)
     form = get(tmp_path / "form")
     assert form is not None
@@ -366,7 +372,7 @@ def test_odd_texts_and_numbers_come_back(tmp_path: Path) -> None:
 
 
 def test_the_file_may_go_while_its_index_is_in_use(tmp_path: Path) -> None:
-    index = read_index(golden_path("mds", "merged"))
+    index = read_golden_index(golden_path("mds", "merged"))
     put(tmp_path / "form", index)
     form = get(tmp_path / "form")
     (tmp_path / "form").unlink()
@@ -376,7 +382,7 @@ def test_the_file_may_go_while_its_index_is_in_use(tmp_path: Path) -> None:
 
 def test_a_form_that_was_cut_short_is_not_used(tmp_path: Path) -> None:
     path = tmp_path / "form"
-    data = put(path, read_index(golden_path("mds", "comp-zstd")))
+    data = put(path, read_golden_index(golden_path("mds", "comp-zstd")))
     for length in [*range(0, 300, 7), *range(4000, len(data), 997), len(data) - 1]:
         path.write_bytes(data[:length])
         assert get(path) is None
@@ -384,7 +390,7 @@ def test_a_form_that_was_cut_short_is_not_used(tmp_path: Path) -> None:
 
 def test_a_form_with_a_wrong_byte_is_not_used_or_holds_the_same(tmp_path: Path) -> None:
     """Some bytes are between the parts, or are the identity, which has a check of its own."""
-    path, index = tmp_path / "form", read_index(golden_path("mds", "comp-zstd"))
+    path, index = tmp_path / "form", read_golden_index(golden_path("mds", "comp-zstd"))
     data = put(path, index)
     generator = random.Random(3)
     refused = 0
@@ -399,7 +405,7 @@ def test_a_form_with_a_wrong_byte_is_not_used_or_holds_the_same(tmp_path: Path) 
 
 def test_a_form_that_was_made_to_mislead_is_not_used(tmp_path: Path) -> None:
     """With right checksums, but arrays that do not fit each other."""
-    one, other = (read_index(golden_path("mds", name)).shards for name in ("comp-zstd", "scalars"))
+    one, other = (read_golden_index(golden_path("mds", name)).shards for name in ("comp-zstd", "scalars"))
     for name in ("kind_of_shard", "samples", "sizes", "text_stops", "text"):
         mixed = DatasetIndex(one, "0" * 16)
         object.__setattr__(mixed, "shards", type(one)(**{**_arrays(one), name: getattr(other, name)[:-1]}))
@@ -413,7 +419,7 @@ def _arrays(table: object) -> dict[str, object]:
 
 def test_an_identity_is_noted_in_place(tmp_path: Path) -> None:
     path = tmp_path / "form"
-    put(path, read_index(golden_path("mds", "scalars")))
+    put(path, read_golden_index(golden_path("mds", "scalars")))
     with path.open("r+b") as file:
         assert identity_of(file) == IDENTITY
         note_identity(file, Identity(1, 2, 3))
@@ -435,3 +441,220 @@ def test_the_identity_of_a_file_changes_with_it(tmp_path: Path) -> None:
         assert Identity.of(file.fileno()) == before
     os.utime(path, ns=(0, before.modified + 1))
     assert Identity.of(path) != before
+
+
+# --- read piece by piece, which gives what it would be, read whole and shard by shard ---
+
+
+def nth_entry(number: int, packed: bool = True, split: bool = False) -> dict[str, Any]:
+    """One of many alike, as JSON."""
+    digests = {"sha1": f"{number:040x}", "xxh64": f"{number * 7:016x}"}
+
+    def file(name: str, size: int) -> dict[str, Any]:
+        return {"basename": f"part-a/shard.{number:05}.{name}", "bytes": size, "hashes": digests}
+
+    common = {
+        "compression": "zstd:3" if packed else None,
+        "hashes": ["sha1", "xxh64"],
+        "raw_data": file("x", 5000 + number),
+        "samples": 90 + number % 5,
+        "size_limit": 67108864,
+        "version": 2,
+        "zip_data": file("x.zstd", 70 + number) if packed else None,
+    }
+    if not split:
+        columns = {"column_encodings": ["int", "str"], "column_names": ["é", "text"], "column_sizes": [8, None]}
+        return {**common, **columns, "format": "mds"}
+    meta = {"raw_meta": file("meta", 900), "zip_meta": file("meta.zstd", 88) if packed else None}
+    return {**common, **meta, "columns": {"a": "int"}, "format": "json", "newline": "\n"}
+
+
+def in_pieces(data: bytes, count: int) -> Callable[[int], bytes]:
+    """Reads no more than so many bytes at a time."""
+    file = io.BytesIO(data)
+    return lambda most: file.read(min(most, count))
+
+
+def read_whole(data: bytes) -> list[ShardInfo] | str:
+    """The shards by way of one JSON value, or what is wrong with them."""
+    try:
+        root = json.loads(data)
+    except (ValueError, RecursionError):
+        return "i: an index must be JSON"
+    shards: list[ShardInfo] = []
+    where = "i"
+    try:
+        if type(root) is not dict:
+            raise IndexFormatError("an index must be a JSON object")
+        check_version(root)
+        if type(root.get("shards")) is not list:
+            return "i: shards" if "shards" in root else "i: the key 'shards'"
+        for one in root["shards"]:
+            where = f"i, shard {len(shards)}"
+            shards.append(parse_shard(one, {}))
+    except IndexFormatError as error:
+        return f"{where}: {error}"
+    return shards
+
+
+def assert_same(data: bytes, count: int) -> None:
+    """Both ways end the same, with the same words."""
+    expected = read_whole(data)
+    found = read_in_pieces(data, count)
+    assert found.startswith(expected) if isinstance(found, str) and isinstance(expected, str) else found == expected
+
+
+def read_in_pieces(data: bytes, count: int) -> Sequence[ShardInfo] | str:
+    """The shards, or what is wrong with them."""
+    try:
+        return read_index(in_pieces(data, count), "i").shards
+    except IndexFormatError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("count", [1, 7, 100, 1 << 20])
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("split", [False, True])
+def test_the_size_of_pieces_does_not_matter(count: int, indent: int | None, split: bool) -> None:
+    root = {"shards": [nth_entry(number, number < 6, split) for number in range(12)], "version": 2, "more": [1, {}]}
+    for sort in (True, False):
+        assert_same(json.dumps(root, indent=indent, sort_keys=sort).encode(), count)
+    backwards = dict(reversed(root.items()))
+    assert_same(json.dumps(backwards, ensure_ascii=False).encode(), count)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32-le"])
+def test_the_text_may_have_any_encoding_of_json(encoding: str) -> None:
+    assert_same(json.dumps({"version": 2, "shards": [nth_entry(1)]}, ensure_ascii=False).encode(encoding), 3)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"shards": [], "version": 2, "shards": [ENTRY, ENTRY]}',
+        '{"shards": [ENTRY, 3], "version": 2, "shards": [ENTRY]}',
+        '{"shards": [3], "version": 1}',
+        '{"shards": [3], "version": 2',
+        '{"shards": [3,], "version": 2}',
+        '{"shards": [ENTRY,], "version": 2}',
+        '{"shards": [ENTRY ENTRY], "version": 2}',
+        '{"shards": [ENTRY], "version": 2} {}',
+        '{"shards": [ENTRY], "version": 2,}',
+        '{"shards": [ENTRY], version: 2}',
+        '{"shards" [ENTRY], "version": 2}',
+        '{"shards": ENTRY, "version": 2}',
+        '{"shards": {}, "version": 2, "shards": [ENTRY]}',
+        '{"version": 22, "version": 2, "shards": [ENTRY]}',
+        '{"version": 2, "shards": []} \n',
+        "[ENTRY]",
+        "12",
+        "",
+        '{"shards": [' + "[" * 100_000,
+        '{"version": ' + "2" * 5000 + "}",
+    ],
+)
+@pytest.mark.parametrize("count", [1, 1 << 20])
+def test_what_is_no_index_is_refused_in_the_same_words(text: str, count: int) -> None:
+    assert_same(text.replace("ENTRY", json.dumps(nth_entry(0))).encode(), count if len(text) < 1000 else 1 << 20)
+
+
+_ALIKE = json.dumps({"shards": [nth_entry(number) for number in range(6)], "version": 2}, sort_keys=True)
+_SPLIT = json.dumps({"shards": [nth_entry(number, split=True) for number in range(6)], "version": 2})
+
+
+def damage(text: str, generator: random.Random) -> bytes:
+    """Change one place of a text that shards after it, and before, have too."""
+    place = generator.randrange(len(text))
+    length = generator.choice([0, 1, 1, 1, 2, 9])
+    alphabet = [
+        '"',
+        "{",
+        "}",
+        "[",
+        "]",
+        ":",
+        ",",
+        "\\",
+        "0",
+        "9",
+        "-",
+        ".",
+        "e",
+        "/",
+        "..",
+        "é",
+        " ",
+        "\n",
+        "\x00",
+        "true",
+    ]
+    return f"{text[:place]}{generator.choice([*alphabet, ''])}{text[place + length :]}".encode()
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 2**40), st.sampled_from([_ALIKE, _SPLIT]), st.sampled_from([64, 1 << 20]))
+def test_shards_alike_are_read_as_one_by_one_whatever_is_wrong_with_one(seed: int, text: str, count: int) -> None:
+    assert_same(damage(text, random.Random(seed)), count)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('"samples": 93', '"samples": 1300'),
+        ('"samples": 93', '"samples": 93.0'),
+        ('"samples": 93', '"samples": 93e0'),
+        ('"samples": 93', '"samples": 093'),
+        ('"samples": 93', '"samples": 99999999999999999999'),
+        ('"samples": 93', '"samples": true'),
+        ('"samples": 93', '"samples": 93, "samples": 94'),
+        ('"bytes": 5003', '"bytes": 4294967296'),
+        ('"bytes": 73', '"bytes": 9223372036854775808'),
+        ('"bytes": 73', '"bytes": 123456789012345678'),
+        ("part-a/shard.00003.x", "../shard.00003.x"),
+        ("part-a/shard.00003.x", "/shard.00003.x"),
+        ("part-a/shard.00003.x", "part-a//./shard.00003.x"),
+        ("part-a/shard.00003.x", "part-a/" + "x" * 300),
+        ("part-a/shard.00003.x", "é/shard.00003.x"),
+        ("part-a/shard.00003.x", r"part-\u0061/shard"),
+        ("part-a/shard.00003.x", ""),
+        ('"sha1": "', r'"sha1": "\ud800'),
+        ('"sha1": "', r'"sha\u0031": "'),
+        ('"version": 2, "zip_data"', '"version": 3, "zip_data"'),
+        ('"zip_data"', '"other": {"samples": 1}, "zip_data"'),
+    ],
+)
+def test_a_shard_that_is_nearly_like_those_before_it_is_looked_at_closely(before: str, after: str) -> None:
+    start = _ALIKE.index("shard.00003") - 400
+    text = _ALIKE[:start] + _ALIKE[start:].replace(before, after, 1)
+    assert text != _ALIKE
+    assert_same(text.encode(), 1 << 20)
+
+
+def test_a_key_that_is_written_twice_counts_as_in_json() -> None:
+    """Also where one of the two is spelled with an escape."""
+    for twice in (
+        '"samples": 5, "samples": 90',
+        r'"samples": 5, "sampl\u0065s": 90',
+        r'"s\u0061mples": 90, "samples": 5',
+    ):
+        text = json.dumps({"shards": [nth_entry(0)] * 5, "version": 2}).replace('"samples": 90', twice)
+        assert_same(text.encode(), 1 << 20)
+
+
+def test_a_byte_that_is_no_text_is_told_wherever_it_is() -> None:
+    data = _ALIKE.encode()
+    with pytest.raises(IndexFormatError, match="i: an index must be JSON, but 'utf-8' codec"):
+        parse_index(data[:-40] + b"\xff" + data[-40:], "i")
+
+
+@pytest.mark.parametrize("number", [0, 4])  # the first is read as JSON, the last by what is known of those before
+@pytest.mark.parametrize("is_split", [False, True])
+def test_a_file_that_cannot_say_where_its_samples_are_is_refused_by_its_last_byte(number: int, is_split: bool) -> None:
+    shards = [nth_entry(one, split=is_split) for one in range(5)]
+    file = shards[number]["raw_meta" if is_split else "raw_data"]
+    file["bytes"] = 4 * (shards[number]["samples"] + 2)
+    text = json.dumps({"shards": shards, "version": 2})
+    assert parse_index(text.encode(), "x").shards[number].samples == shards[number]["samples"]
+    shorter = text.replace(f'"bytes": {file["bytes"]},', f'"bytes": {file["bytes"] - 1},')
+    with pytest.raises(IndexFormatError, match=f"^x, shard {number}: .* too few to say where"):
+        parse_index(shorter.encode(), "x")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import pickle
 import struct
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from lightning_streaming.formats.mds import (
     check_lengths,
     check_shard_bytes,
     head_bytes,
+    map_file,
     read_offsets,
     shard_bytes,
     table_bytes,
@@ -237,3 +239,13 @@ def test_a_shard_of_4_gib_is_refused() -> None:
     check_shard_bytes(2**32 - 1)
     with pytest.raises(ConfigError, match="set size_limit"):
         check_shard_bytes(2**32)
+
+
+def test_a_file_that_is_removed_just_before_it_is_locked_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "shard.00000.mds"
+    path.write_bytes(b"1234")
+    monkeypatch.setattr(fcntl, "flock", lambda *_: path.unlink())
+    with pytest.raises(ObjectNotFoundError, match="is named by an index, but is not there"):
+        map_file(path, 4)

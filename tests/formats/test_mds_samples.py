@@ -415,7 +415,7 @@ def test_shards_alike_have_one_way_to_lie(tmp_path: Path) -> None:
 
 def test_a_first_sample_that_cannot_be_read_is_no_plain_one(tmp_path: Path) -> None:
     reader = write_arrays(tmp_path, [np.zeros((2, 3))])
-    plain, whole = reader._schema, bytearray(reader._view[-(4 + 8 + 4 + 48) :])
+    plain, whole = reader._schema, bytearray(reader._data[-(4 + 8 + 4 + 48) :])
     assert plain is not None
     assert plain.rows_like(memoryview(whole)) is not None
     for place in (0, 3, 12, 13, 14):

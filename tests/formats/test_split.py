@@ -25,6 +25,7 @@ from lightning_streaming.errors import (
     StorageError,
 )
 from lightning_streaming.formats.index import FileInfo, ShardInfo
+from lightning_streaming.formats.mds import encode_config
 from lightning_streaming.formats.shard import check_shard, open_shard
 from lightning_streaming.formats.split import (
     SplitLayout,
@@ -32,7 +33,6 @@ from lightning_streaming.formats.split import (
     make_split_layout,
     meta_bytes,
     read_split_layout,
-    split_config,
 )
 from tests.formats.golden_datasets import SPLIT, expectations, unpack, value_of
 from tests.formats.small_shards import (
@@ -64,9 +64,8 @@ class TestGolden:
         samples = [{key: value_of(value) for key, value in one.items()} for one in expected["samples"]]
         for shard in unpack(golden_path("mds", name), tmp_path).shards:
             assert layout.schema == shard.schema
-            config = split_config(
-                layout, compression=shard.compression, hashes=shard.hashes, size_limit=shard.size_limit
-            )
+            given = {"compression": shard.compression, "hashes": shard.hashes, "size_limit": shard.size_limit}
+            config = encode_config(layout.schema, layout.format, **given)  # type: ignore[arg-type]
             rows = [layout.encode(samples.pop(0)) for _ in range(shard.samples)]
             meta, data = shard_files(rows, layout, config)
             assert data == (tmp_path / shard.raw_data.basename).read_bytes()
@@ -311,7 +310,9 @@ class TestLayout:
 
     def test_the_config_repeats_the_index(self) -> None:
         layout = layout_of("xsv")
-        config = json.loads(split_config(layout, compression="zstd:7", hashes=("sha1",), size_limit=9))
+        config = json.loads(
+            encode_config(layout.schema, layout.format, compression="zstd:7", hashes=("sha1",), size_limit=9)
+        )
         assert config == {
             "column_encodings": ["int", "float", "str"],
             "column_names": ["id", "score", "text"],
@@ -470,7 +471,7 @@ class TestDamage:
                 if broken == sound or (place not in (0, 4) and broken == sorted(broken)):
                     continue
                 set_offsets(info, tmp_path, broken)
-                with pytest.raises(ShardCorruptError, match=r"must place its rows|the offsets say"):
+                with pytest.raises(ShardCorruptError, match=r"must hold its samples|the offsets say"):
                     SplitReader(info, tmp_path)
 
     @EVERY

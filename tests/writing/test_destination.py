@@ -14,14 +14,16 @@ import pytest
 
 from lightning_streaming.errors import ConfigError, IndexFormatError, ObjectNotFoundError, StorageError
 from lightning_streaming.storage import Location
-from lightning_streaming.writing.destination import Destination, parse_out
-from lightning_streaming.writing.directories import (
+from lightning_streaming.writing.destination import (
+    Destination,
     after_others,
     has_all_files,
     instead_of_others,
+    parse_out,
     prepare_directory,
     remove_half_part,
 )
+from lightning_streaming.writing.writer_options import WriterOptions
 from lightning_streaming.writing.writers import MDSWriter
 from tests.formats.golden_datasets import read_index, read_samples
 from tests.helpers import write_dataset
@@ -33,6 +35,10 @@ def bucket() -> Iterator[str]:
     fsspec.filesystem("memory").touch("/bucket/beside")
     yield "memory://bucket/data"
     fsspec.filesystem("memory").rm("/bucket", recursive=True)
+
+
+def destination_of(out: Any, **options: Any) -> Destination:
+    return Destination(WriterOptions(out=out, **options))
 
 
 def names(directory: Path) -> list[str]:
@@ -77,7 +83,7 @@ def test_passwords_are_not_shown() -> None:
 
 
 def test_files_go_to_a_directory(tmp_path: Path) -> None:
-    destination = Destination(tmp_path / "new" / "out")
+    destination = destination_of(tmp_path / "new" / "out")
     destination.put("a.mds", b"a")
     destination.close()
     assert (tmp_path / "new" / "out" / "a.mds").read_bytes() == b"a"
@@ -85,7 +91,7 @@ def test_files_go_to_a_directory(tmp_path: Path) -> None:
 
 def test_files_of_a_url_leave_nothing_here(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    destination = Destination(bucket)
+    destination = destination_of(bucket)
     destination.put("a.mds", b"a")
     destination.close()
     assert names(tmp_path) == []
@@ -94,7 +100,7 @@ def test_files_of_a_url_leave_nothing_here(bucket: str, tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("keep_local", [True, False])
 def test_files_of_a_pair_are_kept_on_request(keep_local: bool, bucket: str, tmp_path: Path) -> None:
-    destination = Destination((str(tmp_path / "out"), bucket), keep_local=keep_local)
+    destination = destination_of((str(tmp_path / "out"), bucket), keep_local=keep_local)
     destination.put("a.mds", b"a")
     destination.close()
     assert fsspec.filesystem("memory").cat("/bucket/data/a.mds") == b"a"
@@ -103,7 +109,7 @@ def test_files_of_a_pair_are_kept_on_request(keep_local: bool, bucket: str, tmp_
 
 
 def test_the_second_place_of_a_pair_may_be_a_directory(tmp_path: Path) -> None:
-    destination = Destination((str(tmp_path / "a"), str(tmp_path / "b" / "c")))
+    destination = destination_of((str(tmp_path / "a"), str(tmp_path / "b" / "c")))
     destination.put("a.mds", b"a")
     destination.close()
     assert names(tmp_path) == ["b"]
@@ -112,11 +118,11 @@ def test_the_second_place_of_a_pair_may_be_a_directory(tmp_path: Path) -> None:
 
 def test_a_url_has_no_directory_to_keep(bucket: str) -> None:
     with pytest.raises(ConfigError, match="keep_local=True needs a directory"):
-        Destination(bucket, keep_local=True)
+        destination_of(bucket, keep_local=True)
 
 
 def test_only_what_was_put_is_removed(tmp_path: Path) -> None:
-    destination = Destination(tmp_path / "out")
+    destination = destination_of(tmp_path / "out")
     destination.put("a.mds", b"a")
     (tmp_path / "out" / "mine.txt").touch()
     destination.undo()
@@ -126,7 +132,7 @@ def test_only_what_was_put_is_removed(tmp_path: Path) -> None:
 def test_a_directory_that_was_there_stays(tmp_path: Path) -> None:
     (tmp_path / "found").mkdir()
     for name in ("found", "made"):
-        destination = Destination(tmp_path / name)
+        destination = destination_of(tmp_path / name)
         destination.put("a.mds", b"a")
         destination.undo()
     assert names(tmp_path) == ["found"]
@@ -191,7 +197,7 @@ def test_a_dataset_under_a_url_is_not_written_over_unless_told(
 
     write_old_dataset(out("first"))
     with pytest.raises(ConfigError, match="holds a dataset"):
-        Destination(out("second")).start_anew(exist_ok=False)
+        destination_of(out("second")).start_anew(exist_ok=False)
     write_old_dataset(out("third"), exist_ok=True)
 
 
@@ -201,10 +207,10 @@ def test_a_remote_dataset_that_is_replaced_is_no_dataset_meanwhile(kind: str, bu
     out = (str(tmp_path / "out"), remote)
     write_old_dataset(out)
     writer = MDSWriter(columns={"id": "int"}, out=out, size_limit=300, exist_ok=True)
-    assert Destination(out).published() is None
+    assert destination_of(out).published() is None
     writer.write({"id": 0})
     writer.finish()
-    found = Destination(out).published()
+    found = destination_of(out).published()
     assert found is not None
     assert found[0].num_samples == 1
 
@@ -237,7 +243,7 @@ def test_what_the_system_refuses_is_a_storage_error_with_the_path(mode: str, tmp
 def test_a_directory_names_what_the_system_refuses(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
-    destination, location = Destination(tmp_path), Location(str(tmp_path))
+    destination, location = destination_of(tmp_path), Location(str(tmp_path))
     for refused in (
         (location / "folder").remove,
         (location / "folder").read,

@@ -20,7 +20,7 @@ from lightning_streaming.errors import AccessDeniedError, ConfigError, ObjectNot
 from lightning_streaming.formats.index import parse_index
 from lightning_streaming.storage import Location
 from lightning_streaming.writing import shard_builder
-from lightning_streaming.writing.directories import WRITING
+from lightning_streaming.writing.destination import WRITING
 from lightning_streaming.writing.shard_builder import ShardBuffer
 from lightning_streaming.writing.writers import MDSWriter
 from tests.formats.golden_datasets import read_samples
