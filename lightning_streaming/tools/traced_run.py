@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,21 +13,9 @@ from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.state import Cursor
 from lightning_streaming.order.skips import TrainProgress
-from lightning_streaming.tools.checkpoints import SavedLoader, batches_trained, find_places, find_state_file
-from lightning_streaming.tools.options import count_ranks, read_run_files
+from lightning_streaming.tools.checkpoints import SavedLoader, batches_trained, find_places, find_state_file, settled
+from lightning_streaming.tools.commands import count_ranks, read_run_files
 from lightning_streaming.world import World
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TraceRequest:
-    """What was said on the command line; None where configuration or checkpoint are to say it."""
-
-    configs: list[str]
-    changes: Mapping[str, str]
-    nodes: int | None
-    ranks_per_node: int | None
-    accumulate: int | None
-    checkpoint: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,25 +54,30 @@ class _Checkpoint:
     """Those of them in the epoch under way."""
 
 
-def traced_run(asked: TraceRequest) -> TracedRun:
+def traced_run(asked: Namespace, changes: Mapping[str, Any]) -> TracedRun:
     """Read configuration and checkpoint, and the indexes of the data.
+
+    Args:
+        asked: As for :func:`run_on`; and ``config``, the paths of the configuration's files.
+        changes: More settings of the data.
 
     Raises:
         ConfigError: They do not describe a run that can be traced.
         StateError: The checkpoint has no place to begin at, or is of other data.
         StorageError: An index could not be fetched.
     """
-    written = read_run_files(asked.configs, asked.changes)
+    written = read_run_files(asked.config, changes)
     return run_on(written.datamodule, written.trainer, asked)
 
 
-def run_on(data: Any, trainer: Mapping[str, Any], asked: TraceRequest) -> TracedRun:
+def run_on(data: Any, trainer: Mapping[str, Any], asked: Namespace) -> TracedRun:
     """The run of a data module that is not set up yet.
 
     Args:
         data: A ``StreamingDataModule``.
         trainer: The trainer's settings, as far as they are written.
-        asked: What goes before those settings.
+        asked: What goes before those settings: ``nodes``, ``ranks_per_node``, ``accumulate``, and the path of a
+            ``checkpoint``; each is None where configuration or checkpoint are to say it.
 
     Raises:
         ConfigError: They do not describe a run that can be traced.
@@ -145,10 +139,10 @@ def _only_loader(loaders: Any) -> StreamingDataLoader:
 def _read_checkpoint(path: str) -> _Checkpoint:
     content = find_state_file(Path(path)).peek()
     places = find_places(content, path)
-    if places.trainer is None or places.trainer.global_step is None:
+    if places.trainer is None or places.global_step is None:
         raise StateError(f"{path} does not tell its trainer's step; only checkpoints of Lightning do")
     loader = places.loaders[places.choose(None)]
-    return _Checkpoint(loader, places.trainer.global_step, batches_trained(content), places.trainer.settled.batches)
+    return _Checkpoint(loader, places.global_step, batches_trained(content), settled(places.trainer).batches)
 
 
 def _stop(trainer: Mapping[str, Any]) -> _Stop:
@@ -165,7 +159,7 @@ def _stop(trainer: Mapping[str, Any]) -> _Stop:
 
 
 def _topology(
-    asked: TraceRequest,
+    asked: Namespace,
     trainer: Mapping[str, Any],
     saved: _Checkpoint | None,
     loader: StreamingDataLoader,
