@@ -32,7 +32,8 @@ from typing import Any
 import numpy as np
 
 from lightning_streaming import StreamingDataset
-from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.loading.passes import passes_of, plan_of
+from lightning_streaming.loading.state import Cursor
 from tests.servers import http_server
 
 SHARDS = (10_000, 100_000, 1_000_000)
@@ -75,9 +76,9 @@ def measure(remote: str) -> dict[str, float]:
     began, busy = time.perf_counter(), time.process_time()
     dataset = StreamingDataset(remote=remote, shuffle=True, shuffle_algo="blockwise", batch_size=BATCH_SIZE)
     assert dataset.size
-    start = passes_of(dataset).begin(dataset.current_world(), BATCH_SIZE)
-    positions = passes_of(dataset).epochs.partition(start).batches(np.arange(FIRST_BATCHES), 0, 0)
-    assert len(passes_of(dataset).epochs.plan(start).ids(positions.reshape(-1))) == FIRST_BATCHES * BATCH_SIZE
+    epoch = passes_of(dataset).run.on(dataset.current_world()).epoch(Cursor(0, 0))
+    positions = epoch.partition.batches(np.arange(FIRST_BATCHES), 0, 0)
+    assert len(plan_of(epoch).ids(positions.reshape(-1))) == FIRST_BATCHES * BATCH_SIZE
     dataset.state_dict(0)
     seconds, cpu = time.perf_counter() - began, time.process_time() - busy
     return {"seconds": seconds, "cpu": cpu, "peak_mib": resident_mib("VmHWM") - before}

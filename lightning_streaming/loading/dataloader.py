@@ -6,7 +6,7 @@ import logging
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.dataset_options import describe
-from lightning_streaming.loading.epochs import OnChange
 from lightning_streaming.loading.measures import LoaderStatistics, StatisticsCollector
 from lightning_streaming.loading.other_trainers import AcceleratedLoader, AcceleratedPass
-from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.loading.passes import passes_of, plan_of
+from lightning_streaming.loading.run import OnChange, Run
 from lightning_streaming.loading.sample_key import (
     KeyedBatch,
     SampleKey,
@@ -39,7 +39,7 @@ from lightning_streaming.loading.workers import (
     in_order,
     start_iterator,
 )
-from lightning_streaming.order.partition import NOTHING_SKIPPED, Partition
+from lightning_streaming.order.partition import Partition
 from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
 
 _log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class StreamingDataLoader(AcceleratedLoader):
             raise ConfigError("the order belongs to the dataset; pass shuffle=True there")
         if not kwargs.get("in_order", True):
             raise ConfigError("batches must come in order, or no place in the data could be saved; drop in_order=False")
-        if repeat_epoch and passes_of(dataset).epochs.skipped:
+        if repeat_epoch and passes_of(dataset).run.asked.skip:
             raise ConfigError("skip is for training, as it counts the batches of a run; leave it out for other stages")
         method = StreamingDataset.config(dataset)["batching_method"]  # a subclass may mean another thing by the name
         if with_valid and method != "random":
@@ -145,7 +145,7 @@ class StreamingDataLoader(AcceleratedLoader):
 
     def __len__(self) -> int:
         """Batches in a whole epoch on each rank; the same after a resume as before, and whatever is skipped."""
-        return self._whole_epoch().num_batches(self.drop_last)
+        return self.run().unskipped(Cursor(0, 0)).num_batches(self.drop_last)
 
     def __repr__(self) -> str:
         settings = f"batch_size={self.batch_size}, num_workers={self.num_workers}"
@@ -181,27 +181,31 @@ class StreamingDataLoader(AcceleratedLoader):
         """Samples of one batch over all ranks that read different ones."""
         return self._samples_per_batch * self.dataset.current_world().num_ranks
 
+    def run(self) -> Run:
+        """The run as this loader reads it: what its batches, their ends and a saved place mean."""
+        world = self.dataset.current_world()
+        return passes_of(self.dataset).run.on(world, self._samples_per_batch, self.drop_last)
+
     def normalised(self, cursor: Cursor) -> Cursor:
         """The same place, the end of an epoch written as the beginning of the next."""
-        return passes_of(self.dataset).epochs.normalise(cursor, self.dataset.current_world())
+        return passes_of(self.dataset).run.normalise(self.run(), cursor)
 
     def batches_left(self, cursor: Cursor) -> int:
         """Batches from ``cursor`` to the end of its epoch, on each rank."""
-        return self._partition_from(cursor).num_batches(self.drop_last)
+        return self.run().batches_left(cursor)
 
     def batches_of_epoch(self) -> int:
         """Batches, on each rank, of the whole epoch that the next batch is of: without those that are skipped."""
-        # From its place on, and not anew: an epoch under way keeps the batches that it was composed of elsewhere.
-        return replace(self._partition_from(self.normalised(self.cursor())), start=0).num_batches(self.drop_last)
+        run = self.run()
+        return run.batches_in_epoch(run.normalise(self.cursor()))
 
     def samples_before(self, cursor: Cursor) -> int:
         """Samples of its epoch, over all ranks, that are read before ``cursor``."""
-        partition = self._partition_from(cursor)
-        return partition.kept - partition.remaining
+        return self.run().samples_before(cursor)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next batch to be handed out begins: what has been handed out counts as read."""
-        return self.dataset.state_at(self.cursor())
+        return self.run().saved(self.normalised(self.cursor())).as_state()
 
     def load_state_dict(self, state: Mapping[str, Any], on_change: OnChange = "error") -> None:
         """Go on where ``state`` was taken, from the next pass on; see :meth:`StreamingDataset.load_state_dict`."""
@@ -284,7 +288,7 @@ class StreamingDataLoader(AcceleratedLoader):
 
     def _new_channel(self) -> WorkerChannel:
         slots = None if self._is_pinned() else make_slots(self.num_workers, (self.prefetch_factor or 0) + 1)
-        return WorkerChannel(SharedPassStart(len(passes_of(self.dataset).epochs.skipped)), slots)
+        return WorkerChannel(SharedPassStart(len(passes_of(self.dataset).run.asked.skip)), slots)
 
     def _worker_batches(self, channel: WorkerChannel) -> WorkerBatches:
         pinned = self._is_pinned()
@@ -300,13 +304,6 @@ class StreamingDataLoader(AcceleratedLoader):
         progress.moved_at = progress.passes_begun
         progress.end = None
         progress.unclaimed.clear()
-
-    def _whole_epoch(self) -> Partition:
-        return replace(self._partition_from(Cursor(0, 0)), skipped=NOTHING_SKIPPED)
-
-    def _partition_from(self, cursor: Cursor) -> Partition:
-        world = self.dataset.current_world()
-        return passes_of(self.dataset).epochs.partition_from(cursor, world, self._samples_per_batch, self.drop_last)
 
 
 class LoaderPass(Iterator[Any]):
@@ -362,10 +359,10 @@ class LoaderPass(Iterator[Any]):
         self._number, start, channel, groups = loader._begin_pass(self)
         self._under_way = _UnderWay(start, groups, in_order(groups, channel, loader.num_workers))
         passes = passes_of(loader.dataset)
-        partition = passes.epochs.partition(start)
-        self._ends = _ends_of_batches(partition, start.cursor, loader.drop_last)
+        epoch = passes.run.reads(start)
+        self._ends = _ends_of_batches(epoch.partition, start.cursor, loader.drop_last)
         if self._with_valid or self._with_keys:
-            self._keys = keys_of_batches(start, passes.epochs.plan(start), partition, passes.catalog)
+            self._keys = keys_of_batches(start, plan_of(epoch), epoch.partition, passes.catalog)
 
 
 class _UnderWay(NamedTuple):
@@ -398,7 +395,7 @@ def _ends_of_batches(partition: Partition, start: Cursor, drop_last: bool) -> It
 
 def why_empty(loader: StreamingDataLoader) -> str | None:
     """Why no epoch of a loader has a batch; None if epochs have some."""
-    epoch = loader._whole_epoch()
+    epoch = loader.run().unskipped(Cursor(0, 0))
     if epoch.num_batches(loader.drop_last) or not loader.drop_last:
         return None
     samples = epoch.samples_per_rank()

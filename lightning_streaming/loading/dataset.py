@@ -14,15 +14,16 @@ from torch.utils.data import get_worker_info
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.dataset_options import DatasetOptions
-from lightning_streaming.loading.epochs import Epochs, OnChange
 from lightning_streaming.loading.other_trainers import AcceleratedDataset
-from lightning_streaming.loading.passes import Passes, WorkerPass, WorkerSamples
+from lightning_streaming.loading.passes import CurrentRun, Passes, WorkerPass, WorkerSamples
 from lightning_streaming.loading.reference_names import ReferenceNames, told
+from lightning_streaming.loading.run import OnChange, RunRequest
 from lightning_streaming.loading.sample_log import WatchSettings
 from lightning_streaming.loading.sample_source import SampleSource
 from lightning_streaming.loading.state import Cursor, read_state
 from lightning_streaming.loading.stream import DatasetStreams, Stream
 from lightning_streaming.loading.workers import prepare_worker_process
+from lightning_streaming.order.skips import parse_batch_ranges
 from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
 from lightning_streaming.signatures import explains_options_of, takes_options_of
 from lightning_streaming.storage import mask_url
@@ -66,17 +67,22 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         source = SampleSource(caches, options.allow_unsafe_types, options.columns, options.cache_bytes())
         super().__init__(source, options.on_demand, options.transform, options.seed_global_rng, settings.shuffle_seed)
         misses = {name: cache.misses for name, cache in caches.items()}
-        weights = [stream.weight() for stream in named.values()]
-        epochs = Epochs(settings, weights, options.samples_per_epoch(), source, options.batch_size, options.skip)
-        watched = WatchSettings(options.sample_log, options.watchdog_seconds)
-        self._passes = Passes(epochs, source, misses, options.predownload, watched)
-        self.streams = DatasetStreams(named, fetching, epochs, source)
+        asked = RunRequest(
+            settings=settings,
+            weights=tuple(stream.weight() for stream in named.values()),
+            epoch_size=options.samples_per_epoch(),
+            skip=parse_batch_ranges(options.skip, "skip"),
+            batch_size=options.batch_size,
+        )
+        run, watched = CurrentRun(asked, source), WatchSettings(options.sample_log, options.watchdog_seconds)
+        self._passes = Passes(run, source, misses, options.predownload, watched)
+        self.streams = DatasetStreams(named, fetching, run, source)
         self._described = options.described(named)
 
     @told
     def epoch_size(self) -> int:
         """Samples drawn per epoch, after weighting."""
-        return self._passes.epochs.weights.epoch_size
+        return self._passes.run.weights.epoch_size
 
     def __len__(self) -> int:
         """Samples per epoch and rank: the epoch's size divided among ranks, rounded up."""
@@ -131,13 +137,12 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         if num_samples is None:
             num_samples, from_beginning = passes.samples_read() * world.num_ranks, False
         began = Cursor(began.epoch, 0) if from_beginning else began
-        return self.state_at(self._passes.epochs.later(began, num_samples, world))
+        return self.state_at(passes.run.on(world).advance(began, num_samples))
 
     def state_at(self, cursor: Cursor) -> dict[str, Any]:
         """The state of a reader who stands at ``cursor``; the end of an epoch is the beginning of the next."""
-        world = self.current_world()
-        epochs = self._passes.epochs
-        return epochs.saved(epochs.normalise(cursor, world), world).as_state()
+        run = self._passes.run.on(self.current_world())
+        return run.saved(self._passes.run.normalise(run, cursor)).as_state()
 
     def load_state_dict(self, state: Mapping[str, Any], on_change: OnChange = "error") -> None:
         """Let the next pass begin where ``state`` was taken, with its seed and canonical nodes.
@@ -152,7 +157,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
             StateError: This is not a saved position.
         """
         saved = read_state(state)
-        self._passes.epochs.load(saved, on_change)
+        self._passes.run.load(saved, on_change)
         self.seek(saved.cursor)
         self._loaded = saved.cursor
 

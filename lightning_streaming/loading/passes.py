@@ -1,5 +1,6 @@
 """The passes over a dataset: where each begins, what a worker reads of it, and how far it has come.
 
+CurrentRun      the run that a dataset is read by: kept from pass to pass, and what is to be said about it
 Passes          of a dataset: begins one pass after another, and says how far the one under way has come
 WorkerPass      what one worker reads in a pass, and what it makes of it
 Reading         such a pass under way: shards fetched ahead, opened, let go of, measured
@@ -12,20 +13,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.cache.shard_cache import Misses
-from lightning_streaming.errors import FormatError, StreamingError
+from lightning_streaming.errors import ConfigError, FormatError, StreamingError
 from lightning_streaming.formats.shard import ShardReader
 from lightning_streaming.loading.catalog import Catalog
-from lightning_streaming.loading.epochs import Epochs
 from lightning_streaming.loading.measures import BatchMeter
+from lightning_streaming.loading.order_files import OrderAhead, shared_order
 from lightning_streaming.loading.prefetch import (
     BatchShards,
     LastUses,
@@ -35,15 +35,17 @@ from lightning_streaming.loading.prefetch import (
     ShardPrefetcher,
     default_lookahead,
 )
+from lightning_streaming.loading.run import Epoch, Machines, OnChange, Run, RunRequest, new_run, order_told, resume
 from lightning_streaming.loading.sample_key import Row, SampleKey, keys_of_rows
 from lightning_streaming.loading.sample_log import SampleWatch, WatchSettings
 from lightning_streaming.loading.sample_source import SampleSource
 from lightning_streaming.loading.shared_memory import PassCounter
-from lightning_streaming.loading.state import Cursor, PassStart
+from lightning_streaming.loading.state import Cursor, PassStart, SavedPosition
 from lightning_streaming.loading.transform import KeyedSample, Making, failed_sample
 from lightning_streaming.order.partition import Partition
-from lightning_streaming.order.plan import EpochPlan
+from lightning_streaming.order.plan import EpochPlan, plan_epoch
 from lightning_streaming.order.settings import OrderSettings
+from lightning_streaming.order.weights import ResolvedWeights
 from lightning_streaming.world import World
 
 if TYPE_CHECKING:
@@ -59,11 +61,153 @@ MakingOf = Callable[[int, int], Making]
 """Says how the samples of an epoch are made, by shuffle seed and epoch."""
 
 
+class CurrentRun:
+    """The run that a dataset is read by, as far as it has come in this process.
+
+    Args:
+        asked: What the user asked for.
+        source: Where the data is known from; looked at only when it is needed.
+    """
+
+    def __init__(self, asked: RunRequest, source: SampleSource) -> None:
+        self.asked = asked
+        self.reader = ""
+        """What messages call whoever reads, where there are several: like "train loader 'text'"."""
+        self._source = source
+        self._loaded: tuple[SavedPosition, OnChange] | None = None
+        self._initial_nodes: int | None = None
+        self._run: Run | None = None  # as long as no pass has begun, only remembered for the next question
+        self._has_begun = False
+
+    @property
+    def settings(self) -> OrderSettings:
+        """The settings as they are by now: as asked, as saved, or with defaults filled in since the first look."""
+        if self._run is not None:
+            return self._run.settings
+        return self.asked.settings if self._loaded is None else self.asked.resumed(self._loaded[0])
+
+    @property
+    def initial_nodes(self) -> int | None:
+        """Nodes of the run's first start, once they are known."""
+        return self._initial_nodes if self._run is None else self._run.initial_nodes
+
+    @property
+    def weights(self) -> ResolvedWeights:
+        """Each stream's share of an epoch, in stream order."""
+        return self.asked.resolved_weights(self._source.catalog, self.settings.shuffle_seed)
+
+    def are_of(self, other: CurrentRun) -> bool:
+        """Whether the same order of the same data was asked for."""
+        if self.asked.of_order() != other.asked.of_order():
+            return False
+        mine, theirs = (
+            [(name, index.data_digest) for name, index in zip(one.stream_names, one.indexes, strict=True)]
+            for one in (self._source.catalog, other._source.catalog)
+        )
+        return mine == theirs
+
+    def load(self, saved: SavedPosition, on_change: OnChange) -> None:
+        """Go on from a saved position. Whether it is of this data is checked when the data is looked at."""
+        if on_change not in get_args(OnChange):
+            raise ConfigError(f"on_change must be one of {', '.join(get_args(OnChange))}, but got {on_change!r}")
+        asked = self.asked.settings.num_canonical_nodes
+        if asked not in (None, 0, saved.num_canonical_nodes):
+            told = f"{self.reader}: " if self.reader else ""
+            words = "%snum_canonical_nodes=%s gives way to the saved %d"
+            _log.warning(words, told, asked, saved.num_canonical_nodes)
+        self._loaded, self._initial_nodes = (saved, on_change), saved.initial_physical_nodes
+        self._run, self._has_begun = None, False
+
+    def call(self, reader: str) -> None:
+        """Let messages call whoever reads so."""
+        self.reader = reader
+        self._run = self._run and replace(self._run, reader=reader)
+
+    def on(self, world: World, batch_size: int | None = None, drop_last: bool | None = None) -> Run:
+        """The run as it stands, read by these machines. The index is read at the first look.
+
+        Args:
+            world: Nodes and ranks, replication divided out.
+            batch_size: Samples per batch on each rank; None for what is known.
+            drop_last: Whether a last batch that is not full is left out; None for what is known.
+
+        Raises:
+            StateMismatchError: A position was loaded that belongs to other data or another order.
+        """
+        run = self._run
+        # Nodes settle the order for good when the first pass begins, not when somebody looks.
+        if run is None or (self._initial_nodes is None and run.initial_nodes != world.num_nodes):
+            run = self._run = self._new_run(world)
+        known = run.machines
+        return run.on(
+            Machines(
+                num_nodes=world.num_nodes,
+                ranks_per_node=world.ranks_per_node,
+                batch_size=known.batch_size if batch_size is None else batch_size,
+                drop_last=known.drop_last if drop_last is None else drop_last,
+            )
+        )
+
+    def keep(self, run: Run) -> None:
+        """Go on with this run, which has begun, or counts batches from somewhere."""
+        self._run, self._initial_nodes = run, run.initial_nodes
+
+    def begin(self, cursor: Cursor, world: World, batch_size: int, drop_last: bool) -> PassStart:
+        """Begin a pass at ``cursor``, or where it leads to, and say what there is to say about it."""
+        run = self.on(world, batch_size, drop_last)
+        late = [] if self._has_begun else run.skipped_too_late(cursor)
+        if late:
+            words = "%sskip: batches %s have been read already, so nothing is left out for them"
+            _log.warning(words, run.told, ", ".join(map(str, late)))
+        cursor = self.normalise(run, cursor)
+        for why in run.why_uneven(cursor):
+            _log.warning("%s", why)
+        self._has_begun = True
+        self.keep(run.at(cursor))
+        return run.epoch(cursor).pass_start(world)
+
+    def normalise(self, run: Run, cursor: Cursor) -> Cursor:
+        """:meth:`Run.normalise`, saying so where the data has become smaller and the cursor lies beyond its end."""
+        for why in run.why_moved(cursor):
+            _log.warning("%s", why)
+        return run.normalise(cursor)
+
+    def _new_run(self, world: World) -> Run:
+        machines = Machines(
+            num_nodes=world.num_nodes, ranks_per_node=world.ranks_per_node, batch_size=self.asked.batch_size
+        )
+        catalog = self._source.catalog
+        if self._loaded is None:
+            return new_run(self.asked, catalog, machines, self._initial_nodes, self.reader)
+        saved, on_change = self._loaded
+        resumed = resume(saved, self.asked, catalog, machines, on_change, self.reader)
+        for note in resumed.notes():
+            _log.warning("%s", note)
+        return resumed.run
+
+    def reads(self, start: PassStart) -> Epoch:
+        """The epoch of a pass that was begun, here or in the process that has started this one."""
+        told = order_told(self.asked, self._source.catalog, start)
+        known = self._run and self._run.order
+        return Epoch.told(known if known and known.settings == told.settings else told, start)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A process that is spawned reads the index itself.
+        return {**self.__dict__, "_run": None, "_initial_nodes": self.initial_nodes}
+
+
+def plan_of(epoch: Epoch) -> EpochPlan:
+    """The sample ids of an epoch by position; a large order is made once on a node, and mapped."""
+    order = epoch.order
+    drawn = shared_order(order.settings, order.shape, epoch.cursor.epoch)
+    return plan_epoch(order.settings, order.shape, epoch.composed, epoch.cursor.epoch, drawn)
+
+
 class Passes:
     """The passes over one dataset, in one process after another.
 
     Args:
-        epochs: The order of samples.
+        run: The run that they are of.
         source: The samples.
         misses: Where each stream's cache notes what was not there, by stream name.
         predownload: Samples ahead of each worker for which shards are fetched.
@@ -72,13 +216,13 @@ class Passes:
 
     def __init__(
         self,
-        epochs: Epochs,
+        run: CurrentRun,
         source: SampleSource,
         misses: Mapping[str, Misses],
         predownload: int | None,
         watched: WatchSettings,
     ) -> None:
-        self.epochs = epochs
+        self.run = run
         self._source = source
         self._misses = dict(misses)
         self._predownload = predownload
@@ -89,6 +233,7 @@ class Passes:
         self._handed_out: Cursor | None = None
         self._assigned: WorkerPass | None = None
         self._reading: WorkerSamples | None = None
+        self._ahead = OrderAhead()
         self._has_told = False
 
     @property
@@ -113,14 +258,14 @@ class Passes:
     def begin(self, world: World, batch_size: int, drop_last: bool = False) -> PassStart:
         """Begin the next pass and say where; the pass after it is that of the next epoch."""
         self._source.prepare()
-        start = self.epochs.start(self.next_cursor(), world, batch_size, drop_last)
+        start = self.run.begin(self.next_cursor(), world, batch_size, drop_last)
         self.seek(start.cursor.passes_later(1))
         self._latest = start
         return start
 
     def begin_in_worker(self, worker: int, world: World, batch_size: int) -> PassStart:
         """The same in a worker of a plain torch DataLoader, which tells it nothing."""
-        start = self.epochs.start(self._counter.count_pass(worker), world, batch_size)
+        start = self.run.begin(self._counter.count_pass(worker), world, batch_size, drop_last=False)
         if worker == 0 and self._counter.passes_counted() == 1:
             self.tell_unsuited(start)
         return start
@@ -130,30 +275,40 @@ class Passes:
         if self._has_told or start.world.rank:
             return
         self._has_told = True
-        settings, catalog = self.epochs.settle(start.world), self._source.catalog
+        catalog = self._source.catalog
         ahead = self._predownload if self._source.is_remote else None
-        for sentence in _unsuited(settings, start, catalog, self.epochs.weights.epoch_size, ahead):
+        for sentence in _unsuited(self.run.settings, start, catalog, self.run.weights.epoch_size, ahead):
             _log.warning("streams %s: %s", ", ".join(catalog.stream_names[:3]), sentence)
 
     def of_worker(
         self, making_of: MakingOf, start: PassStart, worker: int, num_workers: int, *, is_measured: bool = False
     ) -> WorkerPass:
         """What one of a loader's workers, or the only reader there is, reads of a pass that was begun."""
-        source, epochs = self._source, self.epochs  # not self, which may hold the pass: it ends with its last user
-        return WorkerPass(
-            make_partition=lambda: WorkerPartition(
-                plan=epochs.plan(start),
-                epoch_partition=epochs.partition(start),
+        # Not self, which may hold the pass: it ends with its last user.
+        run, source, ahead = self.run, self._source, self._ahead
+
+        def make_partition() -> WorkerPartition:
+            epoch = run.reads(start)
+            return WorkerPartition(
+                plan=plan_of(epoch),
+                epoch_partition=epoch.partition,
                 node=start.world.node,
                 rank_of_node=start.world.rank_of_node,
                 worker=worker,
                 num_workers=num_workers,
-            ),
+            )
+
+        def prepare_next() -> None:
+            order = run.reads(start).order
+            ahead.prepare(order.settings, order.shape, start.cursor.epoch + 1)
+
+        return WorkerPass(
+            make_partition=make_partition,
             source=source,
             making=making_of(start.shuffle_seed, start.cursor.epoch),
             key=lambda row: keys_of_rows(source.catalog, start)(row),
             predownload=self._predownload,
-            near_end=partial(epochs.prepare_next, start),
+            near_end=prepare_next,
             meter=BatchMeter(self._misses, is_read=is_measured),
             watch=self._watched.watch(source, start, worker),
         )
@@ -198,7 +353,7 @@ class Passes:
         """Stop fetching."""
         if self._reading is not None:
             self._reading.close()
-        self.epochs.close()
+        self._ahead.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reading": None, "_assigned": None}

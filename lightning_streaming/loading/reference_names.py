@@ -70,7 +70,7 @@ class ReferenceNames(KeyedAccess):
 
     @property
     def _order_settings(self) -> OrderSettings:
-        return self._passes.epochs.settings
+        return self._passes.run.settings
 
     @told
     def shuffle(self) -> bool:
@@ -100,7 +100,7 @@ class ReferenceNames(KeyedAccess):
     @told
     def initial_physical_nodes(self) -> int | None:
         """Nodes of the run's first start; None before a pass or a saved position said so."""
-        return self._passes.epochs.initial_nodes
+        return self._passes.run.initial_nodes
 
     @told
     def sampling_method(self) -> SamplingMethod:

@@ -15,7 +15,7 @@ from lightning_streaming.replaced_names import tells_replacements, tells_unknown
 from lightning_streaming.storage import StorageOptions, is_url, join_url, mask_url
 
 if TYPE_CHECKING:
-    from lightning_streaming.loading.epochs import Epochs
+    from lightning_streaming.loading.passes import CurrentRun
     from lightning_streaming.loading.sample_source import SampleSource
 
 _FETCHING = ("get_shards", "prepare_shard", "set_up_local", "apply_default", "get_index_size", "_download_file")
@@ -184,7 +184,7 @@ class DatasetStream:
     """
 
     def __init__(
-        self, name: str, place: int, asked: Stream, defaults: FetchSettings, epochs: Epochs, source: SampleSource
+        self, name: str, place: int, asked: Stream, defaults: FetchSettings, run: CurrentRun, source: SampleSource
     ) -> None:
         self.name = name
         """In the dataset."""
@@ -193,7 +193,7 @@ class DatasetStream:
         self.asked = asked
         """What the user wrote."""
         self._defaults = defaults
-        self._epochs = epochs
+        self._run = run
         self._source = source
 
     def __repr__(self) -> str:
@@ -242,17 +242,17 @@ class DatasetStream:
     @property
     def proportion(self) -> float:
         """Its share of an epoch; those of all streams sum to 1."""
-        return self._epochs.weights.proportion[self.place]
+        return self._run.weights.proportion[self.place]
 
     @property
     def repeat(self) -> float:
         """How often an epoch reads each of its samples, on average."""
-        return self._epochs.weights.repeat[self.place]
+        return self._run.weights.repeat[self.place]
 
     @property
     def choose(self) -> int:
         """Samples that an epoch draws from it."""
-        return self._epochs.weights.choose[self.place]
+        return self._run.weights.choose[self.place]
 
     def get_shards(self) -> Sequence[ShardInfo]:
         """What its index says of each of its shards, in order."""
@@ -287,15 +287,15 @@ class DatasetStreams(Mapping[str, DatasetStream]):
     Args:
         asked: What the user wrote, by name.
         defaults: What a stream uses unless it says otherwise.
-        epochs: Knows each one's share.
+        run: Knows each one's share.
         source: Knows their shards.
     """
 
     def __init__(
-        self, asked: Mapping[str, Stream], defaults: FetchSettings, epochs: Epochs, source: SampleSource
+        self, asked: Mapping[str, Stream], defaults: FetchSettings, run: CurrentRun, source: SampleSource
     ) -> None:
         self._streams = {
-            name: DatasetStream(name, place, stream, defaults, epochs, source)
+            name: DatasetStream(name, place, stream, defaults, run, source)
             for place, (name, stream) in enumerate(asked.items())
         }
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.dataset import StreamingDataset
-from lightning_streaming.loading.passes import passes_of
-from lightning_streaming.loading.state import LARGEST, MOST_EPOCHS, Cursor, PassStart, SavedPosition, SavedTrainer
+from lightning_streaming.loading.passes import passes_of, plan_of
+from lightning_streaming.loading.state import LARGEST, MOST_EPOCHS, Cursor, SavedPosition, SavedTrainer
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.order.partition import BatchGeometry, SkippedPositions, skipped_in_epoch
 from lightning_streaming.tools.checkpoints import Places, SavedLoader, settled
@@ -253,16 +253,16 @@ def this_epoch_by_data(position: SavedPosition, places: Mapping[str, str], optio
             )
             for number, (name, stream) in enumerate(listed.items())
         }
-        dataset, start = _dataset(position, streams)
+        dataset = _dataset(position, streams)
         starts = np.cumsum([0] + [stream["samples"] for stream in listed.values()])
         try:
             skipped = skipped_in_epoch(position.skipped.values(), position.cursor.epoch)
-            return _count(dataset, start, skipped, starts)
+            return _count(dataset, position.cursor, skipped, starts)
         finally:
             dataset.close()
 
 
-def _dataset(position: SavedPosition, streams: Mapping[str, Stream]) -> tuple[StreamingDataset, PassStart]:
+def _dataset(position: SavedPosition, streams: Mapping[str, Stream]) -> StreamingDataset:
     assert position.fingerprint is not None, "it lists its streams"
     # Without the epoch's size, which is the sum of what is drawn from each.
     order = {name: position.fingerprint["order"][name] for name in _ORDER}
@@ -273,14 +273,16 @@ def _dataset(position: SavedPosition, streams: Mapping[str, Stream]) -> tuple[St
     world = World(num_nodes=geometry.num_nodes, ranks_per_node=geometry.ranks_per_node, rank=0)
     dataset = StreamingDataset(streams=streams, batch_size=geometry.batch_size, world=world, **order)
     dataset.load_state_dict(position.as_state())
-    return dataset, passes_of(dataset).begin(dataset.current_world(), geometry.batch_size)
+    return dataset
 
 
 def _count(
-    dataset: StreamingDataset, start: PassStart, skipped: SkippedPositions, starts: NDArray[np.int64]
+    dataset: StreamingDataset, cursor: Cursor, skipped: SkippedPositions, starts: NDArray[np.int64]
 ) -> list[int]:
-    plan, counts = passes_of(dataset).epochs.plan(start), np.zeros(len(starts) - 1, np.int64)
-    read = skipped.kept_before(start.cursor.sample_in_epoch)
+    run = passes_of(dataset).run.on(dataset.current_world())
+    begins = run.normalise(cursor)
+    plan, counts = plan_of(run.epoch(begins)), np.zeros(len(starts) - 1, np.int64)
+    read = skipped.kept_before(begins.sample_in_epoch)
     for first in range(0, read, _AT_A_TIME):
         ids = plan.ids(skipped.positions(np.arange(first, min(first + _AT_A_TIME, read))))
         counts += np.histogram(ids, starts)[0]

@@ -29,7 +29,7 @@ from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError, StreamingError
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.dataset import StreamingDataset
-from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.loading.passes import passes_of, plan_of
 from lightning_streaming.loading.sample_access import find_shard
 from lightning_streaming.loading.sample_key import SampleKey
 from lightning_streaming.loading.state import Cursor
@@ -330,12 +330,11 @@ class _EpochReads:
 
     @classmethod
     def of(cls, run: TracedRun, epoch: int) -> _EpochReads:
-        dataset = run.loader.dataset
-        dataset.seek(run.begins if epoch == run.begins.epoch else Cursor(epoch, 0))
-        batch_size = run.loader.samples_per_global_batch // dataset.current_world().num_ranks
-        start = passes_of(dataset).begin(dataset.current_world(), batch_size, run.loader.drop_last)
-        plan, partition = passes_of(dataset).epochs.plan(start), passes_of(dataset).epochs.partition(start)
-        return cls(run=run, epoch=epoch, plan=plan, partition=partition, of_pass_seed=start.shuffle_seed)
+        order = run.order
+        begins = order.normalise(run.begins if epoch == run.begins.epoch else Cursor(epoch, 0))
+        read = order.epoch(begins)
+        seed = order.settings.shuffle_seed
+        return cls(run=run, epoch=epoch, plan=plan_of(read), partition=read.partition, of_pass_seed=seed)
 
     def in_batches(self, batches: range, ranks: Sequence[int]) -> Iterator[Read]:
         """What these ranks read in batches, which are counted from the first one that the run reads."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.loading.dataloader import StreamingDataLoader
-from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.loading.run import Run
 from lightning_streaming.loading.state import Cursor
 from lightning_streaming.order.skips import TrainProgress
 from lightning_streaming.tools.checkpoints import SavedLoader, batches_trained, find_places, find_state_file, settled
@@ -23,7 +23,9 @@ class TracedRun:
     """A run whose samples can be told, because the order is a pure function."""
 
     loader: StreamingDataLoader
-    """Reads as rank 0 of the world; its dataset stands where the run begins."""
+    """Reads as rank 0 of the world."""
+    order: Run
+    """What a cursor means to it."""
     num_nodes: int
     ranks_per_node: int
     replication: int
@@ -103,21 +105,21 @@ def run_on(data: Any, trainer: Mapping[str, Any], asked: Namespace) -> TracedRun
         steps_in_epoch=0 if saved is None else saved.batches,
         limit=1.0 if limit is None else limit,
     )
-    in_epoch = len(loader)  # from here on the dataset knows how large batches are
-    passes_of(loader.dataset).epochs.skipped.count_from(counted)
-    begins = loader.normalised(loader.cursor())
+    run = loader.run().counted_from(counted)
+    begins = run.normalise(loader.cursor())
     return TracedRun(
         loader=loader,
+        order=run,
         num_nodes=nodes,
         ranks_per_node=ranks_per_node,
         replication=replication,
         begins=begins,
         steps=_run_steps(
-            loader,
+            run,
             begins,
             accumulate,
             counted,
-            counted.limited(in_epoch),
+            len(loader),
             first_step=0 if saved is None else saved.global_step,
             stop=_stop(trainer),
         ),
@@ -182,29 +184,27 @@ def _topology(
 
 
 def _run_steps(
-    loader: StreamingDataLoader,
+    run: Run,
     begins: Cursor,
     accumulate: int,
     counted: TrainProgress,
-    limit: int,
+    in_epoch: int,
     *,
     first_step: int,
     stop: _Stop,
 ) -> _RunSteps:
-    dataset, world = loader.dataset, loader.dataset.current_world()
-    skipped = passes_of(dataset).epochs.saved(begins, world).skipped.values()
-    last_uneven = max([begins.epoch, *(stop[0] for _, stop in skipped)])
-    left = loader.batches_left(begins)
-    if begins.sample_in_epoch and limit < len(loader):
+    last_uneven = max([begins.epoch, *(stop[0] for _, stop in run.skipped_ranges.values())])
+    left, limit = run.batches_left(begins), counted.limited(in_epoch)
+    if begins.sample_in_epoch and limit < in_epoch:
         raise ConfigError(
             f"the checkpoint lies within an epoch that limit_train_batches={counted.limit} cuts short; trace the run "
             "from its beginning"
         )
-    done = loader.batches_left(Cursor(begins.epoch, 0)) - left if begins.sample_in_epoch else 0
+    done = run.batches_left(Cursor(begins.epoch, 0)) - left if begins.sample_in_epoch else 0
     early = [_EpochSteps(done=done, batches=min(left, limit), accumulate=accumulate)]
     for epoch in range(begins.epoch + 1, last_uneven + 1):
         start = Cursor(epoch, 0)
-        batches = counted.limited(loader.batches_left(start)) if loader.normalised(start) == start else 0
+        batches = counted.limited(run.batches_left(start)) if run.normalise(start) == start else 0
         early.append(_EpochSteps(done=0, batches=batches, accumulate=accumulate))
     return _RunSteps(
         first_step=first_step,

@@ -244,7 +244,7 @@ def _advice(
 
 def _bytes_per_sample(dataset: StreamingDataset, sizes: Sizes) -> float:
     """Bytes that must come for a sample of an epoch, on average over the streams it is drawn from."""
-    catalog, shares = passes_of(dataset).catalog, np.asarray(passes_of(dataset).epochs.weights.choose)
+    catalog, shares = passes_of(dataset).catalog, np.asarray(passes_of(dataset).run.weights.choose)
     stored = np.bincount(catalog.stream_of_shard, weights=sizes.fetched, minlength=len(shares))
     return float((stored / np.asarray(catalog.samples_per_stream) * shares).sum() / shares.sum())
 

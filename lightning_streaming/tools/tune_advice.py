@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from lightning_streaming.cache.quota import least_limit
 from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.dataset import StreamingDataset
-from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.loading.passes import passes_of, plan_of
+from lightning_streaming.loading.state import Cursor
 from lightning_streaming.order.quality import Visits, lru_downloads, open_at_once, shard_visits
 from lightning_streaming.tools.tune_measure import WORTHWHILE, Sizes, Speed, batch_size_of, cache_configs
 from lightning_streaming.units import format_bytes
@@ -264,14 +265,13 @@ def times_fetched(loader: StreamingDataLoader, shard_bytes: NDArray[np.int64], l
 
 def _windows(loader: StreamingDataLoader) -> Iterator[Visits]:
     """Visits of the first node in the first epoch, some batches at a time, each window counted from its own start."""
-    dataset, batch_size = loader.dataset, batch_size_of(loader)
-    dataset.next_epoch = 0
-    start = passes_of(dataset).begin(dataset.current_world(), batch_size, loader.drop_last)
-    plan, partition = passes_of(dataset).epochs.plan(start), passes_of(dataset).epochs.partition(start)
-    ranks = range(start.world.ranks_per_node)
+    dataset, batch_size, run = loader.dataset, batch_size_of(loader), loader.run()
+    epoch = run.epoch(run.normalise(Cursor(0, 0)))
+    plan, partition, world = plan_of(epoch), epoch.partition, dataset.current_world()
+    ranks = range(world.ranks_per_node)
     step = max(1, _AT_ONCE // (batch_size * len(ranks)))
     for first in range(0, partition.num_batches(), step):
         batches = np.arange(first, min(first + step, partition.num_batches()))
-        positions = np.hstack([partition.batches(batches, start.world.node, rank) for rank in ranks])
+        positions = np.hstack([partition.batches(batches, world.node, rank) for rank in ranks])
         ids = np.where(positions < 0, -1, plan.ids(np.maximum(positions, 0)))
         yield shard_visits(ids, passes_of(dataset).catalog.samples_per_shard)

@@ -250,7 +250,7 @@ def excerpt(config: Any, dataset: StreamingDataset, shards: Sequence[int]) -> An
         dataset: Made of it; its directories get an index of these shards alone.
         shards: Those that were fetched, counted over all streams.
     """
-    shares = passes_of(dataset).epochs.weights.choose
+    shares = passes_of(dataset).run.weights.choose
     streams: dict[str, Stream] = {}
     first, caches = 0, cache_configs(dataset)
     for number, (name, index) in enumerate(zip(caches, passes_of(dataset).catalog.indexes, strict=True)):

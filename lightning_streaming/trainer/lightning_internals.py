@@ -204,7 +204,7 @@ def _length(loader: object) -> int | float:
 
 
 def _skips(loader: object) -> bool:
-    return isinstance(loader, StreamingDataLoader) and bool(passes_of(loader.dataset).epochs.skipped)
+    return isinstance(loader, StreamingDataLoader) and bool(passes_of(loader.dataset).run.asked.skip)
 
 
 def fetch_anew(trainer: Trainer, finished: Collection[StreamingDataLoader]) -> None:

@@ -21,9 +21,9 @@ from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.loading.dataloader import StreamingDataLoader, why_empty
 from lightning_streaming.loading.dataset import StreamingDataset
-from lightning_streaming.loading.epochs import OnChange
 from lightning_streaming.loading.other_trainers import datasets_within
 from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.loading.run import OnChange
 from lightning_streaming.loading.state import CALLBACK_KEY, RUN_VERSION, Cursor, read_run
 from lightning_streaming.order.skips import TrainProgress
 from lightning_streaming.trainer import lightning_internals
@@ -242,7 +242,7 @@ class StreamingStateCallback(Callback):
         Their canonical nodes decide how many batches an epoch has, so this comes before anybody asks.
         """
         for name, loader in loaders.items():
-            passes_of(loader.dataset).epochs.reader = f"train loader {name!r}" if len(loaders) > 1 else ""
+            passes_of(loader.dataset).run.call(f"train loader {name!r}" if len(loaders) > 1 else "")
         for name, state in self._states_to_load(loaders).items():
             loader = loaders[name]
             if name not in self._put_back or self._put_back[name][0] is not loader.dataset:
@@ -273,7 +273,7 @@ class StreamingStateCallback(Callback):
         known = self._datasets[name]
         if known is dataset:
             return True
-        return cursor.sample_in_epoch == 0 and not passes_of(dataset).epochs.are_of(passes_of(known).epochs)
+        return cursor.sample_in_epoch == 0 and not passes_of(dataset).run.are_of(passes_of(known).run)
 
     def _know(self, loaders: Mapping[str, StreamingDataLoader]) -> None:
         self._datasets = {name: loader.dataset for name, loader in loaders.items()}
@@ -285,7 +285,7 @@ class StreamingStateCallback(Callback):
         assert place is not None, "set by the caller"
         known = {name: place.cursors.get(name, loader.cursor()) for name, loader in loaders.items()}
         for name, loader in loaders.items():
-            passes_of(loader.dataset).epochs.skipped.count_from(_counted(trainer, place, known[name]))
+            passes_of(loader.dataset).run.keep(loader.run().counted_from(_counted(trainer, place, known[name])))
         place.cursors = {name: loader.normalised(known[name]) for name, loader in loaders.items()}
         ended = {name for name, cursor in place.cursors.items() if cursor.epoch > known[name].epoch}
         self._seek(trainer, loaders)
@@ -393,7 +393,8 @@ def _batches_done(
     decides = min if lightning_internals.combination_mode(trainer) == "min_size" else max
     name = decides(loaders, key=lambda name: loaders[name].batches_of_epoch())
     loader, cursor = loaders[name], place.cursors[name]
-    left, whole = loader.batches_left(cursor), loader.batches_of_epoch()
+    run = loader.run()
+    left, whole = run.batches_left(cursor), loader.batches_of_epoch()
     limit = lightning_internals.batches_in_epoch(trainer)
     if limit > whole or limit == 0:  # another kind of loader decides
         return place.batches
@@ -404,7 +405,7 @@ def _batches_done(
     if isinstance(trainer.limit_train_batches, int):
         return max(place.batches, limit - left)
     global_batch = loader.samples_per_global_batch
-    return limit - ceil(max(0, limit * global_batch - loader.samples_before(cursor)) / global_batch)
+    return limit - ceil(max(0, limit * global_batch - run.samples_before(cursor)) / global_batch)
 
 
 def _report_resume(

@@ -486,8 +486,11 @@ def test_a_dataset_that_composes_batches_must_know_their_size(roots: tuple[Path,
     loader = make_loader(str(roots[0]), batching_method=method, loader={"batch_size": 4}, batch_size=None)
     with pytest.raises(ConfigError, match="batch_size="):
         loader.dataset.state_dict()
-    assert len(loader)
-    assert loader.dataset.state_dict()["sample_in_epoch"] == 0
+    assert loader.state_dict()["sample_in_epoch"] == 0
+    with pytest.raises(ConfigError, match="batch_size="):
+        loader.dataset.state_dict()  # asking the loader has told the dataset nothing
+    next(iter(loader))
+    assert loader.dataset.state_dict()["sample_in_epoch"] == 4
 
 
 def test_a_stream_too_small_for_a_batch_is_refused(roots: tuple[Path, Path]) -> None:

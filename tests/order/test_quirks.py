@@ -15,8 +15,8 @@ import pytest
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import StateError
-from lightning_streaming.loading.epochs import Epochs
-from lightning_streaming.loading.sample_source import SampleSource
+from lightning_streaming.loading.catalog import Catalog
+from lightning_streaming.loading.run import Machines, Run, RunRequest, resume
 from lightning_streaming.loading.state import Cursor, SavedPosition
 from lightning_streaming.order.draw import draw_order, per_shard_choice
 from lightning_streaming.order.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
@@ -106,20 +106,18 @@ def test_q5_kept_stratified_reads_every_canonical_node_on_every_node() -> None:
         assert set((samples // 40).ravel().tolist()) == {0, 1}
 
 
-def loaded(**saved: Any) -> Epochs:
-    """Epochs of two streams, 10 and 20 samples, as a process that has resumed has them."""
+def resumed(**saved: Any) -> Run:
+    """A run over two streams, 10 and 20 samples, that has been resumed on two nodes."""
     catalog = SimpleNamespace(samples_per_stream=[10, 20], shard_sizes_per_stream=(np.asarray([10]), np.asarray([20])))
-    source = cast("SampleSource", SimpleNamespace(catalog=catalog))
-    epochs = Epochs(OrderSettings(), [StreamWeight(proportion=1), StreamWeight(proportion=1)], 15, source)
+    asked = RunRequest(settings=OrderSettings(), weights=(StreamWeight(proportion=1),) * 2, epoch_size=15)
     position = SavedPosition(cursor=Cursor(1, 4), initial_physical_nodes=8, geometry=None, fingerprint=None, **saved)
-    epochs.load(position, "error")
-    return epochs
+    return resume(position, asked, cast("Catalog", catalog), Machines(num_nodes=2, ranks_per_node=1, batch_size=2)).run
 
 
 def test_q6_differs_canonical_nodes_and_seed_of_a_state_hold_for_all_epochs_after_it() -> None:
-    epochs = loaded(shuffle_seed=77, num_canonical_nodes=8)
+    run = resumed(shuffle_seed=77, num_canonical_nodes=8)
     for cursor in (Cursor(1, 4), Cursor(2, 0)):
-        start = epochs.start(cursor, World(num_nodes=2), batch_size=2)
+        start = run.at(cursor).epoch(cursor).pass_start(World(num_nodes=2))
         assert (start.num_canonical_nodes, start.shuffle_seed) == (8, 77)
 
 
@@ -145,7 +143,7 @@ def test_q9_differs_stream_weights_follow_the_seed_of_a_state() -> None:
     by_seed = {seed: resolve_weights(weights, [10, 20], 15, seed).choose for seed in range(9)}
     assert set(by_seed.values()) == {(7, 8), (8, 7)}  # the seed says which stream gets the sample left over
     for seed, choose in by_seed.items():
-        assert loaded(shuffle_seed=seed, num_canonical_nodes=8).weights.choose == choose
+        assert resumed(shuffle_seed=seed, num_canonical_nodes=8).order.weights.choose == choose
 
 
 def test_q10_differs_device_per_stream_gives_all_ranks_equally_many_samples() -> None:

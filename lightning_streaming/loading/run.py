@@ -1,0 +1,508 @@
+"""What a place in the data means: a run as a value, and all that can be asked of it without moving anything.
+
+RunRequest   what was asked for: order, weights, what to skip
+RunOrder     that, settled, over the data: the order of every epoch
+Run          the same on given machines, as far as it has come: where an epoch ends, what follows, what is saved
+Epoch        one epoch of a run, from a cursor on: its sequence, and who reads which part of it
+resume       the run that goes on from a saved position
+
+Nothing here reads a file, logs, or changes; whoever begins a pass keeps the run that :meth:`Run.at` returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from textwrap import indent
+from typing import Literal, NamedTuple
+
+from lightning_streaming.errors import ConfigError, StateError, StateMismatchError
+from lightning_streaming.loading.catalog import Catalog
+from lightning_streaming.loading.fingerprint import Difference, Fingerprint, in_words, refusal
+from lightning_streaming.loading.state import Cursor, PassStart, SavedPosition
+from lightning_streaming.order.batchings import EpochSequence
+from lightning_streaming.order.partition import (
+    NOTHING_SKIPPED,
+    BatchGeometry,
+    Partition,
+    SkippedPositions,
+    SkippedRange,
+    epoch_geometry,
+    first_epoch_not_skipped,
+    rank_layout,
+    skipped_in_epoch,
+)
+from lightning_streaming.order.plan import epoch_sequence, resume_position
+from lightning_streaming.order.settings import OrderSettings, SettledOrder
+from lightning_streaming.order.skips import BatchRange, EpochPartitions, TrainProgress, locate_batch_ranges
+from lightning_streaming.order.weights import DatasetShape, ResolvedWeights, StreamWeight, resolve_weights
+from lightning_streaming.world import World
+
+OnChange = Literal["error", "warn"]
+"""What to do about a saved position whose data or order settings have changed since: refuse it, or say so and go on."""
+_ALWAYS_FINE = 2**16
+"""Canonical nodes that an epoch may have however few its samples: this many take seconds at most."""
+_SEQUENCES_KEPT = 3
+"""Sequences that are kept for the next question: of the epoch under way, the one before and the one after."""
+
+_weights = lru_cache(maxsize=16)(resolve_weights)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRequest:
+    """What the user asked for."""
+
+    settings: OrderSettings
+    weights: tuple[StreamWeight, ...]
+    """Each stream's weight, in stream order."""
+    epoch_size: int | None
+    """Samples per epoch, if the user chose."""
+    skip: tuple[BatchRange, ...] = ()
+    """Global batches of the run to leave out."""
+    batch_size: int | None = None
+    """Samples per batch on each rank, if the dataset was told."""
+
+    def resolved_weights(self, catalog: Catalog, seed: int) -> ResolvedWeights:
+        """What each stream gives; the seed decides which streams get the samples that rounding leaves over."""
+        return _weights(self.weights, tuple(catalog.samples_per_stream), self.epoch_size, seed)
+
+    def of_order(self) -> RunRequest:
+        """Only what is about order."""
+        return replace(self, skip=(), batch_size=None)
+
+    def resumed(self, saved: SavedPosition) -> OrderSettings:
+        """The settings with seed and canonical nodes of a saved position."""
+        # From what was asked, not from what was settled since: the block size follows the canonical nodes.
+        return replace(self.settings, shuffle_seed=saved.shuffle_seed, num_canonical_nodes=saved.num_canonical_nodes)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RunOrder:
+    """The order of every epoch of a run: settled settings over its data."""
+
+    settings: SettledOrder
+    catalog: Catalog
+    weights: ResolvedWeights
+    _sequences: dict[tuple[BatchGeometry, int], EpochSequence] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def shape(self) -> DatasetShape:
+        """The data, as far as order knows it."""
+        return DatasetShape(shard_sizes=self.catalog.shard_sizes_per_stream, weights=self.weights)
+
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """What a saved position belongs to."""
+        return Fingerprint(self.catalog, self.settings, self.weights)
+
+    @property
+    def is_composed(self) -> bool:
+        """Whether batches are composed for given machines, so that an epoch's sequence depends on them."""
+        return self.settings.batching_method != "random"
+
+    def sequence(self, geometry: BatchGeometry, epoch: int) -> EpochSequence:
+        """What an epoch reads at each position.
+
+        Args:
+            geometry: What its batches are made for.
+            epoch: Counts from 0.
+        """
+        known = self._sequences.pop((geometry, epoch), None)
+        self._sequences[geometry, epoch] = known or epoch_sequence(self.settings, self.shape, geometry, epoch)
+        while len(self._sequences) > _SEQUENCES_KEPT:
+            del self._sequences[next(iter(self._sequences))]
+        return self._sequences[geometry, epoch]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Epoch:
+    """One epoch of a run, from a cursor on."""
+
+    order: RunOrder
+    cursor: Cursor
+    """Where it goes on."""
+    composed: BatchGeometry
+    """What its batches are made for; not the machines at hand, where these changed in the middle of the epoch."""
+    machines: BatchGeometry
+    """Who reads it, in batches of which size."""
+    skipped: SkippedPositions = NOTHING_SKIPPED
+    """What it leaves out."""
+
+    @classmethod
+    def told(cls, order: RunOrder, start: PassStart) -> Epoch:
+        """The epoch of a pass that another process has begun."""
+        world = start.world
+        machines = BatchGeometry(
+            num_nodes=world.num_nodes, ranks_per_node=world.ranks_per_node, batch_size=start.batch_size
+        )
+        return cls(order=order, cursor=start.cursor, composed=start.geometry, machines=machines, skipped=start.skipped)
+
+    def pass_start(self, world: World) -> PassStart:
+        """All that another process must be told to read its share."""
+        settings = self.order.settings
+        return PassStart(
+            cursor=self.cursor,
+            world=world,
+            batch_size=self.machines.batch_size,
+            geometry=self.composed,
+            shuffle_seed=settings.shuffle_seed,
+            num_canonical_nodes=settings.num_canonical_nodes,
+            shuffle_block_size=settings.shuffle_block_size,
+            skipped=self.skipped,
+        )
+
+    @property
+    def sequence(self) -> EpochSequence:
+        """What is read at each position of the whole epoch."""
+        return self.order.sequence(self.composed, self.cursor.epoch)
+
+    @cached_property
+    def partition(self) -> Partition:
+        """How what is left of it is divided among ranks and batches."""
+        return Partition(
+            length=len(self.sequence),
+            start=self.cursor.sample_in_epoch,
+            num_nodes=self.machines.num_nodes,
+            ranks_per_node=self.machines.ranks_per_node,
+            batch_size=self.machines.batch_size,
+            layout=rank_layout(self.order.settings, self.machines, self.composed),
+            skipped=self.skipped,
+        )
+
+    @property
+    def whole(self) -> Partition:
+        """The same from its first sample on."""
+        return replace(self.partition, start=0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machines:
+    """Who reads, and how; replicated ranks count once."""
+
+    num_nodes: int
+    ranks_per_node: int
+    batch_size: int | None = None
+    """Samples per batch on each rank; None as long as nobody has said."""
+    drop_last: bool = False
+    """Whether a last batch that is not full is left out."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks over all nodes."""
+        return self.num_nodes * self.ranks_per_node
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Run:
+    """All that a cursor's meaning depends on."""
+
+    order: RunOrder
+    machines: Machines
+    skip: tuple[BatchRange, ...]
+    """Global batches to leave out."""
+    initial_nodes: int
+    """Nodes of the run's first start."""
+    resumed_from_nodes: int | None = None
+    """The same of a run that was resumed, which may go on with what these would read."""
+    composed: Mapping[int, BatchGeometry] = field(default_factory=dict)
+    """What the batches of epochs under way are made for, by epoch: once one has begun, that stays what it was."""
+    placed: Mapping[BatchRange, SkippedRange] = field(default_factory=dict)
+    """Where the samples of some ranges to skip are, for good."""
+    located: Mapping[BatchRange, SkippedRange] | None = None
+    """The same of all ranges, for these machines and this count of batches."""
+    counted: TrainProgress | None = None
+    """Where a trainer counts batches from."""
+    may_end_early: bool = False
+    """Whether the data may be smaller than it was, and a cursor beyond its end."""
+    reader: str = ""
+    """What messages call whoever reads it, where there are several: like "train loader 'text'"."""
+
+    @property
+    def settings(self) -> SettledOrder:
+        """How epochs are ordered."""
+        return self.order.settings
+
+    @property
+    def told(self) -> str:
+        """What a message begins with."""
+        return f"{self.reader}: " if self.reader else ""
+
+    # What follows from a cursor.
+
+    def epoch(self, cursor: Cursor) -> Epoch:
+        """The epoch of a cursor, from there on."""
+        return Epoch(
+            order=self.order,
+            cursor=cursor,
+            composed=self._composed(cursor),
+            machines=self._geometry(),
+            skipped=self.skipped(cursor.epoch),
+        )
+
+    def unskipped(self, cursor: Cursor) -> Partition:
+        """How the whole epoch of a cursor is divided if nothing is skipped."""
+        return Epoch(order=self.order, cursor=cursor, composed=self._composed(cursor), machines=self._geometry()).whole
+
+    def batches_left(self, cursor: Cursor) -> int:
+        """Batches from a cursor to the end of its epoch, on each rank."""
+        return self.epoch(cursor).partition.num_batches(self.machines.drop_last)
+
+    def batches_in_epoch(self, cursor: Cursor) -> int:
+        """Batches of the whole epoch of a cursor, on each rank: without those that are skipped."""
+        # From the cursor on, and not anew: an epoch under way keeps the batches that it was composed of elsewhere.
+        return self.epoch(cursor).whole.num_batches(self.machines.drop_last)
+
+    def samples_before(self, cursor: Cursor) -> int:
+        """Samples of its epoch, over all ranks, that are read before a cursor."""
+        return self.skipped(cursor.epoch).kept_before(cursor.sample_in_epoch)
+
+    def normalise(self, cursor: Cursor) -> Cursor:
+        """The same place, the end of an epoch written as the beginning of the next that has batches.
+
+        Raises:
+            StateError: The place is beyond the epoch's end, and the data was not said to have changed.
+        """
+        sequence, skipped, ranks = self._sequence(cursor), self.skipped(cursor.epoch), self.machines.num_ranks
+        consumed = len(sequence) if self._ends_early(cursor) else cursor.sample_in_epoch
+        position = resume_position(sequence, consumed, ranks, self.told)
+        if skipped.kept_before(position) < skipped.kept_before(len(sequence)) and self._has_batches(cursor.epoch):
+            return Cursor(cursor.epoch, position)
+        epoch = first_epoch_not_skipped(self.skipped_ranges.values(), cursor.epoch + 1)
+        while not self._has_batches(epoch):
+            epoch = first_epoch_not_skipped(self.skipped_ranges.values(), epoch + 1)
+        return Cursor(epoch, 0)
+
+    def advance(self, cursor: Cursor, samples: int) -> Cursor:
+        """Where a reader stands who has read on from a cursor, so many samples over all ranks.
+
+        Samples that were read twice to keep the ranks even count for nothing. For example 8 ranks that begin at 1 of 53
+        samples read 56, up to 57; no state of a whole pass counts so many.
+        """
+        if samples == 0:
+            return cursor
+        length, skipped = len(self._sequence(cursor)), self.skipped(cursor.epoch)
+        entries = skipped.kept_before(cursor.sample_in_epoch) + samples
+        too_many = entries - skipped.kept_before(length)
+        if too_many >= 0:
+            return Cursor(cursor.epoch, length + (too_many if too_many >= self.machines.num_ranks else 0))
+        return Cursor(cursor.epoch, skipped.position_after(entries))
+
+    def saved(self, cursor: Cursor) -> SavedPosition:
+        """A cursor with all that makes it mean the same again."""
+        keeps_batches = self.order.is_composed and cursor.sample_in_epoch
+        return SavedPosition(
+            cursor=cursor,
+            shuffle_seed=self.settings.shuffle_seed,
+            num_canonical_nodes=self.settings.num_canonical_nodes,
+            initial_physical_nodes=self.initial_nodes,
+            geometry=self._composed(cursor) if keeps_batches else None,
+            fingerprint=self.order.fingerprint.saved,
+            skipped={str(one): span for one, span in self.skipped_ranges.items()},
+            streams=self.order.fingerprint.stream_list,
+        )
+
+    # The same run elsewhere, or later.
+
+    def on(self, machines: Machines) -> Run:
+        """The same run on other machines."""
+        return self if machines == self.machines else replace(self, machines=machines, located=None)
+
+    def at(self, cursor: Cursor) -> Run:
+        """The run whose epoch of ``cursor``, a normalised one, is under way."""
+        # Whoever consumes batches later than they are handed out may still stand in the epoch before.
+        before = {epoch: geometry for epoch, geometry in self.composed.items() if epoch == cursor.epoch - 1}
+        composed = {**before, cursor.epoch: self._composed(cursor)}
+        return replace(self, composed=composed, located=self.skipped_ranges)
+
+    def counted_from(self, counted: TrainProgress) -> Run:
+        """Count batches from there on, as a trainer does. What was placed for a trainer that has begun stays there."""
+        has_begun = self.counted is not None and counted.steps
+        return replace(self, counted=counted, placed=self.skipped_ranges if has_begun else self.placed, located=None)
+
+    # What is skipped.
+
+    @cached_property
+    def skipped_ranges(self) -> Mapping[BatchRange, SkippedRange]:
+        """Where the samples of every range are; as long as nobody knows how large a batch is, of those in ``placed``.
+
+        A range is placed with the global batch of the run that was first asked to skip it. A saved position carries
+        that place, so that a run with other ranks or batch sizes leaves out the same samples.
+        """
+        new = [one for one in self.skip if one not in self.placed]
+        if not new or self.machines.batch_size is None:
+            return self.placed
+        if self.located is not None:
+            return self.located
+        counted = self.counted or TrainProgress()
+        now = Cursor(*counted.place)
+        partitions = EpochPartitions(
+            now=self.unskipped(now), later=self.unskipped(Cursor(now.epoch + 1, 0)), drop_last=self.machines.drop_last
+        )
+        found = locate_batch_ranges(new, self.placed, counted, partitions)
+        return {one: self.placed.get(one) or found[one] for one in self.skip}
+
+    def skipped(self, epoch: int) -> SkippedPositions:
+        """What is skipped of an epoch."""
+        return skipped_in_epoch(self.skipped_ranges.values(), epoch) if self.skip else NOTHING_SKIPPED
+
+    def skipped_too_late(self, cursor: Cursor) -> list[BatchRange]:
+        """Ranges that were asked for when a run that goes on at ``cursor`` had read them."""
+        return [one for one, (_, end) in self.skipped_ranges.items() if one not in self.placed and end <= cursor]
+
+    # What there is to say.
+
+    def why_moved(self, cursor: Cursor) -> Iterator[str]:
+        """A sentence where the data has become smaller, so that a cursor is beyond its epoch's end."""
+        if self._ends_early(cursor):
+            read, size = cursor.sample_in_epoch, self._sequence(cursor).num_samples
+            yield f"epoch {cursor.epoch} has ended: {read} of its samples were read, and it has {size} now"
+
+    def why_uneven(self, cursor: Cursor) -> Iterator[str]:
+        """A sentence where an epoch's global batches, composed for other machines, are not read as such."""
+        composed, mine = self._composed(cursor), self._geometry().global_batch_size
+        if self.order.is_composed and composed.global_batch_size != mine:
+            yield (
+                f"{self.told}epoch {cursor.epoch} goes on with global batches of {composed.global_batch_size} samples, "
+                f"made for {composed.num_nodes} nodes of {composed.ranks_per_node} ranks; read in steps of {mine}, "
+                "these are not whole until the next epoch"
+            )
+
+    def _ends_early(self, cursor: Cursor) -> bool:
+        return self.may_end_early and cursor.sample_in_epoch > self._sequence(cursor).most_counted(
+            self.machines.num_ranks
+        )
+
+    def _has_batches(self, epoch: int) -> bool:
+        """Whether skipping has left at least one batch of an epoch."""
+        skipped = self.skipped(epoch)
+        if not skipped.runs:
+            return True
+        return replace(self.unskipped(Cursor(epoch, 0)), skipped=skipped).num_batches(self.machines.drop_last) > 0
+
+    def _sequence(self, cursor: Cursor) -> EpochSequence:
+        return self.order.sequence(self._composed(cursor), cursor.epoch)
+
+    def _composed(self, cursor: Cursor) -> BatchGeometry:
+        """What the batches of a cursor's epoch are made for."""
+        if cursor.sample_in_epoch and cursor.epoch in self.composed:
+            return self.composed[cursor.epoch]
+        return epoch_geometry(self.settings, self._geometry(), self.resumed_from_nodes)
+
+    def _geometry(self) -> BatchGeometry:
+        machines, batch_size = self.machines, self.machines.batch_size
+        if batch_size is None:
+            if self.order.is_composed:
+                raise ConfigError(
+                    f"batching_method={self.settings.batching_method!r} makes batches of a known size; pass "
+                    "batch_size= to the dataset, or iterate through a StreamingDataLoader that has one"
+                )
+            batch_size = 1  # the sequence is the same for all
+        return BatchGeometry(
+            num_nodes=machines.num_nodes, ranks_per_node=machines.ranks_per_node, batch_size=batch_size
+        )
+
+
+class Resumed(NamedTuple):
+    """A run that goes on."""
+
+    run: Run
+    cursor: Cursor
+    """Where it goes on, as it was saved; see :meth:`Run.normalise`."""
+    differences: Sequence[Difference]
+    """What has changed of data and order since."""
+
+    def notes(self) -> Iterator[str]:
+        """What to tell the user."""
+        if self.differences:
+            changed = indent(in_words(self.differences), "  ")
+            yield f"{self.run.told}resuming although data or order have changed:\n{changed}"
+
+
+def new_run(
+    asked: RunRequest, catalog: Catalog, machines: Machines, initial_nodes: int | None = None, reader: str = ""
+) -> Run:
+    """A run from its beginning.
+
+    Args:
+        asked: What the user asked for.
+        catalog: The data.
+        machines: Who reads it.
+        initial_nodes: Nodes of the first start, if that was before; they decide how many canonical nodes there are.
+        reader: What messages call it, where there are several.
+
+    Raises:
+        ConfigError: The weights, or the canonical nodes asked for, cannot be of this data.
+    """
+    initial_nodes = initial_nodes or machines.num_nodes
+    order = _settled(asked, asked.settings.settled(initial_nodes), catalog)
+    _check_canonical_nodes(order, ConfigError, "num_canonical_nodes is", "ask for fewer")
+    return Run(order=order, machines=machines, skip=asked.skip, initial_nodes=initial_nodes, reader=reader)
+
+
+def resume(
+    saved: SavedPosition,
+    asked: RunRequest,
+    catalog: Catalog,
+    machines: Machines,
+    on_change: OnChange = "error",
+    reader: str = "",
+) -> Resumed:
+    """The run that goes on from a saved position, with its seed and canonical nodes.
+
+    Args:
+        saved: Where it goes on.
+        asked: What the user asks for now. Ranges to skip that were placed before stay there.
+        catalog: The data as it is now.
+        machines: Who reads it now.
+        on_change: What to do if data or order have changed.
+        reader: What messages call it, where there are several.
+
+    Raises:
+        ConfigError: The weights cannot be of this data.
+        StateError: The saved position has more canonical nodes than this data can have.
+        StateMismatchError: It belongs to other data or another order.
+    """
+    told = f"{reader}: " if reader else ""
+    initial_nodes = saved.initial_physical_nodes or machines.num_nodes
+    order = _settled(asked, asked.resumed(saved).settled(initial_nodes), catalog)
+    if saved.num_canonical_nodes == asked.settings.num_canonical_nodes:
+        _check_canonical_nodes(order, ConfigError, "num_canonical_nodes is", "ask for fewer")
+    what = f"{told}'num_canonical_nodes' of the saved position is"
+    _check_canonical_nodes(order, StateError, what, "it is of other data, or was edited: go on from another checkpoint")
+    found = order.fingerprint.differences(saved.fingerprint, saved.streams) if saved.fingerprint else []
+    if found and on_change == "error":
+        raise StateMismatchError(told + refusal(found))
+    run = Run(
+        order=order,
+        machines=machines,
+        skip=asked.skip,
+        initial_nodes=initial_nodes,
+        resumed_from_nodes=saved.initial_physical_nodes,
+        composed={} if saved.geometry is None else {saved.cursor.epoch: saved.geometry},
+        placed={one: saved.skipped[str(one)] for one in asked.skip if str(one) in saved.skipped},
+        may_end_early=on_change == "warn",
+        reader=reader,
+    )
+    return Resumed(run, saved.cursor, found)
+
+
+def order_told(asked: RunRequest, catalog: Catalog, start: PassStart) -> RunOrder:
+    """The order of a pass that another process has begun."""
+    seeded = replace(asked.settings, shuffle_seed=start.shuffle_seed)
+    return _settled(asked, seeded.settled_as(start.num_canonical_nodes, start.shuffle_block_size), catalog)
+
+
+def _settled(asked: RunRequest, settings: SettledOrder, catalog: Catalog) -> RunOrder:
+    weights = asked.resolved_weights(catalog, settings.shuffle_seed)
+    return RunOrder(settings=settings, catalog=catalog, weights=weights)
+
+
+def _check_canonical_nodes(
+    order: RunOrder, error: type[ConfigError] | type[StateError], what: str, way_out: str
+) -> None:
+    """Refuse many more canonical nodes than samples."""
+    nodes, size = order.settings.num_canonical_nodes, order.weights.epoch_size
+    most = max(_ALWAYS_FINE, size)
+    if nodes > most:
+        raise error(f"{what} {nodes}, and an epoch of {size} samples has {most} at most; {way_out}")
