@@ -191,10 +191,10 @@ class Conversion:
 
 
 def _write_several(conversion: Conversion, workers: int, resume: bool) -> None:
-    parts, out, mode = conversion.parts, conversion.out, "resume" if resume else "create"
+    parts, out, arguments = conversion.parts, conversion.out, conversion.arguments
     if resume:
         _begin_changed_again(conversion)
-    job = plan_parts(parts, conversion.convert, out.location, mode=mode, **conversion.arguments)
+    job = plan_parts(parts, conversion.convert, out.location, mode="resume" if resume else "create", **arguments)
     try:
         count = run_job(job, parts, num_workers=min(workers, len(parts)), progress_bar=sys.stderr.isatty())
     except PartError as error:

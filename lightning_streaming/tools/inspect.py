@@ -203,8 +203,10 @@ def first_samples(
     """
     before = 0
     for shard in index.shards:
+        if before == number:
+            return
         wanted = min(number - before, shard.samples)
-        if wanted <= 0:
+        if not wanted:
             continue
         columns = columns_of(shard.schema)
         shut = {

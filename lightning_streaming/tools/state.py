@@ -292,7 +292,7 @@ def _loader_as_json(loader: SavedLoader, epoch_size: int | None, streams: Sequen
 
 def _trainer_as_json(places: Places) -> dict[str, Any] | None:
     """How far the trainer has come."""
-    return places.trainer and {**asdict(places.trainer), "global_step": places.global_step}
+    return None if places.trainer is None else {**asdict(places.trainer), "global_step": places.global_step}
 
 
 def _print_head(shown: str, places: Places) -> None:

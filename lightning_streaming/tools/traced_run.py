@@ -147,17 +147,18 @@ def _read_checkpoint(path: str) -> _Checkpoint:
     return _Checkpoint(loader, places.global_step, batches_trained(content), settled(places.trainer).batches)
 
 
-def _stop(trainer: Mapping[str, Any]) -> _Stop:
+def _stop(trainer: Mapping[str, Any]) -> dict[str, int | None]:
+    """Where the trainer is told to stop; None where it is not."""
     if trainer.get("overfit_batches"):
         raise ConfigError(
             "with overfit_batches a trainer reads the same few batches again and again, which trace does not follow; "
             "take it out of the configuration"
         )
     steps, epochs = trainer.get("max_steps", -1), trainer.get("max_epochs")
-    return _Stop(
-        steps=None if steps is None or steps < 0 else int(steps),
-        epochs=None if epochs is None or epochs < 0 else int(epochs),
-    )
+    return {
+        "max_steps": None if steps is None or steps < 0 else int(steps),
+        "max_epochs": None if epochs is None or epochs < 0 else int(epochs),
+    }
 
 
 def _topology(
@@ -191,7 +192,7 @@ def _run_steps(
     in_epoch: int,
     *,
     first_step: int,
-    stop: _Stop,
+    stop: Mapping[str, int | None],
 ) -> _RunSteps:
     last_uneven = max([begins.epoch, *(stop[0] for _, stop in run.skipped_ranges.values())])
     left, limit = run.batches_left(begins), counted.limited(in_epoch)
@@ -208,7 +209,7 @@ def _run_steps(
         early.append(_EpochSteps(done=0, batches=batches, accumulate=accumulate))
     return _RunSteps(
         first_step=first_step,
-        stop=stop,
+        **stop,
         first_epoch=begins.epoch,
         early=early,
         whole=_EpochSteps(done=0, batches=limit, accumulate=accumulate),
@@ -246,14 +247,6 @@ class _EpochSteps:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Stop:
-    """Where the trainer is told to stop; None where it is not."""
-
-    steps: int | None = None
-    epochs: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _RunSteps:
     """The steps of a run, epoch after epoch."""
 
@@ -265,7 +258,9 @@ class _RunSteps:
     """Of that epoch, and of those after it up to the last one of which anything is skipped."""
     whole: _EpochSteps
     """Of each epoch after those."""
-    stop: _Stop = _Stop()
+    max_steps: int | None = None
+    """Where the trainer is told to stop."""
+    max_epochs: int | None = None
 
     def find(self, step: int) -> tuple[int, int]:
         """The epoch of a global step, and which of the steps read in that epoch it is.
@@ -274,10 +269,10 @@ class _RunSteps:
             ConfigError: It lies before the run or after its end, or an epoch has no steps.
         """
         epoch, of_epoch = self._find(step)
-        if self.stop.steps is not None and step >= self.stop.steps:
-            raise ConfigError(f"there is no step {step}: the run ends after max_steps={self.stop.steps}")
-        if self.stop.epochs is not None and epoch >= self.stop.epochs:
-            raise ConfigError(f"there is no step {step}: the run ends after max_epochs={self.stop.epochs}")
+        if self.max_steps is not None and step >= self.max_steps:
+            raise ConfigError(f"there is no step {step}: the run ends after max_steps={self.max_steps}")
+        if self.max_epochs is not None and epoch >= self.max_epochs:
+            raise ConfigError(f"there is no step {step}: the run ends after max_epochs={self.max_epochs}")
         return epoch, of_epoch
 
     def _find(self, step: int) -> tuple[int, int]:

@@ -178,7 +178,8 @@ def sizes_of(dataset: StreamingDataset) -> Sizes:
 def _raw_and_packed(shards: Iterable[ShardInfo]) -> NDArray[np.int64]:
     """Bytes of each shard's raw files, and of its compressed ones: 0 where it has none; of shape (2, shards)."""
     pairs = ([(raw.bytes, packed.bytes if packed else 0) for raw, packed in shard.files] for shard in shards)
-    return np.array([np.sum(one, axis=0) for one in pairs], np.int64).reshape(-1, 2).T
+    sums: NDArray[np.int64] = np.array([np.sum(one, axis=0) for one in pairs], np.int64).reshape(-1, 2).T
+    return sums
 
 
 def _size(path: Path) -> int:

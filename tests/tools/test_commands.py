@@ -174,7 +174,8 @@ def test_output_that_cannot_show_a_character_shows_another(tmp_path: Path) -> No
 def parsed(*args: str) -> Mapping[str, Any]:
     parser = ArgumentParser()
     add_storage_options(parser)
-    return parser.parse_args(args).storage_options
+    given: Mapping[str, Any] = parser.parse_args(args).storage_options
+    return given
 
 
 @pytest.mark.parametrize(
