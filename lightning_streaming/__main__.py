@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from lightning_streaming.tools.commands import COMMANDS, PROGRAM, find_command, run_command
-from lightning_streaming.tools.console import BAD, FINE, INTERRUPTED, UNUSABLE, print_error
+from lightning_streaming.tools.commands import COMMANDS, run_command
+from lightning_streaming.tools.console import BAD, FINE, INTERRUPTED, PROGRAM, UNUSABLE, print_error
 from lightning_streaming.trainer.help import DESCRIPTION, SUBCOMMANDS
 
 _TRAINER = "lightning_streaming.trainer.cli"
@@ -44,11 +44,10 @@ def _run(args: Sequence[str] | None) -> int:
 
         sys.stdout.write(f"{PROGRAM} {version(PROGRAM)}\n")
         return FINE
-    command = find_command(given[0])
-    if command is not None:
-        return run_command(command, given[1:])
+    if given[0] in COMMANDS:
+        return run_command(given[0], given[1:])
     if given[0] not in SUBCOMMANDS and not given[0].startswith("-"):
-        known = ", ".join([*SUBCOMMANDS, *(command.name for command in COMMANDS)])
+        known = ", ".join([*SUBCOMMANDS, *COMMANDS])
         print_error(PROGRAM, f"{given[0]!r} is not a command; choose one of {known}")
         return UNUSABLE
     # Not ``given``: of arguments beside those of the process Lightning warns, and shows them, secrets too.
@@ -61,7 +60,7 @@ def _run(args: Sequence[str] | None) -> int:
 
 def help_text() -> str:
     """What ``--help`` shows: the tools, and how to train."""
-    tools = "".join(f"    {command.name:<12}{command.help}\n" for command in COMMANDS)
+    tools = "".join(f"    {name:<12}{words}\n" for name, words in COMMANDS.items())
     return (
         f"usage: {PROGRAM} {{{','.join(SUBCOMMANDS)}}} [--config FILE] [--FIELD VALUE ...]\n"
         f"       {PROGRAM} TOOL [ARGUMENT ...]\n"

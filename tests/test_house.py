@@ -119,7 +119,7 @@ def test_modules_are_imported_by_name_only_where_it_takes_lightning() -> None:
     found = {path.relative_to(ROOT).as_posix(): _rooms_named(path) for path in _files() if path != ROOT / FRONT_DOOR}
     assert {file: rooms for file, rooms in found.items() if rooms} == {
         "__main__.py": {"trainer"},
-        "tools/options.py": {"trainer"},
+        "tools/commands.py": {"trainer"},
     }
 
 

@@ -16,8 +16,8 @@ from tests.tools.running import run, run_process
 def test_help_lists_the_tools_and_the_ways_to_train() -> None:
     shown = run("--help")
     assert shown.code == 0
-    for command in COMMANDS:
-        assert f"\n    {command.name:<12}{command.help}\n" in shown.out
+    for name, words in COMMANDS.items():
+        assert f"\n    {name:<12}{words}\n" in shown.out
     assert "{fit,validate,test,predict}" in shown.out
     assert "lightning-streaming fit --config run.yaml\n" in shown.out
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.reading.suite import NAMES, SUITE, Measurement, Sizes, cases
 from benchmarks.reading.works import WORKS
-from lightning_streaming.tools.options import positive
+from lightning_streaming.tools.commands import positive
 
 
 def parser(description: str) -> argparse.ArgumentParser:

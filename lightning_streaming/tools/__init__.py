@@ -1,12 +1,12 @@
 """``lightning-streaming <tool>``: datasets made, looked at, checked and moved from the command line.
 
-    commands        the table of tools; finds one, runs it, tells its errors
-    options         arguments that several tools have, and the configuration that some of them read
+    commands        the table of tools; runs one, tells its errors; arguments that several have, and the configuration
+                    that some read
     console         exit codes, progress, JSON, errors; tables and values for people
-    stored_dataset  where a dataset is, how its files get from there, what its index adds up to
+    stored_dataset  where a dataset is, how its files get from there, checked; what its index adds up to
 
     inspect         shows what a dataset holds, and its first samples
-    verify          checks a dataset, and repairs it; shard_checks looks at one shard, or mends it
+    verify          checks a dataset, and repairs it
     copy            copies a dataset, checked
     merge           joins datasets; writing.merge does the work
     convert         makes datasets: sources reads other formats, conversion writes them in parts, tokens packs text

@@ -16,44 +16,25 @@ import re
 import sys
 import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lightning_streaming.cache import maintenance
 from lightning_streaming.cache.config import MANIFEST_BASENAME, USAGE_BASENAME, default_cache_directory
-from lightning_streaming.cache.index_files import FoundIndex, staging_name_of
-from lightning_streaming.cache.maintenance import (
-    CacheFile,
-    FileKind,
-    Judged,
-    Plan,
-    Reason,
-    carry_out,
-    find_index,
-    is_cache,
-    list_cache,
-    plan_clear,
-    plan_garbage,
-)
-from lightning_streaming.cache.manifest import IndexCheck, read_manifest
+from lightning_streaming.cache.index_files import staging_name_of
+from lightning_streaming.cache.maintenance import CacheFile, FileKind, Judged, Plan, find_index, list_cache
+from lightning_streaming.cache.manifest import read_manifest
 from lightning_streaming.errors import ConfigError, StreamingError
-from lightning_streaming.formats.index import DatasetIndex
+from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.storage import mask_url
-from lightning_streaming.tools.console import (
-    FINE,
-    counted,
-    print_json,
-    print_note,
-    print_table,
-    printable_name,
-    progress,
-)
-from lightning_streaming.tools.options import add_action, add_json
+from lightning_streaming.tools import console
+from lightning_streaming.tools.commands import add_action, add_json
+from lightning_streaming.tools.console import counted, print_table, printable_name, progress
 from lightning_streaming.units import format_bytes
 
-_PROGRAM = "lightning-streaming cache"
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
@@ -89,14 +70,9 @@ def show(args: Namespace) -> int:
     directories = _find_caches(args.directory)
     with progress(None, "look", "files") as advance:
         surveys, failures = _for_each(directories, lambda one: _survey(one, advance))
-    if args.json:
-        print_json({"caches": [one.as_json() for one in surveys], "failures": _failures_as_json(failures)})
-    elif surveys:
-        _print_surveys(surveys)
-    else:
-        print(f"nothing is cached in {_default_root()}")
-    _note_failures(failures)
-    return FINE
+    times = ("checked", "last_used")
+    caches = [one | {name: _iso(one[name]) for name in times} for one in surveys]
+    return _tell(args, {"caches": caches}, lambda: _print_surveys(surveys), failures)
 
 
 def clear(args: Namespace) -> int:
@@ -104,7 +80,7 @@ def clear(args: Namespace) -> int:
 
     Jobs that run fetch what they need of it again.
     """
-    return _clean(args, lambda directory, files: plan_clear(directory, files, find_index(directory)), args.yes)
+    return _clean(args, maintenance.plan_clear, args.yes)
 
 
 def collect(args: Namespace) -> int:
@@ -115,33 +91,41 @@ def collect(args: Namespace) -> int:
     While a job uses the directory the latter stay: it may have begun with the index before.
     """
     since = None if args.older_than is None else time.time() - args.older_than
-    return _clean(args, lambda directory, files: plan_garbage(directory, files, find_index(directory), since), True)
+    return _clean(args, partial(maintenance.plan_garbage, unused_since=since), True)
 
 
-def _clean(args: Namespace, plan: Callable[[Path, Sequence[Any]], Plan], is_sure: bool) -> int:
+def _clean(args: Namespace, plan: Callable[..., Plan], is_sure: bool) -> int:
     directories = _find_caches(args.directory)
     with progress(None, "look", "files") as advance:
-        outcomes, failures = _for_each(directories, lambda one: plan(one, list_cache(one, advance)))
+        outcomes, failures = _for_each(directories, lambda one: plan(one, list_cache(one, advance), find_index(one)))
     goes = [judged for one in outcomes for judged in one.goes]
     if (goes or any(one.removes_directory for one in outcomes)) and not args.dry_run:
         if not is_sure and not _is_confirmed(goes, len(outcomes)):
             print("nothing was removed", file=sys.stderr)
-            return FINE
+            return console.FINE
         by_directory = {one.directory: one for one in outcomes}
         with progress(len(goes), "remove", "files") as advance:
+            carry_out = maintenance.carry_out
             outcomes, more = _for_each(list(by_directory), lambda one: carry_out(by_directory[one], advance))
         failures |= more
+    report = {"dry_run": args.dry_run, "caches": [_as_json(one) for one in outcomes]}
+    return _tell(args, report, lambda: _print_outcomes(outcomes, args.dry_run), failures)
+
+
+def _tell(args: Namespace, report: dict[str, Any], show: Callable[[], None], failures: _Failures) -> int:
+    """Print what was found or done, for programs or by ``show``, and which directories were left out."""
     if args.json:
-        caches = [_as_json(one) for one in outcomes]
-        print_json({"dry_run": args.dry_run, "caches": caches, "failures": _failures_as_json(failures)})
+        left_out = [{"directory": str(directory), "error": str(error)} for directory, error in failures.items()]
+        console.print_json(report | {"failures": left_out})
     else:
-        _print_outcomes(outcomes, args.dry_run)
-    _note_failures(failures)
-    return FINE
+        show()
+    for directory, error in failures.items():
+        console.print_note("cache", f"left out {directory}: {error}")
+    return console.FINE
 
 
 def _is_confirmed(goes: Sequence[Judged], directories: int) -> bool:
-    what = f"{said(goes)} of {counted(directories, 'cache')}"
+    what = f"{_said(goes)} of {counted(directories, 'cache')}"
     if not sys.stdin.isatty():
         raise ConfigError(f"this would remove {what}, and there is nobody to ask; say --yes, or --dry-run to see more")
     print(f"Remove {what}? [y/N] ", end="", file=sys.stderr, flush=True)
@@ -155,30 +139,20 @@ def _print_outcomes(outcomes: Sequence[Plan], dry_run: bool) -> None:
         print(f"nothing is cached in {_default_root()}")
     elif len(outcomes) > 1:
         goes = [judged for one in outcomes for judged in one.goes]
-        print(f"{'would remove' if dry_run else 'removed'} {said(goes)} in all")
+        print(f"{'would remove' if dry_run else 'removed'} {_said(goes)} in all")
 
 
 def _as_json(plan: Plan) -> dict[str, Any]:
+    def told(judged: Sequence[Judged]) -> list[dict[str, Any]]:
+        return [{"file": file.name, "bytes": file.bytes, "because": reason.value} for file, reason in judged]
+
     return {
         "directory": str(plan.directory),
-        "removed": [_file_as_json(*judged) for judged in plan.goes],
-        "stays": [_file_as_json(*judged) for judged in plan.stays],
+        "removed": told(plan.goes),
+        "stays": told(plan.stays),
         "removed_directory": plan.removes_directory,
         "removed_bytes": sum(file.bytes for file, _ in plan.goes),
     }
-
-
-def _file_as_json(file: Any, reason: Any) -> dict[str, Any]:
-    return {"file": file.name, "bytes": file.bytes, "because": reason.value}
-
-
-def _failures_as_json(failures: _Failures) -> list[dict[str, str]]:
-    return [{"directory": str(directory), "error": str(error)} for directory, error in failures.items()]
-
-
-def _note_failures(failures: _Failures) -> None:
-    for directory, error in failures.items():
-        print_note(_PROGRAM, f"left out {directory}: {error}")
 
 
 def _add(actions: Any, word: str, words: str, action: Callable[[Namespace], int]) -> ArgumentParser:
@@ -217,11 +191,8 @@ def _find_caches(given: str | None) -> list[Path]:
     root = _default_root() if given is None else Path(given)
     found = sorted(_beneath(root))
     if given is not None and not found:
-        why = (
-            f"neither it nor a directory in it has an {MANIFEST_BASENAME} of ours"
-            if root.is_dir()
-            else "it is not there"
-        )
+        lacks = f"neither it nor a directory in it has an {MANIFEST_BASENAME} of ours"
+        why = lacks if root.is_dir() else "it is not there"
         raise ConfigError(
             f"{mask_url(given)} is not a cache directory: {why}; give one that a stream names with local=, or none for "
             f"the default ones in {_default_root()}"
@@ -259,59 +230,19 @@ def _for_each(directories: Sequence[Path], action: Callable[[Path], _Result]) ->
 def _beneath(root: Path) -> Iterator[Path]:
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        if not _NOTES.isdisjoint(files) and is_cache(Path(folder)):
+        if not _NOTES.isdisjoint(files) and maintenance.is_cache(Path(folder)):
             yield Path(folder)
 
 
 _SHOWN_DIGITS = 16
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Amount:
-    """Some files."""
-
-    files: int = 0
-    bytes: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Survey:
-    """One cache directory."""
-
-    directory: Path
-    remote: str | None
-    """Digest of the location that its files come from; None for one that is read in place."""
-    index: str | None
-    """Beginning of the SHA-256 of the index; None where there is none that can be read."""
-    checked: float | None
-    """When the remote was last asked for its index, in seconds since 1970."""
-    shards: int | None
-    """Shards that the index names."""
-    shards_present: int | None
-    """Those of them whose raw files are here."""
-    ours: _Amount
-    not_ours: _Amount
-    arriving: _Amount
-    """Files on their way, those of dead writers apart."""
-    indexes: _Amount
-    """The index and parsed forms of it."""
-    leftovers: _Amount
-    """What dead writers left."""
-    in_use: _Amount
-    """Whole files that a process has open."""
-    last_used: float | None
-    """When any shard was last used, in seconds since 1970."""
-
-    @property
-    def bytes(self) -> int:
-        """All that is here."""
-        parts = (self.ours, self.not_ours, self.arriving, self.indexes, self.leftovers)
-        return sum(amount.bytes for amount in parts)
-
-    def as_json(self) -> dict[str, Any]:
-        """For programs; times as ISO 8601."""
-        told = asdict(self) | {"directory": str(self.directory), "bytes": self.bytes}
-        return told | {"checked": _iso(self.checked), "last_used": _iso(self.last_used)}
+_KINDS = {
+    FileKind.OURS: "ours",
+    FileKind.FOREIGN: "not_ours",
+    FileKind.ARRIVING: "arriving",
+    FileKind.INDEX: "indexes",
+}
+_Survey = dict[str, Any]
+"""What ``info --json`` says of one cache directory, but with times in seconds since 1970; None is what is not known."""
 
 
 def _survey(directory: Path, advance: Callable[[int], object]) -> _Survey:
@@ -325,47 +256,40 @@ def _survey(directory: Path, advance: Callable[[int], object]) -> _Survey:
         ConfigError: It is not a cache directory.
     """
     files = list_cache(directory, advance)
-    index, origin = find_index(directory), read_manifest(directory)
-    whole = [file for file in files if file.kind in (FileKind.OURS, FileKind.FOREIGN)]
-    dead = [file for file in files if _is_leftover(file)]
-    return _Survey(
-        directory=directory,
-        remote=None if origin is None or origin.of_originals else origin.remote,
-        index=None if index is None else index.digest[:_SHOWN_DIGITS],
-        checked=_checked(origin.check if origin else None, index),
-        shards=None if index is None else len(index.index.shards),
-        shards_present=None
-        if index is None
-        else _count_present(index.index, {file.name: file.bytes for file in whole}),
-        ours=_sum_amount(file for file in files if file.kind is FileKind.OURS),
-        not_ours=_sum_amount(file for file in files if file.kind is FileKind.FOREIGN),
-        arriving=_sum_amount(file for file in files if file.kind is FileKind.ARRIVING and file.in_use),
-        indexes=_sum_amount(file for file in files if file.kind is FileKind.INDEX and not _is_leftover(file)),
-        leftovers=_sum_amount(dead),
-        in_use=_sum_amount(file for file in whole if file.in_use),
-        last_used=max((file.last_used for file in files if file.last_used is not None), default=None),
-    )
+    found: dict[str, list[CacheFile]] = {kind: [] for kind in (*_KINDS.values(), "leftovers")}
+    for file in files:
+        found["leftovers" if _is_leftover(file) else _KINDS[file.kind]].append(file)
+    whole = found["ours"] + found["not_ours"]
+    sizes = {file.name: file.bytes for file in whole}
+    index, manifest = find_index(directory), read_manifest(directory)
+    shards = None if index is None else index.index.shards
+    check = manifest.check if manifest and index and manifest.check and manifest.check.digest == index.digest else None
+
+    def is_present(shard: ShardInfo) -> bool:
+        return all(sizes.get(raw.basename) == raw.bytes for raw, _ in shard.files)
+
+    return {
+        "directory": str(directory),
+        "remote": None if manifest is None or manifest.of_originals else manifest.remote,
+        "index": None if index is None else index.digest[:_SHOWN_DIGITS],
+        "checked": None if check is None else check.checked / 1e9,
+        "shards": None if shards is None else len(shards),
+        "shards_present": None if shards is None else sum(map(is_present, shards)),
+        **{kind: _amount_of(some) for kind, some in found.items()},
+        "in_use": _amount_of([file for file in whole if file.in_use]),
+        "last_used": max((file.last_used for file in files if file.last_used is not None), default=None),
+        "bytes": sum(file.bytes for file in files),
+    }
 
 
 def _is_leftover(file: CacheFile) -> bool:
     """Whether a dead writer left a file."""
-    is_unfinished = file.kind is FileKind.ARRIVING or (
-        file.kind is FileKind.INDEX and staging_name_of(file.name) is not None
-    )
-    return is_unfinished and not file.in_use
+    is_parsed_form = file.kind is FileKind.INDEX and staging_name_of(file.name) is not None
+    return (file.kind is FileKind.ARRIVING or is_parsed_form) and not file.in_use
 
 
-def _count_present(index: DatasetIndex, sizes: Mapping[str, int]) -> int:
-    return sum(all(sizes.get(raw.basename) == raw.bytes for raw, _ in shard.files) for shard in index.shards)
-
-
-def _sum_amount(files: Iterable[CacheFile]) -> _Amount:
-    sizes = [file.bytes for file in files]
-    return _Amount(files=len(sizes), bytes=sum(sizes))
-
-
-def _checked(check: IndexCheck | None, index: FoundIndex | None) -> float | None:
-    return check.checked / 1e9 if check is not None and index is not None and check.digest == index.digest else None
+def _amount_of(files: Sequence[CacheFile]) -> dict[str, int]:
+    return {"files": len(files), "bytes": sum(file.bytes for file in files)}
 
 
 def _iso(seconds: float | None) -> str | None:
@@ -374,73 +298,76 @@ def _iso(seconds: float | None) -> str | None:
 
 _MOST_SHOWN = 3
 _ALWAYS = ("directory", "shards", "ours", "last use")
-_AMOUNTS = ("arriving", "in use", "left over")
+_AMOUNTS = {
+    "ours": "ours",
+    "not ours": "not_ours",
+    "arriving": "arriving",
+    "in use": "in_use",
+    "left over": "leftovers",
+}
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60))
 _JUST_NOW = 120
 
 
 def _print_surveys(surveys: Sequence[_Survey]) -> None:
     """Print all about one directory, or a line for each of several."""
-    if len(surveys) == 1:
-        print_table(str(surveys[0].directory), ("", ""), _facts(surveys[0]), head=False)
-        return
-    columns = {
-        "directory": [str(one.directory) for one in surveys],
-        "shards": list(map(_shards, surveys)),
-        "ours": [_bytes(one.ours) for one in surveys],
-        "not ours": [_bytes(one.not_ours) for one in surveys],
-        "arriving": [_bytes(one.arriving) for one in surveys],
-        "in use": [_bytes(one.in_use) for one in surveys],
-        "left over": [_bytes(one.leftovers) for one in surveys],
-        "last use": [_ago(one.last_used) for one in surveys],
-    }
-    told = {head: texts for head, texts in columns.items() if head in _ALWAYS or set(texts) != {"-"}}
-    print_table("caches", list(told), zip(*told.values(), strict=True), right=("ours", "not ours", *_AMOUNTS))
-    print(f"{format_bytes(sum(one.bytes for one in surveys))} in {counted(len(surveys), 'cache')}")
+    if not surveys:
+        print(f"nothing is cached in {_default_root()}")
+    elif len(surveys) == 1:
+        print_table(surveys[0]["directory"], (), _facts(surveys[0]))
+    else:
+        columns = {
+            "directory": [one["directory"] for one in surveys],
+            "shards": list(map(_shards, surveys)),
+            **{
+                head: [format_bytes(one[name]["bytes"]) if one[name]["files"] else "-" for one in surveys]
+                for head, name in _AMOUNTS.items()
+            },
+            "last use": [_ago(one["last_used"]) for one in surveys],
+        }
+        told = {head: texts for head, texts in columns.items() if head in _ALWAYS or set(texts) != {"-"}}
+        print_table("caches", list(told), zip(*told.values(), strict=True), right=list(_AMOUNTS))
+        print(f"{format_bytes(sum(one['bytes'] for one in surveys))} in {counted(len(surveys), 'cache')}")
 
 
 def _print_outcome(plan: Plan, *, dry_run: bool) -> None:
     """Print what was removed from one directory, or would be, and what stays."""
-    verb = "would remove" if dry_run else "removed"
-    reasons = list(_by_reason(plan.goes))
+    verb, reasons = "would remove" if dry_run else "removed", list(_by_reason(plan.goes))
     if plan.removes_directory:
         reasons.append("the directory, into which nothing was fetched")
-    if len(reasons) == 1:
-        print(f"{plan.directory}: {verb} {reasons[0]}")
-    elif reasons:
-        print(f"{plan.directory}: {verb} {said(plan.goes)}: {', '.join(reasons)}")
-    else:
-        print(f"{plan.directory}: nothing to remove")
+    in_all = f"{_said(plan.goes)}: " if len(reasons) > 1 else ""
+    what = f"{verb} {in_all}{', '.join(reasons)}" if reasons else "nothing to remove"
+    print(f"{plan.directory}: {what}")
     for line in _by_reason(plan.stays, with_names=True):
         print(f"  stays: {line}")
 
 
-def said(judged: Sequence[Judged]) -> str:
+def _said(judged: Sequence[Judged]) -> str:
     """How many files, and how big: ``"3 files (2.6 KB)"``."""
     return f"{counted(len(judged), 'file')} ({format_bytes(sum(file.bytes for file, _ in judged))})"
 
 
 def _facts(one: _Survey) -> list[tuple[str, str]]:
-    checked = "" if one.checked is None else f", asked for {_ago(one.checked)}"
+    checked = "" if one["checked"] is None else f", asked for {_ago(one['checked'])}"
     return [
-        ("remote", f"digest {one.remote}" if one.remote else "none; a dataset that is read in place"),
-        ("index", f"{one.index}{checked}" if one.index else "none here"),
+        ("remote", f"digest {one['remote']}" if one["remote"] else "none; a dataset that is read in place"),
+        ("index", f"{one['index']}{checked}" if one["index"] else "none here"),
         ("shards here", _shards(one)),
-        ("ours", _amount(one.ours)),
-        ("not ours", _amount(one.not_ours)),
-        ("arriving", _amount(one.arriving)),
-        ("indexes", _amount(one.indexes)),
-        ("in use now", _amount(one.in_use)),
-        ("left over", _amount(one.leftovers)),
-        ("last use", _ago(one.last_used)),
+        ("ours", _amount(one["ours"])),
+        ("not ours", _amount(one["not_ours"])),
+        ("arriving", _amount(one["arriving"])),
+        ("indexes", _amount(one["indexes"])),
+        ("in use now", _amount(one["in_use"])),
+        ("left over", _amount(one["leftovers"])),
+        ("last use", _ago(one["last_used"])),
     ]
 
 
 def _by_reason(judged: Sequence[Judged], with_names: bool = False) -> Iterator[str]:
-    for reason in Reason:
+    for reason in maintenance.Reason:
         found = [one for one in judged if one[1] is reason]
         if found:
-            yield f"{said(found)} {reason.value}{_names(found) if with_names else ''}"
+            yield f"{_said(found)} {reason.value}{_names(found) if with_names else ''}"
 
 
 def _names(judged: Sequence[Judged]) -> str:
@@ -449,15 +376,11 @@ def _names(judged: Sequence[Judged]) -> str:
 
 
 def _shards(one: _Survey) -> str:
-    return "-" if one.shards is None or one.shards_present is None else f"{one.shards_present:,} of {one.shards:,}"
+    return "-" if one["shards"] is None else f"{one['shards_present']:,} of {one['shards']:,}"
 
 
-def _amount(amount: _Amount) -> str:
-    return f"{counted(amount.files, 'file')} ({format_bytes(amount.bytes)})" if amount.files else "-"
-
-
-def _bytes(amount: _Amount) -> str:
-    return format_bytes(amount.bytes) if amount.files else "-"
+def _amount(some: Mapping[str, int]) -> str:
+    return f"{counted(some['files'], 'file')} ({format_bytes(some['bytes'])})" if some["files"] else "-"
 
 
 def _ago(seconds: float | None) -> str:

@@ -12,7 +12,7 @@ import pickle
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ import torch
 from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import ConfigError, StateError, StorageError
 from lightning_streaming.files import appears_whole
-from lightning_streaming.loading.state import CALLBACK_KEY, RUN_VERSION, Cursor, SavedPosition, read_run, read_state
+from lightning_streaming.loading import state as saved_state
+from lightning_streaming.loading.state import CALLBACK_KEY, Cursor, SavedPosition, SavedTrainer
 from lightning_streaming.order.skips import SkippedPositions, skipped_in_epoch
 from lightning_streaming.storage import is_url, mask_url
 
@@ -32,25 +33,11 @@ _DEEPEST = 6
 """Dicts within dicts to look through."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainerPlace:
-    """How far a trainer has come, as its checkpoint says."""
-
-    epoch: int
-    batches: int
-    """Batches of this epoch that are in the weights."""
-    batches_in_epoch: int
-    """0 if that is not known."""
-    global_step: int | None
-
-    @property
-    def settled(self) -> TrainerPlace:
-        """The same, the end of an epoch written as the beginning of the next."""
-        if not 0 < self.batches_in_epoch <= self.batches:
-            return self
-        return TrainerPlace(
-            epoch=self.epoch + 1, batches=0, batches_in_epoch=self.batches_in_epoch, global_step=self.global_step
-        )
+def settled(trainer: SavedTrainer) -> SavedTrainer:
+    """The same place, the end of an epoch written as the beginning of the next."""
+    if not 0 < trainer.batches_in_epoch <= trainer.batches:
+        return trainer
+    return replace(trainer, epoch=trainer.epoch + 1, batches=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,8 +70,9 @@ class Places:
     """All that a file says of places."""
 
     loaders: Mapping[str, SavedLoader]
-    trainer: TrainerPlace | None
+    trainer: SavedTrainer | None = None
     """None if no trainer saved the file, or not with our callback."""
+    global_step: int | None = None
 
     def choose(self, name: str | None) -> str:
         """The loader that was asked for, or the only one.
@@ -108,7 +96,7 @@ def holds_places(content: Any) -> bool:
         StateError: That state cannot be read.
     """
     saved = _callback_state(content)
-    return saved is not None and read_run(saved).trainer is not None
+    return saved is not None and saved_state.read_run(saved).trainer is not None
 
 
 def find_places(content: Any, shown: str) -> Places:
@@ -130,13 +118,13 @@ def find_places(content: Any, shown: str) -> Places:
     loaders = {}
     for keys, state in _walk(content, ()):
         name = ".".join(map(str, keys)) or "state"
-        loaders[name] = _loader(read_state(state, f"the saved position {name!r} of {shown}"), keys)
+        loaders[name] = _loader(saved_state.read_state(state, f"the saved position {name!r} of {shown}"), keys)
     if not loaders:
         raise StateError(
             f"{shown} holds no place in streaming data; it was saved without StreamingStateCallback, or without "
             "callbacks"
         )
-    return Places(loaders=loaders, trainer=None)
+    return Places(loaders=loaders)
 
 
 def at(content: Any, keys: Sequence[str | int]) -> Any:
@@ -153,25 +141,22 @@ def _callback_state(content: Any) -> Any:
 
 def _callback_places(content: Mapping[str, Any], saved: object, shown: str) -> Places:
     try:
-        run = read_run(saved)
+        run = saved_state.read_run(saved)
     except StateError as error:
         raise StateError(f"{shown}: {error}") from error
     if run.trainer is None:
         raise StateError(f"{shown} was saved before the first batch, so it holds no place in streaming data")
-    step = content.get("global_step")
-    keys = ("callbacks", CALLBACK_KEY, "loaders")
-    return Places(
-        loaders={
-            name: _loader(position, (*keys, name), run.samples_per_global_batch.get(name))
-            for name, position in run.loaders.items()
-        },
-        trainer=TrainerPlace(**asdict(run.trainer), global_step=step if isinstance(step, int) else None),
-    )
+    step, keys = content.get("global_step"), ("callbacks", CALLBACK_KEY, "loaders")
+    loaders = {
+        name: _loader(position, (*keys, name), run.samples_per_global_batch.get(name))
+        for name, position in run.loaders.items()
+    }
+    return Places(loaders=loaders, trainer=run.trainer, global_step=step if isinstance(step, int) else None)
 
 
 def _loader(position: SavedPosition, keys: tuple[str | int, ...], global_batch: int | None = None) -> SavedLoader:
-    if position.geometry is not None:  # that of the epoch's batches, whatever this run's are
-        global_batch = position.geometry.global_batch_size if global_batch is None else global_batch
+    if position.geometry is not None and global_batch is None:  # that of the epoch's batches, whatever this run's are
+        global_batch = position.geometry.global_batch_size
     return SavedLoader(keys=keys, position=position, global_batch=global_batch)
 
 
@@ -220,7 +205,7 @@ def add_place(checkpoint: MutableMapping[str, Any], loader: str, state: MutableM
     callbacks = checkpoint.setdefault("callbacks", {})
     saved = callbacks.get(CALLBACK_KEY)
     if saved is None or saved["trainer"] is None:
-        saved = callbacks[CALLBACK_KEY] = {"version": RUN_VERSION, "trainer": trainer, "loaders": {}}
+        saved = callbacks[CALLBACK_KEY] = {"version": saved_state.RUN_VERSION, "trainer": trainer, "loaders": {}}
     saved["loaders"][loader] = state
 
 
@@ -355,24 +340,14 @@ class _Unread:
         """Take any arguments, and look at none."""
         return super().__new__(cls)
 
-    def __init__(self, *_: object, **__: object) -> None:
-        """Keep nothing."""
-
     def __call__(self, *_: object, **__: object) -> _Unread:
         """What a function that was not read would give."""
         return self
 
-    def __setstate__(self, state: object) -> None:
-        """Keep nothing."""
+    def _keep_nothing(self, *_: object, **__: object) -> None:
+        """Whatever a pickle tells an object."""
 
-    def __setitem__(self, key: object, value: object) -> None:
-        """Keep nothing."""
-
-    def append(self, value: object) -> None:
-        """Keep nothing."""
-
-    def extend(self, values: object) -> None:
-        """Keep nothing."""
+    __init__ = __setstate__ = __setitem__ = append = extend = _keep_nothing
 
 
 class _Cautious(pickle.Unpickler):

@@ -1,116 +1,51 @@
-"""The tools by name, and how one of them is run."""
+"""The tools by name, how one of them is run, and the arguments that several of them have, spelled the same."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import sys
 import threading
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Iterator, Sequence
+from argparse import Action, ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import import_module
+from inspect import getdoc
 from io import TextIOWrapper
-from types import FrameType
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn
 
 from lightning_streaming.errors import ConfigError, FormatError, IntegrityError, StreamingError
-from lightning_streaming.tools.console import BAD, INTERRUPTED, TERMINATED, UNREAD, UNUSABLE, print_error
+from lightning_streaming.storage import StorageOptions
+from lightning_streaming.tools.console import BAD, INTERRUPTED, PROGRAM, TERMINATED, UNREAD, UNUSABLE, print_error
 
-PROGRAM = "lightning-streaming"
+_NOT_TEXT = re.compile(r'true|false|null|-?(0|[1-9]\d*)(\.\d+)?|[\[{"].*', re.DOTALL)
+_LAYOUT = RawDescriptionHelpFormatter
+COMMANDS = {
+    "convert": "make a dataset of JSON lines, CSV, Parquet, tar files, images or texts",
+    "inspect": "show what a dataset holds: columns, sizes, first samples",
+    "verify": "check every file and every sample of a dataset, and repair it",
+    "copy": "copy a dataset to another directory or store, checked",
+    "merge": "join datasets under one index, without copying",
+    "state": "show and move the place in the data that a checkpoint holds",
+    "trace": "tell which samples a step of training reads, and when a sample is read",
+    "tune": "measure how fast a run's data is read here, and recommend settings for it",
+    "cache": "show what caches hold, and make room in them",
+}
+"""What each tool does, in one line, by what is typed after ``lightning-streaming``.
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Command:
-    """One tool, whose module is not imported before it is asked for."""
-
-    name: str
-    """What is typed after ``lightning-streaming``."""
-    help: str
-    """What it does, in one line."""
-    module: str
-    """Where it is: a :class:`Tool`."""
-
-
-class Tool(Protocol):
-    """What the module of a tool has. Its docstring is the tool's description."""
-
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        """Say what the tool can be told."""
-        ...
-
-    def run(self, args: Namespace) -> int:
-        """Do the work, and return an exit code of :mod:`~lightning_streaming.tools.console`.
-
-        Args:
-            args: What it was told; ``given`` are the words themselves.
-
-        Raises:
-            StreamingError: It could not be done; shown without a traceback.
-        """
-        ...
+A tool is the module of this name, which is not imported before it is asked for. Its docstring is its description;
+``add_arguments(parser)`` says what it can be told, and ``run(args)`` does the work and returns an exit code. It raises
+StreamingError where that could not be done, which is shown without a traceback. ``args.given`` are its words.
+"""
 
 
-COMMANDS = (
-    Command(
-        name="convert",
-        help="make a dataset of JSON lines, CSV, Parquet, tar files, images or texts",
-        module="lightning_streaming.tools.convert",
-    ),
-    Command(
-        name="inspect",
-        help="show what a dataset holds: columns, sizes, first samples",
-        module="lightning_streaming.tools.inspect",
-    ),
-    Command(
-        name="verify",
-        help="check every file and every sample of a dataset, and repair it",
-        module="lightning_streaming.tools.verify",
-    ),
-    Command(
-        name="copy",
-        help="copy a dataset to another directory or store, checked",
-        module="lightning_streaming.tools.copy",
-    ),
-    Command(
-        name="merge",
-        help="join datasets under one index, without copying",
-        module="lightning_streaming.tools.merge",
-    ),
-    Command(
-        name="state",
-        help="show and move the place in the data that a checkpoint holds",
-        module="lightning_streaming.tools.state",
-    ),
-    Command(
-        name="trace",
-        help="tell which samples a step of training reads, and when a sample is read",
-        module="lightning_streaming.tools.trace",
-    ),
-    Command(
-        name="tune",
-        help="measure how fast a run's data is read here, and recommend settings for it",
-        module="lightning_streaming.tools.tune",
-    ),
-    Command(
-        name="cache",
-        help="show what caches hold, and make room in them",
-        module="lightning_streaming.tools.cache",
-    ),
-)
-
-
-def find_command(name: str) -> Command | None:
-    """The tool of this name."""
-    return next((command for command in COMMANDS if command.name == name), None)
-
-
-def run_command(command: Command, args: Sequence[str]) -> int:
+def run_command(name: str, args: Sequence[str]) -> int:
     """Run a tool.
 
     Args:
-        command: Which.
+        name: One of :data:`COMMANDS`.
         args: The arguments after its name.
 
     Returns:
@@ -119,18 +54,20 @@ def run_command(command: Command, args: Sequence[str]) -> int:
     Raises:
         SystemExit: The arguments cannot be parsed, or ask for help; or the process was told to end.
     """
-    tool = import_module(command.module)
+    tool = import_module(f"lightning_streaming.tools.{name}")
     parser = _CommandParser(
-        prog=f"{PROGRAM} {command.name}",
-        description=tool.__doc__,
-        formatter_class=RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        prog=f"{PROGRAM} {name}", description=tool.__doc__, formatter_class=_LAYOUT, allow_abbrev=False
     )
     tool.add_arguments(parser)
-    _print_whatever_comes()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # where a terminal's encoding lacks a character of the data
     try:
-        with _flushed(), _ended_in_order():
-            code: int = tool.run(parser.parse_args(args, Namespace(given=tuple(args))))
+        try:
+            with _ended_in_order():
+                code: int = tool.run(parser.parse_args(args, Namespace(given=tuple(args))))
+        finally:
+            sys.stdout.flush()  # to find out here, and not when Python exits, that nobody reads the output any more
     except StreamingError as error:
         print_error(parser.prog, error)
         return BAD if isinstance(error, FormatError | IntegrityError) else UNUSABLE
@@ -159,33 +96,156 @@ class _CommandParser(ArgumentParser):
 
 
 @contextmanager
-def _flushed() -> Iterator[None]:
-    """Find out here, and not when Python exits, that nobody reads the output any more."""
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-
-
-@contextmanager
 def _ended_in_order() -> Iterator[None]:
     """Leave all ``with`` blocks when told to end by SIGTERM, so that temporary files and worker processes go away."""
     if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
         yield
         return
-    before = signal.signal(signal.SIGTERM, _end)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _end(_: int, __: FrameType | None) -> NoReturn:
-    sys.exit(TERMINATED)
+def add_json(parser: ArgumentParser) -> None:
+    """Add ``--json``, as ``args.json``."""
+    parser.add_argument("--json", action="store_true", help="print the result as JSON, for programs")
 
 
-def _print_whatever_comes() -> None:
-    """Show a question mark where a terminal's encoding lacks a character of the data, rather than fail."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")
+def add_dataset(parser: ArgumentParser) -> None:
+    """Add the dataset to look at, as ``args.dataset``; and whether its unsafe columns may be decoded."""
+    parser.add_argument("dataset", metavar="DATASET", help="directory or URL of a dataset, or of its index.json")
+    words = "also decode columns of encoding pkl, which can run any code of whoever wrote the data"
+    parser.add_argument("--allow-unsafe-types", action="store_true", help=words)
+
+
+def add_action(actions: Any, word: str, words: str, action: Callable[[Namespace], int]) -> ArgumentParser:
+    """Add one of several actions of a tool, as ``args.action``; its docstring is what its ``--help`` shows.
+
+    Args:
+        actions: What ``add_subparsers`` gave.
+        word: What is typed.
+        words: What it does, in one line.
+        action: Does it, and returns an exit code.
+    """
+    told = {"help": words, "description": getdoc(action)}
+    parser: ArgumentParser = actions.add_parser(word, **told, formatter_class=_LAYOUT, allow_abbrev=False)
+    parser.set_defaults(action=action)
+    return parser
+
+
+def add_storage_options(parser: ArgumentParser, name: str = "--storage-options", of: str = "the store") -> None:
+    """Add ``--storage-options KEY=VALUE``, a mapping.
+
+    Args:
+        parser: What to add it to.
+        name: Its name, if there are several.
+        of: Whose options they are.
+    """
+    parser.add_argument(
+        name,
+        metavar="KEY=VALUE",
+        action=_AddOption,
+        type=_parse_pair,
+        default=StorageOptions({}),
+        help=f"an argument of the fsspec filesystem of {of}, for example anon=true or endpoint_url=http://host; may be "
+        'given several times. Numbers, true, false, null, {...}, [...] and "..." are read as JSON, all else is text. '
+        "Values are never shown",
+    )
+
+
+class _AddOption(Action):
+    """Adds an option to those given before; of two with one key the last one counts."""
+
+    def __call__(self, _: ArgumentParser, args: Namespace, pair: Any, __: str | None = None) -> None:
+        """See :class:`argparse.Action`."""
+        setattr(args, self.dest, StorageOptions({**getattr(args, self.dest), pair[0]: pair[1]}))
+
+
+def add_workers(parser: ArgumentParser, default: int | None, words: str) -> None:
+    """Add ``--workers``, a positive number, as ``args.workers``.
+
+    Args:
+        parser: What to add it to.
+        default: How many there are if nothing is said; None leaves it to the tool.
+        words: What they are, and how many there are by default.
+    """
+    parser.add_argument("--workers", metavar="N", type=positive, default=default, help=words)
+
+
+def add_run(parser: ArgumentParser) -> None:
+    """Add ``args.config``, and what it may leave open: ``args.nodes``, ``args.ranks_per_node``, ``args.batch_size``."""
+    words = "configuration of the run; of several, as with fit, a later one overrides what an earlier one says"
+    parser.add_argument("--config", metavar="C", action="append", required=True, help=words)
+    parser.add_argument("--nodes", metavar="P", type=positive, help="number of nodes")
+    parser.add_argument("--ranks-per-node", metavar="G", type=positive, help="processes, or GPUs, on each node")
+    parser.add_argument("--batch-size", metavar="B", type=positive, help="samples per batch on each rank")
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1, for ``add_argument(type=...)``."""
+    return _at_least(1, text)
+
+
+def not_negative(text: str) -> int:
+    """A whole number of at least 0, for ``add_argument(type=...)``."""
+    return _at_least(0, text)
+
+
+def usable_cpus() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _at_least(smallest: int, text: str) -> int:
+    if not text.isdecimal() or int(text) < smallest:
+        raise ArgumentTypeError(f"must be a whole number of at least {smallest}, but got {text!r}")
+    return int(text)
+
+
+def _parse_pair(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:  # not showing it: it may be a secret
+        raise ArgumentTypeError("must be written KEY=VALUE")
+    if _NOT_TEXT.fullmatch(value) is None:
+        return key, value
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        raise ArgumentTypeError(f"the value of {key} starts like JSON, but is not JSON") from None
+
+
+_READER = "lightning_streaming.trainer.cli"
+_USES = {"train": "no training", "val": "no validation", "test": "no test", "predict": "nothing to predict"}
+
+
+def read_run_files(files: Sequence[str], changes: Mapping[str, Any], stage: str = "train") -> Any:
+    """What configuration files of ``lightning-streaming fit`` say of data and trainer.
+
+    Args:
+        files: Paths; what a later one says overrides an earlier one.
+        changes: More settings of the data, by dotted name without ``data.``.
+        stage: The data that is to be there: "train", "val", "test" or "predict".
+
+    Returns:
+        A :class:`~lightning_streaming.trainer.cli.WrittenRun`; its data module is not set up.
+
+    Raises:
+        ConfigError: A file cannot be read, its data cannot be made, or the stage has none.
+    """
+    # Lightning takes seconds to import, and other tools do not need it.
+    written = import_module(_READER).read_config_files(files, changes)
+    if written.datamodule.configs[stage] is None:
+        raise ConfigError(f"{', '.join(files)}: there is no data.{stage}, so there is {_USES[stage]}")
+    return written
+
+
+def count_ranks(trainer: Mapping[str, Any]) -> tuple[int, str | None]:
+    """Ranks on each node as a trainer is configured; and what is assumed of them, where it leaves that open."""
+    devices = trainer.get("devices", "auto")
+    if isinstance(devices, list):
+        return len(devices), None
+    if str(devices).isdecimal() and int(devices):
+        return int(devices), None
+    return 1, "the configuration leaves the number of devices open; taken to be 1, see --ranks-per-node"

@@ -13,10 +13,12 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
+from itertools import islice
 from typing import Any
 
 from lightning_streaming.storage.secrets import redact
 
+PROGRAM = "lightning-streaming"
 FINE = 0
 """Exit code: done, and nothing is wrong."""
 BAD = 1
@@ -49,14 +51,20 @@ def print_error(program: str, error: Exception | str) -> None:
     print(message, file=sys.stderr)
 
 
-def print_note(program: str, words: str) -> None:
+def print_note(tool: str, words: str) -> None:
     """Print something worth knowing that is no result."""
-    print(f"{program}: {words}", file=sys.stderr)
+    print(f"{PROGRAM} {tool}: {words}", file=sys.stderr)
 
 
 def counted(number: int, thing: str) -> str:
     """A number of things: ``"1 shard"``, ``"1,234 shards"``."""
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+def first_few(files: Sequence[str]) -> str:
+    """How many, and the first ones: ``"7 files (a, b, c, d, e, ...)"``."""
+    more = ", ..." if len(files) > _MOST_FILES else ""
+    return f"{counted(len(files), 'file')} ({', '.join(files[:_MOST_FILES])}{more})"
 
 
 @contextmanager
@@ -88,21 +96,13 @@ def progress(total: int | None, words: str, unit: str) -> Iterator[Callable[[int
         yield bar.update
 
 
-def print_table(
-    title: str,
-    heads: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    head: bool = True,
-    right: Sequence[str] = (),
-) -> None:
+def print_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> None:
     """Print a table to standard output. Texts are shown as they are, in several lines where they are long.
 
     Args:
         title: What it is of.
-        heads: Name of each column.
+        heads: Name of each column; two facts in a row need none.
         rows: Texts, one for each column.
-        head: Whether to show the names.
         right: Columns that are aligned to the right.
     """
     from rich import box
@@ -110,9 +110,8 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
-    frame = box.SIMPLE_HEAD if head else None
-    table = Table(box=frame, show_header=head)
-    for one in heads:
+    table = Table(box=box.SIMPLE_HEAD if heads else None, show_header=bool(heads))
+    for one in heads or ("", ""):
         table.add_column(Text(one), justify="right" if one in right else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))  # not as markup: [red] in a sample is no colour
@@ -124,6 +123,7 @@ def print_table(
 
 
 _MOST_CHARACTERS = 160
+_MOST_FILES = 5
 _MOST_BYTES = 24
 _MOST_NUMBERS = 8
 _MOST_ITEMS = 4
@@ -143,9 +143,11 @@ def render(value: Any, depth: int = 0) -> str:
     import numpy as np  # not for --help
 
     if isinstance(value, str):
-        return _cut_text(value)
+        more = f"… ({len(value):,} characters)" if len(value) > _MOST_CHARACTERS else ""
+        return f"{value[:_MOST_CHARACTERS]!r}{more}"
     if isinstance(value, bytes):
-        return _cut_bytes(value)
+        more = "…" if len(value) > _MOST_BYTES else ""
+        return f"{counted(len(value), 'byte')} {value[:_MOST_BYTES]!r}{more}"
     if isinstance(value, np.ndarray):
         return _array_ends(value)
     if isinstance(value, np.generic | Decimal | bool | float | None):
@@ -154,9 +156,9 @@ def render(value: Any, depth: int = 0) -> str:
         return f"image {value.mode} {value.width}×{value.height}"
     if isinstance(value, Mapping):
         items = (f"{printable_name(str(key))}: {render(item, depth + 1)}" for key, item in value.items())
-        return "{" + _first_of(items, len(value), depth) + "}"
+        return f"{{{_first_of(items, len(value), depth)}}}"
     if isinstance(value, list | tuple):
-        return "[" + _first_of((render(item, depth + 1) for item in value), len(value), depth) + "]"
+        return f"[{_first_of((render(item, depth + 1) for item in value), len(value), depth)}]"
     return _cut_repr(value)
 
 
@@ -171,32 +173,18 @@ def is_image(value: object) -> bool:
     return pil is not None and isinstance(value, pil.Image)
 
 
-def _cut_text(text: str) -> str:
-    if len(text) <= _MOST_CHARACTERS:
-        return repr(text)
-    return f"{text[:_MOST_CHARACTERS]!r}… ({len(text):,} characters)"
-
-
-def _cut_bytes(data: bytes) -> str:
-    more = "…" if len(data) > _MOST_BYTES else ""
-    return f"{counted(len(data), 'byte')} {data[:_MOST_BYTES]!r}{more}"
-
-
 def _array_ends(array: Any) -> str:
     shape = "×".join(map(str, array.shape))
     half = _MOST_NUMBERS // 2
-    if array.size <= _MOST_NUMBERS:
-        numbers = " ".join(map(str, array.flat))
-    else:
-        numbers = " ".join([*map(str, array.flat[:half]), "…", *map(str, array.flat[-half:])])
-    return f"{array.dtype}[{shape}] {numbers}".rstrip()
+    is_long = array.size > _MOST_NUMBERS
+    numbers = [*array.flat[:half], "…", *array.flat[-half:]] if is_long else array.flat
+    return f"{array.dtype}[{shape}] {' '.join(map(str, numbers))}".rstrip()
 
 
-def _first_of(items: Any, length: int, depth: int) -> str:
+def _first_of(items: Iterator[str], length: int, depth: int) -> str:
     if depth >= _DEEPEST and length:
         return f"… {counted(length, 'item')}"
-    shown = [item for item, _ in zip(items, range(_MOST_ITEMS), strict=False)]
-    return ", ".join(shown) + (f", … {length:,} items" if length > _MOST_ITEMS else "")
+    return ", ".join(islice(items, _MOST_ITEMS)) + (f", … {length:,} items" if length > _MOST_ITEMS else "")
 
 
 def _cut_repr(value: object) -> str:

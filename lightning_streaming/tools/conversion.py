@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -19,22 +19,15 @@ from lightning_streaming.errors import ConfigError, FormatError, PartError, Stre
 from lightning_streaming.files import remove_partials
 from lightning_streaming.formats.index import INDEX_BASENAME
 from lightning_streaming.storage import join_url, local_path
-from lightning_streaming.tools.commands import PROGRAM
 from lightning_streaming.tools.console import counted, print_note, progress
+from lightning_streaming.tools.sources import row_source
 from lightning_streaming.tools.sources.row_encoding import ColumnPlan, Sample, encoded_rows
-from lightning_streaming.tools.sources.row_source import (
-    InputPart,
-    RowSource,
-    digest_groups,
-    digest_of,
-    put_together,
-    traits,
-)
+from lightning_streaming.tools.sources.row_source import InputPart, RowSource, digest_of
 from lightning_streaming.tools.stored_dataset import StoredDataset
-from lightning_streaming.tools.tokens import COLUMN, Packer, PackingSettings, TokenCounts, documents, load_tokenizer
+from lightning_streaming.tools.tokens import COLUMN, Packer, PackingSettings, documents, load_tokenizer
 from lightning_streaming.writing.destination import CONVERSION_PLAN, PARTS_PLAN, check_is_directory
 from lightning_streaming.writing.parallel import run_job
-from lightning_streaming.writing.parts import PartJob, PartPlan, dump_plan, make_plan, parse_plan, plan_parts
+from lightning_streaming.writing.parts import PartJob, dump_plan, make_plan, parse_plan, plan_parts
 from lightning_streaming.writing.shard_encoders import ShardSettings
 from lightning_streaming.writing.writers import MDSWriter
 
@@ -62,7 +55,7 @@ class TextConversion:
     limit: int | None
     """Documents at which a part ends; None for no limit."""
     tallies: str
-    """Folder in which each part leaves a file with its :class:`TokenCounts` when it is done."""
+    """Folder in which each part leaves a file when it is done: how many documents, tokens and dropped tokens it had."""
 
     def __call__(self, part: InputPart) -> Iterator[Sample]:
         """The blocks of a part, as samples."""
@@ -74,14 +67,14 @@ class TextConversion:
             num_tokens += len(tokens)
             for block in packer.add(tokens):
                 yield {COLUMN: block}
-        tally = TokenCounts(documents=num_documents, tokens=num_tokens, dropped=packer.num_pending)
-        Path(self.tallies, f"{part.number}.json").write_text(json.dumps(asdict(tally)))
+        tally = {"documents": num_documents, "tokens": num_tokens, "dropped_tokens": packer.num_pending}
+        Path(self.tallies, f"{part.number}.json").write_text(json.dumps(tally))
 
 
-def sum_tallies(folder: str) -> TokenCounts:
+def sum_tallies(folder: str) -> dict[str, int]:
     """What the parts left in a folder, together."""
-    files = sorted(Path(folder).iterdir())
-    return sum((TokenCounts(**json.loads(file.read_text())) for file in files), TokenCounts())
+    tallies = [json.loads(file.read_text()) for file in Path(folder).iterdir()]
+    return {name: sum(tally[name] for tally in tallies) for name in ("documents", "tokens", "dropped_tokens")}
 
 
 def cut_source(source: RowSource, most: int, limit: int | None) -> list[InputPart]:
@@ -97,22 +90,39 @@ def cut_source(source: RowSource, most: int, limit: int | None) -> list[InputPar
         At least one part; of several each with a digest that tells it from others.
     """
     pieces = source.pieces(most)
-    groups = list(put_together(pieces, most)) if limit is None else [tuple(pieces)]
+    groups = list(row_source.put_together(pieces, most)) if limit is None else [tuple(pieces)]
     if len(groups) < 2:
         return [InputPart(0, groups[0] if groups else ())]
-    return [InputPart(*one) for one in zip(range(len(groups)), groups, digest_groups(source, groups), strict=True)]
+    return [
+        InputPart(*one)
+        for one in zip(range(len(groups)), groups, row_source.digest_groups(source, groups), strict=True)
+    ]
+
+
+_Plan = Mapping[str, Any]
+"""What decides on the shards, by the name that people know it by; values are those of JSON."""
+
+_VERSION = 1
+_FILES = "files of SOURCE"
+_LONGEST_SHOWN = 80
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Target:
-    """What is written, and where."""
+class Conversion:
+    """What is converted into what."""
 
+    source: RowSource
+    parts: Sequence[InputPart]
+    """How it was cut; at least one."""
+    convert: Callable[[InputPart], Iterator[Sample]]
+    """Gives the samples of a part, the same each time."""
     out: StoredDataset
-    """The place."""
     columns: Mapping[str, str]
     """Column name to encoding."""
     settings: ShardSettings
     """How shards are cut, compressed and hashed."""
+    options: Mapping[str, Any]
+    """Others that decide on the shards, as they are typed."""
     why_empty: str
     """What is said where there is no sample at all."""
 
@@ -127,60 +137,64 @@ class Target:
             "storage_options": self.out.options,
         }
 
+    @property
+    def plan(self) -> _Plan:
+        """All that decides on the shards.
 
-def write_parts(
-    parts: Sequence[InputPart],
-    convert: Callable[[InputPart], Iterator[Sample]],
-    target: Target,
-    plan: _Plan,
-    *,
-    workers: int,
-    resume: bool,
-) -> None:
-    """Write the samples of all parts as one dataset.
+        The content of several parts is compared elsewhere; of a single one the names of the files are, because the rows
+        that are written already are only counted.
+        """
+        is_one = len(self.parts) == 1
+        plan = {
+            **self.options,
+            **{f"--columns {name}": encoding for name, encoding in self.columns.items()},
+            "--compression": self.settings.compression,
+            "--hashes": list(self.settings.hashes),
+            "--size-limit": self.settings.size_limit,
+            **{f"the {name} of SOURCE": value for name, value in row_source.traits(self.source).items()},
+            "the number of parts": "one" if is_one else "several",
+            _FILES: _files(self.parts[0]) if is_one else None,
+        }
+        made: dict[str, Any] = json.loads(json.dumps(plan))  # lists for tuples, as it will be read
+        return made
 
-    One part is written into the place itself. Several are written into folders of it, by several processes, and joined
-    under one index.
+    def write(self, *, workers: int, resume: bool) -> None:
+        """Write the samples of all parts as one dataset.
 
-    Args:
-        parts: At least one.
-        convert: Gives the samples of a part, the same each time.
-        target: What is written, and where.
-        plan: All that decides on it, to go on only with the same.
-        workers: Processes at most.
-        resume: Whether to go on with what an earlier run with the same plan has left.
+        One part is written into the place itself. Several are written into folders of it, by several processes, and
+        joined under one index.
 
-    Raises:
-        ConfigError: There is something that is not to be gone on with.
-        FormatError: There are no samples; nothing stays.
-        StreamingError: What a part cannot read, or a writer not write.
-    """
-    is_new = _check_plan(target.out, plan, parts, resume=resume)
-    if len(parts) > 1:
+        Args:
+            workers: Processes at most.
+            resume: Whether to go on with what an earlier run with the same plan has left.
+
+        Raises:
+            ConfigError: There is something that is not to be gone on with.
+            FormatError: There are no samples; nothing stays.
+            StreamingError: What a part cannot read, or a writer not write.
+        """
+        plan = self.plan
+        is_new = _check_plan(self.out, plan, self.parts, resume=resume)
+        samples: Iterator[Sample] = iter(())
+        if len(self.parts) == 1:
+            samples = self.convert(self.parts[0])
+            first = list(islice(samples, 1))  # before anything is written
+            if not first:
+                raise FormatError(self.why_empty)
+            samples = chain(first, samples)
         if is_new:
-            _record_plan(target.out, plan)
-        _write_several(parts, convert, target, workers=workers, resume=resume)
-        return
-    samples = convert(parts[0])
-    first = list(islice(samples, 1))  # before anything is written
-    if not first:
-        raise FormatError(target.why_empty)
-    if is_new:
-        _record_plan(target.out, plan)
-    _write_one(chain(first, samples), target)
+            _record_plan(self.out, plan)
+        if len(self.parts) == 1:
+            _write_one(samples, self)
+        else:
+            _write_several(self, workers, resume)
 
 
-def _write_several(
-    parts: Sequence[InputPart],
-    convert: Callable[[InputPart], Iterator[Sample]],
-    target: Target,
-    *,
-    workers: int,
-    resume: bool,
-) -> None:
+def _write_several(conversion: Conversion, workers: int, resume: bool) -> None:
+    parts, out, arguments = conversion.parts, conversion.out, conversion.arguments
     if resume:
-        _begin_changed_again(parts, target.out, target.columns, target.settings)
-    job = plan_parts(parts, convert, target.out.location, mode="resume" if resume else "create", **target.arguments)
+        _begin_changed_again(conversion)
+    job = plan_parts(parts, conversion.convert, out.location, mode="resume" if resume else "create", **arguments)
     try:
         count = run_job(job, parts, num_workers=min(workers, len(parts)), progress_bar=sys.stderr.isatty())
     except PartError as error:
@@ -188,8 +202,8 @@ def _write_several(
             raise error.__cause__ from None  # it names file and place
         raise
     if not count:
-        _remove_empty(job, target.out)
-        raise FormatError(target.why_empty)
+        _remove_empty(job, out)
+        raise FormatError(conversion.why_empty)
     job.publish()
 
 
@@ -202,74 +216,31 @@ def _remove_empty(job: PartJob[InputPart], out: StoredDataset) -> None:
             place.directory.rmdir()
 
 
-def _write_one(samples: Iterator[Sample], target: Target) -> None:
-    is_finished = (target.out.at / INDEX_BASENAME).read_if_there() is not None
+def _write_one(samples: Iterator[Sample], conversion: Conversion) -> None:
+    out = conversion.out
+    is_finished = (out.at / INDEX_BASENAME).read_if_there() is not None
     # Also a new one: only so can it be gone on with.
     with (
-        MDSWriter(out=target.out.location, mode="resume", **target.arguments) as writer,
+        MDSWriter(out=out.location, mode="resume", **conversion.arguments) as writer,
         progress(None, "convert", "sample") as advance,
     ):
         already = writer.num_samples
         advance(already)
-        _pass_over(samples, already, target.out.shown)
+        # What is safe already is read again: a source has no other way to its middle.
+        found = sum(1 for _ in islice(samples, already))
+        if found < already:
+            raise ConfigError(
+                f"{out.shown} holds {counted(already, 'sample')} already, but SOURCE gives only {found:,}, so it is "
+                "not what the conversion was begun with; give the same SOURCE and options, or choose another OUT"
+            )
         for sample in samples:
             if is_finished:
                 raise ConfigError(
-                    f"{target.out.shown} is finished with {counted(already, 'sample')}, but SOURCE gives more by now; "
+                    f"{out.shown} is finished with {counted(already, 'sample')}, but SOURCE gives more by now; "
                     "convert it to another place"
                 )
             writer.write(sample)
             advance(1)
-
-
-def _pass_over(samples: Iterator[Sample], count: int, out: str) -> None:
-    """Read again what is safe already: a source has no other way to its middle."""
-    found = sum(1 for _ in islice(samples, count))
-    if found < count:
-        raise ConfigError(
-            f"{out} holds {counted(count, 'sample')} already, but SOURCE gives only {found:,}, so it is not "
-            "what the conversion was begun with; give the same SOURCE and options, or choose another OUT"
-        )
-
-
-_Plan = Mapping[str, Any]
-"""What is compared, by the name that people know it by; values are those of JSON."""
-
-_VERSION = 1
-_FILES = "files of SOURCE"
-_LONGEST_SHOWN = 80
-
-
-def describe(
-    source: RowSource,
-    parts: Sequence[InputPart],
-    columns: Mapping[str, str],
-    settings: ShardSettings,
-    options: Mapping[str, Any],
-) -> _Plan:
-    """All that decides on the shards of a conversion.
-
-    Args:
-        source: What is converted. The content of several parts is compared elsewhere; of a single one the names of the
-            files are, because the rows that are written already are only counted.
-        parts: How it was cut.
-        columns: Column name to encoding.
-        settings: How shards are cut, compressed and hashed.
-        options: Others that were given, as they are typed.
-    """
-    is_one = len(parts) == 1
-    plan = {
-        **options,
-        **{f"--columns {name}": encoding for name, encoding in columns.items()},
-        "--compression": settings.compression,
-        "--hashes": list(settings.hashes),
-        "--size-limit": settings.size_limit,
-        **{f"the {name} of SOURCE": value for name, value in traits(source).items()},
-        "the number of parts": "one" if is_one else "several",
-        _FILES: _files(parts[0]) if is_one else None,
-    }
-    made: dict[str, Any] = json.loads(json.dumps(plan))  # lists for tuples, as it will be read
-    return made
 
 
 def _check_plan(out: StoredDataset, plan: _Plan, parts: Sequence[InputPart], *, resume: bool) -> bool:
@@ -370,31 +341,24 @@ def _check_is_new(out: StoredDataset, *, resume: bool) -> None:
         )
 
 
-def _begin_changed_again(
-    parts: Sequence[InputPart], out: StoredDataset, columns: Mapping[str, str], settings: ShardSettings
-) -> None:
+def _begin_changed_again(conversion: Conversion) -> None:
     """Make a dataset that was begun one that is gone on with, where only what is in the files was changed.
 
     A changed part loses its index first, so that it is not taken for finished, and then the plan is replaced: stopped
     in between, the next run does the same again. Where there are fewer parts now nothing is done, and plan_parts
     refuses in its own words.
 
-    Args:
-        parts: What is to be converted now.
-        out: Where it was begun, if it was.
-        columns: Column name to encoding.
-        settings: How shards are cut, compressed and hashed.
-
     Raises:
         ConfigError: The dataset is finished, so that it must not change any more.
         StorageError: The store does not answer.
     """
+    parts, out = conversion.parts, conversion.out
     text = (out.at / PARTS_PLAN).read_if_there()
     if text is None:
         return
     begun = parse_plan(text, out.shown)
-    wanted = make_plan(parts, columns, settings)
-    if not _may_go_on(begun, wanted):
+    wanted = make_plan(parts, conversion.columns, conversion.settings)
+    if begun.settings != wanted.settings or len(begun.inputs) > len(wanted.inputs):
         return
     changed = [number for number, one in enumerate(wanted.inputs) if one not in begun.inputs[number : number + 1]]
     if not changed:
@@ -410,9 +374,4 @@ def _begin_changed_again(
             (part.at / INDEX_BASENAME).remove()
     (out.at / PARTS_PLAN).put(dump_plan(wanted))
     again = f"{counted(len(changed), 'part')} of {len(parts):,} begin again, because their input changed"
-    print_note(f"{PROGRAM} convert", f"{again}; the first is part {changed[0]}")
-
-
-def _may_go_on(begun: PartPlan, wanted: PartPlan) -> bool:
-    """Whether two plans differ in the content of inputs alone; there may be more of them now."""
-    return begun.settings == wanted.settings and len(begun.inputs) <= len(wanted.inputs)
+    print_note("convert", f"{again}; the first is part {changed[0]}")

@@ -34,29 +34,28 @@ from urllib.parse import urlsplit
 
 from lightning_streaming.errors import ConfigError, EncodingError, StreamingError
 from lightning_streaming.storage import Location, local_path, mask_url
-from lightning_streaming.tools import conversion, options, tokens
-from lightning_streaming.tools.commands import PROGRAM
-from lightning_streaming.tools.console import FINE, print_json, print_note
+from lightning_streaming.tools import commands, conversion, tokens
+from lightning_streaming.tools.console import FINE, PROGRAM, counted, print_json, print_note
 from lightning_streaming.tools.sources import KINDS, open_source
 from lightning_streaming.tools.sources.csv_and_json import Delimited
 from lightning_streaming.tools.sources.row_encoding import Sample, SampleEncoder, choose_columns, parse_columns
 from lightning_streaming.tools.sources.row_source import InputPart, RowSource
-from lightning_streaming.tools.stored_dataset import StoredDataset, find_dataset, summarize
+from lightning_streaming.tools.stored_dataset import StoredDataset, add_up, find_dataset
 from lightning_streaming.units import format_bytes, parse_bytes
 from lightning_streaming.writing.destination import CONVERSION_PLAN
 from lightning_streaming.writing.shard_encoders import parse_settings
 
-_PROGRAM = "lightning-streaming convert"
 _SMALLEST_PART = 1024
 _ONLY_TO_TOKENIZE = ("tokenizer", "block_length", "dtype", "eot", "text_column")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Say what it can be told."""
-    parser.add_argument("source", metavar="SOURCE", help="what to convert")
-    parser.add_argument("out", metavar="OUT", help="directory or URL of the dataset")
-    parser.add_argument("--from", dest="kind", choices=list(KINDS), help="what SOURCE is, if its names do not tell")
-    parser.add_argument(
+    add = parser.add_argument
+    add("source", metavar="SOURCE", help="what to convert")
+    add("out", metavar="OUT", help="directory or URL of the dataset")
+    add("--from", dest="kind", choices=list(KINDS), help="what SOURCE is, if its names do not tell")
+    add(
         "--columns",
         metavar="NAME[:ENCODING]",
         action="append",
@@ -64,74 +63,56 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="a column to write, and its encoding, which follows from the data if it is left out; may be given several "
         "times, and then other columns are left out. All columns by default",
     )
-    parser.add_argument("--separator", metavar="X", help="between cells of CSV, for example ';'; a comma by default")
-    parser.add_argument(
-        "--limit", metavar="N", type=options.positive, help="stop after the first N rows; done by one process"
+    add("--separator", metavar="X", help="between cells of CSV, for example ';'; a comma by default")
+    add("--limit", metavar="N", type=commands.positive, help="stop after the first N rows; done by one process")
+    add("--compression", metavar="NAME[:LEVEL]", help="for example zstd or zstd:19; none by default")
+    add("--hashes", metavar="NAME,...", default="", help="hashes to record, for example sha1,xxh3_64")
+    add("--size-limit", metavar="SIZE", default="64mb", help="most raw bytes of a shard; 64mb by default")
+    commands.add_workers(
+        parser, commands.usable_cpus(), "processes that convert parts; by default one for each processor"
     )
-    parser.add_argument("--compression", metavar="NAME[:LEVEL]", help="for example zstd or zstd:19; none by default")
-    parser.add_argument("--hashes", metavar="NAME,...", default="", help="hashes to record, for example sha1,xxh3_64")
-    parser.add_argument(
-        "--size-limit", metavar="SIZE", default="64mb", help="most raw bytes of a shard; 64mb by default"
-    )
-    options.add_workers(
-        parser, options.usable_cpus(), "processes that convert parts; by default one for each processor"
-    )
-    parser.add_argument(
+    add(
         "--part-size",
         metavar="SIZE",
         default="256mb",
         help="bytes of input that make a part, the piece of work of one process; 256mb by default. A source that has "
         "more than one is written into folders of OUT, the same ones whatever --workers is",
     )
-    parser.add_argument(
-        "--resume", action="store_true", help="go on where a run with the same source and options was stopped"
-    )
+    add("--resume", action="store_true", help="go on where a run with the same source and options was stopped")
     _add_tokenizing(parser)
-    options.add_json(parser)
-    options.add_storage_options(parser, of="OUT")
-    options.add_storage_options(parser, "--source-options", of="SOURCE")
+    commands.add_json(parser)
+    commands.add_storage_options(parser, of="OUT")
+    commands.add_storage_options(parser, "--source-options", of="SOURCE")
 
 
 def _add_tokenizing(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("text to blocks of tokens")
-    group.add_argument(
+    add = group.add_argument
+    add(
         "--tokenize",
         action="store_true",
         help=f"write one column, {tokens.COLUMN}: documents packed end to end into blocks that are all full. What "
         "is left at the end of each part is dropped, and its size told",
     )
-    group.add_argument(
-        "--tokenizer", metavar="FILE.json", help=f"file of the tokenizers package, or {tokens.BYTES} for UTF-8"
-    )
-    group.add_argument("--block-length", metavar="N", type=options.positive, help="tokens in a block")
-    group.add_argument("--dtype", choices=tokens.DTYPES, help="of the tokens; the smallest that holds them by default")
-    group.add_argument("--eot", metavar="ID", help="token to put after each document: its number, or its name")
-    group.add_argument("--text-column", metavar="NAME", help="column of the documents; text by default")
+    add("--tokenizer", metavar="FILE.json", help=f"file of the tokenizers package, or {tokens.BYTES} for UTF-8")
+    add("--block-length", metavar="N", type=commands.positive, help="tokens in a block")
+    add("--dtype", choices=tokens.DTYPES, help="of the tokens; the smallest that holds them by default")
+    add("--eot", metavar="ID", help="token to put after each document: its number, or its name")
+    add("--text-column", metavar="NAME", help="column of the documents; text by default")
 
 
 def run(args: Namespace) -> int:
     """Convert, and say what was written."""
-    out = find_dataset(args.out, options.storage_options(args.storage_options))
-    with _local_source(args.source, options.storage_options(args.source_options)) as location:
+    out = find_dataset(args.out, args.storage_options)
+    with _local_source(args.source, args.source_options) as location:
         _check_is_apart(location.path, args.out)
         source = _separated(open_source(location.path, args.kind), args.separator)
         try:
             result = _tokenize(args, source, out) if args.tokenize else _convert(args, source, out, location)
         except EncodingError as error:
             raise EncodingError(_with_room_made(str(error), args, out)) from error
-    summary = summarize(out.read_index())
-    result = {
-        "out": mask_url(args.out),
-        "samples": summary.samples,
-        "shards": summary.shards,
-        "raw_bytes": summary.raw_bytes,
-        "stored_bytes": summary.stored_bytes,
-        **result,
-    }
-    if args.json:
-        print_json(result)
-    else:
-        _print(result)
+    result = {"out": mask_url(args.out), **add_up(out.read_index()), **result}
+    (print_json if args.json else _print)(result)
     return FINE
 
 
@@ -172,7 +153,7 @@ def _convert(args: Namespace, source: RowSource, out: StoredDataset, location: _
     schema = source.schema()
     plan = choose_columns(schema, parse_columns(args.columns, schema.columns), _command_without_columns(args.given))
     shown = ", ".join(f"{name} {encoding}" for name, encoding in plan.encodings.items())
-    print_note(_PROGRAM, f"columns, told from {location.shown_in(schema.told_by)}: {shown}")
+    print_note("convert", f"columns, told from {location.shown_in(schema.told_by)}: {shown}")
     SampleEncoder(source, plan)  # raises where the source cannot have these encodings
     rows = conversion.RowConversion(source=source, plan=plan, limit=args.limit)
     _write(args, source, rows, out, plan.encodings, {"--tokenize": False})
@@ -182,12 +163,11 @@ def _convert(args: Namespace, source: RowSource, out: StoredDataset, location: _
 def _tokenize(args: Namespace, source: RowSource, out: StoredDataset) -> dict[str, Any]:
     settings = _packing(args, source)
     columns = {tokens.COLUMN: settings.encoding}
-    print_note(_PROGRAM, f"columns: {tokens.COLUMN} {settings.encoding}")
+    print_note("convert", f"columns: {tokens.COLUMN} {settings.encoding}")
     with TemporaryDirectory(prefix="lightning_streaming_") as tallies:
         blocks = conversion.TextConversion(source=source, settings=settings, limit=args.limit, tallies=tallies)
         _write(args, source, blocks, out, columns, _described(settings))
-        tally = conversion.sum_tallies(tallies)
-    return {"columns": columns, "documents": tally.documents, "tokens": tally.tokens, "dropped_tokens": tally.dropped}
+        return {"columns": columns, **conversion.sum_tallies(tallies)}
 
 
 def _packing(args: Namespace, source: RowSource) -> tokens.PackingSettings:
@@ -237,11 +217,16 @@ def _write(
         raise ConfigError(f"--part-size must be at least {_SMALLEST_PART} bytes, but got {args.part_size!r}")
     hashes = sorted({name for name in args.hashes.split(",") if name})
     settings = parse_settings(args.compression, hashes, args.size_limit)
-    target = conversion.Target(out=out, columns=columns, settings=settings, why_empty=_why_empty(args))
-    parts = conversion.cut_source(source, part_size, args.limit)
-    given = {"--limit": args.limit, "--part-size": part_size, **options}
-    plan = conversion.describe(source, parts, columns, settings, given)
-    conversion.write_parts(parts, convert, target, plan, workers=args.workers, resume=args.resume)
+    conversion.Conversion(
+        source=source,
+        parts=conversion.cut_source(source, part_size, args.limit),
+        convert=convert,
+        out=out,
+        columns=columns,
+        settings=settings,
+        options={"--limit": args.limit, "--part-size": part_size, **options},
+        why_empty=_why_empty(args),
+    ).write(workers=args.workers, resume=args.resume)
 
 
 def _check_is_apart(source: str, out: str) -> None:
@@ -253,16 +238,13 @@ def _check_is_apart(source: str, out: str) -> None:
 
 def _print(result: Mapping[str, Any]) -> None:
     size = format_bytes(result["stored_bytes"])
-    print(f"{result['out']}: {_count(result['samples'], 'sample')} in {_count(result['shards'], 'shard')}, {size}")
+    samples, shards = counted(result["samples"], "sample"), counted(result["shards"], "shard")
+    print(f"{result['out']}: {samples} in {shards}, {size}")
     if "tokens" in result:
         print(
-            f"{_count(result['tokens'], 'token')} of {_count(result['documents'], 'document')}; dropped "
-            f"{result['dropped_tokens']}, which filled no block at the end of a part"
+            f"{counted(result['tokens'], 'token')} of {counted(result['documents'], 'document')}; dropped "
+            f"{result['dropped_tokens']:,}, which filled no block at the end of a part"
         )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + "s" * (number != 1)
 
 
 _LEFT_OUT = {"--columns": True, "--resume": False}

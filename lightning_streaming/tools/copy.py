@@ -24,18 +24,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from lightning_streaming.cache.sources import find_size
 from lightning_streaming.errors import ConfigError, IntegrityError, ObjectNotFoundError, ShardCorruptError, StorageError
 from lightning_streaming.files import appears_whole, remove_partials
 from lightning_streaming.formats.compression import check_algorithm, decompressed_pieces
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, parse_index
 from lightning_streaming.formats.shard import raw_forms
-from lightning_streaming.tools import shard_checks
-from lightning_streaming.tools.commands import PROGRAM
-from lightning_streaming.tools.console import BAD, FINE, counted, print_json, print_note, print_table, progress
-from lightning_streaming.tools.options import add_json, add_storage_options, add_workers, storage_options
-from lightning_streaming.tools.shard_checks import first_few
-from lightning_streaming.tools.stored_dataset import StoredDataset, find_dataset
+from lightning_streaming.tools import console, stored_dataset
+from lightning_streaming.tools.commands import add_json, add_storage_options, add_workers
+from lightning_streaming.tools.console import counted, first_few, print_json, progress
+from lightning_streaming.tools.stored_dataset import StoredDataset, check_hashes, find_dataset
 from lightning_streaming.units import format_bytes
 from lightning_streaming.writing.destination import CONVERSION_PLAN, PARTS_PLAN
 
@@ -66,7 +63,7 @@ def run(args: Namespace) -> int:
     source, out = _places(args)
     index_text = source.read_index_text()
     index = parse_index(index_text, source.shown)
-    shard_checks.check_hash_names(index, source.shown)
+    stored_dataset.check_hash_names(index, source.shown)
     cargo = _cargo_of(index)
     if not args.quick:
         for algorithm in {one.compression for one in cargo if one.compression is not None}:
@@ -88,17 +85,16 @@ def run(args: Namespace) -> int:
         "copied_again_for_want_of_hashes": sum(one.file.basename in taken.untold for one in copied),
         "complete": not failures,
         "removed_files": taken.removed,
-        "unnamed_files": shard_checks.unnamed_files(taken.found, index),
+        "unnamed_files": stored_dataset.unnamed_files(taken.found, index),
         "bad_files": [{"file": file, "problem": words} for file, words in sorted(failures.items())],
     }
     (print_json if args.json else _print_report)(report)
-    return BAD if failures else FINE
+    return console.BAD if failures else console.FINE
 
 
 def _places(args: Namespace) -> tuple[StoredDataset, StoredDataset]:
-    options = storage_options(args.storage_options)
-    out_options = options if args.out_storage_options is None else storage_options(args.out_storage_options)
-    source, out = find_dataset(args.source, options), find_dataset(args.out, out_options)
+    source = find_dataset(args.source, args.storage_options)
+    out = find_dataset(args.out, args.out_storage_options or args.storage_options)
     if source.at.key == out.at.key:
         raise ConfigError(f"a dataset must be copied to another place, but both are {source.shown}")
     if _is_within(out, source):
@@ -117,12 +113,6 @@ def _is_within(out: StoredDataset, source: StoredDataset) -> bool:
     out_place, _, out_store = out.at.key.partition("\n")
     source_place, _, source_store = source.at.key.partition("\n")
     return out_store == source_store and out_place.startswith(source_place + "/")
-
-
-def _claim_of(source: StoredDataset, index_text: bytes) -> bytes:
-    """What the claim of a copy says: a digest of where the dataset is and what its index holds."""
-    key = source.at.key
-    return hashlib.sha256(key.encode() + b"\n" + index_text).hexdigest().encode()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +140,9 @@ def _take_possession(
     found_index = (out.at / INDEX_BASENAME).read_if_there()
     if found_index not in (None, index_text) and not args.exist_ok:
         raise ConfigError(f"{out.shown} holds another dataset; choose another place, or --exist-ok to write over it")
-    claim, found_claim = _claim_of(source, index_text), (out.at / CLAIM_BASENAME).read_if_there() or b""
+    # A digest of where the dataset is and what its index holds.
+    claim = hashlib.sha256(source.at.key.encode() + b"\n" + index_text).hexdigest().encode()
+    found_claim = (out.at / CLAIM_BASENAME).read_if_there() or b""
     trusted = found_index in (None, index_text) and found_claim == claim
     found = set(out.at.walk())
     cargo = _cargo_of(index)
@@ -162,7 +154,11 @@ def _take_possession(
     is_over_others = found_claim == claim + _OVER_OTHERS
     foreign = ([] if is_ours else written_over) + ([] if is_over_others else raw)
     if foreign and not args.exist_ok:
-        raise ConfigError(_refusal(foreign, source, out))
+        raise ConfigError(
+            f"{out.shown} holds {counted(len(foreign), 'file')} that are not those of {source.shown}, or cannot be "
+            f"told from others, because no hashes are recorded: {first_few(foreign)}; choose another place, or "
+            "--exist-ok to replace or remove them"
+        )
     if to_copy:
         if found_index is not None:  # while files change, there is no dataset here
             (out.at / INDEX_BASENAME).remove()
@@ -185,14 +181,6 @@ def _doubtful_raw_forms(index: DatasetIndex, found: Set[str], out: StoredDataset
     return [raw.basename for raw in there if out.directory is None or not _is_there(raw, out, trusted=False)]
 
 
-def _refusal(foreign: Sequence[str], source: StoredDataset, out: StoredDataset) -> str:
-    return (
-        f"{out.shown} holds {counted(len(foreign), 'file')} that are not those of {source.shown}, or cannot be told "
-        f"from others, because no hashes are recorded: {first_few(foreign)}; choose another place, or --exist-ok to "
-        "replace or remove them"
-    )
-
-
 def _which_are_there(cargo: Sequence[_Cargo], out: StoredDataset, trusted: bool, workers: int) -> set[str]:
     with ThreadPoolExecutor(workers) as pool, progress(len(cargo), "look at what is there", "files") as advance:
 
@@ -212,25 +200,19 @@ def _carry_all(cargo: Sequence[_Cargo], source: StoredDataset, out: StoredDatase
         ThreadPoolExecutor(args.workers) as pool,
         progress(sum(one.file.bytes for one in cargo), "copy", "B") as advance,
     ):
-        running = {pool.submit(_failure_of, one, source, out, quick=args.quick): one for one in cargo}
+        running = {pool.submit(carry, one, source, out, quick=args.quick): one.file for one in cargo}
         try:
             for done in as_completed(running):
-                words = done.result()
-                advance(running[done].file.bytes)
-                if words is not None:
-                    failures[running[done].file.basename] = words
+                advance(running[done].bytes)
+                error = done.exception()
+                if not isinstance(error, IntegrityError | ObjectNotFoundError):
+                    done.result()  # raises it, if there is one
+                else:
+                    failures[running[done].basename] = str(error)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
     return failures
-
-
-def _failure_of(cargo: _Cargo, source: StoredDataset, out: StoredDataset, *, quick: bool) -> str | None:
-    try:
-        carry(cargo, source, out, quick=quick)
-    except (IntegrityError, ObjectNotFoundError) as error:
-        return str(error)
-    return None
 
 
 def _give_up_claim(out: StoredDataset) -> None:
@@ -239,13 +221,13 @@ def _give_up_claim(out: StoredDataset) -> None:
     try:
         (out.at / CLAIM_BASENAME).remove()
     except StorageError as error:
-        print_note(f"{PROGRAM} copy", f"{CLAIM_BASENAME} is of no more use, but could not be removed: {error}")
+        console.print_note("copy", f"{CLAIM_BASENAME} is of no more use, but could not be removed: {error}")
 
 
 def _print_report(report: dict[str, Any]) -> None:
     if report["bad_files"]:
         rows = [(bad["file"], bad["problem"]) for bad in report["bad_files"]]
-        print_table(f"bad files of {report['dataset']}", ("file", "what is wrong"), rows)
+        console.print_table(f"bad files of {report['dataset']}", ("file", "what is wrong"), rows)
     there = f", {report['already_there']:,} were there" if report["already_there"] else ""
     print(
         f"{report['dataset']} to {report['out']}: {report['copied']:,} of {counted(report['files'], 'file')} copied "
@@ -303,16 +285,16 @@ def carry(cargo: _Cargo, source: StoredDataset, out: StoredDataset, *, quick: bo
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_partials(target)
         with appears_whole(target) as partial:
-            shard_checks.fetch_checked(source, cargo.file, partial)
+            source.fetch(cargo.file, partial, check=True)
             _check_content(cargo, partial, quick)
         return
     with TemporaryDirectory(prefix="lightning_streaming_") as scratch:
         path = Path(scratch) / "file"
         if source.directory is not None:
             path = source.path(cargo.file.basename)
-            _check_file(cargo.file, path)
+            source.check(cargo.file)
         else:
-            shard_checks.fetch_checked(source, cargo.file, path)
+            source.fetch(cargo.file, path, check=True)
         _check_content(cargo, path, quick)
         (out.at / cargo.file.basename).upload(path)
     found = out.size_of(cargo.file.basename)
@@ -343,18 +325,10 @@ def _is_there(file: FileInfo, out: StoredDataset, *, trusted: bool) -> bool:
         else:
             path = out.path(file.basename)
         try:
-            shard_checks.check_hashes(path, file)
+            check_hashes(file, path)
         except IntegrityError:
             return False
     return True
-
-
-def _check_file(file: FileInfo, path: Path) -> None:
-    size = find_size(path)
-    if size != file.bytes:
-        found = "it is missing" if size is None else f"it has {size:,}"
-        raise IntegrityError(f"the index promises {file.bytes:,} bytes of {file.basename}, but {found}")
-    shard_checks.check_hashes(path, file)
 
 
 def _check_content(cargo: _Cargo, path: Path, quick: bool) -> None:

@@ -10,25 +10,35 @@ compressed shard, which is fetched into a temporary directory.
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from lightning_streaming.cache.sources import unpack
 from lightning_streaming.errors import StreamingError
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.encodings import is_unsafe
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
-from lightning_streaming.formats.shard import check_shard, open_shard
+from lightning_streaming.formats.shard import LoneSamples, check_shard, open_shard, table_part
+from lightning_streaming.tools.commands import add_dataset, add_json, add_storage_options, not_negative
 from lightning_streaming.tools.console import FINE, counted, print_json, print_table, printable_name, render
-from lightning_streaming.tools.options import add_dataset, add_json, add_storage_options, not_negative, storage_options
-from lightning_streaming.tools.stored_dataset import StoredDataset, Summary, columns_of, find_dataset, summarize
+from lightning_streaming.tools.stored_dataset import (
+    Column,
+    StoredDataset,
+    add_up,
+    columns_of,
+    find_dataset,
+    unpack_into,
+)
 from lightning_streaming.units import format_bytes
 
 _BAR_WIDTH = 24
+_MOST_BINS = 8
+_HARDLY = 20
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -43,42 +53,35 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Print the dataset's numbers and its first samples."""
-    place = find_dataset(args.dataset, storage_options(args.storage_options))
+    place = find_dataset(args.dataset, args.storage_options)
     index = place.read_index()
-    summary = summarize(index)
-    samples: list[_Peeked] = []
+    samples: list[dict[str, Any]] = []
     failure = None
     try:
         samples.extend(first_samples(place, index, args.samples, allow_unsafe_types=args.allow_unsafe_types))
     except StreamingError as error:  # what is known without them is shown first
         failure = error
+    report = {"dataset": place.shown, **summarize(index), "first_samples": samples}
     if args.json:
-        print_json(_as_json(place, summary, samples))
+        print_json(report)
     else:
-        _print_summary(place, summary)
-        _print_samples(samples)
+        _print_report(report, index)
     if failure is not None:
         raise failure
     return FINE
 
 
-def _as_json(place: StoredDataset, summary: Summary, samples: Iterable[_Peeked]) -> dict[str, Any]:
+def summarize(index: DatasetIndex) -> dict[str, Any]:
+    """A dataset in numbers, and how many of its shards have each format, compression and so on, as is reported."""
+    shards = index.shards
     return {
-        "dataset": place.shown,
-        "samples": summary.samples,
-        "shards": summary.shards,
-        "raw_bytes": summary.raw_bytes,
-        "stored_bytes": summary.stored_bytes,
-        "formats": _counted("format", summary.formats),
-        "compressions": _counted("compression", summary.compressions),
-        "hashes": _counted("hashes", summary.hashes),
-        "size_limits": _counted("size_limit", summary.size_limits),
-        "columns": [{**column._asdict(), "shards": shards} for column, shards in summary.columns.items()],
-        "shard_sizes": [one._asdict() for one in summary.sizes],
-        "first_samples": [
-            {"sample": number, "shard": sample.shard, "values": _rendered(sample)}
-            for number, sample in enumerate(samples)
-        ],
+        **add_up(index),
+        "formats": _counted("format", Counter(shard.format for shard in shards)),
+        "compressions": _counted("compression", Counter(shard.compression for shard in shards)),
+        "hashes": _counted("hashes", Counter(shard.hashes for shard in shards)),
+        "size_limits": _counted("size_limit", Counter(shard.size_limit for shard in shards)),
+        "columns": [{**column._asdict(), "shards": count} for column, count in _count_columns(shards).items()],
+        "shard_sizes": histogram([sum(raw.bytes for raw, _ in shard.files) for shard in shards]),
     }
 
 
@@ -86,107 +89,110 @@ def _counted(key: str, counts: Mapping[Any, int]) -> list[dict[str, Any]]:
     return [{key: value, "shards": shards} for value, shards in counts.items()]
 
 
-def _rendered(sample: _Peeked) -> dict[str, str]:
-    values = {column: render(value) for column, value in sample.values.items()}
-    kept_shut = {
-        column: f"{encoding}, not decoded; --allow-unsafe-types if you trust whoever wrote it"
-        for column, encoding in sample.left_out.items()
-    }
-    return dict(sorted((values | kept_shut).items()))
+def _count_columns(shards: Sequence[ShardInfo]) -> Counter[Column]:
+    # Shards of one writer share their schema, so a million of them are counted by a handful of objects.
+    schemas = {id(shard.schema): shard.schema for shard in shards}  # holding them keeps their ids from others
+    columns: Counter[Column] = Counter()
+    for key, count in Counter(id(shard.schema) for shard in shards).items():
+        columns.update(dict.fromkeys(columns_of(schemas[key]), count))
+    return columns
 
 
-def _print_summary(place: StoredDataset, summary: Summary) -> None:
-    print_table(place.shown, ("", ""), _facts(summary), head=False)
-    everywhere = all(shards == summary.shards for shards in summary.columns.values())
+def histogram(sizes: Sequence[int]) -> list[dict[str, int]]:
+    """Sort sizes into bins of one width: at most eight, and one where they hardly differ.
+
+    Returns:
+        Of each bin ``smallest`` and ``largest``, and how many ``shards`` are from the one up to the other; only in the
+        last bin also of just the largest size.
+    """
+    if not sizes:
+        return []
+    smallest, largest = min(sizes), max(sizes)
+    differ = (largest - smallest) * _HARDLY > largest
+    num_bins = min(_MOST_BINS, len(set(sizes))) if differ else 1
+    edges = [smallest + (largest - smallest) * number // num_bins for number in range(num_bins + 1)]
+    counts, _ = np.histogram(sizes, edges if smallest < largest else [smallest, smallest + 1])
+    bins = zip(pairwise(edges), counts, strict=True)
+    return [{"smallest": start, "largest": stop, "shards": int(count)} for (start, stop), count in bins]
+
+
+def _print_report(report: Mapping[str, Any], index: DatasetIndex) -> None:
+    print_table(report["dataset"], (), _facts(report, index))
+    everywhere = all(column["shards"] == report["shards"] for column in report["columns"])
     columns = [
-        (
-            printable_name(column.name),
-            column.encoding,
-            "varies" if column.bytes is None else f"{column.bytes:,}",
-            f"{shards:,}",
-        )
-        for column, shards in summary.columns.items()
+        (printable_name(one["name"]), one["encoding"], _value_size(one["bytes"]), f"{one['shards']:,}")
+        for one in report["columns"]
     ]
     heads = ("column", "encoding", "bytes", "shards")
     kept = len(heads) - everywhere
     print_table("columns", heads[:kept], [row[:kept] for row in columns], right=("bytes", "shards"))
-    fullest = max((one.shards for one in summary.sizes), default=1)
+    fullest = max((one["shards"] for one in report["shard_sizes"]), default=1)
     sizes = [
-        (_size_range(one.smallest, one.largest), f"{one.shards:,}", "█" * -(-one.shards * _BAR_WIDTH // fullest))
-        for one in summary.sizes
+        (_size_range(**one), f"{one['shards']:,}", "█" * -(-one["shards"] * _BAR_WIDTH // fullest))
+        for one in report["shard_sizes"]
     ]
     print_table("shard sizes, uncompressed", ("bytes", "shards", ""), sizes, right=("shards",))
+    rows = [
+        ("" if position else str(one["sample"]), printable_name(column), value)
+        for one in report["first_samples"]
+        for position, (column, value) in enumerate(one["values"].items())
+    ]
+    if rows:
+        print_table("first samples", ("sample", "column", "value"), rows)
 
 
-def _facts(summary: Summary) -> Sequence[tuple[str, str]]:
-    per_shard = ""
-    if summary.samples_per_shard is not None:
-        fewest, mean, most = summary.samples_per_shard
-        per_shard = f"{mean:,.1f} on average, {fewest:,} to {most:,}" if fewest < most else f"{fewest:,}"
-    share = ""
-    if summary.stored_bytes != summary.raw_bytes > 0:
-        share = f", {summary.stored_bytes / summary.raw_bytes:.0%} of it"
+def _facts(report: Mapping[str, Any], index: DatasetIndex) -> Sequence[tuple[str, str]]:
+    counts = index.samples_per_shard()
+    per_shard = "-"
+    if len(counts):
+        fewest, most = counts.min(), counts.max()
+        per_shard = f"{counts.mean():,.1f} on average, {fewest:,} to {most:,}" if fewest < most else f"{fewest:,}"
+    raw_bytes, stored_bytes = report["raw_bytes"], report["stored_bytes"]
+    share = f", {stored_bytes / raw_bytes:.0%} of it" if stored_bytes != raw_bytes > 0 else ""
+    hashes = [(", ".join(one["hashes"]) or None, one["shards"]) for one in report["hashes"]]
+    limits = [(one["size_limit"] and _size(one["size_limit"]), one["shards"]) for one in report["size_limits"]]
     return (
-        ("samples", f"{summary.samples:,}"),
-        ("shards", f"{summary.shards:,}"),
-        ("samples per shard", per_shard or "-"),
-        ("raw size", _size(summary.raw_bytes)),
-        ("stored size", _size(summary.stored_bytes) + share),
-        ("format", _several(summary.formats)),
-        ("compression", _several(summary.compressions)),
-        ("hashes", _several({", ".join(names) or None: shards for names, shards in summary.hashes.items()})),
-        ("size limit", _several({limit and _size(limit): shards for limit, shards in summary.size_limits.items()})),
+        ("samples", f"{report['samples']:,}"),
+        ("shards", f"{report['shards']:,}"),
+        ("samples per shard", per_shard),
+        ("raw size", _size(raw_bytes)),
+        ("stored size", _size(stored_bytes) + share),
+        ("format", _several(one.values() for one in report["formats"])),
+        ("compression", _several(one.values() for one in report["compressions"])),
+        ("hashes", _several(hashes)),
+        ("size limit", _several(limits)),
     )
 
 
-def _several(counts: Mapping[Any, int]) -> str:
+def _several(counts: Iterable[Iterable[Any]]) -> str:
     """The one value that all shards have; or each value with the number of shards."""
-    values = ["none" if value is None else str(value) for value in counts]
-    if len(values) < 2:
-        return "".join(values) or "-"
-    return "; ".join(
-        f"{value} ({counted(shards, 'shard')})" for value, shards in zip(values, counts.values(), strict=True)
-    )
+    found = [("none" if value is None else str(value), shards) for value, shards in counts]
+    if len(found) < 2:
+        return "".join(value for value, _ in found) or "-"
+    return "; ".join(f"{value} ({counted(shards, 'shard')})" for value, shards in found)
+
+
+def _value_size(size: int | None) -> str:
+    return "varies" if size is None else f"{size:,}"
 
 
 def _size(size: int) -> str:
     return format_bytes(size) if size < 1024 else f"{format_bytes(size)} ({size:,} bytes)"
 
 
-def _size_range(smallest: int, largest: int) -> str:
+def _size_range(smallest: int, largest: int, **_: int) -> str:
     return format_bytes(smallest) if smallest == largest else f"{format_bytes(smallest)} to {format_bytes(largest)}"
-
-
-def _print_samples(samples: Sequence[_Peeked]) -> None:
-    rows = [
-        ("" if position else str(number), printable_name(column), value)
-        for number, sample in enumerate(samples)
-        for position, (column, value) in enumerate(_rendered(sample).items())
-    ]
-    if rows:
-        print_table("first samples", ("sample", "column", "value"), rows)
-
-
-class _Peeked(NamedTuple):
-    """One sample."""
-
-    shard: str
-    """Name of its data file."""
-    values: dict[str, Any]
-    """Column to value; without unsafe columns, unless they were allowed."""
-    left_out: dict[str, str]
-    """Unsafe column to its encoding."""
 
 
 def first_samples(
     place: StoredDataset, index: DatasetIndex, number: int, *, allow_unsafe_types: bool
-) -> Iterator[_Peeked]:
-    """Read samples from the first one on.
+) -> Iterator[dict[str, Any]]:
+    """The first samples of a dataset: ``sample``, its number; the ``shard``; ``values``, each in a few words.
 
     Args:
         place: Where the dataset is.
         index: Its index.
-        number: How many; there may be fewer.
+        number: How many samples; there may be fewer.
         allow_unsafe_types: Whether encodings may be decoded that can run code of whoever wrote the data.
 
     Raises:
@@ -195,34 +201,48 @@ def first_samples(
         UnsupportedError: This version does not serve a format or an encoding.
         MissingDependencyError: A package is needed that is not installed.
     """
+    before = 0
     for shard in index.shards:
-        if number <= 0:
+        if before == number:
             return
-        wanted = min(number, shard.samples)
-        if wanted:
-            with TemporaryDirectory(prefix="lightning_streaming_") as scratch:
-                yield from _samples_of(place, shard, wanted, Path(scratch), allow_unsafe_types)
-        number -= wanted
+        wanted = min(number - before, shard.samples)
+        if not wanted:
+            continue
+        columns = columns_of(shard.schema)
+        shut = {
+            one.name: f"{one.encoding}, not decoded; --allow-unsafe-types if you trust whoever wrote it"
+            for one in columns
+            if is_unsafe(one.encoding) and not allow_unsafe_types
+        }
+        check_shard(shard, allow_unsafe_types=True)
+        samples = _samples_of(place, shard, wanted, [column.name for column in columns if column.name not in shut])
+        for sample, values in enumerate(samples, before):
+            shown = shut | {column: render(value) for column, value in values.items()}
+            yield {"sample": sample, "shard": shard.raw_data.basename, "values": dict(sorted(shown.items()))}
+        before += wanted
 
 
-def _samples_of(
-    place: StoredDataset, shard: ShardInfo, number: int, scratch: Path, allow_unsafe_types: bool
-) -> Iterator[_Peeked]:
-    columns = columns_of(shard.schema)
-    unsafe = {} if allow_unsafe_types else {one.name: one.encoding for one in columns if is_unsafe(one.encoding)}
-    safe = [column.name for column in columns if column.name not in unsafe]
-    check_shard(shard, allow_unsafe_types=True)
-    if not safe:  # nothing is decoded, so nothing is fetched
-        yield from [_Peeked(shard.raw_data.basename, {}, unsafe)] * number
-        return
-    directory = _peek_directory(place, shard, number, scratch)
+def _samples_of(place: StoredDataset, shard: ShardInfo, number: int, names: list[str]) -> Iterator[dict[str, Any]]:
+    """These columns of the first samples of a shard; of one on a store no more is fetched than these samples need."""
     # Unsafe columns are not decoded where they are not among those asked for.
-    reader = open_shard(shard, directory, allow_unsafe_types=True, columns=safe)
-    try:
+    wanted: dict[str, Any] = {"allow_unsafe_types": True, "columns": names}
+    if not names:  # nothing is decoded, so nothing is fetched
+        yield from [{}] * number
+    elif place.directory is None and shard.compression is None:
+        table, *span = table_part(shard)
+        samples = LoneSamples(shard, (place.at / table.basename).read_range(*span), **wanted)
+        start = samples.part(0).start
+        data = (place.at / shard.raw_data.basename).read_range(start, samples.part(number - 1).stop)
         for sample in range(number):
-            yield _Peeked(shard.raw_data.basename, reader[sample], unsafe)
-    finally:
-        reader.close()
+            part = samples.part(sample)
+            yield samples.decode(sample, data[part.start - start : part.stop - start])
+    else:
+        with TemporaryDirectory(prefix="lightning_streaming_") as scratch:
+            reader = open_shard(shard, _raw_directory(place, shard, Path(scratch)), **wanted)
+            try:
+                yield from map(reader.__getitem__, range(number))
+            finally:
+                reader.close()
 
 
 def _raw_directory(place: StoredDataset, shard: ShardInfo, scratch: Path) -> Path:
@@ -252,10 +272,8 @@ def _raw_directory(place: StoredDataset, shard: ShardInfo, scratch: Path) -> Pat
             path = place.path(stored.basename)
         else:
             place.fetch(stored, path)
-        if compressed is not None and shard.compression is not None:
-            destination = join_under(scratch, raw.basename)
-            destination.parent.mkdir(parents=True, exist_ok=True)
-            unpack(path, compressed.basename, raw, shard.compression, destination)
+        if compressed is not None:
+            unpack_into(scratch, path, raw, compressed, shard)
     return scratch
 
 
@@ -263,49 +281,3 @@ def _is_raw_there(place: StoredDataset, shard: ShardInfo) -> bool:
     if any(compressed is not None and place.path(compressed.basename).exists() for _, compressed in shard.files):
         return False
     return all(place.path(raw.basename).exists() for raw, _ in shard.files)
-
-
-def _peek_directory(place: StoredDataset, shard: ShardInfo, samples: int, scratch: Path) -> Path:
-    """Make the first samples of a shard readable, fetching of an uncompressed shard on a store no more than they need.
-
-    Args:
-        place: Where the dataset is.
-        shard: An entry of its index.
-        samples: How many, from the first one on.
-        scratch: An empty directory for what is fetched or decompressed.
-
-    Returns:
-        A directory from which the shard can be opened. Beyond these samples its files may be empty.
-
-    Raises:
-        IntegrityError: A file is not what the index promises.
-        StorageError: A file could not be fetched.
-    """
-    if place.directory is None and shard.compression is None:
-        _fetch_start(place, shard, samples, scratch)
-        return scratch
-    return _raw_directory(place, shard, scratch)
-
-
-def _fetch_start(place: StoredDataset, shard: ShardInfo, samples: int, scratch: Path) -> None:
-    table_file = shard.raw_meta or shard.raw_data
-    table_bytes = min(4 + 4 * (shard.samples + 1), table_file.bytes)
-    table = (place.at / table_file.basename).read_range(0, table_bytes)
-    offsets = np.frombuffer(table[4 : len(table) // 4 * 4], "<u4")
-    # Offsets that contradict the sizes are for the reader to find, so they need only be no harm here.
-    stop = min(int(offsets[min(samples, len(offsets) - 1)]), shard.raw_data.bytes) if len(offsets) else 0
-    start = min(table_bytes, stop) if shard.raw_meta is None else 0
-    data = (place.at / shard.raw_data.basename).read_range(start, stop)
-    if shard.raw_meta is None:
-        _write_sparse(join_under(scratch, shard.raw_data.basename), table + data, shard.raw_data.bytes)
-    else:
-        place.fetch(shard.raw_meta, join_under(scratch, shard.raw_meta.basename))
-        _write_sparse(join_under(scratch, shard.raw_data.basename), data, shard.raw_data.bytes)
-
-
-def _write_sparse(path: Path, start: bytes, size: int) -> None:
-    """Write a file that has its full size, takes the room of its start, and holds zeros after it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        file.write(start)
-        file.truncate(size)

@@ -13,8 +13,8 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 from lightning_streaming.storage import mask_url
+from lightning_streaming.tools.commands import add_json, add_storage_options
 from lightning_streaming.tools.console import FINE, counted, print_json
-from lightning_streaming.tools.options import add_json, add_storage_options, storage_options
 from lightning_streaming.writing.merge import merge, merge_under
 
 
@@ -28,7 +28,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Publish the index, and say what it holds."""
-    options = storage_options(args.storage_options)
+    options = args.storage_options
     if args.parts:
         index = merge(args.parts, args.out, storage_options=options)
     else:

@@ -24,16 +24,9 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.state import Cursor, SavedPosition
 from lightning_streaming.order.skips import EpochPosition
 from lightning_streaming.tools import checkpoints, state_moves
-from lightning_streaming.tools.checkpoints import Places, SavedLoader, TrainerPlace, find_places
+from lightning_streaming.tools.checkpoints import Places, SavedLoader, find_places, find_state_file, settled
+from lightning_streaming.tools.commands import add_action, add_json, add_storage_options, not_negative, positive
 from lightning_streaming.tools.console import FINE, counted, print_json, print_table
-from lightning_streaming.tools.options import (
-    add_action,
-    add_json,
-    add_storage_options,
-    not_negative,
-    positive,
-    storage_options,
-)
 from lightning_streaming.tools.state_moves import StreamSeen
 from lightning_streaming.tools.stored_dataset import find_dataset
 
@@ -120,20 +113,20 @@ def show(args: Namespace) -> int:
 
     Nothing that the file names is run, and no tensor of it is read.
     """
-    places = find_places(checkpoints.find_state_file(Path(args.checkpoint)).peek(), args.checkpoint)
+    places = find_places(find_state_file(Path(args.checkpoint)).peek(), args.checkpoint)
     chosen = places.loaders
     if args.loader is not None or args.data:
         name = places.choose(args.loader)
         chosen = {name: places.loaders[name]}
-    options = storage_options(args.storage_options)
+    options = args.storage_options
     counted = {name: _count(loader, args.data, options) for name, loader in chosen.items()}
     if args.json:
         loaders = {name: _loader_as_json(loader, *counted[name]) for name, loader in chosen.items()}
-        print_json({"file": args.checkpoint, "trainer": _trainer_as_json(places.trainer), "loaders": loaders})
-        return FINE
-    _print_head(args.checkpoint, places.trainer)
-    for name, loader in chosen.items():
-        _print_loader(name, loader, *counted[name])
+        print_json({"file": args.checkpoint, "trainer": _trainer_as_json(places), "loaders": loaders})
+    else:
+        _print_head(args.checkpoint, places)
+        for name, loader in chosen.items():
+            _print_loader(name, loader, *counted[name])
     return FINE
 
 
@@ -196,7 +189,7 @@ def _import_state(args: Namespace) -> int:
     ``load_state_dict``. Such a state tells nothing of its data, so nothing is checked on resume: give the dataset the
     settings it had there.
     """
-    found = find_places(checkpoints.find_state_file(Path(args.source)).peek(), args.source)
+    found = find_places(find_state_file(Path(args.source)).peek(), args.source)
     position = found.loaders[_chosen_source(found, args.name)].position
     target = Path(args.checkpoint)
     if target.suffix in _BARE and not target.exists():
@@ -217,7 +210,7 @@ class _Edited:
         self._args = args
         if args.out is not None and Path(args.checkpoint).is_dir():
             raise ConfigError("--out makes one file, and this checkpoint is a directory; copy it, and edit the copy")
-        self._file = checkpoints.find_state_file(Path(args.checkpoint))
+        self._file = find_state_file(Path(args.checkpoint))
         self._content = self._file.load(allow_unsafe_types=args.allow_unsafe_types)
 
     @cached_property
@@ -250,29 +243,21 @@ class _Edited:
         if len(after.loaders) == 1:
             epoch, sample = position.cursor
             size = after.loaders[name].global_batch
-            batches = (
-                0
-                if sample == 0
-                else trained
-                if size is None
-                else after.loaders[name].samples_read(position.cursor) // size
-            )
+            read = trained if size is None else after.loaders[name].samples_read(position.cursor) // size
+            batches = read if sample else 0
             fits = after.trainer.batches_in_epoch == 0 or batches < after.trainer.batches_in_epoch
             checkpoints.move_trainer(self._content, epoch, batches if fits else 0)
         else:
-            checkpoints.move_trainer(self._content, after.trainer.settled.epoch, after.trainer.settled.batches)
+            checkpoints.move_trainer(self._content, settled(after.trainer).epoch, settled(after.trainer).batches)
         return self._write(before)
 
     def _write(self, before: Places | None) -> int:
         after = find_places(self._content, self._args.checkpoint)  # nothing is written that could not be read
         out: Path | None = self._args.out
-        backup = None
-        if out is None:
-            backup = self._file.replace(self._content)
-        else:
+        backup = self._file.replace(self._content) if out is None else None
+        if out is not None:
             checkpoints.write_new(out, self._content, is_json=self._file.is_json)
-        written = out or self._file.path
-        _print_moves(written, backup, before, after, as_json=self._args.json)
+        _print_moves(out or self._file.path, backup, before, after, as_json=self._args.json)
         return FINE
 
 
@@ -280,10 +265,9 @@ def _chosen_source(found: Places, name: str | None) -> str:
     """The state that was named; else the only one, or the only one for training."""
     if name is None and len(found.loaders) > 1:
         of_training = [one for one in found.loaders if one.split(".")[-1] == "train"]
-        if len(of_training) == 1:
-            return of_training[0]
-    if name is None and len(found.loaders) > 1:
-        raise ConfigError(f"there are {len(found.loaders)} states; say --source, one of {', '.join(found.loaders)}")
+        if len(of_training) != 1:
+            raise ConfigError(f"there are {len(found.loaders)} states; say --source, one of {', '.join(found.loaders)}")
+        return of_training[0]
     return found.choose(name)
 
 
@@ -306,51 +290,51 @@ def _loader_as_json(loader: SavedLoader, epoch_size: int | None, streams: Sequen
     }
 
 
-def _trainer_as_json(trainer: TrainerPlace | None) -> dict[str, Any] | None:
+def _trainer_as_json(places: Places) -> dict[str, Any] | None:
     """How far the trainer has come."""
-    return None if trainer is None else asdict(trainer)
+    return None if places.trainer is None else {**asdict(places.trainer), "global_step": places.global_step}
 
 
-def _print_head(shown: str, trainer: TrainerPlace | None) -> None:
+def _print_head(shown: str, places: Places) -> None:
     """Print what the file is of."""
+    trainer = places.trainer
     if trainer is None:
         print(f"{shown}: no checkpoint of StreamingStateCallback, but it holds the place of a dataset\n")
         return
     of = f" of {trainer.batches_in_epoch}" if trainer.batches_in_epoch else ""
-    step = "" if trainer.global_step is None else f", global step {trainer.global_step}"
+    step = "" if places.global_step is None else f", global step {places.global_step}"
     print(f"{shown}: trainer at epoch {trainer.epoch}, {trainer.batches}{of} batches done{step}\n")
 
 
 def _print_loader(name: str, loader: SavedLoader, epoch_size: int | None, streams: Sequence[StreamSeen]) -> None:
     """Print one loader's place, its fingerprint, and what was read of each stream."""
-    facts = _loader_as_json(loader, epoch_size, ())
-    order = (loader.position.fingerprint or {}).get("order", {})
+    position = loader.position
+    fingerprint = position.fingerprint or {}
+    listed = fingerprint.get("streams", {})
     rows = [
-        ("epoch", str(facts["epoch"])),
-        ("sample in epoch", _sample(loader.position.cursor, epoch_size)),
+        ("epoch", str(position.cursor.epoch)),
+        ("sample in epoch", _sample(position.cursor, epoch_size)),
         ("global batch", "-" if loader.global_batch is None else counted(loader.global_batch, "sample")),
-        ("shuffle seed", str(facts["shuffle_seed"])),
-        ("canonical nodes", str(facts["num_canonical_nodes"])),
-        ("nodes at first", str(facts["initial_physical_nodes"] or "-")),
-        *((f"skips {batches}", _ends(*ends)) for batches, ends in loader.position.skipped.items()),
-        *((key.replace("_", " "), _value(value)) for key, value in order.items()),
+        ("shuffle seed", str(position.shuffle_seed)),
+        ("canonical nodes", str(position.num_canonical_nodes)),
+        ("nodes at first", str(position.initial_physical_nodes or "-")),
+        *((f"skips {batches}", _ends(*ends)) for batches, ends in position.skipped.items()),
+        *((key.replace("_", " "), _value(value)) for key, value in fingerprint.get("order", {}).items()),
     ]
-    print_table(name, ("", ""), rows, head=False)
-    listed = (loader.position.fingerprint or {}).get("streams", {})
+    print_table(name, (), rows)
     if not listed:
         print("no fingerprint: it is not known to which data and order this place belongs\n")
-        return
-    if not streams:
+    elif not streams:
         print(f"{', '.join(listed)}: too many for the state to tell each\n")
-        return
-    heads = ("stream", "samples", "per epoch", "before", "this epoch", "in all", "digest")
-    cells = [
-        (one.name, *map(_number, (one.samples, one.drawn, one.before, one.this_epoch, one.total)), digest)
-        for one, digest in zip(streams, (stream["digest"] for stream in listed.values()), strict=True)
-    ]
-    print_table(f"samples read, {name}", heads, cells, right=heads[1:-1])
-    if any(one.this_epoch is None for one in streams):
-        print("what this epoch has read of each stream is told with --data NAME=PLACE for each of them\n")
+    else:
+        heads = ("stream", "samples", "per epoch", "before", "this epoch", "in all", "digest")
+        cells = [
+            (one.name, *map(_value, (one.samples, one.drawn, one.before, one.this_epoch, one.total)), stream["digest"])
+            for one, stream in zip(streams, listed.values(), strict=True)
+        ]
+        print_table(f"samples read, {name}", heads, cells, right=heads[1:-1])
+        if any(one.this_epoch is None for one in streams):
+            print("what this epoch has read of each stream is told with --data NAME=PLACE for each of them\n")
 
 
 def _print_moves(written: Path, backup: Path | None, before: Places | None, after: Places, *, as_json: bool) -> None:
@@ -372,12 +356,12 @@ def _print_moves(written: Path, backup: Path | None, before: Places | None, afte
             }
             for name, loader in after.loaders.items()
         }
-        trainer = _trainer_as_json(after.trainer)
+        trainer = _trainer_as_json(after)
         print_json({"file": str(written), "backup": backup and str(backup), "loaders": loaders, "trainer": trainer})
         return
     for name, loader in after.loaders.items():
-        come = f"from {_cursor_words(cursors[name])} " if name in cursors else ""
-        print(f"{written}: {name} {come}to {_cursor_words(loader.position.cursor)}")
+        came = f"from {cursors[name]} " if name in cursors else ""
+        print(f"{written}: {name} {came}to {loader.position.cursor}")
     if after.trainer is not None:
         print(f"the trainer goes on in epoch {after.trainer.epoch}, after batch {after.trainer.batches}")
     if backup is not None:
@@ -387,12 +371,8 @@ def _print_moves(written: Path, backup: Path | None, before: Places | None, afte
 def _ends(start: EpochPosition, stop: EpochPosition) -> str:
     if start == stop:
         return "nothing: it was asked for too late"
-    last = f"{stop[1]:,}" if start[0] == stop[0] else _cursor_words(Cursor(*stop))
+    last = f"{stop[1]:,}" if start[0] == stop[0] else str(Cursor(*stop))
     return f"epoch {start[0]}, samples {start[1]:,} to {last}"
-
-
-def _cursor_words(cursor: Cursor) -> str:
-    return f"epoch {cursor.epoch}, sample {cursor.sample_in_epoch}"
 
 
 def _share(cursor: Cursor, epoch_size: int | None) -> float | None:
@@ -400,15 +380,9 @@ def _share(cursor: Cursor, epoch_size: int | None) -> float | None:
 
 
 def _sample(cursor: Cursor, epoch_size: int | None) -> str:
-    share = _share(cursor, epoch_size)
-    if share is None:
-        return f"{cursor.sample_in_epoch:,}"
-    return f"{cursor.sample_in_epoch:,} of {epoch_size:,}, {share:.1%}"
+    of = f" of {epoch_size:,}, {_share(cursor, epoch_size):.1%}" if epoch_size else ""
+    return f"{cursor.sample_in_epoch:,}{of}"
 
 
 def _value(value: object) -> str:
     return "-" if value is None else f"{value:,}" if type(value) is int else str(value)
-
-
-def _number(number: int | None) -> str:
-    return "-" if number is None else f"{number:,}"

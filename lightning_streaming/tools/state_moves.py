@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.passes import drawn_sequence, passes_of
-from lightning_streaming.loading.state import LARGEST, MOST_EPOCHS, Cursor, SavedPosition
+from lightning_streaming.loading.state import LARGEST, MOST_EPOCHS, Cursor, SavedPosition, SavedTrainer
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.order.partition import BatchGeometry
 from lightning_streaming.order.skips import Skipped, skipped_in_epoch
-from lightning_streaming.tools.checkpoints import Places, SavedLoader, TrainerPlace
+from lightning_streaming.tools.checkpoints import Places, SavedLoader, settled
 from lightning_streaming.world import World
 
 
@@ -104,9 +104,9 @@ def batches_later(places: Places, names: tuple[str, ...], batches: int) -> dict[
     """
     if len(names) == 1:
         return {names[0]: _one_later(places.loaders[names[0]], places.trainer, batches)}
-    later = {name: samples_later(places.loaders[name], batches * _global_batch(name, places)) for name in names}
+    later = {name: samples_later(places.loaders[name], batches * _global_batch(places.loaders[name])) for name in names}
     ended = [name for name in names if later[name].epoch != places.loaders[name].position.cursor.epoch]
-    trainer = places.trainer and places.trainer.settled
+    trainer = places.trainer and settled(places.trainer)
     if ended or (trainer and 0 < trainer.batches_in_epoch <= trainer.batches + batches):
         raise ConfigError(
             f"{batches} batches later is beyond the end of an epoch, which each of {len(names)} loaders has elsewhere; "
@@ -115,7 +115,7 @@ def batches_later(places: Places, names: tuple[str, ...], batches: int) -> dict[
     return later
 
 
-def trainer_at(places: Places, moved: Mapping[str, Cursor]) -> TrainerPlace | None:
+def trainer_at(places: Places, moved: Mapping[str, Cursor]) -> SavedTrainer | None:
     """Where the trainer stands once these loaders stand there; None if the file is of no trainer.
 
     Epochs move as the loader's do. Of several loaders, unless all are moved, none says where the trainer is.
@@ -125,7 +125,7 @@ def trainer_at(places: Places, moved: Mapping[str, Cursor]) -> TrainerPlace | No
     """
     if places.trainer is None:
         return None
-    trainer = places.trainer.settled
+    trainer = settled(places.trainer)
     name = next(iter(moved))
     if len(moved) < len(places.loaders):
         return trainer
@@ -137,19 +137,12 @@ def trainer_at(places: Places, moved: Mapping[str, Cursor]) -> TrainerPlace | No
             f"the trainer reads {trainer.batches_in_epoch} batches of {loader.global_batch} samples in an epoch, so it "
             f"does not come to sample {cursor.sample_in_epoch}; go to the next epoch with --epoch {cursor.epoch + 1}"
         )
-    return TrainerPlace(
-        epoch=max(0, trainer.epoch + cursor.epoch - loader.position.cursor.epoch),
-        batches=batches,
-        batches_in_epoch=trainer.batches_in_epoch,
-        global_step=trainer.global_step,
-    )
+    return replace(trainer, epoch=max(0, trainer.epoch + cursor.epoch - loader.position.cursor.epoch), batches=batches)
 
 
-def _one_later(loader: SavedLoader, trainer: TrainerPlace | None, batches: int) -> Cursor:
-    cursor, size = loader.position.cursor, loader.global_batch
-    if size is None:
-        raise ConfigError(_NO_BATCH)
-    place = trainer and trainer.settled
+def _one_later(loader: SavedLoader, trainer: SavedTrainer | None, batches: int) -> Cursor:
+    cursor, size = loader.position.cursor, _global_batch(loader)
+    place = trainer and settled(trainer)
     if place and place.batches_in_epoch:
         done, in_epoch = place.batches, place.batches_in_epoch
     elif loader.epoch_size:  # the last batch is as large as the others, some of it read twice
@@ -176,17 +169,13 @@ def _in_epoch(loader: SavedLoader, samples: int) -> Cursor:
     return Cursor(cursor.epoch, loader.skipped(cursor.epoch).position_after(entries))
 
 
-_NO_BATCH = (
-    "how many samples a global batch of the run has (ranks x batch size) is not saved there; "
-    "say --samples, the batches times that"
-)
-
-
-def _global_batch(name: str, places: Places) -> int:
-    size = places.loaders[name].global_batch
-    if size is None:
-        raise ConfigError(_NO_BATCH)
-    return size
+def _global_batch(loader: SavedLoader) -> int:
+    if loader.global_batch is None:
+        raise ConfigError(
+            "how many samples a global batch of the run has (ranks x batch size) is not saved there; "
+            "say --samples, the batches times that"
+        )
+    return loader.global_batch
 
 
 def _order(loader: SavedLoader) -> Mapping[str, str]:

@@ -1,21 +1,20 @@
-"""Where a dataset is, as it was typed; how its files get from there to this machine; what its index adds up to."""
+"""Where a dataset is, as it was typed; how its files get from there, checked; what its index adds up to."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from lightning_streaming.cache.sources import find_size
-from lightning_streaming.errors import ConfigError, ObjectNotFoundError
+from lightning_streaming.cache.sources import check_hash, find_size, unpack
+from lightning_streaming.errors import ConfigError, IndexFormatError, IntegrityError, ObjectNotFoundError
 from lightning_streaming.files import join_under
+from lightning_streaming.formats.hashing import hash_names
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, parse_index
 from lightning_streaming.storage import Location, is_url, local_path, mask_url
+from lightning_streaming.writing.destination import is_shard_file, whole_name
 
 _ATTEMPTS = 4
 """Attempts at each transfer from or to a store, in total."""
@@ -77,19 +76,34 @@ class StoredDataset:
         """
         return parse_index(self.read_index_text(), str(self.at / INDEX_BASENAME))
 
-    def fetch(self, file: FileInfo, destination: Path, check: Callable[[Path], None] | None = None) -> None:
-        """Bring a file to this machine; its size is checked.
+    def fetch(self, file: FileInfo, destination: Path, *, check: bool = False) -> None:
+        """Bring a file to this machine, with the size that its index promises.
 
         Args:
             file: What the index says of it.
             destination: File to write; its directory is made.
-            check: Looks at what arrived, and raises IntegrityError if it is not as promised.
+            check: Whether it must have all the recorded hashes too.
 
         Raises:
-            StorageError: As for :meth:`~lightning_streaming.storage.Location.download`.
+            IntegrityError: Time after time another one arrives.
+            StorageError: It could not be fetched.
         """
         destination.parent.mkdir(parents=True, exist_ok=True)
-        (self.at / file.basename).download(destination, size=file.bytes, check=check)
+        at = self.at / file.basename
+        at.download(destination, size=file.bytes, check=partial(check_hashes, file) if check else None)
+
+    def check(self, file: FileInfo) -> None:
+        """Compare a file, in a directory, with its size and all of its recorded hashes.
+
+        Raises:
+            IntegrityError: One differs, or there is no such file.
+        """
+        size = self.size_of(file.basename)
+        if size is None:
+            raise IntegrityError("the file is missing")
+        if size != file.bytes:
+            raise IntegrityError(f"must have {file.bytes:,} bytes, but has {size:,}")
+        check_hashes(file, self.path(file.basename))
 
     def size_of(self, basename: str) -> int | None:
         """How many bytes one of its files has; None if there is no such file."""
@@ -128,10 +142,6 @@ def _no_index(directory: Path) -> str:
     return f"{directory} has no {INDEX_BASENAME}, so it is not a dataset{hint}"
 
 
-_MOST_BINS = 8
-_HARDLY = 20
-
-
 class Column(NamedTuple):
     """One column, as the index describes it."""
 
@@ -139,58 +149,6 @@ class Column(NamedTuple):
     encoding: str
     bytes: int | None
     """Size of each value; None where it varies or the format does not say."""
-
-
-class Bin(NamedTuple):
-    """Shards of similar size."""
-
-    smallest: int
-    """Raw bytes; the bin holds shards from here ..."""
-    largest: int
-    """... to here; only the last bin holds those of just this size."""
-    shards: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Summary:
-    """A dataset in numbers."""
-
-    samples: int
-    shards: int
-    raw_bytes: int
-    """Of all files, uncompressed."""
-    stored_bytes: int
-    """Of all files as they are stored."""
-    formats: Mapping[str, int]
-    """Format to the number of shards that have it; also of the next three."""
-    compressions: Mapping[str | None, int]
-    hashes: Mapping[tuple[str, ...], int]
-    size_limits: Mapping[int | None, int]
-    columns: Mapping[Column, int]
-    """Each column to the number of shards that have it just so."""
-    samples_per_shard: tuple[int, float, int] | None
-    """Fewest, mean and most; None if there are no shards."""
-    sizes: tuple[Bin, ...]
-    """How large the shards are, uncompressed, from the smallest on."""
-
-
-def summarize(index: DatasetIndex) -> Summary:
-    """Add up an index."""
-    raw_sizes = [sum(raw.bytes for raw, _ in shard.files) for shard in index.shards]
-    counts = index.samples_per_shard()
-    return Summary(
-        samples=index.num_samples,
-        shards=len(index.shards),
-        raw_bytes=sum(raw_sizes),
-        stored_bytes=sum((stored or raw).bytes for shard in index.shards for raw, stored in shard.files),
-        formats=Counter(shard.format for shard in index.shards),
-        compressions=Counter(shard.compression for shard in index.shards),
-        hashes=Counter(shard.hashes for shard in index.shards),
-        size_limits=Counter(shard.size_limit for shard in index.shards),
-        columns=_count_columns(index.shards),
-        samples_per_shard=(int(counts.min()), float(counts.mean()), int(counts.max())) if len(counts) else None,
-        sizes=histogram(raw_sizes),
-    )
 
 
 def columns_of(schema: Mapping[str, Any]) -> tuple[Column, ...]:
@@ -202,27 +160,86 @@ def columns_of(schema: Mapping[str, Any]) -> tuple[Column, ...]:
     return tuple(map(Column, names, encodings, sizes))
 
 
-def histogram(sizes: Sequence[int]) -> tuple[Bin, ...]:
-    """Sort sizes into bins of one width: at most eight, and one where they hardly differ."""
-    if not sizes:
-        return ()
-    smallest, largest = min(sizes), max(sizes)
-    differ = (largest - smallest) * _HARDLY > largest
-    num_bins = min(_MOST_BINS, len(set(sizes))) if differ else 1
-    edges = [smallest + (largest - smallest) * number // num_bins for number in range(num_bins + 1)]
-    counts, _ = np.histogram(sizes, edges if smallest < largest else [smallest, smallest + 1])
-    return tuple(Bin(*ends, int(count)) for ends, count in zip(pairwise(edges), counts, strict=True))
+def add_up(index: DatasetIndex) -> dict[str, int]:
+    """What reports say of all shards: samples, shards, and bytes of their files, uncompressed and as stored."""
+    files = [pair for shard in index.shards for pair in shard.files]
+    return {
+        "samples": index.num_samples,
+        "shards": len(index.shards),
+        "raw_bytes": sum(raw.bytes for raw, _ in files),
+        "stored_bytes": sum((stored or raw).bytes for raw, stored in files),
+    }
 
 
-def _count_columns(shards: Sequence[ShardInfo]) -> dict[Column, int]:
-    # Shards of one writer share their schema, so a million of them are counted by a handful of objects.
-    schemas: dict[int, Mapping[str, Any]] = {}  # holding them keeps their ids from being given to others
-    counts: Counter[int] = Counter()
-    for schema in (shard.schema for shard in shards):
-        schemas.setdefault(id(schema), schema)
-        counts[id(schema)] += 1
-    columns: Counter[Column] = Counter()
-    for key, schema in schemas.items():
-        for column in columns_of(schema):
-            columns[column] += counts[key]
-    return dict(columns)
+def check_hashes(file: FileInfo, path: Path) -> None:
+    """Compare a file with all of its recorded hashes.
+
+    Raises:
+        IntegrityError: One differs.
+    """
+    for name in sorted(file.hashes):
+        check_hash(path, file.basename, file, name)
+
+
+def unpack_into(directory: Path, path: Path, raw: FileInfo, compressed: FileInfo, shard: ShardInfo) -> Path:
+    """Decompress a file of a shard, and say where it is now, under its raw name in a directory.
+
+    Raises:
+        IntegrityError: It is damaged.
+    """
+    assert shard.compression is not None
+    destination = join_under(directory, raw.basename)
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    unpack(path, compressed.basename, raw, shard.compression, destination)
+    return destination
+
+
+def stored_files(shard: ShardInfo) -> list[FileInfo]:
+    """The files of a shard that a store has: compressed, or raw if there is no compression."""
+    return [compressed or raw for raw, compressed in shard.files]
+
+
+def check_hash_names(index: DatasetIndex, source: str) -> None:
+    """Refuse an index whose hashes nobody can compute, once for all shards that are alike.
+
+    Raises:
+        IndexFormatError: Names it, a file and the hash.
+    """
+    for _, shard in index.shards.examples():
+        named = {(name, file.basename) for pair in shard.files for file in pair if file for name in file.hashes}
+        unknown = sorted(one for one in named if one[0] not in hash_names())
+        if unknown:
+            name, basename = unknown[0]
+            raise IndexFormatError(
+                f"{source} records of {basename} the hash {name!r:.60}, which there is not; known are "
+                f"{', '.join(hash_names())}"
+            )
+
+
+DAMAGED = ".damaged"
+"""What the name of a bad file that was set aside ends in; or in this and a number, where that is taken."""
+
+
+def unnamed_files(names: Iterable[str], index: DatasetIndex) -> list[str]:
+    """Those that look like a shard, also an unfinished or a damaged one, and are not named.
+
+    Directories that have an index of their own are left out, and so are hidden ones: what is there is not for this
+    index to name.
+
+    Args:
+        names: Files where the dataset is, relative to it.
+        index: Its index.
+    """
+    found = {PurePosixPath(name) for name in names}
+    named = {PurePosixPath(file.basename) for shard in index.shards for pair in shard.files for file in pair if file}
+    others = {path.parent for path in found if path.name == INDEX_BASENAME} - {PurePosixPath()}
+    stray = [path for path in found - named if _looks_like_shard(path.name) and not _is_elsewhere(path, others)]
+    return sorted(map(str, stray))
+
+
+def _looks_like_shard(name: str) -> bool:
+    return is_shard_file(name) or whole_name(name) is not None or is_shard_file(name.partition(DAMAGED)[0])
+
+
+def _is_elsewhere(path: PurePosixPath, others: set[PurePosixPath]) -> bool:
+    return any(parent in others or parent.name.startswith(".") for parent in path.parents)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +29,10 @@ _LARGEST = np.iinfo(np.uint64).max
 Tokens = NDArray[np.integer[Any]]
 
 
-class Tokenizer(Protocol):
-    """Turns documents into tokens."""
+class ByteTokenizer:
+    """The bytes of a text in UTF-8: 256 tokens."""
 
-    num_ids: int
+    num_ids = 256
     """One more than the largest token."""
 
     def encode(self, text: str) -> Tokens:
@@ -41,20 +41,6 @@ class Tokenizer(Protocol):
         Raises:
             EncodingError: The text cannot be tokenized.
         """
-        ...
-
-    def find(self, token: str) -> int | None:
-        """The number of a token, for example of ``"<|endoftext|>"``; None if there is no such token."""
-        ...
-
-
-class ByteTokenizer:
-    """The bytes of a text in UTF-8: 256 tokens."""
-
-    num_ids = 256
-
-    def encode(self, text: str) -> Tokens:
-        """See :class:`Tokenizer`."""
         try:
             return np.frombuffer(text.encode(), np.uint8)
         except UnicodeEncodeError as error:
@@ -93,7 +79,7 @@ class FileTokenizer:
         self.num_ids = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def encode(self, text: str) -> Tokens:
-        """See :class:`Tokenizer`."""
+        """As of :class:`ByteTokenizer`."""
         try:
             found = self._tokenizer.encode(text, add_special_tokens=False)
         except TypeError as error:  # what tokenizers makes of a text that has no UTF-8
@@ -103,9 +89,13 @@ class FileTokenizer:
         return np.array(found.ids, np.uint32)
 
     def find(self, token: str) -> int | None:
-        """See :class:`Tokenizer`."""
+        """The number of a token, for example of ``"<|endoftext|>"``; None if there is no such token."""
         number: int | None = self._tokenizer.token_to_id(token)
         return number
+
+
+Tokenizer = ByteTokenizer | FileTokenizer
+"""Turns documents into tokens."""
 
 
 def load_tokenizer(name: str) -> Tokenizer:
@@ -185,21 +175,6 @@ class PackingSettings:
     def encoding(self) -> str:
         """The encoding of the blocks."""
         return f"ndarray:{self.dtype}:{self.block_length}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenCounts:
-    """What became of the documents."""
-
-    documents: int = 0
-    tokens: int = 0
-    """With those that end documents."""
-    dropped: int = 0
-    """How many of the tokens are in no block."""
-
-    def __add__(self, other: TokenCounts) -> TokenCounts:
-        mine, theirs = asdict(self), asdict(other)
-        return TokenCounts(**{name: mine[name] + theirs[name] for name in mine})
 
 
 class Packer:

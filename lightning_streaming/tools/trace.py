@@ -35,15 +35,14 @@ from lightning_streaming.loading.sample_key import SampleKey
 from lightning_streaming.loading.state import Cursor
 from lightning_streaming.order.batchings import Batched
 from lightning_streaming.order.partition import Partition
+from lightning_streaming.tools.commands import add_json, add_run, not_negative, positive
 from lightning_streaming.tools.console import FINE, counted, print_json, print_note, print_table, printable_name, render
-from lightning_streaming.tools.options import add_json, add_run, not_negative, positive
-from lightning_streaming.tools.traced_run import TracedRun, TraceRequest, traced_run
-
-_PROGRAM = "lightning-streaming trace"
+from lightning_streaming.tools.traced_run import TracedRun, traced_run
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Say what it can be told."""
+    add = parser.add_argument
     wanted = parser.add_mutually_exclusive_group(required=True)
     wanted.add_argument("--step", metavar="N", type=not_negative, help="tell what this global step reads")
     wanted.add_argument(
@@ -52,19 +51,18 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="tell when this sample is read: STREAM:SHARD:INDEX, counted from 0 within stream and shard; or a key as "
         "JSON, from with_keys=True or from this tool, for one very read",
     )
-    parser.add_argument("--rank", metavar="R", type=not_negative, help="only what this rank reads; all by default")
+    add("--rank", metavar="R", type=not_negative, help="only what this rank reads; all by default")
     add_run(parser)
-    parser.add_argument("--accumulate", metavar="K", type=positive, help="batches per step (accumulate_grad_batches)")
-    parser.add_argument(
+    add("--accumulate", metavar="K", type=positive, help="batches per step (accumulate_grad_batches)")
+    add(
         "--ckpt",
+        dest="checkpoint",
         metavar="CKPT",
         help="trace the run that goes on from this checkpoint of Lightning: steps count from its own, and unless said "
         "otherwise there are as many ranks as it was saved with",
     )
-    parser.add_argument(
-        "--epochs", metavar="E", type=positive, default=20, help="look for a sample in so many epochs; 20 by default"
-    )
-    parser.add_argument(
+    add("--epochs", metavar="E", type=positive, default=20, help="look for a sample in so many epochs; 20 by default")
+    add(
         "--set",
         metavar="FIELD=VALUE",
         type=_parse_change,
@@ -72,7 +70,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         default=[],
         help="change a field of the data, like train.shuffle_seed=3, as --data.train.shuffle_seed=3 does in fit",
     )
-    parser.add_argument(
+    add(
         "--fields",
         action="store_true",
         help="show what is in each sample also where its shard is not on this node: the bytes of the sample alone are "
@@ -84,18 +82,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Print the samples of a step, or the reads of a sample."""
     changes = dict(args.set) | ({} if args.batch_size is None else {"batch_size": str(args.batch_size)})
-    asked = TraceRequest(
-        configs=args.config,
-        changes=changes,
-        nodes=args.nodes,
-        ranks_per_node=args.ranks_per_node,
-        accumulate=args.accumulate,
-        checkpoint=args.ckpt,
-    )
-    traced = traced_run(asked)
+    traced = traced_run(args, changes)
     try:
         if traced.assumed is not None:
-            print_note(_PROGRAM, traced.assumed)
+            print_note("trace", traced.assumed)
         reads = _find(traced, args)
         _show(traced, reads, args)
     finally:
@@ -120,12 +110,13 @@ def _show(traced: TracedRun, reads: Sequence[Read], args: Namespace) -> None:
         shown = _fields_of(traced.loader.dataset, reads, fetch=args.fields)
     except StreamingError as error:  # what is known without them is shown first
         failure = error
+    told = [_as_json(traced, read, shown.get(read.sample)) for read in reads]
     if args.json:
-        print_json(_as_json(traced, reads, shown))
+        print_json({"run": _run_as_json(traced), "reads": told})
     elif args.step is not None:
-        _print_step(f"step {args.step}, epoch {reads[0].key.epoch}, {_topology(traced)}", traced, reads, shown)
+        _print_reads(f"step {args.step}, epoch {reads[0].key.epoch}, {_topology(traced)}", told, (*_WHERE, "sample"))
     elif reads:
-        _print_reads(f"sample {args.sample}, {_topology(traced)}", traced, reads, shown)
+        _print_reads(f"sample {args.sample}, {_topology(traced)}", told, (*_WHEN, *_WHERE, "sample"))
     else:
         print(f"{args.sample} is not read in {counted(args.epochs, 'epoch')} from epoch {traced.begins.epoch} on")
     if failure is not None:
@@ -164,61 +155,48 @@ _WHEN = ("step", "epoch")
 _WHERE = ("batch", "rank", "place", "position")
 
 
-def _as_json(run: TracedRun, reads: Sequence[Read], shown: Mapping[int, Mapping[str, str]]) -> dict[str, Any]:
-    """The run as it was understood, and every read; the keys are those that ``restore_sample`` takes."""
+def _run_as_json(run: TracedRun) -> dict[str, Any]:
+    """The run as it was understood."""
     return {
-        "run": {
-            "nodes": run.num_nodes,
-            "ranks_per_node": run.ranks_per_node,
-            "replication": run.replication,
-            "batch_size": run.loader.samples_per_global_batch * run.replication // run.num_ranks,
-            "begins": {
-                "epoch": run.begins.epoch,
-                "sample_in_epoch": run.begins.sample_in_epoch,
-                "global_step": run.steps.first_step,
-            },
-        },
-        "reads": [
-            {
-                "step": read.step,
-                "epoch": read.key.epoch,
-                "batch": read.batch,
-                "ranks": list(range(read.rank, read.rank + run.replication)),
-                "place": read.place,
-                "sample": read.sample,
-                "key": read.key.as_dict(),
-                "fields": shown.get(read.sample),
-            }
-            for read in reads
-        ],
+        "nodes": run.num_nodes,
+        "ranks_per_node": run.ranks_per_node,
+        "replication": run.replication,
+        "batch_size": run.loader.samples_per_global_batch * run.replication // run.num_ranks,
+        "begins": {**run.begins._asdict(), "global_step": run.steps.first_step},
     }
 
 
-def _print_step(title: str, run: TracedRun, reads: Sequence[Read], shown: Mapping[int, Mapping[str, str]]) -> None:
-    """Print one line for each read of one step; of its fields the first few."""
-    rows = [[*_where(run, read), _fields(shown.get(read.sample, {}))] for read in reads]
-    _print_table(title, [*_WHERE, "sample", "fields"], rows, bool(shown))
+def _as_json(run: TracedRun, read: Read, fields: Mapping[str, str] | None) -> dict[str, Any]:
+    """A read; the key is what ``restore_sample`` takes."""
+    return {
+        "step": read.step,
+        "epoch": read.key.epoch,
+        "batch": read.batch,
+        "ranks": list(range(read.rank, read.rank + run.replication)),
+        "place": read.place,
+        "sample": read.sample,
+        "key": read.key.as_dict(),
+        "fields": fields,
+    }
 
 
-def _print_reads(title: str, run: TracedRun, reads: Sequence[Read], shown: Mapping[int, Mapping[str, str]]) -> None:
-    """Print one line for each read of some step; of its fields the first few."""
-    rows = [
-        [f"{read.step:,}", str(read.key.epoch), *_where(run, read), _fields(shown.get(read.sample, {}))]
-        for read in reads
-    ]
-    _print_table(title, [*_WHEN, *_WHERE, "sample", "fields"], rows, bool(shown))
-
-
-def _print_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], with_fields: bool) -> None:
-    kept = heads if with_fields else heads[:-1]
-    print_table(title, kept, [row[: len(kept)] for row in rows], right=(*_WHEN, *_WHERE))
-
-
-def _where(run: TracedRun, read: Read) -> Sequence[str]:
-    key, last = read.key, read.rank + run.replication - 1
-    ranks = str(read.rank) if read.rank == last else f"{read.rank}-{last}"
-    sample = f"{printable_name(key.stream)}:{key.shard}:{key.index}"
-    return str(read.batch), ranks, str(read.place), f"{key.position:,}", sample
+def _print_reads(title: str, reads: Sequence[Mapping[str, Any]], heads: Sequence[str]) -> None:
+    """Print one line for each read; of its fields the first few, where there are any."""
+    if any(read["fields"] is not None for read in reads):
+        heads = [*heads, "fields"]
+    rows = []
+    for read in reads:
+        key, ranks = read["key"], list(dict.fromkeys((read["ranks"][0], read["ranks"][-1])))
+        cells = {
+            **{head: str(read[head]) for head in ("epoch", "batch", "place")},
+            "step": f"{read['step']:,}",
+            "rank": "-".join(map(str, ranks)),
+            "position": f"{key['position']:,}",
+            "sample": f"{printable_name(key['stream'])}:{key['shard']}:{key['index']}",
+            "fields": _fields(read["fields"] or {}),
+        }
+        rows.append([cells[head] for head in heads])
+    print_table(title, heads, rows, right=(*_WHEN, *_WHERE))
 
 
 def _fields(values: Mapping[str, str]) -> str:

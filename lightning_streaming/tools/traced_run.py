@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,21 +13,9 @@ from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.run import Run
 from lightning_streaming.loading.state import Cursor
 from lightning_streaming.order.skips import TrainProgress
-from lightning_streaming.tools.checkpoints import SavedLoader, batches_trained, find_places, find_state_file
-from lightning_streaming.tools.options import count_ranks, read_run_files
+from lightning_streaming.tools.checkpoints import SavedLoader, batches_trained, find_places, find_state_file, settled
+from lightning_streaming.tools.commands import count_ranks, read_run_files
 from lightning_streaming.world import World
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TraceRequest:
-    """What was said on the command line; None where configuration or checkpoint are to say it."""
-
-    configs: list[str]
-    changes: Mapping[str, str]
-    nodes: int | None
-    ranks_per_node: int | None
-    accumulate: int | None
-    checkpoint: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,25 +56,30 @@ class _Checkpoint:
     """Those of them in the epoch under way."""
 
 
-def traced_run(asked: TraceRequest) -> TracedRun:
+def traced_run(asked: Namespace, changes: Mapping[str, Any]) -> TracedRun:
     """Read configuration and checkpoint, and the indexes of the data.
+
+    Args:
+        asked: As for :func:`run_on`; and ``config``, the paths of the configuration's files.
+        changes: More settings of the data.
 
     Raises:
         ConfigError: They do not describe a run that can be traced.
         StateError: The checkpoint has no place to begin at, or is of other data.
         StorageError: An index could not be fetched.
     """
-    written = read_run_files(asked.configs, asked.changes)
+    written = read_run_files(asked.config, changes)
     return run_on(written.datamodule, written.trainer, asked)
 
 
-def run_on(data: Any, trainer: Mapping[str, Any], asked: TraceRequest) -> TracedRun:
+def run_on(data: Any, trainer: Mapping[str, Any], asked: Namespace) -> TracedRun:
     """The run of a data module that is not set up yet.
 
     Args:
         data: A ``StreamingDataModule``.
         trainer: The trainer's settings, as far as they are written.
-        asked: What goes before those settings.
+        asked: What goes before those settings: ``nodes``, ``ranks_per_node``, ``accumulate``, and the path of a
+            ``checkpoint``; each is None where configuration or checkpoint are to say it.
 
     Raises:
         ConfigError: They do not describe a run that can be traced.
@@ -147,27 +141,28 @@ def _only_loader(loaders: Any) -> StreamingDataLoader:
 def _read_checkpoint(path: str) -> _Checkpoint:
     content = find_state_file(Path(path)).peek()
     places = find_places(content, path)
-    if places.trainer is None or places.trainer.global_step is None:
+    if places.trainer is None or places.global_step is None:
         raise StateError(f"{path} does not tell its trainer's step; only checkpoints of Lightning do")
     loader = places.loaders[places.choose(None)]
-    return _Checkpoint(loader, places.trainer.global_step, batches_trained(content), places.trainer.settled.batches)
+    return _Checkpoint(loader, places.global_step, batches_trained(content), settled(places.trainer).batches)
 
 
-def _stop(trainer: Mapping[str, Any]) -> _Stop:
+def _stop(trainer: Mapping[str, Any]) -> dict[str, int | None]:
+    """Where the trainer is told to stop; None where it is not."""
     if trainer.get("overfit_batches"):
         raise ConfigError(
             "with overfit_batches a trainer reads the same few batches again and again, which trace does not follow; "
             "take it out of the configuration"
         )
     steps, epochs = trainer.get("max_steps", -1), trainer.get("max_epochs")
-    return _Stop(
-        steps=None if steps is None or steps < 0 else int(steps),
-        epochs=None if epochs is None or epochs < 0 else int(epochs),
-    )
+    return {
+        "max_steps": None if steps is None or steps < 0 else int(steps),
+        "max_epochs": None if epochs is None or epochs < 0 else int(epochs),
+    }
 
 
 def _topology(
-    asked: TraceRequest,
+    asked: Namespace,
     trainer: Mapping[str, Any],
     saved: _Checkpoint | None,
     loader: StreamingDataLoader,
@@ -197,7 +192,7 @@ def _run_steps(
     in_epoch: int,
     *,
     first_step: int,
-    stop: _Stop,
+    stop: Mapping[str, int | None],
 ) -> _RunSteps:
     last_uneven = max([begins.epoch, *(stop[0] for _, stop in run.skipped_ranges.values())])
     left, limit = run.batches_left(begins), counted.limited(in_epoch)
@@ -214,7 +209,7 @@ def _run_steps(
         early.append(_EpochSteps(done=0, batches=batches, accumulate=accumulate))
     return _RunSteps(
         first_step=first_step,
-        stop=stop,
+        **stop,
         first_epoch=begins.epoch,
         early=early,
         whole=_EpochSteps(done=0, batches=limit, accumulate=accumulate),
@@ -252,14 +247,6 @@ class _EpochSteps:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Stop:
-    """Where the trainer is told to stop; None where it is not."""
-
-    steps: int | None = None
-    epochs: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _RunSteps:
     """The steps of a run, epoch after epoch."""
 
@@ -271,7 +258,9 @@ class _RunSteps:
     """Of that epoch, and of those after it up to the last one of which anything is skipped."""
     whole: _EpochSteps
     """Of each epoch after those."""
-    stop: _Stop = _Stop()
+    max_steps: int | None = None
+    """Where the trainer is told to stop."""
+    max_epochs: int | None = None
 
     def find(self, step: int) -> tuple[int, int]:
         """The epoch of a global step, and which of the steps read in that epoch it is.
@@ -280,10 +269,10 @@ class _RunSteps:
             ConfigError: It lies before the run or after its end, or an epoch has no steps.
         """
         epoch, of_epoch = self._find(step)
-        if self.stop.steps is not None and step >= self.stop.steps:
-            raise ConfigError(f"there is no step {step}: the run ends after max_steps={self.stop.steps}")
-        if self.stop.epochs is not None and epoch >= self.stop.epochs:
-            raise ConfigError(f"there is no step {step}: the run ends after max_epochs={self.stop.epochs}")
+        if self.max_steps is not None and step >= self.max_steps:
+            raise ConfigError(f"there is no step {step}: the run ends after max_steps={self.max_steps}")
+        if self.max_epochs is not None and epoch >= self.max_epochs:
+            raise ConfigError(f"there is no step {step}: the run ends after max_epochs={self.max_epochs}")
         return epoch, of_epoch
 
     def _find(self, step: int) -> tuple[int, int]:

@@ -18,9 +18,8 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
-from math import inf, nan
+from contextlib import closing, suppress
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -34,14 +33,13 @@ from lightning_streaming.loading.measures import WaitTimes
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.prefetch import default_lookahead
 from lightning_streaming.tools import tune_advice, tune_measure
+from lightning_streaming.tools.commands import add_json, add_run
 from lightning_streaming.tools.console import FINE, counted, print_json, print_note, print_table, progress
-from lightning_streaming.tools.options import add_json, add_run
 from lightning_streaming.tools.tune_advice import Advice, rate
 from lightning_streaming.tools.tune_measure import LinkSpeed, Sizes, Speed, TunedRun
 from lightning_streaming.units import format_bytes, parse_bytes
 from lightning_streaming.world import World
 
-_PROGRAM = "lightning-streaming tune"
 _NO_CONSUMER = (
     "\na step was taken to do nothing but ask for the next batch; say with --consumer-ms how long yours takes, and "
     "settings are judged by whether it waits"
@@ -50,34 +48,29 @@ _NO_CONSUMER = (
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Say what it can be told."""
-    parser.add_argument(
-        "--stage", choices=tune_measure.STAGES, default="fit", help="whose data to read; fit by default: data.train"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--stage", choices=tune_measure.STAGES, default="fit", help="whose data to read; fit by default: data.train")
+    add(
         "--num-workers",
         metavar="N,N,...",
         type=_parse_candidates,
         help="numbers of workers to try; by default 0, 1, 2, 4, ... as long as more help, up to the cores that there "
         "are for each rank",
     )
-    parser.add_argument(
-        "--seconds", metavar="S", type=_positive_number, default=3.0, help="for each of them; 3 by default"
-    )
-    parser.add_argument(
+    add("--seconds", metavar="S", type=_positive_number, default=3.0, help="for each of them; 3 by default")
+    add(
         "--consumer-ms",
         metavar="MS",
         type=_not_negative_number,
         help="how long a training step takes when its batch is there, in milliseconds; 0 for steps that do nothing",
     )
     add_run(parser)
-    parser.add_argument(
+    add(
         "--fetch", metavar="SIZE", type=_parse_size, default=parse_bytes("256mb"),
         help="how much to fetch at most, but one shard of each stream at least; 256mb by default",
     )  # fmt: skip
-    parser.add_argument(
-        "--disk", metavar="SIZE", type=_parse_size, help="room that the cache may take; by default what its disk has"
-    )
-    parser.add_argument("--yaml", action="store_true", help="print only the settings, as a configuration")
+    add("--disk", metavar="SIZE", type=_parse_size, help="room that the cache may take; by default what its disk has")
+    add("--yaml", action="store_true", help="print only the settings, as a configuration")
     add_json(parser)
 
 
@@ -89,22 +82,14 @@ def run(args: Namespace) -> int:
     changes = {} if args.batch_size is None else {size: str(args.batch_size)}
     tuned = tune_measure.tuned_run(args.config, changes, args.stage, args.nodes, args.ranks_per_node)
     if tuned.assumed is not None:
-        print_note(_PROGRAM, tuned.assumed)
-    consumer = (args.consumer_ms or 0.0) / 1000
-    effort = _Effort(
-        candidates=args.num_workers or doublings(max(1, tune_measure.usable_cores() // tuned.world.ranks_per_node)),
-        seconds=args.seconds,
-        consumer=consumer,
-        most_fetched=args.fetch,
-        disk=args.disk,
-    )
-    report = _measure_and_advise(tuned, effort)
+        print_note("tune", tuned.assumed)
+    report = _measure_and_advise(tuned, args)
     if args.json:
-        print_json(_as_json(tuned, report, consumer))
+        print_json(report)
     elif args.yaml:
         print(_fragment(tuned, report), end="")
     else:
-        _print_report(tuned, report, consumer)
+        _print_report(tuned, report)
         if args.consumer_ms is None:
             print(_NO_CONSUMER)
     return FINE
@@ -123,24 +108,17 @@ def _parse_candidates(text: str) -> list[int]:
 
 
 def _positive_number(text: str) -> float:
-    number = _number(text)
-    if not 0 < number < inf:
-        raise ArgumentTypeError(f"must be a positive number, but got {text!r}")
-    return number
+    with suppress(ArgumentTypeError):
+        if number := _not_negative_number(text):
+            return number
+    raise ArgumentTypeError(f"must be a positive number, but got {text!r}")
 
 
 def _not_negative_number(text: str) -> float:
-    number = _number(text)
-    if not 0 <= number < inf:
-        raise ArgumentTypeError(f"must be a number of at least 0, but got {text!r}")
-    return number
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return nan
+    with suppress(ValueError):
+        if 0 <= (number := float(text)) < inf:
+            return number
+    raise ArgumentTypeError(f"must be a number of at least 0, but got {text!r}")
 
 
 def _parse_size(text: str) -> int:
@@ -154,47 +132,24 @@ _FETCHING_SECONDS = 10.0
 """After which no more is fetched to see how fast it comes."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Effort:
-    """How much is measured, and what is known of the training that is to come."""
-
-    candidates: Sequence[int]
-    """Numbers of workers to try, in ascending order."""
-    seconds: float
-    """For each of them."""
-    consumer: float
-    """Seconds that a training step takes when its batch is there; 0 if nobody knows."""
-    most_fetched: int
-    """Bytes to fetch, to see how fast they come."""
-    disk: int | None
-    """Bytes that the cache may take; None for what is free."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _TuneReport:
-    """What was measured and is recommended."""
-
-    batch_size: int
-    link: LinkSpeed | None
-    """None where all data is read in place."""
-    speeds: list[Speed]
-    advice: dict[str, Advice]
-    """By setting; those of which nothing is to be said are left out."""
-
-
-def _measure_and_advise(run: TunedRun, effort: _Effort) -> _TuneReport:
+def _measure_and_advise(run: TunedRun, args: Namespace) -> dict[str, Any]:
     """Measure a run's data on this machine.
 
     What is fetched or decompressed goes into a temporary directory, which is removed in any case; the run's own caches
     are only asked for their size.
 
+    Returns:
+        What was measured and is recommended, for programs. Times in seconds.
+
     Raises:
         ConfigError: The run cannot be tuned.
         StorageError: Its data could not be fetched.
     """
+    consumer = (args.consumer_ms or 0.0) / 1000
+    candidates = args.num_workers or doublings(max(1, tune_measure.usable_cores() // run.world.ranks_per_node))
     run.use(tune_measure.quiet(run.config))
     with closing(run.loader(0)) as home, TemporaryDirectory(prefix="lightning-streaming-tune-") as directory:
-        room = tune_advice.room_of(home.dataset) if effort.disk is None else effort.disk
+        room = tune_advice.room_of(home.dataset) if args.disk is None else args.disk
         is_far = not all(map(tune_measure.is_in_place, tune_measure.cache_configs(home.dataset).values()))
         with tune_measure.default_caches_in(Path(directory, "default")):
             run.use(tune_measure.away_from_home(run.config, home.dataset, Path(directory)))
@@ -202,58 +157,81 @@ def _measure_and_advise(run: TunedRun, effort: _Effort) -> _TuneReport:
                 whole.dataset.world = run.world
                 tune_measure.check_directories(whole.dataset, Path(directory))
                 sizes = tune_measure.sizes_of(whole.dataset)
-                link = _measured_link(whole.dataset, run, effort, sizes) if is_far else None
+                link = _measured_link(whole.dataset, run, args.fetch, sizes) if is_far else None
                 run.use(
                     tune_measure.excerpt(run.config, whole.dataset, link.shards)
                     if link
                     else tune_measure.by_one_rank(run.config)
                 )
-                speeds = _measured_speeds(run, effort)
-                advice = _advice(whole, sizes, link, speeds, effort, room)
-        return _TuneReport(batch_size=tune_measure.batch_size_of(whole), link=link, speeds=speeds, advice=advice)
+                speeds = _measured_speeds(run, candidates, args.seconds, consumer)
+                advice = _advice(whole, sizes, link, speeds, consumer, room)
+        batch_size = tune_measure.batch_size_of(whole)
+    return {
+        "data": run.data,
+        "batch_size": batch_size,
+        "ranks_per_node": run.world.ranks_per_node,
+        "link": link
+        and {
+            "shards": len(link.shards),
+            "bytes": link.stored_bytes,
+            "bytes_per_second": link.bytes_per_second,
+            "seconds_per_shard": link.each,
+            "seconds_of_first_shard": link.alone,
+        },
+        "measured": [_speed_as_json(speed, consumer) for speed in speeds],
+        "recommended": {
+            name: {"now": run.setting(name), "better": one.value, "why": one.why} for name, one in advice.items()
+        },
+    }
 
 
-def _measured_link(dataset: StreamingDataset, run: TunedRun, effort: _Effort, sizes: Sizes) -> LinkSpeed:
-    shards = tune_measure.shards_to_fetch(
-        sizes.fetched, passes_of(dataset).catalog.stream_of_shard, effort.most_fetched
-    )
+def _speed_as_json(speed: Speed, consumer: float) -> dict[str, Any]:
+    return {
+        "num_workers": speed.workers,
+        "samples_per_second": speed.samples_per_second,
+        "bytes_per_second": speed.read.sample_bytes / speed.seconds,
+        "batches_per_second": 1 / speed.batch_seconds,
+        "first_batch": speed.first_batch,
+        # Parts of the time that passed.
+        "wait": {reason: waited / speed.seconds for reason, waited in speed.read.wait._asdict().items()},
+        "step_waits": 1 - consumer / speed.step_seconds(consumer) if consumer else None,
+    }
+
+
+def _measured_link(dataset: StreamingDataset, run: TunedRun, most_bytes: int, sizes: Sizes) -> LinkSpeed:
+    shards = tune_measure.shards_to_fetch(sizes.fetched, passes_of(dataset).catalog.stream_of_shard, most_bytes)
     with progress(len(shards), "fetch", "shard") as tell:
         arrivals = tune_measure.fetch_shards(dataset, shards, _FETCHING_SECONDS, run.start_method, tell)
     return tune_measure.link_of(arrivals, sizes.fetched)
 
 
-def _measured_speeds(run: TunedRun, effort: _Effort) -> list[Speed]:
-    with progress(len(effort.candidates), "measure", "setting") as advance:
+def _measured_speeds(run: TunedRun, candidates: Sequence[int], seconds: float, consumer: float) -> list[Speed]:
+    with progress(len(candidates), "measure", "setting") as advance:
 
         def tell(speed: Speed) -> None:
             advance(1)
             if not sys.stderr.isatty():
-                print_note("lightning-streaming tune", f"read with {counted(speed.workers, 'worker')}")
+                print_note("tune", f"read with {counted(speed.workers, 'worker')}")
 
         def loader(num_workers: int) -> StreamingDataLoader:
             made = run.loader(num_workers)
             made.dataset.world = World()
             return made
 
-        return tune_measure.measure_each(loader, effort.candidates, effort.seconds, effort.consumer, tell)
+        return tune_measure.measure_each(loader, candidates, seconds, consumer, tell)
 
 
 def _advice(
-    whole: StreamingDataLoader,
-    sizes: Sizes,
-    link: LinkSpeed | None,
-    speeds: list[Speed],
-    effort: _Effort,
-    room: int,
+    whole: StreamingDataLoader, sizes: Sizes, link: LinkSpeed | None, speeds: list[Speed], consumer: float, room: int
 ) -> dict[str, Advice]:
-    advice = {"num_workers": tune_advice.advise_workers(speeds, effort.consumer)}
+    advice = {"num_workers": tune_advice.advise_workers(speeds, consumer)}
     chosen = next(speed for speed in speeds if speed.workers == advice["num_workers"].value)
     catalog, ranks = passes_of(whole.dataset).catalog, whole.dataset.current_world().ranks_per_node
     workers = max(1, chosen.workers)
     if link is not None:
         per_shard = catalog.num_samples / len(catalog.shards)
         advice["predownload"] = tune_advice.advise_predownload(
-            samples_per_second=chosen.samples / chosen.batches / chosen.step_seconds(effort.consumer),
+            samples_per_second=chosen.read.samples / chosen.read.batches / chosen.step_seconds(consumer),
             readers=workers,
             shard_seconds=link.each,
             link_samples_per_second=link.bytes_per_second / _bytes_per_sample(whole.dataset, sizes) / ranks,
@@ -272,121 +250,66 @@ def _bytes_per_sample(dataset: StreamingDataset, sizes: Sizes) -> float:
 
 
 _MIB = 2**20
-_OF_LOADER = "num_workers"
 _HEADS = ("workers", "samples/s", "MB/s", "batches/s", "first batch")
 _LEAST_SHOWN = 0.005
 
 
-def _print_report(run: TunedRun, report: _TuneReport, consumer: float) -> None:
+def _print_report(run: TunedRun, report: Mapping[str, Any]) -> None:
     """Print what was measured, what to set and why, and YAML at the end."""
-    if report.link is not None:
-        link = report.link
+    link, speeds = report["link"], report["measured"]
+    if link:
         print(
-            f"fetched {counted(len(link.shards), 'shard')} ({format_bytes(link.stored_bytes)}) to measure: "
-            f"{format_bytes(link.bytes_per_second)}/s, {link.each:.3g} s each; the first {link.alone:.3g} s\n"
+            f"fetched {counted(link['shards'], 'shard')} ({format_bytes(link['bytes'])}) to measure: "
+            f"{format_bytes(link['bytes_per_second'])}/s, {link['seconds_per_shard']:.3g} s each; "
+            f"the first {link['seconds_of_first_shard']:.3g} s\n"
         )
-    reasons = [one for one in WaitTimes._fields if any(_shares(speed)[one] >= _LEAST_SHOWN for speed in report.speeds)]
-    heads = [*_HEADS, *reasons, "rest", *(["a step waits"] if consumer else [])]
-    rows = [_row(speed, reasons, consumer)[: len(heads)] for speed in report.speeds]
-    print_table(
-        f"reading {run.data} in batches of {report.batch_size}, and what is waited for", heads, rows, right=heads
-    )
-    worth_setting = _worth_setting(run, report)
-    settings = [
-        [name, _yaml(_written_in(run, name)), _yaml(advice.value), advice.why] for name, advice in worth_setting.items()
-    ]
+    reasons = [one for one in WaitTimes._fields if any(speed["wait"][one] >= _LEAST_SHOWN for speed in speeds)]
+    has_consumer = speeds[0]["step_waits"] is not None
+    heads = [*_HEADS, *reasons, "rest", *(["a step waits"] if has_consumer else [])]
+    title = f"reading {report['data']} in batches of {report['batch_size']}, and what is waited for"
+    print_table(title, heads, [_row(speed, reasons) for speed in speeds], right=heads)
+    worth_setting = _worth_setting(report)
+    settings = [[name, _yaml(one["now"]), _yaml(one["better"]), one["why"]] for name, one in worth_setting.items()]
     print_table("recommended", ["setting", "now", "better", "why"], settings)
-    for name, advice in report.advice.items():
+    for name, one in report["recommended"].items():
         if name not in worth_setting:
-            print(f"{name} may stay at its default: {advice.why}\n")
-    left_out = [name for name in ("predownload", "cache_limit") if name not in report.advice]
+            print(f"{name} may stay at its default: {one['why']}\n")
+    left_out = [name for name in ("predownload", "cache_limit") if name not in report["recommended"]]
     if left_out:
         print(f"nothing to recommend for {' and '.join(left_out)}, as the data is read in place\n")
     print(_fragment(run, report), end="")
 
 
-def _fragment(run: TunedRun, report: _TuneReport) -> str:
+def _fragment(run: TunedRun, report: Mapping[str, Any]) -> str:
     """The recommended settings, as a configuration that goes after the run's own; defaults that stay are left out."""
-    lines = ["data:", "  init_args:"]
-    of_data = [name for name in _worth_setting(run, report) if name != _OF_LOADER]
-    lines.append(f"    {_OF_LOADER}: {_yaml(report.advice[_OF_LOADER].value)}")
-    if not report.advice[_OF_LOADER].value and run.written["prefetch_factor"] is not None:
+    of_data = {name: one["better"] for name, one in _worth_setting(report).items()}
+    num_workers = report["recommended"]["num_workers"]["better"]
+    of_data.pop("num_workers", None)
+    lines = ["data:", "  init_args:", f"    num_workers: {num_workers}"]
+    if not num_workers and run.setting("prefetch_factor") is not None:
         lines.append("    prefetch_factor: null")  # which torch takes with workers only
     if of_data:
-        lines.append(f"    {run.data}:")
-        lines += [f"      {name}: {_yaml(report.advice[name].value)}" for name in of_data]
+        lines += [f"    {run.data}:", *(f"      {name}: {_yaml(better)}" for name, better in of_data.items())]
     return "\n".join(lines) + "\n"
 
 
-def _as_json(run: TunedRun, report: _TuneReport, consumer: float) -> dict[str, Any]:
-    """The same for programs. Times in seconds."""
-    link = report.link
-    return {
-        "data": run.data,
-        "batch_size": report.batch_size,
-        "ranks_per_node": run.world.ranks_per_node,
-        "link": link
-        and {
-            "shards": len(link.shards),
-            "bytes": link.stored_bytes,
-            "bytes_per_second": link.bytes_per_second,
-            "seconds_per_shard": link.each,
-            "seconds_of_first_shard": link.alone,
-        },
-        "measured": [
-            {
-                "num_workers": speed.workers,
-                "samples_per_second": speed.samples_per_second,
-                "bytes_per_second": speed.sample_bytes / speed.seconds,
-                "batches_per_second": 1 / speed.batch_seconds,
-                "first_batch": speed.first_batch,
-                "wait": _shares(speed),
-                "step_waits": _step_waits(speed, consumer) if consumer else None,
-            }
-            for speed in report.speeds
-        ],
-        "recommended": {
-            name: {"now": _written_in(run, name), "better": advice.value, "why": advice.why}
-            for name, advice in report.advice.items()
-        },
-    }
-
-
-def _written_in(run: TunedRun, name: str) -> Any:
-    """What the configuration has for a setting."""
-    return run.written[name] if name in run.written else getattr(run.config, name)
-
-
-def _worth_setting(run: TunedRun, report: _TuneReport) -> dict[str, Advice]:
+def _worth_setting(report: Mapping[str, Any]) -> dict[str, Any]:
     """What is recommended, but for what is at its default and should stay there."""
-    return {
-        name: advice
-        for name, advice in report.advice.items()
-        if advice.value is not None or _written_in(run, name) is not None
-    }
+    recommended = report["recommended"].items()
+    return {name: one for name, one in recommended if one["better"] is not None or one["now"] is not None}
 
 
-def _row(speed: Speed, reasons: Sequence[str], consumer: float) -> list[str]:
-    parts = [round(100 * _shares(speed)[reason]) for reason in reasons]
+def _row(speed: Mapping[str, Any], reasons: Sequence[str]) -> list[str]:
+    parts = [round(100 * speed["wait"][reason]) for reason in reasons]
     return [
-        str(speed.workers),
-        rate(speed.samples_per_second),
-        rate(speed.sample_bytes / speed.seconds / _MIB),
-        rate(1 / speed.batch_seconds),
-        f"{rate(1000 * speed.first_batch)} ms",
-        *(f"{part}%" for part in parts),
-        f"{max(0, 100 - sum(parts))}%",
-        f"{_step_waits(speed, consumer):.0%}" if consumer else "",
+        str(speed["num_workers"]),
+        rate(speed["samples_per_second"]),
+        rate(speed["bytes_per_second"] / _MIB),
+        rate(speed["batches_per_second"]),
+        f"{rate(1000 * speed['first_batch'])} ms",
+        *(f"{part}%" for part in [*parts, max(0, 100 - sum(parts))]),
+        *([] if speed["step_waits"] is None else [f"{speed['step_waits']:.0%}"]),
     ]
-
-
-def _shares(speed: Speed) -> Mapping[str, float]:
-    """Parts of the time that passed, by what was waited for."""
-    return {one: getattr(speed.wait, one) / speed.seconds for one in WaitTimes._fields}
-
-
-def _step_waits(speed: Speed, consumer: float) -> float:
-    return 1 - consumer / speed.step_seconds(consumer)
 
 
 def _yaml(value: Any) -> str:

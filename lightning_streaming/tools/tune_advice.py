@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,11 +106,6 @@ def fits(disk: Disk) -> bool:
     return disk.data + disk.index <= disk.room * _DISK_MARGIN
 
 
-def _no_limit(disk: Disk) -> Advice:
-    """What to say where all data can stay."""
-    return Advice(value=None, why=f"all {format_bytes(disk.data)} fit into the {format_bytes(disk.room)} there are")
-
-
 def least_good_limit(disk: Disk, open_bytes: int, readers: int) -> int:
     """The smallest limit with which no shard should have to be fetched twice.
 
@@ -184,7 +178,8 @@ def room_of(dataset: StreamingDataset) -> int:
     """Bytes that the dataset's cache directories have or could get: free, or taken by this dataset already."""
     free: dict[int, int] = {}
     for cache in cache_configs(dataset).values():
-        directory = _existing(cache.cache_directory())
+        wanted = cache.cache_directory()
+        directory = next(parent for parent in (wanted, *wanted.parents) if parent.exists())
         free[directory.stat().st_dev] = shutil.disk_usage(directory).free
     return sum(free.values()) + dataset.cache_usage
 
@@ -200,7 +195,7 @@ def advise_cache(loader: StreamingDataLoader, sizes: Sizes, room: int, readers: 
     """
     disk = Disk(room=room, data=int(sizes.kept.sum()), largest_shard=int(sizes.making.max()), index=sizes.index)
     if fits(disk):
-        return _no_limit(disk)
+        return Advice(value=None, why=f"all {format_bytes(disk.data)} fit into the {format_bytes(disk.room)} there are")
     dataset = loader.dataset
     if len(dataset) * dataset.current_world().ranks_per_node > _MOST_SAMPLES:
         return advise_limit(disk, open_bytes=None, least=disk.data + disk.index, fetched_again=None)
@@ -209,10 +204,6 @@ def advise_cache(loader: StreamingDataLoader, sizes: Sizes, room: int, readers: 
     possible = possible_limit(disk, least)
     again = times_fetched(loader, sizes.kept, max(0, possible - disk.index)) if possible < least else None
     return advise_limit(disk, open_bytes, least, again)
-
-
-def _existing(directory: Path) -> Path:
-    return next(parent for parent in (directory, *directory.parents) if parent.exists())
 
 
 _MOST_SAMPLES = 200_000_000

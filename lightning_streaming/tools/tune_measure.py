@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from math import ceil
 from multiprocessing.connection import Connection
 from pathlib import Path, PurePosixPath
 from statistics import median
@@ -23,15 +22,14 @@ from numpy.typing import NDArray
 from lightning_streaming.cache import CacheConfig
 from lightning_streaming.cache.config import CACHE_VARIABLE
 from lightning_streaming.errors import ConfigError, SampleError, StorageError, StreamingError
-from lightning_streaming.formats.index import dump_index
-from lightning_streaming.formats.shard_table import ShardTable
+from lightning_streaming.formats.index import ShardInfo, dump_index
 from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.dataset import StreamingDataset
-from lightning_streaming.loading.measures import WaitTimes
+from lightning_streaming.loading.measures import LoaderStatistics
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.stream import Stream
+from lightning_streaming.tools.commands import count_ranks, read_run_files, usable_cpus
 from lightning_streaming.tools.console import counted
-from lightning_streaming.tools.options import count_ranks, read_run_files, usable_cpus
 from lightning_streaming.world import World
 
 STAGES = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
@@ -51,8 +49,7 @@ class TunedRun:
     def __init__(self, module: Any, stage: str, world: World, assumed: str | None) -> None:
         self.world = world
         self.assumed = assumed
-        self.written = {"num_workers": module.num_workers, "prefetch_factor": module.prefetch_factor}
-        """Settings of the loader as the configuration has them."""
+        self._of_loader = {"num_workers": module.num_workers, "prefetch_factor": module.prefetch_factor}
         self.config = module.configs[STAGES[stage]]
         """The stage's data as the configuration has it: a ``StreamingConfig``."""
         self._module = module
@@ -62,6 +59,10 @@ class TunedRun:
     def data(self) -> str:
         """What the data of the stage is called in the configuration."""
         return STAGES[self._stage]
+
+    def setting(self, name: str) -> Any:
+        """What the configuration has for a setting of the loader or the data."""
+        return self._of_loader[name] if name in self._of_loader else getattr(self.config, name)
 
     @property
     def start_method(self) -> str | None:
@@ -85,7 +86,7 @@ class TunedRun:
         module = self._module
         module.num_workers = num_workers
         module.persistent_workers = num_workers > 0
-        module.prefetch_factor = self.written["prefetch_factor"] if num_workers else None
+        module.prefetch_factor = self.setting("prefetch_factor") if num_workers else None
         made = getattr(module, f"{self.data}_dataloader")()
         if isinstance(made, Mapping) and len(made) == 1:
             made = next(iter(made.values()))
@@ -174,17 +175,11 @@ def sizes_of(dataset: StreamingDataset) -> Sizes:
     return Sizes(**{name: np.concatenate(parts) for name, parts in arrays.items()}, index=index_bytes)
 
 
-def _raw_and_packed(shards: ShardTable) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Bytes of each shard's raw files, and of its compressed ones: 0 where it has none."""
-    packed = np.zeros(len(shards), np.int64)
-    firsts = shards.first_file[:-1]
-    for number, kind in enumerate(shards.kinds):
-        if kind.example.compression is not None:  # raw data, compressed data, and maybe raw and compressed meta
-            these = np.flatnonzero(shards.kind_of_shard == number)
-            for place in range(1, len(kind.files), 2):
-                packed[these] += shards.sizes[firsts[these] + place]
-    whole = np.add.reduceat(shards.sizes, firsts) if len(shards) else packed
-    return whole - packed, packed
+def _raw_and_packed(shards: Iterable[ShardInfo]) -> NDArray[np.int64]:
+    """Bytes of each shard's raw files, and of its compressed ones: 0 where it has none; of shape (2, shards)."""
+    pairs = ([(raw.bytes, packed.bytes if packed else 0) for raw, packed in shard.files] for shard in shards)
+    sums: NDArray[np.int64] = np.array([np.sum(one, axis=0) for one in pairs], np.int64).reshape(-1, 2).T
+    return sums
 
 
 def _size(path: Path) -> int:
@@ -430,23 +425,19 @@ class Speed:
 
     workers: int
     seconds: float
-    batches: int
-    samples: int
-    sample_bytes: int
-    """Bytes of these samples, uncompressed."""
-    wait: WaitTimes
+    read: LoaderStatistics
     first_batch: float
     """Seconds from making the loader to its first batch."""
 
     @property
     def batch_seconds(self) -> float:
         """Seconds from one batch to the next."""
-        return self.seconds / self.batches
+        return self.seconds / self.read.batches
 
     @property
     def samples_per_second(self) -> float:
         """Samples handed out in a second."""
-        return self.samples / self.seconds
+        return self.read.samples / self.seconds
 
     def step_seconds(self, consumer: float) -> float:
         """Seconds from one training step to the next.
@@ -481,15 +472,7 @@ def measure(loader: StreamingDataLoader, seconds: float) -> Speed:
             for _ in batches:
                 if (passed := perf_counter() - began) >= seconds:
                     read = loader.statistics().since(before)
-                    return Speed(
-                        workers=loader.num_workers,
-                        seconds=passed,
-                        batches=read.batches,
-                        samples=read.samples,
-                        sample_bytes=read.sample_bytes,
-                        wait=read.wait,
-                        first_batch=first,
-                    )
+                    return Speed(workers=loader.num_workers, seconds=passed, read=read, first_batch=first)
             batches = iter(loader)
 
 
@@ -603,7 +586,7 @@ def _quota_of(group: Path) -> int | None:
     if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):  # max, or -1: no limit
         return None
     quota, period = map(int, numbers)
-    return max(1, ceil(quota / period)) if period else None
+    return max(1, -(-quota // period)) if period else None
 
 
 def _read(path: Path) -> str:

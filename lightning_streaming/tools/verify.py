@@ -16,43 +16,54 @@ file is not deleted but renamed to NAME.damaged. Without --repair, the shards ar
 
 from __future__ import annotations
 
+import filecmp
+import os
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from itertools import count
 from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from lightning_streaming.errors import ConfigError, StreamingError
+from lightning_streaming.cache.sources import find_size
+from lightning_streaming.errors import ConfigError, FormatError, IntegrityError, ObjectNotFoundError, StreamingError
+from lightning_streaming.files import appears_whole, join_under
 from lightning_streaming.formats.encodings import is_unsafe
-from lightning_streaming.formats.index import DatasetIndex, ShardInfo
-from lightning_streaming.formats.shard import check_shard
-from lightning_streaming.tools import shard_checks
-from lightning_streaming.tools.console import BAD, FINE, counted, print_json, print_table, progress
-from lightning_streaming.tools.options import (
-    add_dataset,
-    add_json,
-    add_storage_options,
-    add_workers,
-    storage_options,
-    usable_cpus,
+from lightning_streaming.formats.images import PILLOW_ERRORS, load_whole
+from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, parse_index
+from lightning_streaming.formats.shard import ShardReader, check_shard, open_shard, was_written_for
+from lightning_streaming.tools import stored_dataset
+from lightning_streaming.tools.commands import add_dataset, add_json, add_storage_options, add_workers, usable_cpus
+from lightning_streaming.tools.console import BAD, FINE, counted, first_few, is_image, print_json, print_table, progress
+from lightning_streaming.tools.stored_dataset import (
+    StoredDataset,
+    check_hashes,
+    find_dataset,
+    stored_files,
+    unpack_into,
 )
-from lightning_streaming.tools.shard_checks import Job, Problem, Repair, first_few
-from lightning_streaming.tools.stored_dataset import StoredDataset, columns_of, find_dataset
 from lightning_streaming.units import format_bytes
 from lightning_streaming.writing.parallel import ignore_interrupts, without_interrupts
 
 _BYTES_FOR_A_PROCESS = 2**29
 """Raw bytes that are checked in about the time it takes to start a process."""
+_MOST_SAMPLES_NAMED = 3
+_LEFT_BEHIND = "it is of another dataset that was here, and some readers would take it for this one's"
+_Problem = dict[str, str]
+"""Something that is wrong with a shard: the ``file``, as the index names it, and the ``problem``."""
+_Check = Callable[[StoredDataset, ShardInfo], list[_Problem]]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Say what it can be told."""
+    add = parser.add_argument
     add_dataset(parser)
-    parser.add_argument("--quick", action="store_true", help="check sizes and hashes of stored files only")
-    parser.add_argument(
-        "--repair", metavar="SOURCE", help="fetch bad files of a directory again, from another directory or a URL"
-    )
+    add("--quick", action="store_true", help="check sizes and hashes of stored files only")
+    add("--repair", metavar="SOURCE", help="fetch bad files of a directory again, from another directory or a URL")
     add_workers(parser, None, "processes to check with; one for each processor by default, fewer for small datasets")
     add_json(parser)
     add_storage_options(parser)
@@ -60,20 +71,30 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Check all shards, repair them if that was asked for, and say how they are."""
-    options = storage_options(args.storage_options)
-    place = find_dataset(args.dataset, options)
-    source = None if args.repair is None else _repair_source(place, find_dataset(args.repair, options))
-    index, index_repair = shard_checks.find_index(place, source)
+    place = find_dataset(args.dataset, args.storage_options)
+    source = None if args.repair is None else _repair_source(place, find_dataset(args.repair, args.storage_options))
+    index, is_index_repaired = _find_index(place, source)
     _check_readable(index, args)
-    found = _examine_all(place, index, args)
-    repairs = {} if source is None else _repair_all(place, index, found, source, args)
+    check = partial(examine, quick=args.quick, allow_unsafe_types=args.allow_unsafe_types)
+    found = _examine_all(place, index, check, args.workers)
+    repairs = {}
+    if source is not None:
+        with progress(len(found), "repair", "shards") as advance:
+            for number in found:
+                repairs[number] = _repair(place, index.shards[number], source, check)
+                advance(1)
+    bad = [_bad_shard(index, number, problems, repairs.get(number)) for number, problems in found.items()]
+    totals = stored_dataset.add_up(index)
     report = {
-        **_totals(place, index, quick=args.quick),
-        "sound": all(_is_repaired(repairs.get(number)) for number in found),
-        "index_repaired": index_repair is not None,
-        "unnamed_files": _unnamed(place, index),
+        "dataset": place.shown,
+        "checked": "sizes and hashes" if args.quick else "everything",
+        **{name: totals[name] for name in ("shards", "samples", "stored_bytes")},
+        "sound": all(shard["repaired"] for shard in bad),
+        "index_repaired": is_index_repaired,
+        # A store need not be listed.
+        "unnamed_files": None if place.directory is None else stored_dataset.unnamed_files(place.at.walk(), index),
         "not_compared": _not_compared(place, index) if args.quick else [],
-        "bad_shards": [_bad_shard(index, number, problems, repairs.get(number)) for number, problems in found.items()],
+        "bad_shards": bad,
     }
     (print_json if args.json else _print_report)(report)
     return FINE if report["sound"] else BAD
@@ -96,7 +117,7 @@ def _check_readable(index: DatasetIndex, args: Namespace) -> None:
         return
     for _, shard in index.shards.examples():
         check_shard(shard, allow_unsafe_types=True)
-        unsafe = [column for column in columns_of(shard.schema) if is_unsafe(column.encoding)]
+        unsafe = [column for column in stored_dataset.columns_of(shard.schema) if is_unsafe(column.encoding)]
         if unsafe and not args.allow_unsafe_types:
             raise ConfigError(
                 f"column {unsafe[0].name!r} is of encoding {unsafe[0].encoding}, which can run any code when it is "
@@ -104,34 +125,32 @@ def _check_readable(index: DatasetIndex, args: Namespace) -> None:
             )
 
 
-def _job(place: StoredDataset, shard: ShardInfo, args: Namespace) -> Job:
-    return Job(place=place, shard=shard, quick=args.quick, allow_unsafe_types=args.allow_unsafe_types)
-
-
-def _examine_all(place: StoredDataset, index: DatasetIndex, args: Namespace) -> dict[int, tuple[Problem, ...]]:
+def _examine_all(
+    place: StoredDataset, index: DatasetIndex, check: _Check, workers: int | None
+) -> dict[int, list[_Problem]]:
     """What is wrong, by number of the shard; sound shards are left out."""
-    jobs = [_job(place, shard, args) for shard in index.shards]
     raw_bytes = sum(raw.bytes for shard in index.shards for raw, _ in shard.files)
-    workers = args.workers or min(usable_cpus(), 1 + raw_bytes // _BYTES_FOR_A_PROCESS)
+    workers = workers or min(usable_cpus(), 1 + raw_bytes // _BYTES_FOR_A_PROCESS)
     found = {}
-    with progress(len(jobs), "verify", "shards") as advance:
-        for number, problems in enumerate(_map(jobs, min(workers, len(jobs)))):
+    with progress(len(index.shards), "verify", "shards") as advance:
+        problems_of = _map(partial(check, place), index.shards, min(workers, len(index.shards)))
+        for number, problems in enumerate(problems_of):
             advance(1)
             if problems:
                 found[number] = problems
     return found
 
 
-def _map(jobs: Sequence[Job], workers: int) -> Any:
+def _map(check: Callable[[ShardInfo], Any], shards: Sequence[ShardInfo], workers: int) -> Iterator[Any]:
     """Examine shards in order, in this process or in several."""
     if workers <= 1:
-        yield from map(shard_checks.examine, jobs)
+        yield from map(check, shards)
         return
     # Spawned, because a fork would copy the threads of a store's client in whatever state they are.
     with ProcessPoolExecutor(workers, get_context("spawn"), ignore_interrupts) as pool:
         try:
             with without_interrupts():  # all processes are started here
-                found = pool.map(shard_checks.examine, jobs)
+                found = pool.map(check, shards)
             yield from found
         except BrokenProcessPool:
             raise StreamingError(
@@ -141,59 +160,15 @@ def _map(jobs: Sequence[Job], workers: int) -> Any:
             pool.shutdown(cancel_futures=True)
 
 
-def _repair_all(
-    place: StoredDataset,
-    index: DatasetIndex,
-    found: Mapping[int, Sequence[Problem]],
-    source: StoredDataset,
-    args: Namespace,
-) -> dict[int, Repair]:
-    repairs = {}
-    with progress(len(found), "repair", "shards") as advance:
-        for number in found:
-            repairs[number] = shard_checks.repair(_job(place, index.shards[number], args), source)
-            advance(1)
-    return repairs
-
-
-def _unnamed(place: StoredDataset, index: DatasetIndex) -> list[str] | None:
-    """Files that look like shards, and that the index does not name; None on a store, which need not be listed."""
-    if place.directory is None:
-        return None
-    return shard_checks.unnamed_files(place.at.walk(), index)
-
-
-def _not_compared(place: StoredDataset, index: DatasetIndex) -> list[str]:
-    return (
-        []
-        if place.directory is None
-        else [name for shard in index.shards for name in shard_checks.not_compared(place, shard)]
-    )
-
-
-def _is_repaired(repair: Repair | None) -> bool:
-    return repair is not None and repair.failure is None
-
-
-def _totals(place: StoredDataset, index: DatasetIndex, *, quick: bool) -> dict[str, Any]:
-    return {
-        "dataset": place.shown,
-        "checked": "sizes and hashes" if quick else "everything",
-        "shards": len(index.shards),
-        "samples": index.num_samples,
-        "stored_bytes": sum(file.bytes for shard in index.shards for file in shard_checks.stored_files(shard)),
-    }
-
-
-def _bad_shard(index: DatasetIndex, number: int, problems: Sequence[Problem], repair: Repair | None) -> dict[str, Any]:
+def _bad_shard(
+    index: DatasetIndex, number: int, problems: Sequence[_Problem], repaired: Mapping[str, Any] | None
+) -> dict[str, Any]:
     return {
         "shard": number,
         "first_sample": int(index.samples_per_shard()[:number].sum()),
         "samples": index.shards[number].samples,
-        "problems": [{"file": one.file, "problem": one.words} for one in problems],
-        "repaired": _is_repaired(repair),
-        "not_repaired_because": None if repair is None else repair.failure,
-        "kept_aside": [] if repair is None else list(repair.kept_aside),
+        "problems": problems,
+        **(repaired or {"repaired": False, "not_repaired_because": None, "kept_aside": []}),
     }
 
 
@@ -252,3 +227,238 @@ def _numbers(shards: Sequence[Mapping[str, Any]]) -> str:
 def _samples(shard: Mapping[str, Any]) -> str:
     first, samples = shard["first_sample"], shard["samples"]
     return f"{first} to {first + samples - 1}" if samples else "none"
+
+
+def examine(place: StoredDataset, shard: ShardInfo, *, quick: bool, allow_unsafe_types: bool) -> list[_Problem]:
+    """Check a shard's files: presence, sizes, every recorded hash; then offsets and every sample.
+
+    Files on a store are fetched into a temporary directory, one shard at a time.
+
+    Args:
+        place: The dataset.
+        shard: An entry of its index.
+        quick: Whether only sizes and hashes of stored files are checked.
+        allow_unsafe_types: Whether samples may be decoded that can run code of whoever wrote the data.
+
+    Returns:
+        All that is wrong, up to the step after which nothing more can be told.
+
+    Raises:
+        StorageError: The store does not answer.
+        ConfigError: A column is unsafe and that was not allowed, or a hash is unknown.
+        MissingDependencyError: A package is needed that is not installed.
+    """
+    problems = []
+    with TemporaryDirectory(prefix="lightning_streaming_") as name:
+        scratch = StoredDataset(location=name, options={})
+        for file in stored_files(shard) if place.directory is None else _present_files(place, shard):
+            try:
+                if place.directory is None:
+                    place.fetch(file, scratch.path(file.basename), check=True)
+                else:
+                    place.check(file)
+            except (IntegrityError, ObjectNotFoundError) as error:  # noqa: PERF203  each has its own
+                problems.append(_problem(file, str(error)))
+        if problems or quick:
+            return problems
+        there = scratch if place.directory is None else place
+        return [
+            _problem(shard.raw_data, words) for words in _examine_content(there, shard, Path(name), allow_unsafe_types)
+        ]
+
+
+def _problem(file: FileInfo, words: str) -> _Problem:
+    return {"file": file.basename, "problem": words}
+
+
+def _present_files(place: StoredDataset, shard: ShardInfo) -> Iterator[FileInfo]:
+    """The files of a shard that a directory has, of each pair at least one: the stored one, if there is none.
+
+    A cache keeps raw files of a compressed dataset, with or without the compressed ones.
+    """
+    for raw, compressed in shard.files:
+        forms = [file for file in (compressed, raw) if file is not None]
+        yield from [file for file in forms if place.size_of(file.basename) is not None] or forms[:1]
+
+
+def _not_compared(place: StoredDataset, index: DatasetIndex) -> list[str]:
+    """Raw files in a directory beside the compressed ones, of which only the size can be checked without these."""
+    if place.directory is None:
+        return []
+    pairs = [pair for shard in index.shards for pair in shard.files]
+    return [
+        raw.basename
+        for raw, compressed in pairs
+        if compressed is not None and not raw.hashes
+        if None not in (place.size_of(raw.basename), place.size_of(compressed.basename))
+    ]
+
+
+def _examine_content(place: StoredDataset, shard: ShardInfo, scratch: Path, allow_unsafe_types: bool) -> Iterator[str]:
+    directory, name = place.directory, shard.raw_data.basename
+    assert directory is not None
+    try:
+        opened = scratch if _unpack(place, shard, scratch) else directory
+        reader = open_shard(shard, opened, allow_unsafe_types=allow_unsafe_types)
+    except (IntegrityError, FormatError) as error:
+        yield _short(error, scratch, directory)
+        return
+    found = (_failure_of(reader, number) for number in range(len(reader)))
+    failures = [_short(error, scratch, directory) for error in found if error is not None]
+    reader.close()
+    for words in failures[:_MOST_SAMPLES_NAMED]:
+        yield words.removeprefix(f"{name}, ")
+    if len(failures) > _MOST_SAMPLES_NAMED:
+        yield f"and {len(failures) - _MOST_SAMPLES_NAMED:,} more of {shard.samples:,} samples cannot be decoded"
+
+
+def _failure_of(reader: ShardReader, number: int) -> Exception | None:
+    try:
+        sample = reader[number]
+    except FormatError as error:
+        return error
+    try:
+        _load_images(sample)
+    except FormatError as error:
+        return FormatError(f"sample {number}: {error}")
+    except PILLOW_ERRORS as error:  # of images that a user's own encoding gives
+        return FormatError(f"sample {number}: {type(error).__name__}: {error}")
+    return None
+
+
+def _unpack(place: StoredDataset, shard: ShardInfo, scratch: Path) -> bool:
+    """Put the raw files of a compressed shard into ``scratch``; False if it is not compressed.
+
+    Raises:
+        IntegrityError: One cannot be made, or the file under its name is another.
+    """
+    if shard.compression is None:
+        return False
+    is_proven = True  # whether more speaks for the raw files than their names and sizes
+    for raw, compressed in shard.files:
+        assert compressed is not None
+        there = place.path(raw.basename)
+        is_there = there != join_under(scratch, raw.basename) and find_size(there) is not None
+        if place.size_of(compressed.basename) is not None:
+            unpacked = unpack_into(scratch, place.path(compressed.basename), raw, compressed, shard)
+            check_hashes(raw, unpacked)
+            if is_there and not filecmp.cmp(there, unpacked, shallow=False):
+                raise IntegrityError(f"{raw.basename} is not what {compressed.basename} holds; {_LEFT_BEHIND}")
+            continue
+        is_proven = is_proven and bool(raw.hashes)
+        if is_there:
+            link = join_under(scratch, raw.basename)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(there.absolute())
+    if not is_proven and not was_written_for(shard, scratch):
+        name = shard.raw_data.basename
+        raise IntegrityError(f"{name} was not written for compression {shard.compression}; {_LEFT_BEHIND}")
+    return True
+
+
+def _load_images(value: Any) -> None:
+    """Decode the pixels of images, which their files need not have been for."""
+    if isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            _load_images(item)
+    elif is_image(value):
+        load_whole(value)
+
+
+def _short(error: Exception, *directories: Path) -> str:
+    """The words of an error with names as the index has them."""
+    words = str(error)
+    for directory in directories:
+        words = words.removeprefix(f"{directory}/")
+    return words
+
+
+def _find_index(place: StoredDataset, source: StoredDataset | None) -> tuple[DatasetIndex, bool]:
+    """The index of a dataset; if it is missing or cannot be used, that of the source, which takes its place.
+
+    Returns:
+        The index, and whether it was replaced.
+
+    Raises:
+        IndexFormatError: Neither can be used.
+        ObjectNotFoundError: There is none.
+        StorageError: A store does not give it.
+    """
+    try:
+        index = place.read_index()
+        stored_dataset.check_hash_names(index, str(place.at / INDEX_BASENAME))
+    except (FormatError, ObjectNotFoundError):
+        if source is None or place.directory is None:
+            raise
+    else:
+        return index, False
+    text = source.read_index_text()
+    index = parse_index(text, source.shown)
+    stored_dataset.check_hash_names(index, source.shown)
+    place.directory.mkdir(parents=True, exist_ok=True)
+    with appears_whole(place.path(INDEX_BASENAME)) as partial_file:
+        partial_file.write_bytes(text)
+        _set_aside(place.path(INDEX_BASENAME))
+    return index, True
+
+
+def _repair(place: StoredDataset, shard: ShardInfo, source: StoredDataset, check: _Check) -> dict[str, Any]:
+    """Fetch a shard again, check it in full, and put what differs into the dataset's directory.
+
+    Nothing is deleted: a bad file is renamed, and stays.
+
+    Args:
+        place: A directory.
+        shard: The bad shard.
+        source: Where to fetch it from.
+        check: Tells what is wrong with it.
+
+    Returns:
+        What the report says of it.
+
+    Raises:
+        StorageError: The source does not answer.
+    """
+    failure, kept_aside = None, list[str]()
+    # Beside the dataset's files, so that they can be renamed into place.
+    with TemporaryDirectory(prefix=".repair-", dir=place.directory) as name:
+        staged = StoredDataset(location=name, options={})
+        try:
+            for file in stored_files(shard):
+                source.fetch(file, staged.path(file.basename), check=True)
+        except (IntegrityError, ObjectNotFoundError) as error:
+            failure = str(error)
+        else:
+            problems = check(staged, shard)
+            if problems:
+                failure = f"{source.shown} has it no better: {problems[0]['problem']}"
+            else:
+                kept_aside.extend(_replace_bad(place, shard, staged))
+    return {"repaired": failure is None, "not_repaired_because": failure, "kept_aside": kept_aside}
+
+
+def _replace_bad(place: StoredDataset, shard: ShardInfo, staged: StoredDataset) -> Iterator[str]:
+    """Files whose raw form is in the directory too, as in a cache, are decompressed for it."""
+    assert place.directory is not None
+    present = list(_present_files(place, shard))
+    for raw, compressed in shard.files:
+        if compressed is not None and raw in present:
+            unpack_into(Path(staged.location), staged.path(compressed.basename), raw, compressed, shard)
+    for file in present:
+        good, target = staged.path(file.basename), place.path(file.basename)
+        if target.exists() and filecmp.cmp(good, target, shallow=False):
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        aside = _set_aside(target)
+        os.replace(good, target)
+        if aside is not None:
+            yield aside.relative_to(place.directory).as_posix()
+
+
+def _set_aside(path: Path) -> Path | None:
+    """Rename a file to ``NAME.damaged``, or ``NAME.damaged.2`` if that is taken; None if there is no file."""
+    if not path.exists():
+        return None
+    endings = (stored_dataset.DAMAGED + (f".{number}" if number > 1 else "") for number in count(1))
+    names = (path.with_name(path.name + ending) for ending in endings)
+    return path.rename(next(name for name in names if not name.exists()))

@@ -253,7 +253,7 @@ class WrittenRun:
     """The trainer's settings as they are written; no defaults are added."""
 
 
-def read_run(files: Sequence[str], changes: Mapping[str, Any]) -> WrittenRun:
+def read_config_files(files: Sequence[str], changes: Mapping[str, Any]) -> WrittenRun:
     """Read the configuration files of ``lightning-streaming fit``.
 
     The model is not imported, and nothing is set up.

@@ -50,7 +50,7 @@ def test_an_error_is_one_block_on_a_terminal(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_notes_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     print_note("tool", "by the way")
-    assert capsys.readouterr() == ("", "tool: by the way\n")
+    assert capsys.readouterr() == ("", "lightning-streaming tool: by the way\n")
 
 
 def test_json_is_ascii(capsys: pytest.CaptureFixture[str]) -> None:

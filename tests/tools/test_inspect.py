@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from lightning_streaming.errors import ConfigError, IndexFormatError, ObjectNotFoundError
 from lightning_streaming.formats.index import DatasetIndex
-from lightning_streaming.tools.stored_dataset import Bin, Column, find_dataset, histogram, summarize
+from lightning_streaming.tools.inspect import histogram, summarize
+from lightning_streaming.tools.stored_dataset import find_dataset
 from lightning_streaming.writing.writers import MDSWriter
 from tests.golden import golden_path
 from tests.servers import HttpStore, S3Store
@@ -205,16 +206,17 @@ def test_of_a_compressed_dataset_both_sizes_are_told() -> None:
     directory = golden_path("mds", "comp-zstd")
     summary = summarize(read_index(directory))
     stored = sum(path.stat().st_size for path in directory.iterdir() if path.name != "index.json")
-    assert summary.stored_bytes == stored < summary.raw_bytes
-    assert summary.compressions == {"zstd": summary.shards}
+    assert summary["stored_bytes"] == stored < summary["raw_bytes"]
+    assert summary["compressions"] == [{"compression": "zstd", "shards": summary["shards"]}]
 
 
 def test_meta_files_count_too() -> None:
     directory = golden_path("mds", "csv")
     summary = summarize(read_index(directory))
-    assert summary.raw_bytes == summary.stored_bytes
-    assert summary.raw_bytes == sum(path.stat().st_size for path in directory.iterdir() if path.name != "index.json")
-    assert list(summary.columns) == [Column("f", "float", None), Column("n", "int", None), Column("name", "str", None)]
+    assert summary["raw_bytes"] == summary["stored_bytes"]
+    assert summary["raw_bytes"] == sum(path.stat().st_size for path in directory.iterdir() if path.name != "index.json")
+    columns = [(column["name"], column["encoding"], column["bytes"]) for column in summary["columns"]]
+    assert columns == [("f", "float", None), ("n", "int", None), ("name", "str", None)]
 
 
 def test_columns_that_only_some_shards_have_are_counted(tmp_path: Path) -> None:
@@ -222,37 +224,44 @@ def test_columns_that_only_some_shards_have_are_counted(tmp_path: Path) -> None:
     other = write_texts(tmp_path / "other", columns={"id": "int"})
     summary = summarize(DatasetIndex(one.shards + other.shards))
     here, there = len(one.shards), len(other.shards)
-    assert summary.columns == {Column("id", "int", 8): here + there, Column("text", "str", None): here}
+    assert summary["columns"] == [
+        {"name": "id", "encoding": "int", "bytes": 8, "shards": here + there},
+        {"name": "text", "encoding": "str", "bytes": None, "shards": here},
+    ]
 
 
-def test_no_shards_are_a_dataset_too() -> None:
+def test_no_shards_are_a_dataset_too(tmp_path: Path) -> None:
     summary = summarize(DatasetIndex(()))
-    assert (summary.samples, summary.sizes, summary.samples_per_shard, summary.columns) == (0, (), None, {})
+    assert (summary["samples"], summary["shard_sizes"], summary["columns"]) == (0, [], [])
+    (tmp_path / "index.json").write_text('{"version": 2, "shards": []}')
+    shown = run("inspect", tmp_path)
+    assert shown.code == 0
+    assert "samples per shard -" in " ".join(shown.out.split())
 
 
 @pytest.mark.parametrize(
     ("sizes", "bins"),
     [
-        ([], ()),
-        ([7], (Bin(7, 7, 1),)),
-        ([0, 0], (Bin(0, 0, 2),)),
-        ([100, 100, 99, 97], (Bin(97, 100, 4),)),  # hardly differ
-        ([0, 10, 4], (Bin(0, 3, 1), Bin(3, 6, 1), Bin(6, 10, 1))),
-        ([100, 100, 100, 20], (Bin(20, 60, 1), Bin(60, 100, 3))),
+        ([], []),
+        ([7], [(7, 7, 1)]),
+        ([0, 0], [(0, 0, 2)]),
+        ([100, 100, 99, 97], [(97, 100, 4)]),  # hardly differ
+        ([0, 10, 4], [(0, 3, 1), (3, 6, 1), (6, 10, 1)]),
+        ([100, 100, 100, 20], [(20, 60, 1), (60, 100, 3)]),
     ],
 )
-def test_sizes_are_sorted_into_bins(sizes: list[int], bins: tuple[Bin, ...]) -> None:
-    assert histogram(sizes) == bins
+def test_sizes_are_sorted_into_bins(sizes: list[int], bins: list[tuple[int, int, int]]) -> None:
+    assert [(one["smallest"], one["largest"], one["shards"]) for one in histogram(sizes)] == bins
 
 
 @settings(max_examples=50)
 @given(st.lists(st.integers(0, 2**33), min_size=1, max_size=50))
 def test_every_shard_is_in_one_bin(sizes: list[int]) -> None:
     bins = histogram(sizes)
-    assert sum(one.shards for one in bins) == len(sizes)
-    assert (bins[0].smallest, bins[-1].largest) == (min(sizes), max(sizes))
+    assert sum(one["shards"] for one in bins) == len(sizes)
+    assert (bins[0]["smallest"], bins[-1]["largest"]) == (min(sizes), max(sizes))
     assert len(bins) <= 8
-    assert all(before.largest == after.smallest for before, after in pairwise(bins))
+    assert all(before["largest"] == after["smallest"] for before, after in pairwise(bins))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -25,7 +26,7 @@ from lightning_streaming import (
     World,
 )
 from lightning_streaming.tools.trace import reads_of_key, reads_of_sample, reads_of_step
-from lightning_streaming.tools.traced_run import TracedRun, TraceRequest, run_on
+from lightning_streaming.tools.traced_run import TracedRun, run_on
 from tests.tools.running import run
 
 SIZES = {"web": 37, "books": 12}
@@ -74,7 +75,7 @@ def _without_deprecations(monkeypatch: pytest.MonkeyPatch) -> None:
 def trace_worlds(train: dict[str, Any], nodes: int, ranks: int, **data: Any) -> TracedRun:
     streams = {name: Stream(**stream) for name, stream in train["streams"].items()}
     module = StreamingDataModule(train=StreamingConfig(**{**train, "streams": streams}), **data)
-    asked = TraceRequest(configs=[], changes={}, nodes=nodes, ranks_per_node=ranks, accumulate=None, checkpoint=None)
+    asked = Namespace(nodes=nodes, ranks_per_node=ranks, accumulate=None, checkpoint=None)
     return run_on(module, {}, asked)
 
 

@@ -18,7 +18,7 @@ import yaml  # type: ignore[import-untyped]
 from lightning.pytorch import LightningModule
 
 from lightning_streaming import MDSWriter, StreamingConfig, StreamingDataLoader, StreamingDataModule, StreamingDataset
-from lightning_streaming.tools.options import read_run_files
+from lightning_streaming.tools.commands import read_run_files
 from lightning_streaming.units import parse_bytes
 from tests.loading.processes import wait_until
 from tests.servers import HttpStore, http_server, refused_port

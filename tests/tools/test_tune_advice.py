@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset, World
-from lightning_streaming.loading.measures import WaitTimes
+from lightning_streaming.loading.measures import LoaderStatistics
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.tools.tune import doublings
 from lightning_streaming.tools.tune_advice import (
@@ -35,10 +35,7 @@ def speeds(*batches_per_second: float) -> list[Speed]:
         Speed(
             workers=workers,
             seconds=1.0,
-            batches=int(batches),
-            samples=int(batches) * 8,
-            sample_bytes=0,
-            wait=WaitTimes(),
+            read=LoaderStatistics(batches=int(batches), samples=int(batches) * 8),
             first_batch=0.1,
         )
         for workers, batches in zip((0, 1, 2, 4, 8, 16), batches_per_second, strict=False)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import INDEX_BASENAME
@@ -12,8 +12,7 @@ from lightning_streaming.tools.sources import arrow, csv_and_json, folders_and_t
 from lightning_streaming.tools.sources.row_source import RowSource, files_under, find_files, has_suffix
 
 
-@dataclass(frozen=True, slots=True)
-class SourceKind:
+class SourceKind(NamedTuple):
     """A kind of source."""
 
     open: Callable[[str], RowSource]

@@ -17,7 +17,7 @@ from typing import Any
 
 from lightning_streaming.errors import ConfigError, FormatError, MissingDependencyError, StreamingError
 from lightning_streaming.tools.sources.row_encoding import image_encoding
-from lightning_streaming.tools.sources.row_source import Found, Piece, RowSource, Schema, find_files
+from lightning_streaming.tools.sources.row_source import Found, Piece, RowSource, Schema, find_files, put_together
 
 _BATCH_ROWS = 256
 """Rows decoded at a time; large enough to be fast, small enough for rows that are images."""
@@ -236,12 +236,9 @@ class Parquet(_ArrowRows):
     def _runs(self, path: str, most: int) -> Iterator[Piece]:
         with self._opened(path) as (file, _):
             sizes = [file.metadata.row_group(group).total_byte_size for group in range(file.metadata.num_row_groups)]
-        start = size = 0
-        for group, group_size in enumerate(sizes, 1):
-            size += group_size
-            if size >= most or group == len(sizes):
-                yield Piece(path, size, start, group)
-                start, size = group, 0
+        groups = [Piece(path, size, group, group + 1) for group, size in enumerate(sizes)]
+        for run in put_together(groups, most):
+            yield Piece(path, sum(one.size for one in run), run[0].start, run[-1].stop)
 
     @contextmanager
     def _opened(self, path: str) -> Iterator[tuple[Any, Any]]:

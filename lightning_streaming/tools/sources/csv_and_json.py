@@ -19,16 +19,8 @@ from typing import Any, ClassVar
 
 from lightning_streaming.errors import ConfigError, EncodingError, FormatError
 from lightning_streaming.formats.encodings import parse_exact_float
-from lightning_streaming.tools.sources.row_source import (
-    Found,
-    Piece,
-    RowSource,
-    Schema,
-    find_files,
-    is_gzip,
-    open_bytes,
-    whole_files,
-)
+from lightning_streaming.tools.sources import row_source
+from lightning_streaming.tools.sources.row_source import Found, Piece, RowSource, Schema, find_files, open_bytes
 from lightning_streaming.writing.shard_encoders import infer_columns
 
 DELIMITED_SUFFIXES = {",": (".csv", ".csv.gz"), "\t": (".tsv", ".tsv.gz")}
@@ -214,7 +206,7 @@ class JsonLines(RowSource):
 
     def pieces(self, most: int) -> Sequence[Piece]:
         """Plain files in runs of bytes; a line belongs to the run that its first byte is in."""
-        return [run for whole in whole_files(self.paths) for run in _runs(whole, most)]
+        return [run for whole in row_source.whole_files(self.paths) for run in _runs(whole, most)]
 
     def schema(self) -> Schema:
         """The columns of the first row, by the types of its values."""
@@ -256,7 +248,7 @@ class JsonLines(RowSource):
 
 
 def _runs(whole: Piece, most: int) -> Iterator[Piece]:
-    if is_gzip(whole.path) or whole.size <= most:
+    if row_source.is_gzip(whole.path) or whole.size <= most:
         yield whole
         return
     for start in range(0, whole.size, most):
@@ -266,11 +258,7 @@ def _runs(whole: Piece, most: int) -> Iterator[Piece]:
 
 def _lines(file: Any, piece: Piece) -> Iterator[bytes]:
     """The lines whose first byte is in [start, stop)."""
-    position = piece.start
-    if piece.start:
-        # From one byte before: it ends a line exactly if a line begins at start.
-        file.seek(piece.start - 1)
-        position += len(file.readline()) - 1
+    position = row_source.first_line(file, piece.start)
     for line in file:
         if piece.stop is not None and position >= piece.stop:
             return

@@ -14,17 +14,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from lightning_streaming.errors import ConfigError, EncodingError, FormatError
+from lightning_streaming.tools.sources import row_source
 from lightning_streaming.tools.sources.csv_and_json import parse_json
 from lightning_streaming.tools.sources.row_encoding import check_image_file, image_encoding
-from lightning_streaming.tools.sources.row_source import (
-    Found,
-    Piece,
-    RowSource,
-    Schema,
-    files_under,
-    find_files,
-    has_suffix,
-)
+from lightning_streaming.tools.sources.row_source import Found, Piece, RowSource, Schema, files_under, find_files
 
 _ENDINGS = {".jpg": "jpeg", ".jpeg": "jpeg", ".png": "png"}
 """The encoding that an ending stands for."""
@@ -52,7 +45,7 @@ class ImageFolder(RowSource):
             ConfigError: It has none, or one that is in no class.
         """
         root = Path(location)
-        found = [path for path in files_under(root) if has_suffix(path, IMAGE_SUFFIXES)]
+        found = [path for path in files_under(root) if row_source.has_suffix(path, IMAGE_SUFFIXES)]
         if not found:
             endings = ", ".join(IMAGE_SUFFIXES)
             raise ConfigError(f"{location} must be a folder of images, but has no file that ends in {endings}")

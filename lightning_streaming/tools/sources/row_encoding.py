@@ -22,7 +22,7 @@ from lightning_streaming.errors import ConfigError, EncodingError
 from lightning_streaming.formats.encodings import check_float
 from lightning_streaming.formats.encodings import encoding as find_encoding
 from lightning_streaming.formats.images import BEGINNINGS, check_whole
-from lightning_streaming.tools.sources.row_source import Found, InputPart, RowSource, Schema
+from lightning_streaming.tools.sources.row_source import InputPart, RowSource, Schema
 
 Sample = dict[str, Any]
 
@@ -95,17 +95,15 @@ def choose_columns(schema: Schema, asked: Mapping[str, str | None], command: str
     open_ones = [name for name, encoding in wanted.items() if encoding is None]
     if open_ones:
         held = ", ".join(f"{name!r}, which holds {schema.columns[name].what}" for name in open_ones)
-        named = {name: asked.get(name) or (None if wanted[name] else _likely(schema.columns[name])) for name in wanted}
+        likely = {
+            name: "str" if schema.columns[name].what.startswith(("date", "time")) else "json" for name in open_ones
+        }
+        named = {name: asked.get(name) or likely.get(name) for name in wanted}
         raise ConfigError(
             f"no encoding follows for the {'column' if len(open_ones) == 1 else 'columns'} {held} ({schema.told_by}); "
             f"for example, {_rerun(command, named)}"
         )
     return ColumnPlan({name: encoding for name, encoding in wanted.items() if encoding}, not asked, command)
-
-
-def _likely(found: Found) -> str:
-    """The encoding to try for a column that none follows for."""
-    return "str" if found.what.startswith(("date", "time")) else "json"
 
 
 def _check_one_at_a_time(schema: Schema, asked: Mapping[str, str | None], command: str) -> None:
@@ -147,7 +145,8 @@ class SampleEncoder:
         sample: Sample = {}
         for name, convert, encode in self._columns:
             if name not in row:
-                raise EncodingError(f"the column {name!r} is missing, and there is {_list(row)}")
+                there = ", ".join(map(repr, row)) or "no other"
+                raise EncodingError(f"the column {name!r} is missing, and there is {there}")
             try:
                 value = convert(row[name])
                 sample[name] = value if isinstance(value, bytes) else encode(value)
@@ -192,10 +191,6 @@ def encoded_rows(source: RowSource, plan: ColumnPlan, part: InputPart) -> Iterat
 
 def _parsed(convert: _Converter, parse: _Converter | None) -> _Converter:
     return convert if parse is None else lambda value: convert(parse(value))
-
-
-def _list(row: Mapping[str, Any]) -> str:
-    return ", ".join(map(repr, row)) or "no other"
 
 
 _IMAGE_BEGINNINGS = {kind.lower(): beginning for kind, beginning in BEGINNINGS.items()}
@@ -346,18 +341,14 @@ def _image(value: Any, encoding: str) -> bytes:
 def _expected(what: str, value: object) -> EncodingError:
     if value is None:
         return EncodingError(f"expected {what}, but there is no value")
-    shown = f"{len(value)} bytes" if isinstance(value, bytes) else _short(repr(value))
+    text = f"{len(value)} bytes" if isinstance(value, bytes) else repr(value)
+    shown = text if len(text) <= 60 else f"{text[:57]}..."
     return EncodingError(f"expected {what}, but got {shown} ({type(value).__name__})")
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-_WIDTHS = (8, 16, 32, 64)
 _CONVERTERS: dict[str, _Converter] = {
     "int": _integer,
-    **{f"{kind}{width}": _integer for kind in ("int", "uint") for width in _WIDTHS},
+    **{f"{kind}{width}": _integer for kind in ("int", "uint") for width in (8, 16, 32, 64)},
     **{f"float{width}": partial(_float, dtype=np.dtype(f"float{width}")) for width in (16, 32, 64)},
     "str": _text,
     "bytes": _bytes,

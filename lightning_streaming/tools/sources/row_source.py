@@ -10,6 +10,7 @@ import glob
 import gzip
 import hashlib
 import os
+import sys
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,8 +21,8 @@ from pathlib import Path, PurePath
 from typing import IO, Any, ClassVar, NamedTuple, cast
 
 from lightning_streaming.errors import ConfigError, FormatError
+from lightning_streaming.tools.commands import usable_cpus
 from lightning_streaming.tools.console import progress
-from lightning_streaming.tools.options import usable_cpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,26 +292,25 @@ def _span(piece: Piece) -> _Span:
     if not piece.of_lines:
         return piece.path, 0, None
     with Path(piece.path).open("rb") as file:
-        start = _first_line(file, piece.start)
-        return piece.path, start, None if piece.stop is None else max(start, _first_line(file, piece.stop))
+        start = first_line(file, piece.start)
+        return piece.path, start, None if piece.stop is None else max(start, first_line(file, piece.stop))
 
 
-def _first_line(file: Any, position: int) -> int:
-    """Where the first line begins that begins at a position or after it."""
+def first_line(file: IO[bytes], position: int) -> int:
+    """Go to where the first line begins that begins at a position or after it, and say where that is."""
     if position:
-        file.seek(position - 1)
+        file.seek(position - 1)  # this byte ends a line exactly if a line begins at the position
         file.readline()
-        return int(file.tell())
-    return 0
+    return file.tell()
 
 
 def _digest_span(span: _Span) -> str:
     path, start, stop = span
     digest = hashlib.sha256()
+    left = sys.maxsize if stop is None else stop - start
     with Path(path).open("rb") as file:
         file.seek(start)
-        left = None if stop is None else stop - start
-        while block := file.read(_BLOCK_BYTES if left is None else min(_BLOCK_BYTES, left)):
+        while block := file.read(min(_BLOCK_BYTES, left)):
             digest.update(block)
-            left = None if left is None else left - len(block)
+            left -= len(block)
     return digest.hexdigest()
