@@ -29,7 +29,6 @@ from tests.trainer.harness import (
     streaming,
     trainer_for,
     with_trainer,
-    write_data,
 )
 
 pytestmark = pytest.mark.filterwarnings(
@@ -37,11 +36,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:You're resuming from a checkpoint",  # of ordinary loaders, which cannot
     "ignore:You requested to overfit",
 )
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_data(tmp_path_factory.mktemp("data"))
 
 
 # "a" has 5 batches and "b" 3.

@@ -23,7 +23,7 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO, CheckpointIO
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.trainer.preemption import PreemptionCheckpoint
 from tests.loading.processes import wait_until
-from tests.trainer.harness import EPOCHS, Run, Trigger, resume_twice, with_trainer, write_data
+from tests.trainer.harness import EPOCHS, Run, Trigger, resume_twice, with_trainer
 from tests.trainer.preemption_run import main
 from tests.trainer.ranks import on_ranks
 
@@ -36,11 +36,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:`.fit.ckpt_path=None.` was called without a model",
     'ignore:.fit.ckpt_path="last". is set, but there is no last checkpoint',
 )
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_data(tmp_path_factory.mktemp("data"))
 
 
 class Signals(Callback):
