@@ -24,11 +24,6 @@ _Part = TypeVar("_Part", OrderSettings, FetchSettings)
 
 _NOT_SHOWN = {"remote", "local", "storage_options", "world", "stream_name", "stream_config"}
 """What the streams say, may be secret, or belongs to the machines."""
-_STREAM_SETTINGS = (
-    *("split", "proportion", "repeat", "choose"),
-    *("download_retry", "download_timeout", "validate_hash", "keep_zip"),
-)
-"""What a stream tells of itself beside where it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,10 +185,11 @@ def describe(kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _describe_stream(stream: Stream) -> dict[str, Any]:
+    said = {one.name: getattr(stream, one.name) for one in fields(Stream) if one.name != "storage_options"}
     return {
+        **said,
         "remote": None if stream.remote is None else mask_url(str(stream.remote)),  # a Path is taken too
         "local": None if stream.local is None else str(stream.local),
-        **{name: getattr(stream, name) for name in _STREAM_SETTINGS},
     }
 
 

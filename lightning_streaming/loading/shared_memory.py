@@ -29,8 +29,6 @@ from torch.utils.data import get_worker_info
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.state import Cursor, PassStart
-from lightning_streaming.order.partition import BatchGeometry, SkippedPositions
-from lightning_streaming.world import World
 
 _FEWEST_BYTES = 2048
 """Of what is worth a place of its own."""
@@ -40,6 +38,8 @@ _MOST_LEVELS = 4
 _SLOT_BYTES = 64 << 20
 """Address space of a slot, not memory: only what batches have filled takes room."""
 _WORD = 8
+_START_BYTES, _RUN_BYTES = 4096, 64
+"""Several times what a pass start takes pickled, and what each run adds that it skips."""
 
 
 class BatchMessage(NamedTuple):
@@ -252,70 +252,28 @@ def _unnamed_file(size: int) -> int:
     return descriptor
 
 
-class _Numbers(NamedTuple):
-    """A pass start as the numbers that processes share; what its epoch leaves out comes after them."""
-
-    epoch: int
-    sample_in_epoch: int
-    num_nodes: int
-    ranks_per_node: int
-    rank: int
-    batch_size: int
-    composed_nodes: int
-    composed_ranks_per_node: int
-    composed_batch_size: int
-    shuffle_seed: int
-    num_canonical_nodes: int
-    shuffle_block_size: int
-
-
 class SharedPassStart:
-    """A few shared numbers through which a loader tells its own workers where each pass begins.
+    """Shared memory through which a loader tells its own workers where each pass begins.
 
-    They lie in shared memory that has no name: it reaches workers by inheritance or through their start-up pickle,
-    serves those that live on from pass to pass, and is gone with the last process that holds it.
+    It has no name: it reaches workers by inheritance or through their start-up pickle, serves those that live on from
+    pass to pass, and is gone with the last process that holds it.
 
     Args:
         most_skipped_runs: The most runs of skipped positions that an epoch may have.
     """
 
     def __init__(self, most_skipped_runs: int = 0) -> None:
-        self._words = _shared_words(len(_Numbers._fields) + 2 * most_skipped_runs)
+        self._memory = _shared(torch.zeros(_START_BYTES + _RUN_BYTES * most_skipped_runs, dtype=torch.uint8))
 
     def assign(self, start: PassStart) -> None:
         """Tell workers that begin from now on to read this pass."""
-        world, composed = start.world, start.geometry
-        numbers = _Numbers(
-            *start.cursor,
-            *(world.num_nodes, world.ranks_per_node, world.rank, start.batch_size),
-            *(composed.num_nodes, composed.ranks_per_node, composed.batch_size),
-            *(start.shuffle_seed, start.num_canonical_nodes, start.shuffle_block_size),
-        )
-        words = [*numbers, *(position for run in start.skipped.runs for position in run)]
-        words += [0] * (len(self._words) - len(words))  # no run is empty, so these are none
-        self._words[:] = torch.tensor(words)
+        pickled = bytearray(pickle.dumps(start))
+        self._memory[: len(pickled)] = torch.frombuffer(pickled, dtype=torch.uint8)
 
     def assigned(self) -> PassStart:
         """The pass that was assigned last."""
-        words: list[int] = self._words.tolist()  # at once: each number by itself is a tensor first
-        count = len(_Numbers._fields)
-        numbers = _Numbers(*words[:count])
-        return PassStart(
-            cursor=Cursor(numbers.epoch, numbers.sample_in_epoch),
-            world=World(num_nodes=numbers.num_nodes, ranks_per_node=numbers.ranks_per_node, rank=numbers.rank),
-            batch_size=numbers.batch_size,
-            geometry=BatchGeometry(
-                num_nodes=numbers.composed_nodes,
-                ranks_per_node=numbers.composed_ranks_per_node,
-                batch_size=numbers.composed_batch_size,
-            ),
-            shuffle_seed=numbers.shuffle_seed,
-            num_canonical_nodes=numbers.num_canonical_nodes,
-            shuffle_block_size=numbers.shuffle_block_size,
-            skipped=SkippedPositions(
-                tuple(run for run in zip(words[count::2], words[count + 1 :: 2], strict=True) if run[1])
-            ),
-        )
+        start: PassStart = pickle.loads(self._memory.numpy().tobytes())  # noqa: S301  # what our own loader has put there
+        return start
 
 
 class PassCounter:

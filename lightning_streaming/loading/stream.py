@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,16 +79,15 @@ class Stream:
 
     def cache_config(self, name: str, defaults: FetchSettings) -> CacheConfig:
         """Where and how this stream's files are fetched; what it leaves open is taken from ``defaults``."""
-        split = defaults.split if self.split is None else self.split
+        own = {one.name: getattr(self, one.name) for one in fields(FetchSettings)}
+        fetching = {name: getattr(defaults, name) if value is None else value for name, value in own.items()}
+        split = fetching.pop("split")
         return CacheConfig(
             name=name,
             remote=_with_split(self.remote, split),
             local=_with_split(self.local, split),
-            storage_options={} if self.storage_options is None else self.storage_options,
-            download_retry=defaults.download_retry if self.download_retry is None else self.download_retry,
-            download_timeout=defaults.download_timeout if self.download_timeout is None else self.download_timeout,
-            validate_hash=defaults.validate_hash if self.validate_hash is None else self.validate_hash,
-            keep_zip=defaults.keep_zip if self.keep_zip is None else self.keep_zip,
+            storage_options=self.storage_options,
+            **fetching,
         )
 
 
