@@ -143,7 +143,7 @@ def read_run_files(files: Sequence[str], changes: Mapping[str, Any], stage: str 
         ConfigError: A file cannot be read, its data cannot be made, or the stage has none.
     """
     # Lightning takes seconds to import, and other tools do not need it.
-    written = import_module(_READER).read_run(files, changes)
+    written = import_module(_READER).read_config_files(files, changes)
     if written.datamodule.configs[stage] is None:
         raise ConfigError(f"{', '.join(files)}: there is no data.{stage}, so there is {_USES[stage]}")
     return written
