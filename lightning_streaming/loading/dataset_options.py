@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.stream import Asked, FetchSettings, Stream, as_asked, named_streams
+from lightning_streaming.loading.stream import Asked, FetchSettings, Stream, named_streams
 from lightning_streaming.order.settings import OrderSettings, stretched_seed
 from lightning_streaming.order.skips import parse_batch_ranges
 from lightning_streaming.storage import StorageOptions, mask_url
@@ -139,8 +139,7 @@ class DatasetOptions(DataOptions):
         Raises:
             ConfigError: They were given in two ways, or in none, or are no streams.
         """
-        streams = as_asked(self.streams)
-        return named_streams(streams, self.remote, self.local, self.storage_options, self.stream_config)
+        return named_streams(self.streams, self.remote, self.local, self.storage_options, self.stream_config)
 
     def samples_per_epoch(self) -> int | None:
         """The epoch size as a number; None for None, 0 and "", as MosaicML Streaming has it."""

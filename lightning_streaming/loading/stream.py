@@ -111,7 +111,7 @@ class FetchSettings:
 
 
 def named_streams(
-    streams: Sequence[Stream] | Mapping[str, Stream] | None,
+    streams: Asked | None,
     remote: str | None,
     local: str | None,
     storage_options: Mapping[str, Any] | None = None,
@@ -119,7 +119,8 @@ def named_streams(
 ) -> dict[str, Stream]:
     """Bring the two ways to name data, ``streams`` or ``remote``/``local``, into one: a mapping from name to stream.
 
-    Streams of a list are named by their place: "0", "1", ... ``stream_config`` holds more arguments of the only stream.
+    Streams of a list are named by their place: "0", "1", ... Those of another dataset are made anew, as they were asked
+    for: its seed and indexes have no part in them. ``stream_config`` holds more arguments of the only stream.
 
     Raises:
         ConfigError: Both ways are used, or neither.
@@ -131,9 +132,10 @@ def named_streams(
         own = {name: value for name, value in of_dataset.items() if value is not None}
         return {"0": Stream(**{**(stream_config or {}), **own})}
     if storage_options or stream_config:
-        given = "storage_options" if storage_options else "stream_config"
-        raise ConfigError(f"with streams=, {given} belong to each stream")
-    named = dict(streams) if isinstance(streams, Mapping) else {str(place): one for place, one in enumerate(streams)}
+        told = "storage_options" if storage_options else "stream_config"
+        raise ConfigError(f"with streams=, {told} belong to each stream")
+    given = streams.items() if isinstance(streams, Mapping) else ((str(at), one) for at, one in enumerate(streams))
+    named = {name: one.asked if isinstance(one, DatasetStream) else one for name, one in given}
     for name, stream in named.items():
         overridden = sorted(hook for hook in _FETCHING if hasattr(type(stream), hook))
         if overridden:
@@ -318,14 +320,3 @@ class DatasetStreams(Mapping[str, DatasetStream]):
 
 Asked = Sequence[Stream | DatasetStream] | Mapping[str, Stream] | Mapping[str, DatasetStream]
 """Streams as a user gives them: new ones, or those of another dataset."""
-
-
-def as_asked(streams: Asked | None) -> Sequence[Stream] | Mapping[str, Stream] | None:
-    """Streams as they were asked for; those of another dataset too, which its seed and indexes have no part in."""
-    if isinstance(streams, Mapping):
-        return {name: _as_asked(stream) for name, stream in streams.items()}
-    return None if streams is None else [_as_asked(stream) for stream in streams]
-
-
-def _as_asked(stream: Stream | DatasetStream) -> Stream:
-    return stream.asked if isinstance(stream, DatasetStream) else stream

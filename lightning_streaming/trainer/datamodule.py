@@ -162,7 +162,7 @@ class StreamingDataModule(_WithOptions):
             repeat_epoch=stage != "train",
             with_keys=stage in self.with_keys,
             with_valid=stage in self.with_valid,
-            collate_fn=_Collate(self) if self._overrides("collate") else None,
+            collate_fn=_Collate(self, stage) if self._overrides("collate") else None,
             **loading,
         )
 
@@ -214,8 +214,7 @@ class StreamingDataModule(_WithOptions):
         The stages as they were given are in ``configs``.
         """
         found = super().hparams
-        for name, value in list(found.items()):
-            found[name] = shown(value, name)
+        found.update({name: shown(value, name) for name, value in found.items()})
         return found
 
     @property
@@ -274,31 +273,25 @@ def _hook_of(stage: Stage) -> str:
     return f"{stage}_dataloader"
 
 
-class _Collate:
-    """The data module's collate, which a spawned worker gets without the trainer."""
-
-    def __init__(self, module: StreamingDataModule) -> None:
-        self._module = module
-
-    def __call__(self, samples: list[Any]) -> Any:
-        return self._module.collate(samples)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_module": self._module.for_workers()}
-
-
-class _Transform:
-    """The data module's transform for one stage, which a spawned worker gets without the trainer."""
+class _OfModule:
+    """A hook of the data module for one stage, which a spawned worker gets without the trainer."""
 
     def __init__(self, module: StreamingDataModule, stage: Stage) -> None:
         self._module = module
         self._stage = stage
 
-    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> Any:
-        return self._module.transform(sample, stage=self._stage, rng=rng)
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_module": self._module.for_workers()}
+
+
+class _Collate(_OfModule):
+    def __call__(self, samples: list[Any]) -> Any:
+        return self._module.collate(samples)
+
+
+class _Transform(_OfModule):
+    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> Any:
+        return self._module.transform(sample, stage=self._stage, rng=rng)
 
 
 def world_of(trainer: Trainer) -> World:

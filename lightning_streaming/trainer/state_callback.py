@@ -108,12 +108,7 @@ class StreamingStateCallback(Callback):
             if name in checkpoint:
                 checkpoint[name] = shown(checkpoint[name])
 
-    def on_load_checkpoint(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        checkpoint: dict[str, Any],
-    ) -> None:
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Take the saved place out of a checkpoint that ``fit`` resumes from."""
         if trainer.state.fn != TrainerFn.FITTING:
             return
@@ -186,7 +181,7 @@ class StreamingStateCallback(Callback):
         self._seek(trainer, loaders)
         place.batches_in_epoch = lightning_internals.batches_in_epoch(trainer)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Let the progress bar know the epoch that goes on."""
         self._show_place(trainer, pl_module)
 
@@ -194,14 +189,7 @@ class StreamingStateCallback(Callback):
         """The same, where it goes on with a validation."""
         self._show_place(trainer, pl_module)
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         """Count a batch; everything up to it is safe to save if the weights have seen it."""
         if self._place is None:
             return
