@@ -226,6 +226,27 @@ def test_evaluating_a_checkpoint_does_not_begin_training_at_its_place(data: Path
     assert model.seen == whole.seen
 
 
+def test_evaluating_a_checkpoint_without_a_place_says_nothing(data: Path, tmp_path: Path) -> None:
+    trainer_for(tmp_path, SaveAtEveryStep(tmp_path)).fit(Reader(lambda: ordinary(2)))
+    model, trainer = (
+        Reader(lambda: ordinary(2), lambda: evaluating(data)),
+        trainer_for(tmp_path, StreamingStateCallback()),
+    )
+    trainer.validate(model, ckpt_path=tmp_path / "1.ckpt", weights_only=True, verbose=False)
+    assert model.evaluated == VALIDATION_SET
+
+
+def test_overfitting_reads_the_same_samples_in_every_epoch(data: Path, tmp_path: Path) -> None:
+    def of_epochs(**settings: Any) -> list[list[int]]:
+        seen = Run(data=data, directory=tmp_path, validate=False).fit(max_epochs=3, **settings)[0].seen
+        return [[sample for at, sample in seen if at == epoch] for epoch in range(3)]
+
+    first, *others = of_epochs(overfit_batches=3)
+    assert len(first) == 3 * BATCH_SIZE
+    assert others == [first, first]
+    assert of_epochs(limit_train_batches=3)[1] != first
+
+
 def test_one_trainer_resumes_again_and_again(data: Path, tmp_path: Path) -> None:
     def new() -> Reader:
         return Reader(lambda: {"x": streaming(data), "y": streaming(data, "b")})
