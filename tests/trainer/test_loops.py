@@ -13,12 +13,14 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.utilities import CombinedLoader
+from torch.utils.data import DataLoader
 
 from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset, StreamingStateCallback
 from lightning_streaming.errors import ConfigError
 from tests.trainer.harness import (
     BATCH_SIZE,
     VAL_SAMPLES,
+    Endless,
     Reader,
     Recorder,
     Run,
@@ -82,6 +84,21 @@ def test_resumes_at_every_step_combined(mode: Any, beside: str, data: Path, tmp_
     whole = check_resume_at_every_step(lambda: Reader(combined), tmp_path, **settings)
     shortest = min(3, batches or 7)
     assert whole.steps_per_epoch[0] == {"min_size": shortest}.get(mode, max(5, batches or 7))
+
+
+def test_what_lightning_fetches_ahead_beside_a_loader_of_no_length_is_read_once(data: Path, tmp_path: Path) -> None:
+    def new() -> Reader:
+        return Reader(lambda: {"x": streaming(data), "o": DataLoader(Endless(7))})
+
+    whole, saver = new(), SaveAtEveryStep(tmp_path)
+    trainer_for(tmp_path, StreamingStateCallback(), saver, max_epochs=1).fit(whole)
+    loader = streaming(data)
+    expected = [batch["id"].tolist() for _ in range(2) for batch in loader]
+    assert [step[2][1] for step in whole.seen] == expected[:7]
+    for path in saver.saved[:6]:  # the ordinary loader begins anew, and the epoch with it is longer
+        resumed = new()
+        trainer_for(tmp_path, StreamingStateCallback(), max_epochs=1).fit(resumed, ckpt_path=path, weights_only=True)
+        assert resumed.seen[:7] == whole.seen
 
 
 def fit(loaders: Callable[[], Any], directory: Path, validation: Callable[[], Any] | None = None) -> None:
