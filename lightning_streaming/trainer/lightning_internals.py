@@ -213,6 +213,12 @@ def _skips(loader: object) -> bool:
     return isinstance(loader, StreamingDataLoader) and bool(passes_of(loader.dataset).epochs.skipped)
 
 
+def has_fetched_ahead(trainer: Trainer) -> bool:
+    """Whether Lightning has read a batch before training, as it does beside a loader without length and limit."""
+    fetcher, _ = _reading(trainer)
+    return isinstance(fetcher, _PrefetchDataFetcher) and bool(fetcher.batches)
+
+
 def fetch_anew(trainer: Trainer, finished: Collection[StreamingDataLoader]) -> None:
     """In ``on_train_start``: have Lightning read anew from loaders that have been moved since it made its iterators.
 
@@ -224,8 +230,7 @@ def fetch_anew(trainer: Trainer, finished: Collection[StreamingDataLoader]) -> N
         finished: Loaders to leave out of the epoch that goes on.
     """
     fetcher, combined = _reading(trainer)
-    has_fetched = isinstance(fetcher, _PrefetchDataFetcher) and bool(fetcher.batches)
-    if not has_fetched and not finished:
+    if not has_fetched_ahead(trainer) and not finished:
         return
     loaders = combined.flattened
     combined.flattened = [() if any(loader is one for one in finished) else loader for loader in loaders]

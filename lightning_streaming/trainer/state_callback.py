@@ -52,7 +52,6 @@ class StreamingStateCallback(Callback):
         self._restored: Mapping[str, Any] | None = None
         self._put_back: dict[str, tuple[StreamingDataset, Cursor]] = {}
         self._first: dict[str, Cursor] = {}
-        self._made_at: dict[str, Cursor] = {}
         self._is_placed = False
         self._begins_again = False
         self._batches_trained = 0
@@ -98,8 +97,7 @@ class StreamingStateCallback(Callback):
                 self._place = None
             elif self._place is not None and not self._place.is_finished:
                 lightning_internals.count_as_under_way(trainer, self._place.epoch)
-            self._made_at = {}
-            lightning_internals.when_loaders_are_made(trainer, self._take_loaders)
+            lightning_internals.when_loaders_are_made(trainer, self._put_loaders_back)
         # Lightning doubts the length of every iterable dataset; that of ours is exact, on every rank.
         warnings.filterwarnings("ignore", "Your `IterableDataset` has `__len__` defined", category=UserWarning)
 
@@ -161,10 +159,11 @@ class StreamingStateCallback(Callback):
         if self._place is None:
             # What Lightning's tuners read before the first batch is read again.
             begins = {name: Cursor(0, 0) for name in loaders} | self._first if self._begins_again else {}
-            begins = {name: loader.cursor() for name, loader in loaders.items()} | self._made_at | begins
-            self._first = {name: begins[name] for name in loaders}
+            is_ahead = lightning_internals.has_fetched_ahead(trainer)  # what is read again
+            at = {name: passes_of(one.dataset).began() if is_ahead else one.cursor() for name, one in loaders.items()}
+            self._first = at | {name: cursor for name, cursor in begins.items() if name in at}
             self._place = _TrainedSoFar(epoch=trainer.current_epoch, cursors=dict(self._first))
-        self._begins_again, self._made_at = False, {}
+        self._begins_again = False
         self._go_to_place(trainer, loaders)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -226,14 +225,6 @@ class StreamingStateCallback(Callback):
         """
         for loader in lightning_internals.streaming_loaders(trainer).values():
             loader.close()
-
-    def _take_loaders(self, loaders: Mapping[str, StreamingDataLoader]) -> None:
-        """Put loaders that were just made where they belong, and note where that is.
-
-        Beside a loader of no length Lightning reads a batch of each before training begins, which is then read again.
-        """
-        self._put_loaders_back(loaders)
-        self._made_at = {name: loader.cursor() for name, loader in loaders.items()}
 
     def _put_loaders_back(self, loaders: Mapping[str, StreamingDataLoader]) -> None:
         """Let datasets that were made anew go on where those before them stood, or where the checkpoint says.
