@@ -11,7 +11,7 @@ from importlib import import_module
 
 from lightning_streaming.tools.commands import COMMANDS, run_command
 from lightning_streaming.tools.console import BAD, FINE, INTERRUPTED, PROGRAM, UNUSABLE, print_error
-from lightning_streaming.trainer.help import DESCRIPTION, SUBCOMMANDS
+from lightning_streaming.trainer import DESCRIPTION, SUBCOMMANDS
 
 _TRAINER = "lightning_streaming.trainer.cli"
 

@@ -8,8 +8,8 @@ import pytest
 import lightning_streaming
 from lightning_streaming import __main__ as program
 from lightning_streaming.tools.commands import COMMANDS
+from lightning_streaming.trainer import SUBCOMMANDS
 from lightning_streaming.trainer.cli import StreamingCLI
-from lightning_streaming.trainer.help import SUBCOMMANDS
 from tests.tools.running import run, run_process
 
 

@@ -146,7 +146,7 @@ class StreamingDataLoader(AcceleratedLoader):
 
     def __len__(self) -> int:
         """Batches in a whole epoch on each rank; the same after a resume as before, and whatever is skipped."""
-        return self.run().unskipped(Cursor(0, 0)).num_batches(self.drop_last)
+        return run_of(self).unskipped(Cursor(0, 0)).num_batches(self.drop_last)
 
     def __repr__(self) -> str:
         settings = f"batch_size={self.batch_size}, num_workers={self.num_workers}"
@@ -182,31 +182,26 @@ class StreamingDataLoader(AcceleratedLoader):
         """Samples of one batch over all ranks that read different ones."""
         return self._samples_per_batch * self.dataset.current_world().num_ranks
 
-    def run(self) -> Run:
-        """The run as this loader reads it: what its batches, their ends and a saved place mean."""
-        world = self.dataset.current_world()
-        return passes_of(self.dataset).run.on(world, self._samples_per_batch, self.drop_last)
-
     def normalised(self, cursor: Cursor) -> Cursor:
         """The same place, the end of an epoch written as the beginning of the next."""
-        return passes_of(self.dataset).run.normalise(self.run(), cursor)
+        return passes_of(self.dataset).run.normalise(run_of(self), cursor)
 
     def batches_left(self, cursor: Cursor) -> int:
         """Batches from ``cursor`` to the end of its epoch, on each rank."""
-        return self.run().batches_left(cursor)
+        return run_of(self).batches_left(cursor)
 
     def batches_of_epoch(self) -> int:
         """Batches, on each rank, of the whole epoch that the next batch is of: without those that are skipped."""
-        run = self.run()
+        run = run_of(self)
         return run.batches_in_epoch(run.normalise(self.cursor()))
 
     def samples_before(self, cursor: Cursor) -> int:
         """Samples of its epoch, over all ranks, that are read before ``cursor``."""
-        return self.run().samples_before(cursor)
+        return run_of(self).samples_before(cursor)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next batch to be handed out begins: what has been handed out counts as read."""
-        return self.run().saved(self.normalised(self.cursor())).as_state()
+        return run_of(self).saved(self.normalised(self.cursor())).as_state()
 
     def load_state_dict(self, state: Mapping[str, Any], on_change: OnChange = "error") -> None:
         """Go on where ``state`` was taken, from the next pass on; see :meth:`StreamingDataset.load_state_dict`."""
@@ -394,9 +389,15 @@ def _ends_of_batches(partition: Partition, start: Cursor, drop_last: bool) -> It
         yield start.passes_later(1)
 
 
+def run_of(loader: StreamingDataLoader) -> Run:
+    """The run as a loader reads it: what its batches, their ends and a saved position mean."""
+    world = loader.dataset.current_world()
+    return passes_of(loader.dataset).run.on(world, loader._samples_per_batch, loader.drop_last)
+
+
 def why_empty(loader: StreamingDataLoader) -> str | None:
     """Why no epoch of a loader has a batch; None if epochs have some."""
-    epoch = loader.run().unskipped(Cursor(0, 0))
+    epoch = run_of(loader).unskipped(Cursor(0, 0))
     if epoch.num_batches(loader.drop_last) or not loader.drop_last:
         return None
     samples = epoch.samples_per_rank()

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.stream import Asked, FetchSettings, Stream, as_asked, named_streams
+from lightning_streaming.loading.stream import Asked, FetchSettings, Stream, named_streams
 from lightning_streaming.order.settings import OrderSettings, stretched_seed
 from lightning_streaming.order.skips import parse_batch_ranges
 from lightning_streaming.storage import StorageOptions, mask_url
@@ -24,11 +24,6 @@ _Part = TypeVar("_Part", OrderSettings, FetchSettings)
 
 _NOT_SHOWN = {"remote", "local", "storage_options", "world", "stream_name", "stream_config"}
 """What the streams say, may be secret, or belongs to the machines."""
-_STREAM_SETTINGS = (
-    *("split", "proportion", "repeat", "choose"),
-    *("download_retry", "download_timeout", "validate_hash", "keep_zip"),
-)
-"""What a stream tells of itself beside where it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +139,7 @@ class DatasetOptions(DataOptions):
         Raises:
             ConfigError: They were given in two ways, or in none, or are no streams.
         """
-        streams = as_asked(self.streams)
-        return named_streams(streams, self.remote, self.local, self.storage_options, self.stream_config)
+        return named_streams(self.streams, self.remote, self.local, self.storage_options, self.stream_config)
 
     def samples_per_epoch(self) -> int | None:
         """The epoch size as a number; None for None, 0 and "", as MosaicML Streaming has it."""
@@ -190,10 +184,11 @@ def describe(kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _describe_stream(stream: Stream) -> dict[str, Any]:
+    said = {one.name: getattr(stream, one.name) for one in fields(Stream) if one.name != "storage_options"}
     return {
+        **said,
         "remote": None if stream.remote is None else mask_url(str(stream.remote)),  # a Path is taken too
         "local": None if stream.local is None else str(stream.local),
-        **{name: getattr(stream, name) for name in _STREAM_SETTINGS},
     }
 
 

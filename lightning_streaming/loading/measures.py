@@ -6,6 +6,7 @@ consumes them, and :class:`LoaderStatistics` is what users see.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, fields
 from itertools import chain
@@ -157,8 +158,8 @@ class BatchMeter:
         self._misses = dict(misses)
         self._is_read = is_read
         self._began = 0
-        self._download_ns = self._decompress_ns = 0
-        self._opened = self._hits = self._fetched_bytes = 0
+        self._took = Counter[str]()
+        """By field of :class:`BatchMeasures`."""
         self._counts: Iterator[_Counts] = iter(())
         self._no_counts: _Counts = (0,) * (2 + len(self._misses))  # of batches that are none of the plan's
         self._open: Sized = ()
@@ -187,11 +188,11 @@ class BatchMeter:
         missed = self._misses[stream].take(catalog.shards[shard])
         if missed:  # else it was only mapped, as a part of decoding
             unpacking = sum(max(0, min(ended, miss.unpack_ended) - max(began, miss.unpack_began)) for miss in missed)
-            self._decompress_ns += unpacking
-            self._download_ns += ended - began - unpacking
-        self._opened += 1
-        self._hits += not missed
-        self._fetched_bytes += sum(miss.fetched_bytes for miss in missed)
+            self._took["decompress_ns"] += unpacking
+            self._took["download_ns"] += ended - began - unpacking
+        self._took["shards_opened"] += 1
+        self._took["cache_hits"] += not missed
+        self._took["fetched_bytes"] += sum(miss.fetched_bytes for miss in missed)
 
     def end_batches(self, batches: int) -> NDArray[np.int64]:
         """Note that some batches are made, which were made as one.
@@ -202,15 +203,7 @@ class BatchMeter:
         """
         counts = np.array([next(self._counts, self._no_counts) for _ in range(batches)], np.int64)
         measures = np.zeros((batches, NUM_MEASURES + len(self._misses)), np.int64)
-        took = BatchMeasures(
-            download_ns=self._download_ns,
-            decompress_ns=self._decompress_ns,
-            work_ns=perf_counter_ns() - self._began,
-            shards_opened=self._opened,
-            cache_hits=self._hits,
-            fetched_bytes=self._fetched_bytes,
-        )
-        measures[0, :NUM_MEASURES] = took
+        measures[0, :NUM_MEASURES] = BatchMeasures(work_ns=perf_counter_ns() - self._began, **self._took)
         measures[:, :2] = counts[:, :2]
         measures[:, NUM_MEASURES - 1] = len(self._open)
         measures[:, NUM_MEASURES:] = counts[:, 2:]
@@ -218,8 +211,7 @@ class BatchMeter:
         return measures
 
     def _begin_batches(self) -> None:
-        self._download_ns = self._decompress_ns = 0
-        self._opened = self._hits = self._fetched_bytes = 0
+        self._took.clear()
         self.begin_batch()
 
 

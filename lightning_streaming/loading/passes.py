@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
@@ -79,6 +80,7 @@ class CurrentRun:
         self._initial_nodes: int | None = None
         self._run: Run | None = None  # as long as no pass has begun, only remembered for the next question
         self._has_begun = False
+        self._ahead = OrderAhead()
 
     @property
     def settings(self) -> OrderSettings:
@@ -192,6 +194,15 @@ class CurrentRun:
         known = self._run and self._run.order
         return Epoch.told(known if known and known.settings == told.settings else told, start)
 
+    def prepare_after(self, start: PassStart) -> None:
+        """Begin to make the order of the epoch after a pass, so that nobody waits for it then."""
+        order = self.reads(start).order
+        self._ahead.prepare(Shuffled(order.settings, order.shape, start.cursor.epoch + 1))
+
+    def close(self) -> None:
+        """Keep no order that was made ahead."""
+        self._ahead.close()
+
     def __getstate__(self) -> dict[str, Any]:
         # A process that is spawned reads the index itself.
         return {**self.__dict__, "_run": None, "_initial_nodes": self.initial_nodes}
@@ -233,7 +244,6 @@ class Passes:
         self._handed_out: Cursor | None = None
         self._assigned: WorkerPass | None = None
         self._reading: WorkerSamples | None = None
-        self._ahead = OrderAhead()
         self._has_told = False
 
     @property
@@ -285,7 +295,7 @@ class Passes:
     ) -> WorkerPass:
         """What one of a loader's workers, or the only reader there is, reads of a pass that was begun."""
         # Not self, which may hold the pass: it ends with its last user.
-        run, source, ahead = self.run, self._source, self._ahead
+        run, source = self.run, self._source
 
         def make_partition() -> WorkerPartition:
             epoch = run.reads(start)
@@ -298,17 +308,13 @@ class Passes:
                 num_workers=num_workers,
             )
 
-        def prepare_next() -> None:
-            order = run.reads(start).order
-            ahead.prepare(Shuffled(order.settings, order.shape, start.cursor.epoch + 1))
-
         return WorkerPass(
             make_partition=make_partition,
             source=source,
             making=making_of(start.shuffle_seed, start.cursor.epoch),
             key=lambda row: keys_of_rows(source.catalog, start)(row),
             predownload=self._predownload,
-            near_end=prepare_next,
+            near_end=partial(run.prepare_after, start),
             meter=BatchMeter(self._misses, is_read=is_measured),
             watch=self._watched.watch(source, start, worker),
         )
@@ -353,7 +359,7 @@ class Passes:
         """Stop fetching."""
         if self._reading is not None:
             self._reading.close()
-        self._ahead.close()
+        self.run.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reading": None, "_assigned": None}

@@ -72,70 +72,72 @@ class ShardPrefetcher:
     def __init__(
         self, needs: Iterator[ShardNeed], fetch: Callable[[int], bool], lookahead: Lookahead, num_threads: int = 4
     ) -> None:
-        self._progress = _PrefetchState(needs, lookahead)
+        self._needs = needs
         self._fetch = fetch
+        self._lookahead = lookahead
+        self._changed = threading.Condition()
+        # These change only while holding it, except the failures.
+        self._samples_read = 0
+        self._moves = 0
+        self._waiting_for_room: int | None = None
+        self._closed = False
+        self._failures: dict[int, Exception] = {}
         for number in range(num_threads):
             # Daemon threads: a download that stalls must not keep a process alive that wants to end.
-            threading.Thread(
-                target=_fetch_in_order, args=(self._progress, fetch), name=f"shard-prefetch-{number}", daemon=True
-            ).start()
+            threading.Thread(target=self._fetch_in_order, name=f"shard-prefetch-{number}", daemon=True).start()
 
     def reader_at(self, sample: int) -> None:
         """Say how many samples the reader has read; lets the threads look further ahead."""
-        with self._progress.changed:
-            self._progress.samples_read = sample
-            self._progress.changed.notify_all()
+        with self._changed:
+            self._samples_read = sample
+            self._changed.notify_all()
 
     def retry_if_failed(self, shard: int) -> None:
         """In the reader that needs a shard now: fetch it again if fetching it failed, and raise what then goes wrong.
 
         What went wrong before may have healed, or another process may have fetched the shard since.
         """
-        if self._progress.failures.pop(shard, None) is not None:
+        if self._failures.pop(shard, None) is not None:
             self._fetch(shard)
 
     def moved_on(self) -> None:
         """Say that the reader has gone on to another shard, or let go of one, so that there may be room now."""
-        with self._progress.changed:
-            self._progress.moves += 1
-            self._progress.changed.notify_all()
+        with self._changed:
+            self._moves += 1
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Let the threads end; one in the middle of a download ends after it."""
-        with self._progress.changed:
-            self._progress.closed = True
-            self._progress.changed.notify_all()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
+    def _fetch_in_order(self) -> None:
+        """What each thread does."""
+        while (shard := self._next_shard()) is not None:
+            moves = self._moves
+            try:
+                while not self._fetch(shard) and self._wait_for_room(shard, moves):
+                    moves = self._moves
+            except Exception as error:  # noqa: BLE001  kept for the reader, who raises it when it needs the shard
+                self._failures[shard] = error
+            finally:
+                self._found_room(shard)
 
-class _PrefetchState:
-    """What reader and threads share. Fields change only while holding ``changed``, except the dict ``failures``."""
-
-    def __init__(self, needs: Iterator[ShardNeed], lookahead: Lookahead) -> None:
-        self.changed = threading.Condition()
-        self.needs = needs
-        self.lookahead = lookahead
-        self.samples_read = 0
-        self.moves = 0
-        self.waiting_for_room: int | None = None
-        self.closed = False
-        self.failures: dict[int, Exception] = {}
-
-    def next_shard(self) -> int | None:
+    def _next_shard(self) -> int | None:
         """Wait until the next shard in order comes within the lookahead; None when there is nothing more to fetch."""
-        with self.changed:
-            if self.closed:
-                return None
-            need = next(self.needs, None)
+        with self._changed:
+            need = None if self._closed else next(self._needs, None)
             if need is None:
                 return None
-            while not self.closed and (need.sample >= self._horizon() or self.waiting_for_room is not None):
-                self.changed.wait()
-            return None if self.closed else need.shard
+            self._changed.wait_for(lambda: self._closed or (self._is_near(need) and self._waiting_for_room is None))
+            return None if self._closed else need.shard
 
-    def _horizon(self) -> int:
-        return self.samples_read + (self.lookahead.later if self.samples_read else self.lookahead.at_first)
+    def _is_near(self, need: ShardNeed) -> bool:
+        ahead = self._lookahead.later if self._samples_read else self._lookahead.at_first
+        return need.sample < self._samples_read + ahead
 
-    def wait_for_room(self, shard: int, moves: int) -> bool:
+    def _wait_for_room(self, shard: int, moves: int) -> bool:
         """Wait until a shard may find room that found none; the shards after it wait as well.
 
         Args:
@@ -145,34 +147,18 @@ class _PrefetchState:
         Returns:
             Whether to try again; False if nobody needs it any more.
         """
-        with self.changed:
-            self.changed.wait_for(lambda: self.closed or self.waiting_for_room in (None, shard))
-            self.waiting_for_room = shard
-            self.changed.wait_for(lambda: self.closed or self.moves != moves, _ROOM_SECONDS)
-            return not self.closed
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._waiting_for_room in (None, shard))
+            self._waiting_for_room = shard
+            self._changed.wait_for(lambda: self._closed or self._moves != moves, _ROOM_SECONDS)
+            return not self._closed
 
-    def found_room(self, shard: int) -> None:
+    def _found_room(self, shard: int) -> None:
         """Let the shards after this one be fetched."""
-        with self.changed:
-            if self.waiting_for_room == shard:
-                self.waiting_for_room = None
-                self.changed.notify_all()
-
-
-def _fetch_in_order(progress: _PrefetchState, fetch: Callable[[int], bool]) -> None:
-    while (shard := progress.next_shard()) is not None:
-        try:
-            _fetch_when_there_is_room(progress, fetch, shard)
-        except Exception as error:  # noqa: BLE001, PERF203  kept for the reader, who raises it when it needs the shard
-            progress.failures[shard] = error
-        finally:
-            progress.found_room(shard)
-
-
-def _fetch_when_there_is_room(progress: _PrefetchState, fetch: Callable[[int], bool], shard: int) -> None:
-    moves = progress.moves
-    while not fetch(shard) and progress.wait_for_room(shard, moves):
-        moves = progress.moves
+        with self._changed:
+            if self._waiting_for_room == shard:
+                self._waiting_for_room = None
+                self._changed.notify_all()
 
 
 class BatchShards(NamedTuple):

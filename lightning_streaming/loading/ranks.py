@@ -8,7 +8,7 @@ to go on.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,14 @@ from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.sample_key import Pass, SampleKeys
 from lightning_streaming.world import World
+
+_Answer = TypeVar("_Answer")
+
+
+class _Failure(NamedTuple):
+    """What a rank has instead of an answer."""
+
+    error: Exception
 
 
 class _Part(NamedTuple):
@@ -52,11 +60,7 @@ def gather_in_order(values: Tensor | Sequence[Tensor], keys: SampleKeys | Sequen
     """
     tensors = [values] if isinstance(values, Tensor) else list(values)
     listed = [keys] if isinstance(keys, SampleKeys) else list(keys)
-    try:
-        mine: _Part | str = _part(tensors, listed)
-    except ConfigError as error:  # which the other ranks, waiting for this one, must learn
-        mine = str(error)
-    parts = _from_all_ranks(mine)
+    parts = _from_all(lambda: _part(tensors, listed))
     if len({part.of_pass for part in parts}) != 1:
         raise ConfigError("ranks brought values of different epochs or datasets; gather those of one pass on all ranks")
     rows = np.concatenate([part.rows for part in parts])
@@ -84,17 +88,6 @@ def _part(values: list[Tensor], listed: list[SampleKeys]) -> _Part:
     return _Part(keys.of_pass, rows, torch.cat([one.detach().cpu() for one in values])[valid])
 
 
-def _from_all_ranks(mine: _Part | str) -> list[_Part]:
-    found = [mine]
-    if dist.is_available() and dist.is_initialized():
-        found *= dist.get_world_size()
-        dist.all_gather_object(found, mine)
-    wrong = next((one for one in found if isinstance(one, str)), None)
-    if wrong is not None:
-        raise ConfigError(wrong)
-    return [one for one in found if isinstance(one, _Part)]
-
-
 def _shortened(items: Sequence[object]) -> str:
     return f"{list(items[:4])}"[:-1] + (", ...]" if len(items) > 4 else "]")
 
@@ -116,10 +109,8 @@ def save_state_global(loader: StreamingDataLoader, dst_rank: int = 0) -> dict[st
         StateError: Ranks stand at different places, so that no state is right for all; on all ranks alike.
         ConfigError: There is no such rank, or no way to ask the others.
     """
-    rank, num_ranks = _connected_rank(dst_rank)
-    if num_ranks == 1:
-        return loader.state_dict()
-    states = _from_all(loader.state_dict, num_ranks)
+    rank = _connected_rank(dst_rank)
+    states = _from_all(loader.state_dict)
     if any(one != states[0] for one in states):
         places = [(one["epoch"], one["sample_in_epoch"]) for one in states]
         raise StateError(
@@ -145,36 +136,37 @@ def restore_state_global(
             all ranks alike.
     """
     if src_rank is not None:
-        _, num_ranks = _connected_rank(src_rank)
-        if num_ranks > 1:
-            states = _from_all(lambda: state, num_ranks)
-            too_many = [rank for rank, one in enumerate(states) if one is not None and rank != src_rank]
-            if too_many:
-                raise ConfigError(
-                    f"rank {src_rank} sends the state, so ranks {too_many} must pass None; or leave src_rank out"
-                )
-            state = states[src_rank]
+        _connected_rank(src_rank)
+        states = _from_all(lambda: state)
+        too_many = [rank for rank, one in enumerate(states) if one is not None and rank != src_rank]
+        if too_many:
+            raise ConfigError(
+                f"rank {src_rank} sends the state, so ranks {too_many} must pass None; or leave src_rank out"
+            )
+        state = states[src_rank]
     if state is None:
         raise StateError("there is no state to go on from: it is None on the rank that is to have it")
     loader.load_state_dict(state)
 
 
-def _from_all(ask: Callable[[], Any], num_ranks: int) -> list[Any]:
+def _from_all(ask: Callable[[], _Answer]) -> list[_Answer]:
     """What each rank has; where one fails, its error on all of them, so that nobody waits for it."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return [ask()]
     try:
-        answer: tuple[Any, Exception | None] = ask(), None
+        answer: _Answer | _Failure = ask()
     except Exception as error:  # noqa: BLE001  # raised below, here as on the others
-        answer = None, error
-    answers: list[tuple[Any, Exception | None]] = [(None, None)] * num_ranks
+        answer = _Failure(error)
+    answers: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(answers, answer)
-    for _, failure in answers:
-        if failure is not None:
-            raise failure
-    return [one for one, _ in answers]
+    for one in answers:
+        if isinstance(one, _Failure):
+            raise one.error
+    return answers
 
 
-def _connected_rank(partner: int) -> tuple[int, int]:
-    """This rank and the number of ranks, of which ``partner`` is one.
+def _connected_rank(partner: int) -> int:
+    """This rank, beside which there is ``partner``.
 
     Raises:
         ConfigError: It is not, or the ranks cannot speak to each other.
@@ -187,4 +179,4 @@ def _connected_rank(partner: int) -> tuple[int, int]:
             f"{world.num_ranks} ranks can exchange a state only when torch.distributed is initialised; without it, "
             "save and load loader.state_dict() on each rank: it is the same on all"
         )
-    return world.rank, world.num_ranks
+    return world.rank

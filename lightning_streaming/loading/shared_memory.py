@@ -259,14 +259,14 @@ class PassCounter:
     _MAX_WORKERS = 1024
 
     def __init__(self) -> None:
-        self._words = shared_words(2 + self._MAX_WORKERS)
+        self._words = _shared_words(2 + self._MAX_WORKERS)
         self._owner = os.getpid()
 
     def reset(self, cursor: Cursor) -> None:
         """Count passes from ``cursor`` on."""
         if self._owner != os.getpid():
             # Ranks that were forked or spawned with one dataset must not count each other's passes.
-            self._words, self._owner = shared_words(2 + self._MAX_WORKERS), os.getpid()
+            self._words, self._owner = _shared_words(2 + self._MAX_WORKERS), os.getpid()
         self._words.zero_()
         self._words[:2] = torch.tensor(cursor)
 
@@ -296,14 +296,15 @@ class PassCounter:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if not self._words.untyped_storage().is_shared():  # a copy, and not a worker's start, which brings the memory
-            self._words, self._owner = _shared(self._words), os.getpid()
+            self._words, self._owner = shared(self._words), os.getpid()
 
 
-def shared_words(count: int) -> torch.Tensor:
+def _shared_words(count: int) -> torch.Tensor:
     """Zeros that processes share which are started with them; of dtype int64."""
-    return _shared(torch.zeros(count, dtype=torch.int64))
+    return shared(torch.zeros(count, dtype=torch.int64))
 
 
-def _shared(words: torch.Tensor) -> torch.Tensor:
+def shared(words: torch.Tensor) -> torch.Tensor:
+    """The same in memory that processes share which are started with it."""
     words.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return words

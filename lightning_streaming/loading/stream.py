@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,16 +79,15 @@ class Stream:
 
     def cache_config(self, name: str, defaults: FetchSettings) -> CacheConfig:
         """Where and how this stream's files are fetched; what it leaves open is taken from ``defaults``."""
-        split = defaults.split if self.split is None else self.split
+        own = {one.name: getattr(self, one.name) for one in fields(FetchSettings)}
+        fetching = {name: getattr(defaults, name) if value is None else value for name, value in own.items()}
+        split = fetching.pop("split")
         return CacheConfig(
             name=name,
             remote=_with_split(self.remote, split),
             local=_with_split(self.local, split),
-            storage_options={} if self.storage_options is None else self.storage_options,
-            download_retry=defaults.download_retry if self.download_retry is None else self.download_retry,
-            download_timeout=defaults.download_timeout if self.download_timeout is None else self.download_timeout,
-            validate_hash=defaults.validate_hash if self.validate_hash is None else self.validate_hash,
-            keep_zip=defaults.keep_zip if self.keep_zip is None else self.keep_zip,
+            storage_options=self.storage_options,
+            **fetching,
         )
 
 
@@ -112,7 +111,7 @@ class FetchSettings:
 
 
 def named_streams(
-    streams: Sequence[Stream] | Mapping[str, Stream] | None,
+    streams: Asked | None,
     remote: str | None,
     local: str | None,
     storage_options: Mapping[str, Any] | None = None,
@@ -120,7 +119,8 @@ def named_streams(
 ) -> dict[str, Stream]:
     """Bring the two ways to name data, ``streams`` or ``remote``/``local``, into one: a mapping from name to stream.
 
-    Streams of a list are named by their place: "0", "1", ... ``stream_config`` holds more arguments of the only stream.
+    Streams of a list are named by their place: "0", "1", ... Those of another dataset are made anew, as they were asked
+    for: its seed and indexes have no part in them. ``stream_config`` holds more arguments of the only stream.
 
     Raises:
         ConfigError: Both ways are used, or neither.
@@ -132,9 +132,10 @@ def named_streams(
         own = {name: value for name, value in of_dataset.items() if value is not None}
         return {"0": Stream(**{**(stream_config or {}), **own})}
     if storage_options or stream_config:
-        given = "storage_options" if storage_options else "stream_config"
-        raise ConfigError(f"with streams=, {given} belong to each stream")
-    named = dict(streams) if isinstance(streams, Mapping) else {str(place): one for place, one in enumerate(streams)}
+        told = "storage_options" if storage_options else "stream_config"
+        raise ConfigError(f"with streams=, {told} belong to each stream")
+    given = streams.items() if isinstance(streams, Mapping) else ((str(at), one) for at, one in enumerate(streams))
+    named = {name: one.asked if isinstance(one, DatasetStream) else one for name, one in given}
     for name, stream in named.items():
         overridden = sorted(hook for hook in _FETCHING if hasattr(type(stream), hook))
         if overridden:
@@ -319,14 +320,3 @@ class DatasetStreams(Mapping[str, DatasetStream]):
 
 Asked = Sequence[Stream | DatasetStream] | Mapping[str, Stream] | Mapping[str, DatasetStream]
 """Streams as a user gives them: new ones, or those of another dataset."""
-
-
-def as_asked(streams: Asked | None) -> Sequence[Stream] | Mapping[str, Stream] | None:
-    """Streams as they were asked for; those of another dataset too, which its seed and indexes have no part in."""
-    if isinstance(streams, Mapping):
-        return {name: _as_asked(stream) for name, stream in streams.items()}
-    return None if streams is None else [_as_asked(stream) for stream in streams]
-
-
-def _as_asked(stream: Stream | DatasetStream) -> Stream:
-    return stream.asked if isinstance(stream, DatasetStream) else stream

@@ -35,18 +35,17 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 from lightning_streaming.errors import ConfigError, SampleError, StreamingError
 from lightning_streaming.loading.batches import Batches, Collate, CollateError, collated, read_tables
 from lightning_streaming.loading.passes import WorkerPass, passes_of
-from lightning_streaming.loading.shared_memory import BatchMessage, BatchSender, BatchSlots, shared_words
-from lightning_streaming.loading.state import Cursor, PassStart
+from lightning_streaming.loading.shared_memory import BatchMessage, BatchSender, BatchSlots, shared
+from lightning_streaming.loading.state import PassStart
 from lightning_streaming.loading.transform import kind_of, rng_of_worker, seed_global_generators, told_keys
-from lightning_streaming.order.partition import BatchGeometry
-from lightning_streaming.order.skips import SkippedPositions
-from lightning_streaming.world import World
 
 if TYPE_CHECKING:
     from lightning_streaming.loading.dataset import StreamingDataset
 
 _PATIENCE = 1.0
 """Seconds for a worker to end by itself, and then again for one that was told to by a signal."""
+_START_BYTES, _RUN_BYTES = 4096, 64
+"""Several times what a pass start takes pickled, and what each run adds that it skips."""
 SHIELDED_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """What a scheduler or a terminal may send to the whole process group, and what no worker is to die of."""
 
@@ -64,70 +63,28 @@ Measured = tuple[Any, NDArray[np.int64]]
 """A batch, and what it took to make, as :meth:`BatchMeter.end_batches` says."""
 
 
-class _Numbers(NamedTuple):
-    """A pass start as the numbers that processes share; what its epoch leaves out comes after them."""
-
-    epoch: int
-    sample_in_epoch: int
-    num_nodes: int
-    ranks_per_node: int
-    rank: int
-    batch_size: int
-    composed_nodes: int
-    composed_ranks_per_node: int
-    composed_batch_size: int
-    shuffle_seed: int
-    num_canonical_nodes: int
-    shuffle_block_size: int
-
-
 class SharedPassStart:
-    """A few shared numbers through which a loader tells its own workers where each pass begins.
+    """Shared memory through which a loader tells its own workers where each pass begins.
 
-    They lie in shared memory that has no name: it reaches workers by inheritance or through their start-up pickle,
-    serves those that live on from pass to pass, and is gone with the last process that holds it.
+    It has no name: it reaches workers by inheritance or through their start-up pickle, serves those that live on from
+    pass to pass, and is gone with the last process that holds it.
 
     Args:
         most_skipped_runs: The most runs of skipped positions that an epoch may have.
     """
 
     def __init__(self, most_skipped_runs: int = 0) -> None:
-        self._words = shared_words(len(_Numbers._fields) + 2 * most_skipped_runs)
+        self._memory = shared(torch.zeros(_START_BYTES + _RUN_BYTES * most_skipped_runs, dtype=torch.uint8))
 
     def assign(self, start: PassStart) -> None:
         """Tell workers that begin from now on to read this pass."""
-        world, composed = start.world, start.geometry
-        numbers = _Numbers(
-            *start.cursor,
-            *(world.num_nodes, world.ranks_per_node, world.rank, start.batch_size),
-            *(composed.num_nodes, composed.ranks_per_node, composed.batch_size),
-            *(start.shuffle_seed, start.num_canonical_nodes, start.shuffle_block_size),
-        )
-        words = [*numbers, *(position for run in start.skipped.runs for position in run)]
-        words += [0] * (len(self._words) - len(words))  # no run is empty, so these are none
-        self._words[:] = torch.tensor(words)
+        pickled = bytearray(pickle.dumps(start))
+        self._memory[: len(pickled)] = torch.frombuffer(pickled, dtype=torch.uint8)
 
     def assigned(self) -> PassStart:
         """The pass that was assigned last."""
-        words: list[int] = self._words.tolist()  # at once: each number by itself is a tensor first
-        count = len(_Numbers._fields)
-        numbers = _Numbers(*words[:count])
-        return PassStart(
-            cursor=Cursor(numbers.epoch, numbers.sample_in_epoch),
-            world=World(num_nodes=numbers.num_nodes, ranks_per_node=numbers.ranks_per_node, rank=numbers.rank),
-            batch_size=numbers.batch_size,
-            geometry=BatchGeometry(
-                num_nodes=numbers.composed_nodes,
-                ranks_per_node=numbers.composed_ranks_per_node,
-                batch_size=numbers.composed_batch_size,
-            ),
-            shuffle_seed=numbers.shuffle_seed,
-            num_canonical_nodes=numbers.num_canonical_nodes,
-            shuffle_block_size=numbers.shuffle_block_size,
-            skipped=SkippedPositions(
-                tuple(run for run in zip(words[count::2], words[count + 1 :: 2], strict=True) if run[1])
-            ),
-        )
+        start: PassStart = pickle.loads(self._memory.numpy().tobytes())  # noqa: S301  # what our own loader has put there
+        return start
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_streaming.errors import ConfigError, StateError
-from lightning_streaming.loading.dataloader import StreamingDataLoader
+from lightning_streaming.loading.dataloader import StreamingDataLoader, run_of
 from lightning_streaming.loading.run import Run
 from lightning_streaming.loading.state import Cursor
 from lightning_streaming.order.skips import TrainProgress
@@ -105,7 +105,7 @@ def run_on(data: Any, trainer: Mapping[str, Any], asked: Namespace) -> TracedRun
         steps_in_epoch=0 if saved is None else saved.batches,
         limit=1.0 if limit is None else limit,
     )
-    run = loader.run().counted_from(counted)
+    run = run_of(loader).counted_from(counted)
     begins = run.normalise(loader.cursor())
     return TracedRun(
         loader=loader,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.cache.quota import least_limit
-from lightning_streaming.loading.dataloader import StreamingDataLoader
+from lightning_streaming.loading.dataloader import StreamingDataLoader, run_of
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.passes import drawn_sequence, passes_of
 from lightning_streaming.loading.state import Cursor
@@ -265,7 +265,7 @@ def times_fetched(loader: StreamingDataLoader, shard_bytes: NDArray[np.int64], l
 
 def _windows(loader: StreamingDataLoader) -> Iterator[Visits]:
     """Visits of the first node in the first epoch, some batches at a time, each window counted from its own start."""
-    dataset, batch_size, run = loader.dataset, batch_size_of(loader), loader.run()
+    dataset, batch_size, run = loader.dataset, batch_size_of(loader), run_of(loader)
     epoch = run.epoch(run.normalise(Cursor(0, 0)))
     plan, partition, world = drawn_sequence(epoch), epoch.partition, dataset.current_world()
     ranks = range(world.ranks_per_node)

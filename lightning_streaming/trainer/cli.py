@@ -1,7 +1,7 @@
 """``lightning-streaming fit --config run.yaml``: Lightning's command line with a streaming data module.
 
-``StreamingCLI`` and ``main`` run it; ``read_run`` reads the same files for the tools, without model and trainer; at the
-end stands how ``--print_config`` explains each field.
+``StreamingCLI`` and ``main`` run it; ``read_config_files`` reads the same files for the tools, without model and
+trainer; at the end stands how ``--print_config`` explains each field.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.storage.secrets import redact, shown_options, without_hidden
+from lightning_streaming.trainer import DESCRIPTION
 from lightning_streaming.trainer.cli_errors import (
-    STAGES,
     CliFailure,
     failure_of,
     named_error,
@@ -41,8 +41,7 @@ from lightning_streaming.trainer.cli_errors import (
     written_in,
 )
 from lightning_streaming.trainer.config import StreamingConfig, shown
-from lightning_streaming.trainer.datamodule import StreamingDataModule
-from lightning_streaming.trainer.help import DESCRIPTION
+from lightning_streaming.trainer.datamodule import STAGES, StreamingDataModule
 
 _USAGE = "%(prog)s [--config FILE] [--FIELD VALUE ...]"
 _PRINT = "--print_config"
@@ -115,7 +114,7 @@ def main(args: Sequence[str] | None = None) -> CliFailure | None:
         StreamingCLI(args)
     except Exception as error:
         given = sys.argv[1:] if args is None else list(args)
-        checkpoints = [one.value for one in written_in(given) if one.name == "ckpt_path"]
+        checkpoints = [value for name, value in written_in(given) if name == "ckpt_path"]
         failure = None if _DEBUG in given else failure_of(error, checkpoints[-1] if checkpoints else None)
         if failure is None:
             raise
@@ -301,7 +300,7 @@ def _read(file: str) -> Mapping[str, Any]:
 
 _WIDTH = 120
 _LINE = re.compile(r"(?P<indent> *)(?P<key>[^\s:#-][^:]*):(?P<value>.*)")
-_STAGE = re.compile(r"data\.(train|val|test|predict)")
+_STAGE = re.compile(rf"data\.({'|'.join(STAGES)})")
 _STREAMS = re.compile(rf"{_STAGE.pattern}\.streams")
 _TOP = {
     "seed_everything": "Seed of weights and all else that is random; the order of the data has its own, shuffle_seed.",

@@ -16,7 +16,7 @@ import traceback
 from argparse import ArgumentError
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
@@ -36,11 +36,9 @@ from lightning_streaming import errors
 from lightning_streaming.errors import ConfigError, FormatError, IntegrityError, StreamingError
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.storage.secrets import is_secret_name, secrets_of, secrets_of_options
+from lightning_streaming.trainer import SUBCOMMANDS
 from lightning_streaming.trainer.config import config_of
-from lightning_streaming.trainer.datamodule import StreamingDataModule
-from lightning_streaming.trainer.help import SUBCOMMANDS
-
-STAGES = ("train", "val", "test", "predict")
+from lightning_streaming.trainer.datamodule import STAGES, StreamingDataModule
 
 _Classes = Mapping[str, str]
 """By field, the class path that is written for it."""
@@ -90,7 +88,7 @@ def words_of_parsing(
     if error is not None:
         return f"{' or '.join(_files_in(args)) or 'an argument'} is no YAML: {without_lines(error)}"
     written = written_in(args)
-    classes = {one.name.removesuffix(".class_path"): one.value for one in written if _is_class_path(one.value)}
+    classes = {name.removesuffix(".class_path"): value for name, value in written if _is_class_path(value)}
     for name, content in _given(args):
         if not name and content is not None and not isinstance(content, Mapping):
             return f"{' or '.join(_files_in(args))} is not a configuration, which has model:, data: and trainer:"
@@ -99,7 +97,7 @@ def words_of_parsing(
         words = next(_faults_of_run(content or {}, classes, options), None)
         if words is not None:
             return words
-    if options and not any(one.name in ("model", "model.class_path") for one in written):
+    if options and not any(name in ("model", "model.class_path") for name, _ in written):
         return "there is no model; name one in a file for --config, or by --model=my_project.MyModel"
     lines = [line for line in message.splitlines() if not line.strip().startswith(_NOISE)]
     return _GIVEN_MAPPING.sub("", "\n".join(lines))
@@ -457,21 +455,13 @@ def _whole_words(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+_CONFIG = ("--config", "-c")
 _OPTIONS = re.compile(r"storage.?opt", re.IGNORECASE)
 """How a field of storage options begins, also one that is misspelt."""
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """One field of a configuration or of the command line."""
-
-    name: str
-    """Dotted, without ``init_args``."""
-    value: Any
-
-
-def written_in(args: Sequence[str]) -> list[Written]:
-    """The fields that arguments, and the files that they name, give a value."""
+def written_in(args: Sequence[str]) -> list[tuple[str, Any]]:
+    """The fields that arguments, and the files that they name, give a value; dotted, without ``init_args``."""
     return [field for name, value in _given(args) for field in _flat(value, name)]
 
 
@@ -485,9 +475,7 @@ def secrets_in(args: Sequence[str]) -> set[str]:
 
 def _files_in(args: Sequence[str]) -> list[str]:
     """The configuration files that arguments name."""
-    pairs = zip(args, [*args[1:], ""], strict=True)
-    values = [(arg.partition("=")[2] or after) for arg, after in pairs if _is_config(arg.partition("=")[0])]
-    return [value for value in values if Path(value).is_file()]
+    return [value for option, value in _options_in(args) if option in _CONFIG and Path(value).is_file()]
 
 
 def without_lines(error: yaml.YAMLError) -> str:
@@ -499,16 +487,15 @@ def without_lines(error: yaml.YAMLError) -> str:
 
 def _given(args: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Name and value of each argument; those of a file have no name."""
+    for option, value in _options_in(args):
+        yield ("", _content(value)) if option in _CONFIG else (_short(option.removeprefix("--")), value)
+
+
+def _options_in(args: Sequence[str]) -> Iterator[tuple[str, str]]:
     for place, arg in enumerate(args):
-        name, equals, value = arg.removeprefix("--").partition("=")
-        if not arg.startswith("-"):
-            continue
-        value = value if equals else next(iter(args[place + 1 :]), "")
-        yield ("", _content(value)) if _is_config(arg.partition("=")[0]) else (_short(name), value)
-
-
-def _is_config(option: str) -> bool:
-    return option in ("--config", "-c")
+        if arg.startswith("-"):
+            option, equals, value = arg.partition("=")
+            yield option, value if equals else next(iter(args[place + 1 :]), "")
 
 
 def _content(file: str) -> Any:
@@ -519,12 +506,12 @@ def _content(file: str) -> Any:
         return None
 
 
-def _flat(value: Any, name: str) -> Iterator[Written]:
+def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _flat(inner, _short(f"{name}.{key}" if name else str(key)))
     if name:
-        yield Written(name, value)
+        yield name, value
 
 
 def _secrets(value: Any, name: str) -> Iterator[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from lightning.pytorch import LightningDataModule, Trainer
@@ -14,12 +15,15 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.replaced_names import tells_unknown_arguments
+from lightning_streaming.signatures import explains_options_of, takes_options_of
 from lightning_streaming.trainer.config import StreamingConfig, config_of, shown
 from lightning_streaming.trainer.state_callback import StreamingStateCallback
 from lightning_streaming.units import check_at_least
 from lightning_streaming.world import World
 
 Stage = Literal["train", "val", "test", "predict"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
 
 _STAGES_OF: Mapping[str, tuple[Stage, ...]] = {
     "fit": ("train", "val"),
@@ -31,12 +35,9 @@ _RUN_OF: Mapping[Stage, str] = {"train": "fit", "val": "validate", "test": "test
 """What sets up the data of each stage."""
 
 
-class StreamingDataModule(LightningDataModule):
-    """Builds a streaming dataset and its loader for each stage, and makes ``Trainer.fit(ckpt_path=...)`` exact.
-
-    Use it as it is, from Python or YAML, or override :meth:`transform` and :meth:`collate` for your own task, and
-    :meth:`build_dataset` and :meth:`build_dataloader` for anything else. A :class:`StreamingStateCallback` is added to
-    the trainer if there is none, so the position is in every checkpoint.
+@dataclass
+class StageOptions:
+    """What is read in each stage, and what its batches are.
 
     Args:
         train: Data of ``fit``.
@@ -49,6 +50,23 @@ class StreamingDataModule(LightningDataModule):
             docs/evaluation.md.
         with_valid: Stages whose batches, which must be dicts, get a mask ``valid``: False for samples that are read
             again to have as many batches on every rank.
+    """
+
+    train: StreamingConfig | None = None
+    val: StreamingConfig | None = None
+    test: StreamingConfig | None = None
+    predict: StreamingConfig | None = None
+    batch_size: int = 1
+    eval_batch_size: int | None = None
+    with_keys: Sequence[Stage] = ()
+    with_valid: Sequence[Stage] = ()
+
+
+@dataclass
+class LoaderOptions:
+    """What the loader of each stage hands on to torch's.
+
+    Args:
         num_workers: Worker processes per loader; 0 loads in the training process.
         prefetch_factor: Batches each worker prepares ahead. None: torch's default.
         persistent_workers: Keep workers from epoch to epoch.
@@ -57,46 +75,51 @@ class StreamingDataModule(LightningDataModule):
         multiprocessing_context: How workers start: "fork", "spawn" or "forkserver". None: the platform's default.
     """
 
-    def __init__(
-        self,
-        train: StreamingConfig | None = None,
-        val: StreamingConfig | None = None,
-        test: StreamingConfig | None = None,
-        predict: StreamingConfig | None = None,
-        batch_size: int = 1,
-        eval_batch_size: int | None = None,
-        with_keys: Sequence[Stage] = (),
-        with_valid: Sequence[Stage] = (),
-        num_workers: int = 0,
-        prefetch_factor: int | None = None,
-        persistent_workers: bool = False,
-        pin_memory: bool = False,
-        drop_last: bool = False,
-        multiprocessing_context: str | None = None,
-    ) -> None:
-        super().__init__()
-        _check_stages("with_keys", with_keys)
-        _check_stages("with_valid", with_valid)
-        check_at_least("batch_size", batch_size, 1)
-        check_at_least("eval_batch_size", eval_batch_size, 1)
-        check_at_least("num_workers", num_workers, 0)
-        check_at_least("prefetch_factor", prefetch_factor, 1)
-        self.configs: dict[Stage, StreamingConfig | None] = {
-            "train": config_of(train),
-            "val": config_of(val),
-            "test": config_of(test),
-            "predict": config_of(predict),
-        }
-        self.batch_size = batch_size
-        self.eval_batch_size = eval_batch_size
-        self.with_keys = tuple(with_keys)
-        self.with_valid = tuple(with_valid)
-        self.num_workers = num_workers
-        self.prefetch_factor = prefetch_factor
-        self.persistent_workers = persistent_workers
-        self.pin_memory = pin_memory
-        self.drop_last = drop_last
-        self.multiprocessing_context = multiprocessing_context
+    num_workers: int = 0
+    prefetch_factor: int | None = None
+    persistent_workers: bool = False
+    pin_memory: bool = False
+    drop_last: bool = False
+    multiprocessing_context: str | None = None
+
+
+@dataclass
+class ModuleOptions(LoaderOptions, StageOptions):
+    """All that a data module is asked for; stages first."""
+
+    def __post_init__(self) -> None:
+        for name, stages in (("with_keys", self.with_keys), ("with_valid", self.with_valid)):
+            if isinstance(stages, str) or any(one not in STAGES for one in stages):
+                raise ConfigError(f"{name} must be a list of stages ({', '.join(STAGES)}), but got {stages!r}")
+        self.with_keys, self.with_valid = tuple(self.with_keys), tuple(self.with_valid)
+        for name, least in (("batch_size", 1), ("eval_batch_size", 1), ("num_workers", 0), ("prefetch_factor", 1)):
+            check_at_least(name, getattr(self, name), least)
+
+
+if TYPE_CHECKING:
+
+    class _WithOptions(ModuleOptions, LightningDataModule):
+        """Has each option as an attribute, which may be set."""
+else:
+    _WithOptions = LightningDataModule
+
+
+@tells_unknown_arguments
+@explains_options_of(ModuleOptions)
+class StreamingDataModule(_WithOptions):
+    """Builds a streaming dataset and its loader for each stage, and makes ``Trainer.fit(ckpt_path=...)`` exact.
+
+    Use it as it is, from Python or YAML, or override :meth:`transform` and :meth:`collate` for your own task, and
+    :meth:`build_dataset` and :meth:`build_dataloader` for anything else. A :class:`StreamingStateCallback` is added to
+    the trainer if there is none, so the position is in every checkpoint.
+    """
+
+    @takes_options_of(ModuleOptions)
+    def __init__(self, options: ModuleOptions) -> None:
+        LightningDataModule.__init__(self)
+        settings = dict(vars(options))
+        self.configs: dict[Stage, StreamingConfig | None] = {stage: config_of(settings.pop(stage)) for stage in STAGES}
+        vars(self).update(settings)
         self.datasets: dict[Stage, StreamingDataset] = {}
         self._leave_out_loaders()
 
@@ -129,19 +152,18 @@ class StreamingDataModule(LightningDataModule):
 
     def build_dataloader(self, stage: Stage, dataset: StreamingDataset) -> StreamingDataLoader:
         """Make the loader of a stage. Called whenever Lightning asks for one."""
+        loading = {one.name: getattr(self, one.name) for one in fields(LoaderOptions)}
+        loading["drop_last"] &= stage == "train"
+        if not self.num_workers:
+            loading.update(persistent_workers=False, multiprocessing_context=None)
         return StreamingDataLoader(
             dataset,
             batch_size=self.batch_size_of(stage),
             repeat_epoch=stage != "train",
             with_keys=stage in self.with_keys,
             with_valid=stage in self.with_valid,
-            collate_fn=_Collate(self) if self._overrides("collate") else None,
-            num_workers=self.num_workers,
-            prefetch_factor=self.prefetch_factor,
-            persistent_workers=self.persistent_workers and self.num_workers > 0,
-            pin_memory=self.pin_memory,
-            drop_last=self.drop_last and stage == "train",
-            multiprocessing_context=self.multiprocessing_context if self.num_workers > 0 else None,
+            collate_fn=_Collate(self, stage) if self._overrides("collate") else None,
+            **loading,
         )
 
     # Lightning calls these ----------------------------------------------------------------------------------------
@@ -192,8 +214,7 @@ class StreamingDataModule(LightningDataModule):
         The stages as they were given are in ``configs``.
         """
         found = super().hparams
-        for name, value in list(found.items()):
-            found[name] = shown(value, name)
+        found.update({name: shown(value, name) for name, value in found.items()})
         return found
 
     @property
@@ -248,41 +269,29 @@ class StreamingDataModule(LightningDataModule):
         return getattr(type(self), name) is not getattr(StreamingDataModule, name)
 
 
-def _check_stages(name: str, stages: Sequence[str]) -> None:
-    unknown = [stages] if isinstance(stages, str) else [one for one in stages if one not in get_args(Stage)]
-    if unknown:
-        raise ConfigError(f"{name} must be a list of stages ({', '.join(get_args(Stage))}), but got {stages!r}")
-
-
 def _hook_of(stage: Stage) -> str:
     return f"{stage}_dataloader"
 
 
-class _Collate:
-    """The data module's collate, which a spawned worker gets without the trainer."""
-
-    def __init__(self, module: StreamingDataModule) -> None:
-        self._module = module
-
-    def __call__(self, samples: list[Any]) -> Any:
-        return self._module.collate(samples)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_module": self._module.for_workers()}
-
-
-class _Transform:
-    """The data module's transform for one stage, which a spawned worker gets without the trainer."""
+class _OfModule:
+    """A hook of the data module for one stage, which a spawned worker gets without the trainer."""
 
     def __init__(self, module: StreamingDataModule, stage: Stage) -> None:
         self._module = module
         self._stage = stage
 
-    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> Any:
-        return self._module.transform(sample, stage=self._stage, rng=rng)
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_module": self._module.for_workers()}
+
+
+class _Collate(_OfModule):
+    def __call__(self, samples: list[Any]) -> Any:
+        return self._module.collate(samples)
+
+
+class _Transform(_OfModule):
+    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> Any:
+        return self._module.transform(sample, stage=self._stage, rng=rng)
 
 
 def world_of(trainer: Trainer) -> World:

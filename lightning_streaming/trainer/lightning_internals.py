@@ -24,7 +24,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
-from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
+from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
 from lightning.pytorch.loops.fit_loop import RestartStage
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
@@ -151,8 +151,8 @@ def batches_in_epoch(trainer: Trainer) -> int:
 
 def batches_trained(trainer: Trainer, epoch: int, batches: int) -> int:
     """In ``on_train_start``: batches over all epochs that the weights have seen who stand after these of ``epoch``."""
-    is_under_way = _current_epochs(trainer).started > epoch
-    return _batches_done_in_all(trainer) - (_batches_done(trainer) - batches if is_under_way else 0)
+    done, in_all = _batches_done(trainer)
+    return in_all - (done - batches if _current_epochs(trainer).started > epoch else 0)
 
 
 def count_batches_of_epoch(trainer: Trainer) -> None:
@@ -164,9 +164,7 @@ def count_batches_of_epoch(trainer: Trainer) -> None:
     Raises:
         ConfigError: Batches are to be skipped while overfitting.
     """
-    fetcher, combined = trainer.fit_loop._data_fetcher, trainer.fit_loop._combined_loader
-    assert fetcher is not None, "made before on_train_start"
-    assert combined is not None, "made before on_train_start"
+    fetcher, combined = _reading(trainer)
     assert combined.limits is not None, "set with the loaders"
     loaders, limits = combined.flattened, combined.limits
     if is_overfitting(trainer) and any(_skips(loader) for loader in loaders):
@@ -188,6 +186,14 @@ def count_batches_of_epoch(trainer: Trainer) -> None:
         trainer.val_check_batch = max(1, int(fetcher.length * trainer.val_check_interval))
 
 
+def _reading(trainer: Trainer) -> tuple[_DataFetcher, CombinedLoader]:
+    """What Lightning reads the train loaders with, from ``on_train_start`` on."""
+    fetcher, combined = trainer.fit_loop._data_fetcher, trainer.fit_loop._combined_loader
+    assert fetcher is not None, "made before on_train_start"
+    assert combined is not None, "as well"
+    return fetcher, combined
+
+
 def _length_of_epoch(combined: CombinedLoader) -> int | float:
     """Batches of the epoch under way: more than ``len``, which bounds Lightning's count, if it was begun elsewhere."""
     assert combined.limits is not None, "set by the caller"
@@ -207,6 +213,12 @@ def _skips(loader: object) -> bool:
     return isinstance(loader, StreamingDataLoader) and bool(passes_of(loader.dataset).run.asked.skip)
 
 
+def has_fetched_ahead(trainer: Trainer) -> bool:
+    """Whether Lightning has read a batch before training, as it does beside a loader without length and limit."""
+    fetcher, _ = _reading(trainer)
+    return isinstance(fetcher, _PrefetchDataFetcher) and bool(fetcher.batches)
+
+
 def fetch_anew(trainer: Trainer, finished: Collection[StreamingDataLoader]) -> None:
     """In ``on_train_start``: have Lightning read anew from loaders that have been moved since it made its iterators.
 
@@ -217,11 +229,8 @@ def fetch_anew(trainer: Trainer, finished: Collection[StreamingDataLoader]) -> N
         trainer: The trainer.
         finished: Loaders to leave out of the epoch that goes on.
     """
-    fetcher, combined = trainer.fit_loop._data_fetcher, trainer.fit_loop._combined_loader
-    assert fetcher is not None, "made before on_train_start"
-    assert combined is not None, "as well"
-    has_fetched = isinstance(fetcher, _PrefetchDataFetcher) and bool(fetcher.batches)
-    if not has_fetched and not finished:
+    fetcher, combined = _reading(trainer)
+    if not has_fetched_ahead(trainer) and not finished:
         return
     loaders = combined.flattened
     combined.flattened = [() if any(loader is one for one in finished) else loader for loader in loaders]
@@ -247,10 +256,8 @@ def lightning_closes_the_epoch(trainer: Trainer) -> bool:
         return False
     if not progress.is_last_batch or not trainer.enable_validation:
         return False
-    fetcher = trainer.fit_loop._data_fetcher
-    assert fetcher is not None, "made before on_train_start"
     _set_counters(progress.current, trainer.num_training_batches)
-    return loop._should_check_val_fx(fetcher)
+    return loop._should_check_val_fx(_reading(trainer)[0])
 
 
 def begin_epoch(trainer: Trainer, epoch: int) -> None:
@@ -258,7 +265,7 @@ def begin_epoch(trainer: Trainer, epoch: int) -> None:
     fit_loop = trainer.fit_loop
     was_under_way = _current_epochs(trainer).started > epoch
     _set_epochs(trainer, begun=epoch, done=epoch)
-    _settle_total(trainer, 0 if was_under_way else _batches_done(trainer))
+    _settle_total(trainer, 0 if was_under_way else _batches_done(trainer)[0])
     if fit_loop.epoch_loop.restarted_on_train_batch_end and not was_under_way:
         fit_loop.epoch_loop._batches_that_stepped += 1  # saved before the last batch's step was counted for loggers
     fit_loop.epoch_loop.batch_progress.reset_on_run()
@@ -280,7 +287,7 @@ def resume_epoch(trainer: Trainer, epoch: int, batches_then: int, batches: int) 
     fit_loop, epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
     _set_epochs(trainer, begun=epoch + 1, done=epoch)
     fit_loop._restart_stage = RestartStage.RESTARTED_MID_EPOCH
-    as_saved = epoch_loop.restarting and _batches_done(trainer) == batches_then
+    as_saved = epoch_loop.restarting and _batches_done(trainer)[0] == batches_then
     if as_saved and epoch_loop.restarted_on_train_batch_end:
         _set_counters(epoch_loop.batch_progress.current, batches)
         epoch_loop.batch_progress.current.completed -= 1  # Lightning completes it itself
@@ -305,29 +312,22 @@ def _settle_steps_of_loggers(trainer: Trainer) -> None:
 
     Lightning does so where the validation that followed was one of its rhythm, and not the one before an early stop.
     """
-    loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
-    assert fetcher is not None, "made before on_train_start"
-    if trainer.lightning_module.automatic_optimization and not loop._should_accumulate():
-        loop._batches_that_stepped = trainer.global_step - int(loop._should_check_val_fx(fetcher))
-
-
-def _batches_done(trainer: Trainer) -> int:
-    """Batches of the current epoch that Lightning would count as completed once it goes on."""
     loop = trainer.fit_loop.epoch_loop
-    done: int = loop.batch_progress.current.completed
-    return done + 1 if loop.restarted_on_train_batch_end else done
+    if trainer.lightning_module.automatic_optimization and not loop._should_accumulate():
+        loop._batches_that_stepped = trainer.global_step - int(loop._should_check_val_fx(_reading(trainer)[0]))
+
+
+def _batches_done(trainer: Trainer) -> tuple[int, int]:
+    """Batches that Lightning would count as completed once it goes on: of the current epoch, and in all."""
+    loop = trainer.fit_loop.epoch_loop
+    progress, more = loop.batch_progress, int(loop.restarted_on_train_batch_end)
+    return progress.current.completed + more, progress.total.completed + more
 
 
 def _settle_total(trainer: Trainer, batches_then: int) -> None:
     """Count over all epochs what is done, less what will be read again; nothing is under way."""
-    again = _batches_done(trainer) - batches_then
-    _set_counters(trainer.fit_loop.epoch_loop.batch_progress.total, _batches_done_in_all(trainer) - again)
-
-
-def _batches_done_in_all(trainer: Trainer) -> int:
-    loop = trainer.fit_loop.epoch_loop
-    done: int = loop.batch_progress.total.completed
-    return done + 1 if loop.restarted_on_train_batch_end else done
+    done, in_all = _batches_done(trainer)
+    _set_counters(trainer.fit_loop.epoch_loop.batch_progress.total, in_all - (done - batches_then))
 
 
 def _current_epochs(trainer: Trainer) -> Any:  # Lightning's own annotations name a base class

@@ -43,14 +43,7 @@ class StreamingMonitor(Callback):
         """See which loaders there are now: Lightning may have made them anew."""
         self._look(trainer)
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         """Tell the loggers, if this is a step to do so."""
         step = lightning_internals.logging_step(trainer)
         if step is None or not trainer.loggers or not trainer.is_global_zero:

@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset
 
 from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import ConfigError, StateError
-from lightning_streaming.loading.dataloader import StreamingDataLoader, why_empty
+from lightning_streaming.loading.dataloader import StreamingDataLoader, run_of, why_empty
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.other_trainers import datasets_within
 from lightning_streaming.loading.passes import passes_of
@@ -108,12 +108,7 @@ class StreamingStateCallback(Callback):
             if name in checkpoint:
                 checkpoint[name] = shown(checkpoint[name])
 
-    def on_load_checkpoint(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        checkpoint: dict[str, Any],
-    ) -> None:
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Take the saved place out of a checkpoint that ``fit`` resumes from."""
         if trainer.state.fn != TrainerFn.FITTING:
             return
@@ -164,7 +159,9 @@ class StreamingStateCallback(Callback):
         if self._place is None:
             # What Lightning's tuners read before the first batch is read again.
             begins = {name: Cursor(0, 0) for name in loaders} | self._first if self._begins_again else {}
-            self._first = {name: begins.get(name, loader.cursor()) for name, loader in loaders.items()}
+            is_ahead = lightning_internals.has_fetched_ahead(trainer)  # what is read again
+            at = {name: passes_of(one.dataset).began() if is_ahead else one.cursor() for name, one in loaders.items()}
+            self._first = at | {name: cursor for name, cursor in begins.items() if name in at}
             self._place = _TrainedSoFar(epoch=trainer.current_epoch, cursors=dict(self._first))
         self._begins_again = False
         self._go_to_place(trainer, loaders)
@@ -186,7 +183,7 @@ class StreamingStateCallback(Callback):
         self._seek(trainer, loaders)
         place.batches_in_epoch = lightning_internals.batches_in_epoch(trainer)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Let the progress bar know the epoch that goes on."""
         self._show_place(trainer, pl_module)
 
@@ -194,14 +191,7 @@ class StreamingStateCallback(Callback):
         """The same, where it goes on with a validation."""
         self._show_place(trainer, pl_module)
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         """Count a batch; everything up to it is safe to save if the weights have seen it."""
         if self._place is None:
             return
@@ -285,7 +275,7 @@ class StreamingStateCallback(Callback):
         assert place is not None, "set by the caller"
         known = {name: place.cursors.get(name, loader.cursor()) for name, loader in loaders.items()}
         for name, loader in loaders.items():
-            passes_of(loader.dataset).run.keep(loader.run().counted_from(_counted(trainer, place, known[name])))
+            passes_of(loader.dataset).run.keep(run_of(loader).counted_from(_counted(trainer, place, known[name])))
         place.cursors = {name: loader.normalised(known[name]) for name, loader in loaders.items()}
         ended = {name for name, cursor in place.cursors.items() if cursor.epoch > known[name].epoch}
         self._seek(trainer, loaders)
@@ -393,7 +383,7 @@ def _batches_done(
     decides = min if lightning_internals.combination_mode(trainer) == "min_size" else max
     name = decides(loaders, key=lambda name: loaders[name].batches_of_epoch())
     loader, cursor = loaders[name], place.cursors[name]
-    run = loader.run()
+    run = run_of(loader)
     left, whole = run.batches_left(cursor), loader.batches_of_epoch()
     limit = lightning_internals.batches_in_epoch(trainer)
     if limit > whole or limit == 0:  # another kind of loader decides

@@ -58,7 +58,7 @@ def test_secrets_are_not_shown() -> None:
     assert "hunter2" not in repr(stream)
     assert "hunter2" not in repr(named_streams({"a": stream}, None, None))
     with pytest.raises(ConfigError) as caught:
-        named_streams({"a": {"remote": "x", "secret": "hunter2"}}, None, None)  # type: ignore[dict-item]
+        named_streams({"a": {"remote": "x", "secret": "hunter2"}}, None, None)  # type: ignore[arg-type]
     assert "hunter2" not in str(caught.value)
 
 

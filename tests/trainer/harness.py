@@ -382,10 +382,13 @@ class Ids(Dataset[dict[str, int]]):
 
 
 class Endless(IterableDataset[dict[str, int]]):
-    """Has no length, which makes Lightning fetch one batch ahead of the step from every loader."""
+    """Has no length, which makes Lightning fetch one batch ahead of the step from every loader, if it has no limit."""
+
+    def __init__(self, samples: int = 1000) -> None:
+        self.samples = samples
 
     def __iter__(self) -> Iterator[dict[str, int]]:
-        for number in range(1000):
+        for number in range(self.samples):
             yield {"id": ORDINARY + number}
 
 

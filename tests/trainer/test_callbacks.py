@@ -37,7 +37,6 @@ from tests.trainer.harness import (
     ordinary,
     streaming,
     trainer_for,
-    write_data,
 )
 
 pytestmark = pytest.mark.filterwarnings(
@@ -47,11 +46,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:`.fit.ckpt_path=None.` was called without a model",
     'ignore:.fit.ckpt_path="last". is set, but there is no last checkpoint',
 )
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_data(tmp_path_factory.mktemp("data"))
 
 
 def two(data: Path) -> Reader:

@@ -23,12 +23,7 @@ from lightning_streaming import (
 )
 from lightning_streaming.errors import ConfigError
 from tests.leftovers import restore_loader_classes
-from tests.trainer.harness import VAL_SAMPLES, Recorder, Run, SaveThenStop, Stopped, write_data
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_data(tmp_path_factory.mktemp("data"))
+from tests.trainer.harness import VAL_SAMPLES, Recorder, Run, SaveThenStop, Stopped
 
 
 def config(data: Path, name: str = "a", **settings: Any) -> StreamingConfig:

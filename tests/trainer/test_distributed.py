@@ -31,11 +31,6 @@ pytestmark = [
 ALL_SAMPLES = sum(TRAIN_SAMPLES.values())
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_data(tmp_path_factory.mktemp("data"))
-
-
 def drawn(ranks: list[Trained], epoch: int) -> list[int]:
     return [sample for rank in ranks for sample in rank.of_epoch(epoch)]
 

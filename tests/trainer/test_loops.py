@@ -13,12 +13,14 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.utilities import CombinedLoader
+from torch.utils.data import DataLoader
 
 from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset, StreamingStateCallback
 from lightning_streaming.errors import ConfigError
 from tests.trainer.harness import (
     BATCH_SIZE,
     VAL_SAMPLES,
+    Endless,
     Reader,
     Recorder,
     Run,
@@ -29,7 +31,6 @@ from tests.trainer.harness import (
     streaming,
     trainer_for,
     with_trainer,
-    write_data,
 )
 
 pytestmark = pytest.mark.filterwarnings(
@@ -37,11 +38,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:You're resuming from a checkpoint",  # of ordinary loaders, which cannot
     "ignore:You requested to overfit",
 )
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_data(tmp_path_factory.mktemp("data"))
 
 
 # "a" has 5 batches and "b" 3.
@@ -88,6 +84,21 @@ def test_resumes_at_every_step_combined(mode: Any, beside: str, data: Path, tmp_
     whole = check_resume_at_every_step(lambda: Reader(combined), tmp_path, **settings)
     shortest = min(3, batches or 7)
     assert whole.steps_per_epoch[0] == {"min_size": shortest}.get(mode, max(5, batches or 7))
+
+
+def test_what_lightning_fetches_ahead_beside_a_loader_of_no_length_is_read_once(data: Path, tmp_path: Path) -> None:
+    def new() -> Reader:
+        return Reader(lambda: {"x": streaming(data), "o": DataLoader(Endless(7))})
+
+    whole, saver = new(), SaveAtEveryStep(tmp_path)
+    trainer_for(tmp_path, StreamingStateCallback(), saver, max_epochs=1).fit(whole)
+    loader = streaming(data)
+    expected = [batch["id"].tolist() for _ in range(2) for batch in loader]
+    assert [step[2][1] for step in whole.seen] == expected[:7]
+    for path in saver.saved[:6]:  # the ordinary loader begins anew, and the epoch with it is longer
+        resumed = new()
+        trainer_for(tmp_path, StreamingStateCallback(), max_epochs=1).fit(resumed, ckpt_path=path, weights_only=True)
+        assert resumed.seen[:7] == whole.seen
 
 
 def fit(loaders: Callable[[], Any], directory: Path, validation: Callable[[], Any] | None = None) -> None:
@@ -230,6 +241,27 @@ def test_evaluating_a_checkpoint_does_not_begin_training_at_its_place(data: Path
     model.seen = []
     trainer.fit(model)
     assert model.seen == whole.seen
+
+
+def test_evaluating_a_checkpoint_without_a_place_says_nothing(data: Path, tmp_path: Path) -> None:
+    trainer_for(tmp_path, SaveAtEveryStep(tmp_path)).fit(Reader(lambda: ordinary(2)))
+    model, trainer = (
+        Reader(lambda: ordinary(2), lambda: evaluating(data)),
+        trainer_for(tmp_path, StreamingStateCallback()),
+    )
+    trainer.validate(model, ckpt_path=tmp_path / "1.ckpt", weights_only=True, verbose=False)
+    assert model.evaluated == VALIDATION_SET
+
+
+def test_overfitting_reads_the_same_samples_in_every_epoch(data: Path, tmp_path: Path) -> None:
+    def of_epochs(**settings: Any) -> list[list[int]]:
+        seen = Run(data=data, directory=tmp_path, validate=False).fit(max_epochs=3, **settings)[0].seen
+        return [[sample for at, sample in seen if at == epoch] for epoch in range(3)]
+
+    first, *others = of_epochs(overfit_batches=3)
+    assert len(first) == 3 * BATCH_SIZE
+    assert others == [first, first]
+    assert of_epochs(limit_train_batches=3)[1] != first
 
 
 def test_one_trainer_resumes_again_and_again(data: Path, tmp_path: Path) -> None:

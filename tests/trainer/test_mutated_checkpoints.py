@@ -17,7 +17,7 @@ from lightning_streaming.loading.state import CALLBACK_KEY, SavedRun, read_run
 from tests.helpers import State
 from tests.loading.mutated import mutations
 from tests.tools.running import run as command
-from tests.trainer.harness import Run, SaveThenStop, Stopped, write_data
+from tests.trainer.harness import Run, SaveThenStop, Stopped
 from tests.trainer.test_state_callback import SeesTwo, TwoStreams
 
 pytestmark = pytest.mark.filterwarnings(
@@ -31,11 +31,6 @@ ORDERS: dict[str, dict[str, Any]] = {
     "skipped": {"skip": ["4-5", "12"]},
 }
 KINDS = [*ORDERS, "several loaders"]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_data(tmp_path_factory.mktemp("data"))
 
 
 def fit(kind: str, data: Path, directory: Path, ckpt_path: Path | None = None, *callbacks: Any) -> list[Any]:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_streaming import StreamingDataLoader, StreamingDataset
 from tests.helpers import raises
-from tests.trainer.harness import Reader, ordinary, streaming, trainer_for, write_data
+from tests.trainer.harness import Reader, ordinary, streaming, trainer_for
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
@@ -20,11 +20,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Consider setting `persistent_workers=True`"),
     pytest.mark.filterwarnings("ignore:You defined a `validation_step`"),
 ]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_data(tmp_path_factory.mktemp("data"))
 
 
 def plain(data: Path, workers: int = 0, context: str | None = None) -> DataLoader[Any]:

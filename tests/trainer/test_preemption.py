@@ -21,9 +21,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO, CheckpointIO
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.trainer.lightning_internals import save_whole
 from lightning_streaming.trainer.preemption import PreemptionCheckpoint
 from tests.loading.processes import wait_until
-from tests.trainer.harness import EPOCHS, Run, Trigger, resume_twice, with_trainer, write_data
+from tests.trainer.harness import EPOCHS, Run, Trigger, resume_twice, with_trainer
 from tests.trainer.preemption_run import main
 from tests.trainer.ranks import on_ranks
 
@@ -36,11 +37,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:`.fit.ckpt_path=None.` was called without a model",
     'ignore:.fit.ckpt_path="last". is set, but there is no last checkpoint',
 )
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_data(tmp_path_factory.mktemp("data"))
 
 
 class Signals(Callback):
@@ -190,6 +186,16 @@ def test_a_save_that_fails_leaves_the_checkpoint_before_it(data: Path, tmp_path:
     preempt(2, InAFolder())
     assert InAFolder().load_checkpoint(path)["global_step"] == 8
     assert [one.name for one in tmp_path.iterdir()] == ["preempted.ckpt"]
+
+
+def test_a_file_takes_the_place_of_a_checkpoint_in_a_directory(data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "preempted.ckpt"
+    path.mkdir()
+    (path / "shard").touch()
+    _, trainer = Run(data=data, directory=tmp_path).fit(max_epochs=1)
+    save_whole(trainer, str(path))
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+    assert torch.load(path, weights_only=True)["epoch"] == 1
 
 
 def test_an_asynchronous_save_is_waited_for(data: Path, tmp_path: Path) -> None:

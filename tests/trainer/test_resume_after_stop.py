@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
 
 from lightning_streaming import StreamingStateCallback
-from tests.trainer.harness import Reader, Recorder, evaluating, ordinary, streaming, trainer_for, write_data
+from tests.trainer.harness import Reader, Recorder, evaluating, ordinary, streaming, trainer_for
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:You defined a `validation_step`",
@@ -23,11 +23,6 @@ pytestmark = pytest.mark.filterwarnings(
 
 BATCHES = 5
 EPOCHS = 2
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_data(tmp_path_factory.mktemp("data"))
 
 
 class StopAfter(Callback):

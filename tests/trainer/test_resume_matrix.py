@@ -32,7 +32,6 @@ from tests.trainer.harness import (
     sigterm_in_step,
     steps_limit,
     stop_at_train_end,
-    write_data,
 )
 from tests.trainer.ranks import on_ranks
 
@@ -136,11 +135,6 @@ IN_EVERY_WAY = {
     "blockwise": Case(trigger=save_in("on_train_batch_end", 4, 3), run={"order": {"shuffle_algo": "blockwise"}}),
     "no shuffle": Case(trigger=save_in("on_train_batch_end", 4, 3), run={"shuffle": False}),
 }
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_data(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")

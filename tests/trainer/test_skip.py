@@ -15,16 +15,11 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.trainer.cli import main
-from tests.trainer.harness import BATCH_SIZE, EPOCHS, Run, SaveThenStop, resume_twice, save_in, with_trainer, write_data
+from tests.trainer.harness import BATCH_SIZE, EPOCHS, Run, SaveThenStop, resume_twice, save_in, with_trainer
 from tests.trainer.ranks import RankedRun
 
 STEPS = 8  # an epoch is 29 samples: 8 batches of 4, of which the last has one sample
 Seen = list[tuple[int, int]]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_data(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")

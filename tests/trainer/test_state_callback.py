@@ -14,17 +14,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_streaming import StreamingDataLoader, StreamingDataset, StreamingStateCallback
 from lightning_streaming.errors import ConfigError, StateError, StateMismatchError
-from tests.trainer.harness import Recorder, Run, SaveThenStop, Stopped, with_trainer, write_data
+from tests.trainer.harness import Recorder, Run, SaveThenStop, Stopped, with_trainer
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:You defined a `validation_step`", "ignore:Be aware that when using `ckpt_path`, callbacks"
 )
 STATE_KEY = "lightning_streaming.StreamingStateCallback"
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_data(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture
