@@ -25,7 +25,7 @@ from lightning_streaming.errors import FormatError, StreamingError
 from lightning_streaming.formats.mds import MDSReader
 from lightning_streaming.formats.mds_samples import PlainRows
 from lightning_streaming.formats.shard import ShardReader
-from lightning_streaming.loading.passes import Reading, WorkerPass
+from lightning_streaming.loading.reading import Reading, WorkerPass
 from lightning_streaming.loading.sample_source import SampleSource
 
 _MOST_BYTES = 1 << 20

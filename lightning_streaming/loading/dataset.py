@@ -15,7 +15,8 @@ from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.dataset_options import DatasetOptions
 from lightning_streaming.loading.other_trainers import AcceleratedDataset
-from lightning_streaming.loading.passes import CurrentRun, Passes, WorkerPass, WorkerSamples
+from lightning_streaming.loading.passes import CurrentRun, Passes
+from lightning_streaming.loading.reading import WorkerPass, WorkerSamples
 from lightning_streaming.loading.reference_names import ReferenceNames, told
 from lightning_streaming.loading.run import OnChange, RunRequest
 from lightning_streaming.loading.sample_log import WatchSettings

@@ -2,50 +2,31 @@
 
 CurrentRun      the run that a dataset is read by: kept from pass to pass, and what is to be said about it
 Passes          of a dataset: begins one pass after another, and says how far the one under way has come
-WorkerPass      what one worker reads in a pass, and what it makes of it
-Reading         such a pass under way: shards fetched ahead, opened, let go of, measured
-WorkerSamples   its samples, one by one; :mod:`~lightning_streaming.loading.batches` has the way by whole batches
-WorkerPartition which positions of the epoch are the worker's own, and where their samples are
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
-from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, get_args
 
 from lightning_streaming.cache.shard_cache import Misses
-from lightning_streaming.errors import ConfigError, FormatError, StreamingError
-from lightning_streaming.formats.shard import ShardReader
+from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.measures import BatchMeter
 from lightning_streaming.loading.order_files import OrderAhead, shared_order
-from lightning_streaming.loading.prefetch import (
-    BatchShards,
-    LastUses,
-    Lookahead,
-    NodePlan,
-    ShardNeed,
-    ShardPrefetcher,
-    default_lookahead,
-)
+from lightning_streaming.loading.reading import WorkerPartition, WorkerPass, WorkerSamples
 from lightning_streaming.loading.run import Epoch, Machines, OnChange, Run, RunRequest, new_run, order_told, resume
-from lightning_streaming.loading.sample_key import Row, SampleKey, keys_of_rows
-from lightning_streaming.loading.sample_log import SampleWatch, WatchSettings
+from lightning_streaming.loading.sample_key import keys_of_rows
+from lightning_streaming.loading.sample_log import WatchSettings
 from lightning_streaming.loading.sample_source import SampleSource
 from lightning_streaming.loading.shared_memory import PassCounter
 from lightning_streaming.loading.state import Cursor, PassStart, SavedPosition
-from lightning_streaming.loading.transform import KeyedSample, Making, failed_sample
+from lightning_streaming.loading.transform import Making
 from lightning_streaming.order.batchings import Batched, batched
 from lightning_streaming.order.draw import Shuffled
-from lightning_streaming.order.partition import Partition
 from lightning_streaming.order.settings import OrderSettings
 from lightning_streaming.order.weights import ResolvedWeights
 from lightning_streaming.world import World
@@ -54,11 +35,6 @@ if TYPE_CHECKING:
     from lightning_streaming.loading.dataset import StreamingDataset
 
 _log = logging.getLogger(__name__)
-_NEAR_END = 0.5
-"""Part of a partition after which what the next pass needs is made ready."""
-_WINDOW_SAMPLES = 8192
-"""Samples whose ids are worked out together: enough for numpy to be fast, few enough to start at once."""
-_LAST_USE, _BATCH_ENDS = 1, 2
 MakingOf = Callable[[int, int], Making]
 """Says how the samples of an epoch are made, by shuffle seed and epoch."""
 
@@ -405,342 +381,3 @@ def _unsuited(
             f"predownload={predownload} is below batch_size={start.batch_size}, so that each batch waits for shards "
             f"that could have been fetched ahead; pass at least {start.batch_size}, or leave it out for 8 batches"
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerPass:
-    """What one worker reads in a pass, where from, and what it makes of it."""
-
-    make_partition: Callable[[], WorkerPartition]
-    """Says what to read. Called with the first sample: torch reports an error of ``next``, but loses one of ``iter`` in
-    a worker that lives on from pass to pass."""
-    source: SampleSource
-    making: Making
-    key: Callable[[Row], SampleKey]
-    """Finds the key of a sample."""
-    predownload: int | None
-    """Samples ahead of the reader for which shards are fetched; None for :func:`default_reach`."""
-    near_end: Callable[[], None]
-    """Called once, when most of it has been read."""
-    meter: BatchMeter
-    watch: SampleWatch | None
-    """Is told of each sample; None for no one."""
-
-    def may_be_tables(self) -> bool:
-        """Whether samples may be plain, and nobody looks at them one by one."""
-        making = self.making
-        is_untouched = making.transform is None and making.make is None and self.watch is None
-        return is_untouched and self.source.may_be_plain()
-
-    def failed(self, row: Row, error: Exception) -> StreamingError:
-        """What to raise from an error of the user's own code about a sample."""
-        return failed_sample(error, self.making.name, self.key(row))
-
-    def keys_of_batch(self, number: int) -> list[SampleKey]:
-        """The keys of one of the worker's batches, counted from the first of the pass."""
-        partition, catalog = self.make_partition(), self.source.catalog
-        positions = partition.batch(number)
-        places = (positions, *catalog.places(partition.sequence.ids(positions)))
-        rows = zip(*(numbers.tolist() for numbers in places), strict=True)
-        return [self.key((position, shard, index, 0)) for position, shard, index in rows]
-
-    @contextmanager
-    def begun(self) -> Iterator[Reading]:
-        """Read. Shards are fetched ahead meanwhile, if they are not all here, and the last use of each is watched for,
-        where there is a limit on how many are kept."""
-        partition, source = self.make_partition(), self.source
-        self.meter.begin_pass(source.readers)
-        with ExitStack() as stack:
-            source.begin_pass(partition.num_workers * partition.epoch_partition.geometry.ranks_per_node)
-            stack.callback(source.end_pass)
-            prefetcher = last_uses = None
-            if source.is_remote:
-                ahead = self.predownload
-                lookahead = Lookahead(ahead, ahead) if ahead else _default_lookahead(partition, source.catalog)
-                needs = _shard_needs(partition, source.catalog)
-                prefetcher = stack.enter_context(closing(ShardPrefetcher(needs, source.fetch_ahead, lookahead)))
-            if source.cache_limit is not None:
-                last_uses = stack.enter_context(closing(LastUses(_node_plan(partition, source.catalog))))
-            yield Reading(partition, self, prefetcher, last_uses)
-
-
-class Reading:
-    """One worker's pass under way.
-
-    Args:
-        partition: What is read.
-        of_pass: How.
-        prefetcher: Fetches shards ahead; None where they are all here.
-        last_uses: Tells of shards' last uses; None where nobody need know.
-    """
-
-    def __init__(
-        self,
-        partition: WorkerPartition,
-        of_pass: WorkerPass,
-        prefetcher: ShardPrefetcher | None,
-        last_uses: LastUses | None,
-    ) -> None:
-        self.batch_size = partition.epoch_partition.geometry.batch_size
-        self._partition = partition
-        self._source = of_pass.source
-        self._meter = of_pass.meter
-        self._near_end = of_pass.near_end
-        self._prefetcher = prefetcher
-        self._last_uses = last_uses
-        self._batches_read = 0
-
-    def windows(self) -> Iterator[_Window]:
-        """The worker's samples in order, some batches at a time."""
-        # A partition of one batch that is not full has all of its end in sight.
-        near_end_at = (self._partition.num_samples() - self.batch_size) * _NEAR_END
-        samples_before, is_near_end, catalog = 0, False, self._source.catalog
-        for window in _located(self._partition, catalog):
-            self._meter.begin_window(catalog, window.shards, self.batch_size)
-            samples_before += len(window.positions)
-            if not is_near_end and samples_before > near_end_at:
-                is_near_end = True
-                self._near_end()
-            yield window
-
-    def last_uses(self, shards: NDArray[np.int64]) -> NDArray[np.bool_] | None:
-        """Which of the samples that follow the batches read so far are this worker's last of their shards.
-
-        Args:
-            shards: The shard of each of these samples.
-
-        Returns:
-            None where nobody need know.
-        """
-        if self._last_uses is None:
-            return None
-        return self._last_uses.among(shards, self._batches_read * self.batch_size)
-
-    def reader(self, shard: int) -> ShardReader:
-        """The reader of a shard whose sample is next; opened, and fetched, if need be."""
-        readers = self._source.readers
-        reader = readers.get(shard)
-        if reader is None:
-            return self._open(shard)
-        readers.move_to_end(shard)
-        return reader
-
-    def let_go(self, shard: int) -> None:
-        """Take note that the worker's last sample of a shard was read."""
-        self._source.let_go(shard)
-        if self._prefetcher is not None:
-            self._prefetcher.moved_on()
-
-    def about_to_read(self, batches: int) -> None:
-        """Fetch ahead as if so many more batches had been read: they are about to be, all at once."""
-        if self._prefetcher is not None:
-            self._prefetcher.reader_at((self._batches_read + max(0, batches)) * self.batch_size)
-
-    def have_read(self, batches: int) -> None:
-        """Take note that so many more batches were read, and are not handed out yet."""
-        self._batches_read += batches
-        self.about_to_read(0)
-        for finished in () if self._last_uses is None else self._last_uses.finished(self._batches_read):
-            self._source.finish(finished)
-        self._source.rest()
-
-    def _open(self, shard: int) -> ShardReader:
-        began = perf_counter_ns()
-        if self._prefetcher is not None:
-            self._prefetcher.retry_if_failed(shard)
-        reader = self._source.open(shard)
-        self._meter.opened(began, self._source.catalog, shard)
-        if self._prefetcher is not None:
-            self._prefetcher.moved_on()
-        return reader
-
-
-def _default_lookahead(partition: WorkerPartition, catalog: Catalog) -> Lookahead:
-    readers = partition.num_workers * partition.epoch_partition.geometry.ranks_per_node
-    return default_lookahead(
-        partition.epoch_partition.geometry.batch_size, catalog.num_samples / len(catalog.shards), readers
-    )
-
-
-class WorkerSamples(Iterator[Any]):
-    """Iterates over a worker's samples of a pass and counts them. It ends when nobody holds it any more.
-
-    Args:
-        of_pass: What to read.
-    """
-
-    def __init__(self, of_pass: WorkerPass) -> None:
-        self.samples_read = 0
-        """Samples handed out so far."""
-        make = of_pass.making.make
-        samples = _read(of_pass) if make is None else _make(of_pass, make)
-        self._samples = samples if of_pass.watch is None else of_pass.watch.samples(samples)
-
-    def __next__(self) -> Any:
-        sample = next(self._samples)
-        self.samples_read += 1
-        return sample
-
-    def close(self) -> None:
-        """Hand out no more, and stop fetching ahead."""
-        self._samples.close()
-
-
-def _read(of_pass: WorkerPass) -> Generator[Any, None, None]:
-    source, transform, watch = of_pass.source, of_pass.making.transform, of_pass.watch
-    with of_pass.begun() as reading:
-        readers, latest = source.readers, -1
-        for window in reading.windows():
-            rows = _rows(window, reading)
-            for position, shard, index, events in rows if watch is None else watch.rows(rows):
-                # At every sample anew: what the caller does between two of them may close shards.
-                reader = readers.get(shard) if shard == latest else reading.reader(shard)
-                if reader is None:
-                    reader = reading.reader(shard)
-                latest = shard
-                try:
-                    sample = reader[index]
-                except FormatError as error:
-                    raise source.named(error, shard) from error
-                if events:
-                    _note(events, shard, reading)
-                if transform is not None:
-                    try:
-                        sample = transform(sample, position)
-                    except Exception as error:
-                        raise of_pass.failed((position, shard, index, events), error) from error
-                yield sample
-
-
-def _make(of_pass: WorkerPass, make: KeyedSample) -> Generator[Any, None, None]:
-    """The samples as a subclass of the dataset makes them, each while its shard is open."""
-    source, watch = of_pass.source, of_pass.watch
-    with of_pass.begun() as reading:
-        first_ids = source.catalog.first_sample_of_shard
-        for window in reading.windows():
-            rows = _rows(window, reading)
-            for position, shard, index, events in rows if watch is None else watch.rows(rows):
-                reading.reader(shard)
-                source.is_in_pass = True
-                try:
-                    sample = make(int(first_ids[shard]) + index, position)
-                except Exception as error:
-                    raise of_pass.failed((position, shard, index, events), error) from error
-                finally:
-                    source.is_in_pass = False
-                if events:
-                    _note(events, shard, reading)
-                yield sample
-
-
-def _note(events: int, shard: int, reading: Reading) -> None:
-    if events & _LAST_USE:
-        reading.let_go(shard)
-    if events & _BATCH_ENDS:
-        reading.have_read(batches=1)
-
-
-def _rows(window: _Window, reading: Reading) -> Iterator[Row]:
-    """Position, shard, index within it, and what happens after it, sample by sample."""
-    events = np.zeros(len(window.positions), np.uint8)
-    events[reading.batch_size - 1 :: reading.batch_size] = _BATCH_ENDS
-    are_last = reading.last_uses(window.shards)
-    if are_last is not None:
-        events[are_last] |= _LAST_USE
-    columns = window.positions.tolist(), window.shards.tolist(), window.indexes.tolist(), events.tobytes()
-    return zip(*columns, strict=True)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerPartition:
-    """One worker's part of a pass: every ``num_workers``-th global batch, beginning with number ``worker``."""
-
-    sequence: Batched
-    epoch_partition: Partition
-    node: int
-    rank_of_node: int
-    worker: int = 0
-    num_workers: int = 1
-
-    def windows(self) -> Iterator[NDArray[np.int64]]:
-        """Positions of this worker's samples in the epoch's sequence, some batches at a time."""
-        batches = range(self.worker, self.epoch_partition.num_batches(), self.num_workers)
-        for window in _some_at_a_time(batches, self.epoch_partition.geometry.batch_size):
-            positions = self.epoch_partition.batches(window, self.node, self.rank_of_node).reshape(-1)
-            # Only an epoch's last batch may be short of samples.
-            yield positions if positions[-1] >= 0 else positions[positions >= 0]
-
-    def batch(self, number: int) -> NDArray[np.int64]:
-        """Positions of one of this worker's batches, counted from its first."""
-        batches = np.array([self.worker + number * self.num_workers])
-        positions = self.epoch_partition.batches(batches, self.node, self.rank_of_node).reshape(-1)
-        return positions[positions >= 0]
-
-    def windows_of_node(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Global batches, and positions of the samples that this node reads of each, of shape (batches, samples).
-
-        Where the last batch is short of samples, its positions are -1.
-        """
-        ranks = range(self.epoch_partition.geometry.ranks_per_node)
-        for window in _some_at_a_time(
-            range(self.epoch_partition.num_batches()), self.epoch_partition.geometry.batch_size * len(ranks)
-        ):
-            yield window, np.hstack([self.epoch_partition.batches(window, self.node, rank) for rank in ranks])
-
-    def num_samples(self) -> int:
-        """About how many samples :meth:`windows` gives, exactly if the last batch is full."""
-        return (
-            len(range(self.worker, self.epoch_partition.num_batches(), self.num_workers))
-            * self.epoch_partition.geometry.batch_size
-        )
-
-
-def _some_at_a_time(batches: range, samples_per_batch: int) -> Iterator[NDArray[np.int64]]:
-    step = max(1, _WINDOW_SAMPLES // samples_per_batch)
-    return (np.asarray(batches[first : first + step], np.int64) for first in range(0, len(batches), step))
-
-
-class _Window(NamedTuple):
-    """Some consecutive samples of a worker, by position and place. Arrays of equal length."""
-
-    positions: NDArray[np.int64]
-    shards: NDArray[np.int64]
-    indexes: NDArray[np.int64]
-
-
-def _located(partition: WorkerPartition, catalog: Catalog) -> Iterator[_Window]:
-    """The worker's samples in order, some batches at a time."""
-    for positions in partition.windows():
-        shards, indexes = catalog.places(partition.sequence.ids(positions))
-        yield _Window(positions, shards, indexes)
-
-
-def _shard_needs(partition: WorkerPartition, catalog: Catalog) -> Iterator[ShardNeed]:
-    """Shards in the order in which this worker first needs them, once per window of samples."""
-    samples_before = 0
-    for window in _located(partition, catalog):
-        shards, first_uses = np.unique(window.shards, return_index=True)
-        for use in np.argsort(first_uses, kind="stable"):
-            yield ShardNeed(samples_before + int(first_uses[use]), int(shards[use]))
-        samples_before += len(window.positions)
-
-
-def _node_plan(partition: WorkerPartition, catalog: Catalog) -> NodePlan:
-    """What the worker reads, and what all workers of its node read together."""
-
-    def of_node() -> Iterator[BatchShards]:
-        for batches, positions in partition.windows_of_node():
-            is_sample = positions >= 0
-            ids = partition.sequence.ids(positions[is_sample])
-            yield BatchShards(np.repeat(batches, is_sample.sum(axis=1)), catalog.shard_of(ids))
-
-    return NodePlan(
-        worker=partition.worker,
-        num_workers=partition.num_workers,
-        num_shards=len(catalog.shards),
-        num_samples=partition.epoch_partition.num_batches()
-        * partition.epoch_partition.geometry.batch_size
-        * partition.epoch_partition.geometry.ranks_per_node,
-        own=lambda: (window.shards for window in _located(partition, catalog)),
-        of_node=of_node,
-    )

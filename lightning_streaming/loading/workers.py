@@ -34,7 +34,8 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 
 from lightning_streaming.errors import ConfigError, SampleError, StreamingError
 from lightning_streaming.loading.batches import Batches, Collate, CollateError, collated, read_tables
-from lightning_streaming.loading.passes import WorkerPass, passes_of
+from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.loading.reading import WorkerPass
 from lightning_streaming.loading.shared_memory import BatchMessage, BatchSender, BatchSlots, shared
 from lightning_streaming.loading.state import PassStart
 from lightning_streaming.loading.transform import kind_of, rng_of_worker, seed_global_generators, told_keys
