@@ -15,31 +15,16 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading import workers
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.dataset_options import describe
 from lightning_streaming.loading.measures import LoaderStatistics, StatisticsCollector
 from lightning_streaming.loading.other_trainers import AcceleratedLoader, AcceleratedPass
 from lightning_streaming.loading.passes import drawn_sequence, passes_of
 from lightning_streaming.loading.run import OnChange, Run
-from lightning_streaming.loading.sample_key import (
-    KeyedBatch,
-    SampleKey,
-    SampleKeys,
-    add_valid,
-    keys_of_batches,
-)
+from lightning_streaming.loading.sample_key import KeyedBatch, SampleKey, SampleKeys, add_valid, keys_of_batches
 from lightning_streaming.loading.shared_memory import make_slots
 from lightning_streaming.loading.state import Cursor, PassStart
-from lightning_streaming.loading.workers import (
-    BatchGroup,
-    Measured,
-    SharedPassStart,
-    WorkerBatches,
-    WorkerChannel,
-    end_workers,
-    in_order,
-    start_iterator,
-)
 from lightning_streaming.order.partition import Partition
 from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
 
@@ -67,7 +52,7 @@ _SETTINGS = (
 class _Progress:
     """What changes while a loader is read. Not its own attributes: Lightning may note, and so keep, all set there."""
 
-    channel: WorkerChannel | None = None
+    channel: workers.WorkerChannel | None = None
     """With workers that live on from pass to pass."""
     passes_begun: int = 0
     moved_at: int = 0
@@ -235,7 +220,9 @@ class StreamingDataLoader(AcceleratedLoader):
         self._forget_pass()
         self.dataset.close()
 
-    def _begin_pass(self, begins: LoaderPass) -> tuple[int, PassStart, WorkerChannel, Iterator[BatchGroup]]:
+    def _begin_pass(
+        self, begins: LoaderPass
+    ) -> tuple[int, PassStart, workers.WorkerChannel, Iterator[workers.BatchGroup]]:
         """Begin the next pass: its number, where it starts, what its workers share, and torch's iterator over them."""
         progress = self._progress
         progress.latest = weakref.ref(begins)
@@ -253,11 +240,11 @@ class StreamingDataLoader(AcceleratedLoader):
         self._tally.begin_pass(self.num_workers)
         if self.drop_last and (why := why_empty(self)):
             _log.warning(why)
-        return progress.passes_begun, start, channel, start_iterator(self, self._worker_batches(channel))
+        return progress.passes_begun, start, channel, workers.start_iterator(self, self._worker_batches(channel))
 
     def _end_workers(self, batches: Iterator[Any] | None) -> None:
         """End the workers behind torch's iterator of a pass, persistent ones too."""
-        end_workers(batches)
+        workers.end_workers(batches)
         if batches is self._iterator:
             vars(self)["_iterator"] = self._progress.channel = None
 
@@ -282,13 +269,15 @@ class StreamingDataLoader(AcceleratedLoader):
         self._progress.unclaimed.append(end)
         passes_of(self.dataset).hand_out(start, end)
 
-    def _new_channel(self) -> WorkerChannel:
+    def _new_channel(self) -> workers.WorkerChannel:
         slots = None if self._is_pinned() else make_slots(self.num_workers, (self.prefetch_factor or 0) + 1)
-        return WorkerChannel(SharedPassStart(len(passes_of(self.dataset).run.asked.skip)), slots)
+        return workers.WorkerChannel(workers.SharedPassStart(len(passes_of(self.dataset).run.asked.skip)), slots)
 
-    def _worker_batches(self, channel: WorkerChannel) -> WorkerBatches:
+    def _worker_batches(self, channel: workers.WorkerChannel) -> workers.WorkerBatches:
         pinned = self._is_pinned()
-        return WorkerBatches(self.dataset, channel, self.collate_fn, drop_last=self.drop_last, one_by_one=pinned)
+        return workers.WorkerBatches(
+            self.dataset, channel, self.collate_fn, drop_last=self.drop_last, one_by_one=pinned
+        )
 
     def _is_pinned(self) -> bool:
         """Whether torch has a thread that takes batches from the workers and pins them, one by one."""
@@ -353,7 +342,7 @@ class LoaderPass(Iterator[Any]):
     def _begin(self) -> None:
         loader = self._loader
         self._number, start, channel, groups = loader._begin_pass(self)
-        self._under_way = _UnderWay(start, groups, in_order(groups, channel, loader.num_workers))
+        self._under_way = _UnderWay(start, groups, workers.in_order(groups, channel, loader.num_workers))
         passes = passes_of(loader.dataset)
         epoch = passes.run.reads(start)
         self._ends = _ends_of_batches(epoch.partition, start.cursor, loader.drop_last)
@@ -363,12 +352,12 @@ class LoaderPass(Iterator[Any]):
 
 class _UnderWay(NamedTuple):
     start: PassStart
-    groups: Iterator[BatchGroup]
+    groups: Iterator[workers.BatchGroup]
     """torch's iterator."""
-    batches: Iterator[Measured]
+    batches: Iterator[workers.Measured]
 
 
-def _at_end(made: Measured | None, end: Cursor | None) -> Exception:
+def _at_end(made: workers.Measured | None, end: Cursor | None) -> Exception:
     """What to raise where batches, or the places at which they end, have come to an end."""
     if made is None and end is None:
         return StopIteration()

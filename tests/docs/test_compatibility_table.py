@@ -19,13 +19,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
-from lightning_streaming import (
-    MDSWriter,
-    Stream,
-    StreamingDataLoader,
-    StreamingDataset,
-    StreamingStateCallback,
-)
+from lightning_streaming import MDSWriter, Stream, StreamingDataLoader, StreamingDataset, StreamingStateCallback
 from lightning_streaming.errors import ConfigError, StateError, StateMismatchError
 from tests.helpers import read_together, worlds
 

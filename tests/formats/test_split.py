@@ -27,13 +27,7 @@ from lightning_streaming.errors import (
 from lightning_streaming.formats.index import FileInfo, ShardInfo
 from lightning_streaming.formats.mds import encode_config
 from lightning_streaming.formats.shard import check_shard, open_shard
-from lightning_streaming.formats.split import (
-    SplitLayout,
-    SplitReader,
-    make_split_layout,
-    meta_bytes,
-    read_split_layout,
-)
+from lightning_streaming.formats.split import SplitLayout, SplitReader, make_split_layout, meta_bytes, read_split_layout
 from tests.formats.golden_datasets import SPLIT, expectations, unpack, value_of
 from tests.formats.small_shards import (
     FORMATS,

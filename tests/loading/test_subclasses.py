@@ -13,11 +13,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from lightning_streaming import (
-    StreamingDataLoader,
-    StreamingDataset,
-    read_sample_log,
-)
+from lightning_streaming import StreamingDataLoader, StreamingDataset, read_sample_log
 from lightning_streaming.errors import ConfigError
 from tests.helpers import assert_resumes_at_every_step, ids, write_dataset
 from tests.loading.processes import wait_until

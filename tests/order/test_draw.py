@@ -16,13 +16,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.order import draw as draw_module
-from lightning_streaming.order.draw import (
-    Resampled,
-    Shuffled,
-    drawn_here,
-    per_shard_choice,
-    resample,
-)
+from lightning_streaming.order.draw import Resampled, Shuffled, drawn_here, per_shard_choice, resample
 from lightning_streaming.order.settings import OrderSettings, SamplingMethod, SettledOrder
 from lightning_streaming.order.shuffles import SHUFFLES
 from lightning_streaming.order.weights import DatasetShape, ResolvedWeights
