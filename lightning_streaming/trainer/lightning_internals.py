@@ -151,7 +151,7 @@ def batches_in_epoch(trainer: Trainer) -> int:
 
 def batches_trained(trainer: Trainer, epoch: int, batches: int) -> int:
     """In ``on_train_start``: batches over all epochs that the weights have seen who stand after these of ``epoch``."""
-    done, in_all = _batches_done(trainer)
+    done, in_all = _completed_batches(trainer)
     return in_all - (done - batches if _current_epochs(trainer).started > epoch else 0)
 
 
@@ -265,7 +265,7 @@ def begin_epoch(trainer: Trainer, epoch: int) -> None:
     fit_loop = trainer.fit_loop
     was_under_way = _current_epochs(trainer).started > epoch
     _set_epochs(trainer, begun=epoch, done=epoch)
-    _settle_total(trainer, 0 if was_under_way else _batches_done(trainer)[0])
+    _settle_total(trainer, 0 if was_under_way else _completed_batches(trainer)[0])
     if fit_loop.epoch_loop.restarted_on_train_batch_end and not was_under_way:
         fit_loop.epoch_loop._batches_that_stepped += 1  # saved before the last batch's step was counted for loggers
     fit_loop.epoch_loop.batch_progress.reset_on_run()
@@ -287,7 +287,7 @@ def resume_epoch(trainer: Trainer, epoch: int, batches_then: int, batches: int) 
     fit_loop, epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
     _set_epochs(trainer, begun=epoch + 1, done=epoch)
     fit_loop._restart_stage = RestartStage.RESTARTED_MID_EPOCH
-    as_saved = epoch_loop.restarting and _batches_done(trainer)[0] == batches_then
+    as_saved = epoch_loop.restarting and _completed_batches(trainer)[0] == batches_then
     if as_saved and epoch_loop.restarted_on_train_batch_end:
         _set_counters(epoch_loop.batch_progress.current, batches)
         epoch_loop.batch_progress.current.completed -= 1  # Lightning completes it itself
@@ -317,7 +317,7 @@ def _settle_steps_of_loggers(trainer: Trainer) -> None:
         loop._batches_that_stepped = trainer.global_step - int(loop._should_check_val_fx(_reading(trainer)[0]))
 
 
-def _batches_done(trainer: Trainer) -> tuple[int, int]:
+def _completed_batches(trainer: Trainer) -> tuple[int, int]:
     """Batches that Lightning would count as completed once it goes on: of the current epoch, and in all."""
     loop = trainer.fit_loop.epoch_loop
     progress, more = loop.batch_progress, int(loop.restarted_on_train_batch_end)
@@ -326,7 +326,7 @@ def _batches_done(trainer: Trainer) -> tuple[int, int]:
 
 def _settle_total(trainer: Trainer, batches_then: int) -> None:
     """Count over all epochs what is done, less what will be read again; nothing is under way."""
-    done, in_all = _batches_done(trainer)
+    done, in_all = _completed_batches(trainer)
     _set_counters(trainer.fit_loop.epoch_loop.batch_progress.total, in_all - (done - batches_then))
 
 

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
@@ -57,8 +57,7 @@ class StreamingStateCallback(Callback):
         self._batches_trained = 0
         self._ends: dict[str, Cursor] = {}
         self._pass_epochs: dict[str, int] = {}
-        self._datasets: dict[str, StreamingDataset] = {}
-        self._global_batches: dict[str, int] = {}
+        self._known: dict[str, _Known] = {}
         self._batches_not_shown: int | None = None
 
     @property
@@ -73,7 +72,7 @@ class StreamingStateCallback(Callback):
         place = self._place
         if place is None:
             return {"version": RUN_VERSION, "trainer": None, "loaders": {}}
-        loaders = {name: self._datasets[name].state_at(cursor) for name, cursor in place.cursors.items()}
+        loaders = {name: self._known[name].dataset.state_at(cursor) for name, cursor in place.cursors.items()}
         return {
             "version": RUN_VERSION,
             "trainer": {
@@ -82,7 +81,7 @@ class StreamingStateCallback(Callback):
                 "batches_in_epoch": place.batches_in_epoch,
             },
             "loaders": loaders,
-            "samples_per_global_batch": {name: self._global_batches[name] for name in loaders},
+            "samples_per_global_batch": {name: self._known[name].global_batch for name in loaders},
         }
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -250,7 +249,7 @@ class StreamingStateCallback(Callback):
             return saved
         known = {} if self._place is None else self._place.cursors
         return {
-            name: self._datasets[name].state_at(known[name])
+            name: self._known[name].dataset.state_at(known[name])
             for name, loader in loaders.items()
             if name in known and not self._begins_with_own(name, known[name], loader.dataset)
         }
@@ -260,14 +259,15 @@ class StreamingStateCallback(Callback):
 
         A module may return such from a loader that is made anew for each epoch.
         """
-        known = self._datasets[name]
+        known = self._known[name].dataset
         if known is dataset:
             return True
         return cursor.sample_in_epoch == 0 and not passes_of(dataset).run.are_of(passes_of(known).run)
 
     def _know(self, loaders: Mapping[str, StreamingDataLoader]) -> None:
-        self._datasets = {name: loader.dataset for name, loader in loaders.items()}
-        self._global_batches = {name: loader.samples_per_global_batch for name, loader in loaders.items()}
+        self._known = {
+            name: _Known(loader.dataset, loader.samples_per_global_batch) for name, loader in loaders.items()
+        }
 
     def _go_to_place(self, trainer: Trainer, loaders: Mapping[str, StreamingDataLoader]) -> None:
         """Set trainer and loaders to where training has come."""
@@ -325,7 +325,7 @@ class StreamingStateCallback(Callback):
         assert self._place is not None, "set by the caller"
         cursor = self._place.cursors.get(name)
         if cursor is None:
-            return self._datasets[name].next_cursor()
+            return self._known[name].dataset.next_cursor()
         if lightning_internals.is_overfitting(trainer):
             return Cursor(self._pass_epochs.get(name, cursor.epoch), 0)
         return cursor if cursor.sample_in_epoch == 0 else Cursor(cursor.epoch + 1, 0)
@@ -334,6 +334,14 @@ class StreamingStateCallback(Callback):
         if self._batches_not_shown is not None:
             lightning_internals.show_epoch_from(trainer, pl_module, self._batches_not_shown)
             self._batches_not_shown = None
+
+
+class _Known(NamedTuple):
+    """A train loader that is being read."""
+
+    dataset: StreamingDataset
+    global_batch: int
+    """Samples of one batch over all ranks."""
 
 
 @dataclass(slots=True)
