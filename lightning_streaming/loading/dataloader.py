@@ -122,6 +122,7 @@ class StreamingDataLoader(AcceleratedLoader):
             )
         super().__init__(dataset, batch_size=batch_size, **kwargs)
         self._samples_per_batch = batch_size
+        passes_of(dataset).run.read_by(batch_size, self.drop_last)
         # By these names Lightning finds them when it makes the loader anew, as it does to predict.
         self.repeat_epoch = repeat_epoch
         self.with_keys = with_keys
@@ -344,7 +345,7 @@ class LoaderPass(Iterator[Any]):
         self._number, start, channel, groups = loader._begin_pass(self)
         self._under_way = _UnderWay(start, groups, workers.in_order(groups, channel, loader.num_workers))
         passes = passes_of(loader.dataset)
-        epoch = passes.run.reads(start)
+        epoch = passes.run.epoch_of(start)
         self._ends = _ends_of_batches(epoch.partition, start.cursor, loader.drop_last)
         if self._with_valid or self._with_keys:
             self._keys = keys_of_batches(start, drawn_sequence(epoch), epoch.partition, passes.catalog)

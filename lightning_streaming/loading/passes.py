@@ -1,6 +1,6 @@
-"""The passes over a dataset: where each begins, what a worker reads of it, and how far it has come.
+"""The passes over a dataset: the run that is kept between them, where each begins, and how far it has come.
 
-CurrentRun      the run that a dataset is read by: kept from pass to pass, and what is to be said about it
+CurrentRun      the run that a dataset is read by, kept from pass to pass; logs what its user must know
 Passes          of a dataset: begins one pass after another, and says how far the one under way has come
 """
 
@@ -18,7 +18,7 @@ from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.measures import BatchMeter
 from lightning_streaming.loading.order_files import OrderAhead, shared_order
 from lightning_streaming.loading.reading import WorkerPartition, WorkerPass, WorkerSamples
-from lightning_streaming.loading.run import Epoch, Machines, OnChange, Run, RunRequest, new_run, order_told, resume
+from lightning_streaming.loading.run import Epoch, Machines, OnChange, Run, RunRequest, new_run, order_of_pass, resume
 from lightning_streaming.loading.sample_key import keys_of_rows
 from lightning_streaming.loading.sample_log import WatchSettings
 from lightning_streaming.loading.sample_source import SampleSource
@@ -26,7 +26,6 @@ from lightning_streaming.loading.shared_memory import PassCounter
 from lightning_streaming.loading.state import Cursor, PassStart, SavedPosition
 from lightning_streaming.loading.transform import Making
 from lightning_streaming.order.batchings import Batched, batched
-from lightning_streaming.order.draw import Shuffled
 from lightning_streaming.order.settings import OrderSettings
 from lightning_streaming.order.weights import ResolvedWeights
 from lightning_streaming.world import World
@@ -53,22 +52,22 @@ class CurrentRun:
         """What messages call whoever reads, where there are several: like "train loader 'text'"."""
         self._source = source
         self._loaded: tuple[SavedPosition, OnChange] | None = None
+        self._settings = asked.settings
         self._initial_nodes: int | None = None
+        self._batch_size, self._drop_last = asked.batch_size, False
         self._run: Run | None = None  # as long as no pass has begun, only remembered for the next question
-        self._has_begun = False
+        self._has_begun = self._has_told_changes = False
         self._ahead = OrderAhead()
 
     @property
     def settings(self) -> OrderSettings:
-        """The settings as they are by now: as asked, as saved, or with defaults filled in since the first look."""
-        if self._run is not None:
-            return self._run.settings
-        return self.asked.settings if self._loaded is None else self.asked.resumed(self._loaded[0])
+        """The settings as they are by now: as asked, as saved, or with the defaults that the first pass filled in."""
+        return self._settings
 
     @property
     def initial_nodes(self) -> int | None:
-        """Nodes of the run's first start, once they are known."""
-        return self._initial_nodes if self._run is None else self._run.initial_nodes
+        """Nodes of the run's first start, once a pass or a saved position has said them."""
+        return self._initial_nodes
 
     @property
     def weights(self) -> ResolvedWeights:
@@ -95,7 +94,13 @@ class CurrentRun:
             words = "%snum_canonical_nodes=%s gives way to the saved %d"
             _log.warning(words, told, asked, saved.num_canonical_nodes)
         self._loaded, self._initial_nodes = (saved, on_change), saved.initial_physical_nodes
-        self._run, self._has_begun = None, False
+        self._settings, self._run = self.asked.resumed(saved), None
+        self._has_begun = self._has_told_changes = False
+
+    def read_by(self, batch_size: int, drop_last: bool) -> None:
+        """Take note of how a loader reads, for whoever asks before it has begun a pass."""
+        self._batch_size, self._drop_last = batch_size, drop_last
+        self._run = self._run and self._run.on(replace(self._run.machines, batch_size=batch_size, drop_last=drop_last))
 
     def call(self, reader: str) -> None:
         """Let messages call whoever reads so."""
@@ -129,7 +134,7 @@ class CurrentRun:
 
     def keep(self, run: Run) -> None:
         """Go on with this run, which has begun, or counts batches from somewhere."""
-        self._run, self._initial_nodes = run, run.initial_nodes
+        self._run, self._settings, self._initial_nodes = run, run.settings, run.initial_nodes
 
     def begin(self, cursor: Cursor, world: World, batch_size: int, drop_last: bool) -> PassStart:
         """Begin a pass at ``cursor``, or where it leads to, and say what there is to say about it."""
@@ -137,7 +142,7 @@ class CurrentRun:
         late = [] if self._has_begun else run.skipped_too_late(cursor)
         if late:
             words = "%sskip: batches %s have been read already, so nothing is left out for them"
-            _log.warning(words, run.told, ", ".join(map(str, late)))
+            _log.warning(words, run.message_prefix, ", ".join(map(str, late)))
         cursor = self.normalise(run, cursor)
         for why in run.why_uneven(cursor):
             _log.warning("%s", why)
@@ -153,41 +158,45 @@ class CurrentRun:
 
     def _new_run(self, world: World) -> Run:
         machines = Machines(
-            num_nodes=world.num_nodes, ranks_per_node=world.ranks_per_node, batch_size=self.asked.batch_size
+            num_nodes=world.num_nodes,
+            ranks_per_node=world.ranks_per_node,
+            batch_size=self._batch_size,
+            drop_last=self._drop_last,
         )
         catalog = self._source.catalog
         if self._loaded is None:
             return new_run(self.asked, catalog, machines, self._initial_nodes, self.reader)
         saved, on_change = self._loaded
         resumed = resume(saved, self.asked, catalog, machines, on_change, self.reader)
-        for note in resumed.notes():
+        for note in () if self._has_told_changes else resumed.notes():
             _log.warning("%s", note)
+        self._has_told_changes = True
         return resumed.run
 
-    def reads(self, start: PassStart) -> Epoch:
+    def epoch_of(self, start: PassStart) -> Epoch:
         """The epoch of a pass that was begun, here or in the process that has started this one."""
-        told = order_told(self.asked, self._source.catalog, start)
+        told = order_of_pass(self.asked, self._source.catalog, start)
+        self._settings = told.settings
         known = self._run and self._run.order
-        return Epoch.told(known if known and known.settings == told.settings else told, start)
+        return Epoch.of_pass(known if known and known.settings == told.settings else told, start)
 
     def prepare_after(self, start: PassStart) -> None:
         """Begin to make the order of the epoch after a pass, so that nobody waits for it then."""
-        order = self.reads(start).order
-        self._ahead.prepare(Shuffled(order.settings, order.shape, start.cursor.epoch + 1))
+        order = self.epoch_of(start).order
+        self._ahead.prepare(order.shuffled(start.cursor.epoch + 1))
 
     def close(self) -> None:
         """Keep no order that was made ahead."""
         self._ahead.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A process that is spawned reads the index itself.
-        return {**self.__dict__, "_run": None, "_initial_nodes": self.initial_nodes}
+        # A process that is spawned reads the index itself, and is told where a pass begins.
+        return {**self.__dict__, "_run": None}
 
 
 def drawn_sequence(epoch: Epoch) -> Batched:
     """The sample ids of an epoch by position; a large order is made once on a node, and mapped."""
-    order = Shuffled(epoch.order.settings, epoch.order.shape, epoch.cursor.epoch, shared_order)
-    return batched(order.drawn(), epoch.composed)
+    return batched(epoch.order.shuffled(epoch.cursor.epoch, shared_order).drawn(), epoch.composed)
 
 
 class Passes:
@@ -274,7 +283,7 @@ class Passes:
         run, source = self.run, self._source
 
         def make_partition() -> WorkerPartition:
-            epoch = run.reads(start)
+            epoch = run.epoch_of(start)
             return WorkerPartition(
                 sequence=drawn_sequence(epoch),
                 epoch_partition=epoch.partition,

@@ -56,7 +56,7 @@ class WorkerPass:
     key: Callable[[Row], SampleKey]
     """Finds the key of a sample."""
     predownload: int | None
-    """Samples ahead of the reader for which shards are fetched; None for :func:`default_reach`."""
+    """Samples ahead of the reader for which shards are fetched; None for what :func:`default_lookahead` says."""
     near_end: Callable[[], None]
     """Called once, when most of it has been read."""
     meter: BatchMeter

@@ -6,7 +6,8 @@ Run          the same on given machines, as far as it has come: where an epoch e
 Epoch        one epoch of a run, from a cursor on: its sequence, and who reads which part of it
 resume       the run that goes on from a saved position
 
-Nothing here reads a file, logs, or changes; whoever begins a pass keeps the run that :meth:`Run.at` returns.
+Nothing here reads a file, logs, or changes, but for answers that are remembered; whoever begins a pass keeps the run
+that :meth:`Run.at` returns.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.fingerprint import Difference, Fingerprint, in_words, refusal
 from lightning_streaming.loading.state import Cursor, PassStart, SavedPosition
 from lightning_streaming.order.batchings import Batched, batched
-from lightning_streaming.order.draw import Shuffled
+from lightning_streaming.order.draw import Draw, Shuffled, drawn_here
 from lightning_streaming.order.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
 from lightning_streaming.order.settings import OrderSettings, SettledOrder
 from lightning_streaming.order.skips import (
@@ -105,17 +106,23 @@ class RunOrder:
         return self.settings.batching_method != "random"
 
     def sequence(self, geometry: BatchGeometry, epoch: int) -> Batched:
-        """What an epoch reads at each position.
+        """What an epoch reads at each position: to count with. As it is kept, nobody asks it for ids.
 
         Args:
             geometry: What its batches are made for.
             epoch: Counts from 0.
         """
-        known = self._sequences.pop((geometry, epoch), None)
-        self._sequences[geometry, epoch] = known or batched(Shuffled(self.settings, self.shape, epoch), geometry)
-        while len(self._sequences) > _SEQUENCES_KEPT:
-            del self._sequences[next(iter(self._sequences))]
-        return self._sequences[geometry, epoch]
+        known = self._sequences.get((geometry, epoch))
+        if known is None:
+            known = batched(self.shuffled(epoch), geometry)
+            # Anew, rather than changed: a checkpoint may be written by a thread.
+            kept = list(self._sequences.items())[1 - _SEQUENCES_KEPT :]
+            object.__setattr__(self, "_sequences", {**dict(kept), (geometry, epoch): known})
+        return known
+
+    def shuffled(self, epoch: int, draw: Draw = drawn_here) -> Shuffled:
+        """The samples that an epoch draws, shuffled; ``draw`` draws them, when ids are first asked for."""
+        return Shuffled(self.settings, self.shape, epoch, draw)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -133,7 +140,7 @@ class Epoch:
     """What it leaves out."""
 
     @classmethod
-    def told(cls, order: RunOrder, start: PassStart) -> Epoch:
+    def of_pass(cls, order: RunOrder, start: PassStart) -> Epoch:
         """The epoch of a pass that another process has begun."""
         world = start.world
         machines = BatchGeometry(
@@ -157,23 +164,26 @@ class Epoch:
 
     @property
     def sequence(self) -> Batched:
-        """What is read at each position of the whole epoch."""
+        """What is read at each position of the whole epoch: to count with, like :meth:`RunOrder.sequence`."""
         return self.order.sequence(self.composed, self.cursor.epoch)
 
     @cached_property
     def partition(self) -> Partition:
         """How what is left of it is divided among ranks and batches."""
-        return Partition(
-            sequence=Skipped(self.sequence, self.skipped),
-            start=self.cursor.sample_in_epoch,
-            geometry=self.machines,
-            layout=rank_layout(self.order.settings, self.machines, self.composed),
-        )
+        return self._partition(self.cursor.sample_in_epoch)
 
     @property
     def whole(self) -> Partition:
         """The same from its first sample on."""
-        return replace(self.partition, start=0)
+        return self._partition(0)
+
+    def _partition(self, start: int) -> Partition:
+        return Partition(
+            sequence=Skipped(self.sequence, self.skipped) if self.skipped.runs else self.sequence,
+            start=start,
+            geometry=self.machines,
+            layout=rank_layout(self.order.settings, self.machines, self.composed),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,7 +234,7 @@ class Run:
         return self.order.settings
 
     @property
-    def told(self) -> str:
+    def message_prefix(self) -> str:
         """What a message begins with."""
         return f"{self.reader}: " if self.reader else ""
 
@@ -265,7 +275,7 @@ class Run:
         """
         sequence, kept = self._sequence(cursor), self._kept(cursor)
         consumed = kept.end if self._ends_early(cursor) else cursor.sample_in_epoch
-        position = sequence.resume_position(consumed, self.machines.num_ranks, self.told)
+        position = sequence.resume_position(consumed, self.machines.num_ranks, self.message_prefix)
         if kept.entries_before(position) < len(kept) and self._has_batches(cursor.epoch):
             return Cursor(cursor.epoch, position)
         epoch = first_epoch_not_skipped(self.skipped_ranges.values(), cursor.epoch + 1)
@@ -362,9 +372,9 @@ class Run:
         composed, mine = self._composed(cursor), self._geometry().global_batch_size
         if self.order.is_composed and composed.global_batch_size != mine:
             yield (
-                f"{self.told}epoch {cursor.epoch} goes on with global batches of {composed.global_batch_size} samples, "
-                f"made for {composed.num_nodes} nodes of {composed.ranks_per_node} ranks; read in steps of {mine}, "
-                "these are not whole until the next epoch"
+                f"{self.message_prefix}epoch {cursor.epoch} goes on with global batches of "
+                f"{composed.global_batch_size} samples, made for {composed.num_nodes} nodes of "
+                f"{composed.ranks_per_node} ranks; read in steps of {mine}, these are not whole until the next epoch"
             )
 
     def _ends_early(self, cursor: Cursor) -> bool:
@@ -410,8 +420,6 @@ class Resumed(NamedTuple):
     """A run that goes on."""
 
     run: Run
-    cursor: Cursor
-    """Where it goes on, as it was saved; see :meth:`Run.normalise`."""
     differences: Sequence[Difference]
     """What has changed of data and order since."""
 
@@ -419,7 +427,7 @@ class Resumed(NamedTuple):
         """What to tell the user."""
         if self.differences:
             changed = indent(in_words(self.differences), "  ")
-            yield f"{self.run.told}resuming although data or order have changed:\n{changed}"
+            yield f"{self.run.message_prefix}resuming although data or order have changed:\n{changed}"
 
 
 def new_run(
@@ -487,10 +495,10 @@ def resume(
         may_end_early=on_change == "warn",
         reader=reader,
     )
-    return Resumed(run, saved.cursor, found)
+    return Resumed(run, found)
 
 
-def order_told(asked: RunRequest, catalog: Catalog, start: PassStart) -> RunOrder:
+def order_of_pass(asked: RunRequest, catalog: Catalog, start: PassStart) -> RunOrder:
     """The order of a pass that another process has begun."""
     seeded = replace(asked.settings, shuffle_seed=start.shuffle_seed)
     return _settled(asked, seeded.settled_as(start.num_canonical_nodes, start.shuffle_block_size), catalog)

@@ -26,6 +26,10 @@ _CHUNK = 1 << 20
 """Ids that are looked up at once: what is needed besides the order itself stays small."""
 
 
+Draw = Callable[["Shuffled"], NDArray[np.integer[Any]]]
+"""Draws an order whole."""
+
+
 def drawn_here(order: Shuffled) -> NDArray[np.integer[Any]]:
     """Draw an order into an array of this process's own."""
     out = np.empty(len(order), order.dtype)
@@ -53,7 +57,7 @@ class Shuffled(SampleSequence):
     settings: SettledOrder
     shape: DatasetShape
     epoch: int
-    draw: Callable[[Shuffled], NDArray[np.integer[Any]]] = drawn_here
+    draw: Draw = drawn_here
 
     def __post_init__(self) -> None:
         if self.epoch < 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,20 +12,23 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import SampleIndexError
 
 
-class SampleSequence(Protocol):
+class SampleSequence(ABC):
     """Sample ids in an order, at random access: one step of the chain.
 
     *Entries* are what a step counts for itself. *Positions* are the entries of the batching step: saved states count
     these. Steps before it and the step itself need not tell them apart, and what follows it says where its entries lie.
     """
 
+    @abstractmethod
     def __len__(self) -> int:
         """Entries."""
 
+    @abstractmethod
     def ids(self, entries: NDArray[np.int64]) -> NDArray[np.int64]:
         """Sample ids of entries in ``[0, len(self))``, of any shape."""
 
     @property
+    @abstractmethod
     def digest(self) -> str:
         """32 hexadecimal digits: a name of all that the ids depend on, known without drawing."""
 

@@ -73,7 +73,12 @@ NOTHING_SKIPPED = SkippedPositions()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Skipped(SampleSequence):
-    """A sequence without some of its positions, as if it did not have them."""
+    """A sequence without some of its positions, as if it did not have them.
+
+    Args:
+        inner: One whose entries are positions, as those of the batching step are.
+        skipped: Those that are left out.
+    """
 
     inner: SampleSequence
     skipped: SkippedPositions

@@ -119,7 +119,8 @@ class StreamingDataModule(_WithOptions):
         LightningDataModule.__init__(self)
         settings = dict(vars(options))
         self.configs: dict[Stage, StreamingConfig | None] = {stage: config_of(settings.pop(stage)) for stage in STAGES}
-        vars(self).update(settings)
+        for name, value in settings.items():
+            setattr(self, name, value)  # which a subclass may have a property for
         self.datasets: dict[Stage, StreamingDataset] = {}
         self._leave_out_loaders()
 
@@ -153,7 +154,7 @@ class StreamingDataModule(_WithOptions):
     def build_dataloader(self, stage: Stage, dataset: StreamingDataset) -> StreamingDataLoader:
         """Make the loader of a stage. Called whenever Lightning asks for one."""
         loading = {one.name: getattr(self, one.name) for one in fields(LoaderOptions)}
-        loading["drop_last"] &= stage == "train"
+        loading["drop_last"] = self.drop_last and stage == "train"
         if not self.num_workers:
             loading.update(persistent_workers=False, multiprocessing_context=None)
         return StreamingDataLoader(
