@@ -415,8 +415,13 @@ class CacheDirectory:
             self._index_bytes = usage.index_bytes(self.path)
         return self._index_bytes
 
-    def remove_unused(self, count: UsageCount, files: Sequence[CacheEntry]) -> bool:
+    def remove_unused(self, count: UsageCount, files: Sequence[CacheEntry], why: str) -> bool:
         """Remove files of ours unless somebody has one of them open. Must be called while holding the usage lock.
+
+        Args:
+            count: Where they are counted.
+            files: All of them, or none, are removed.
+            why: For the log.
 
         Returns:
             Whether they are gone; False if none was removed.
@@ -429,7 +434,7 @@ class CacheDirectory:
                 same = (found.st_size, found.st_mtime_ns) == (file.size, file.modified)
                 if not same or not shared_files.try_lock(descriptors[-1], shared=False):
                     return False
-            _logger.debug("evicted: %s", ", ".join(file.path for file in files))
+            _logger.debug("evicted: %s (%s)", ", ".join(file.path for file in files), why)
             return sum(_unlink(count, file.path, file.size) for file in files) == len(files)
         except OSError:  # gone, another user's, or a filesystem without locks
             return False

@@ -303,7 +303,7 @@ class _Cleaner:
         since = self._plan.unused_since
         if reason is Reason.COLD and since is not None and usage.last_used(entry.accessed) >= since * 1e9:
             return False  # it was used meanwhile
-        return self._cache.remove_unused(count, [entry])
+        return self._cache.remove_unused(count, [entry], f"cache maintenance: {reason.value}")
 
 
 def _names(index: index_files.FoundIndex | None) -> Container[str] | None:

@@ -151,7 +151,7 @@ class CacheQuota:
             Bytes freed; 0 if nothing could go.
         """
         with self._held() as held:
-            return _evict(held, _count_again(held), size, spare_since)
+            return _evict(held, _count_again(held), size, spare_since, "the disk is full")
 
     def retry_with_space(
         self,
@@ -227,7 +227,7 @@ class CacheQuota:
             wanted = _wanted(demands)
             if bytes_to_free(_counted(held), wanted, limit):
                 owners = _count_again(held)
-                _evict(held, owners, bytes_to_free(_counted(held), wanted, limit), spare_since)
+                _evict(held, owners, bytes_to_free(_counted(held), wanted, limit), spare_since, f"cache_limit={limit}")
                 if _counted(held) + wanted > limit:
                     return False
             _take(_count_of(held, directory), demands)
@@ -310,13 +310,13 @@ def _count_again(held: _Held) -> _Owners:
     return owners
 
 
-def _evict(held: _Held, owners: _Owners, enough: int, spare_since: int | None) -> int:
+def _evict(held: _Held, owners: _Owners, enough: int, spare_since: int | None, why: str) -> int:
     freed = 0
     for file in coldest_first(owners, spare_since):
         if freed >= enough:
             break
         directory, count = held[owners[file]]
-        freed += file.size if directory.remove_unused(count, [file]) else 0
+        freed += file.size if directory.remove_unused(count, [file], why) else 0
     return freed
 
 

@@ -262,7 +262,7 @@ class ShardCache:
         if not found:
             return False
         with self._named(), self.directory.locked() as count:
-            return count is not None and self.directory.remove_unused(count, found)
+            return count is not None and self.directory.remove_unused(count, found, "asked for")
 
     def discard(self, shard: ShardInfo) -> bool:
         """Remove a shard's files from our directory, because a raw one turned out to be damaged or has vanished.

@@ -376,7 +376,7 @@ def test_what_was_changed_since_it_was_looked_at_is_not_evicted(http_store: Http
     directory = cache_of(http_store, tmp_path).directory
     with directory.locked() as count:
         assert count is not None
-        assert not directory.remove_unused(count, [seen])
+        assert not directory.remove_unused(count, [seen], "asked for")
         assert count.used == 3000
     assert path.read_bytes() == b"mine"
 

@@ -241,7 +241,11 @@ def test_what_follows_from_no_data_is_told_without_any() -> None:
 
 
 def test_a_copy_tells_the_same(dataset: StreamingDataset) -> None:
+    next(iter(dataset))
+    settled = dataset.num_canonical_nodes, dataset.shuffle_block_size, dataset.initial_physical_nodes
+    assert None not in settled
     for made in (copy.deepcopy(dataset), pickle.loads(pickle.dumps(dataset))):
+        assert (made.num_canonical_nodes, made.shuffle_block_size, made.initial_physical_nodes) == settled
         assert made.streams[1].choose == dataset.streams[1].choose == 17
         assert made.samples_per_shard.tolist() == dataset.samples_per_shard.tolist()
 
