@@ -72,6 +72,13 @@ def test_epochs_that_are_skipped_whole_are_passed_over(root: Path, drop_last: bo
     assert loader.cursor() == Cursor(4, 0)
 
 
+def test_batches_are_counted_of_the_epoch_that_is_read_next(root: Path) -> None:
+    loader = make_loader(root, skip=["8-15", "17"])  # all of the second epoch, and one batch of the third
+    assert loader.batches_of_epoch() == len(ids(loader)) == 8
+    assert loader.cursor() == Cursor(1, 0)
+    assert loader.batches_of_epoch() == len(ids(loader)) == 7
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_mixtures_skip_whole_batches_by_every_method(mixture: dict[str, Stream], method: str) -> None:
     def loader(**more: Any) -> StreamingDataLoader:
