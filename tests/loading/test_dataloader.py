@@ -159,6 +159,16 @@ def test_the_last_batch_ends_where_the_next_epoch_begins(root: Path) -> None:
     assert loader.cursor() == Cursor(1, 0)
 
 
+@pytest.mark.parametrize("at_once", [1, 3, 7, 8])
+def test_ends_are_the_same_however_many_are_worked_out_together(
+    root: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr("lightning_streaming.loading.dataloader._AT_ONCE", at_once)
+    loader = make_loader(root)
+    assert len(ids(loader)) == 8
+    assert [loader.claim() for _ in range(8)] == [*(Cursor(0, 4 * batch) for batch in range(1, 8)), Cursor(1, 0)]
+
+
 def test_batches_may_be_claimed_when_the_next_pass_has_begun(root: Path) -> None:
     loader = make_loader(root)
     next(iter(loader))
@@ -322,3 +332,22 @@ def test_a_dataset_knows_where_its_loader_is_until_it_is_moved(root: Path) -> No
     loader.dataset.load_state_dict({**saved, "sample_in_epoch": 4})
     next(under_way)
     assert loader.dataset.state_dict()["sample_in_epoch"] == 4
+
+
+def test_a_dataset_knows_the_later_of_two_passes_that_began_alike(root: Path) -> None:
+    dataset = make_dataset(root)
+    first, second = (iter(StreamingDataLoader(dataset)) for _ in range(2))
+    begins = dataset.state_dict()
+    next(first)
+    dataset.load_state_dict(begins)
+    next(second)
+    next(first)
+    assert dataset.state_dict()["sample_in_epoch"] == 4
+
+
+def test_a_dataset_forgets_its_loader_when_workers_of_another_begin(root: Path) -> None:
+    dataset = make_dataset(root)
+    next(iter(StreamingDataLoader(dataset)))
+    assert dataset.state_dict()["sample_in_epoch"] == 4
+    next(iter(DataLoader(dataset, batch_size=4, num_workers=1)))
+    assert (dataset.state_dict()["epoch"], dataset.state_dict()["sample_in_epoch"]) == (1, 0)

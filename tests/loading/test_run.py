@@ -156,6 +156,13 @@ def test_advancing_twice_is_advancing_by_the_sum(
     assert run.advance(Cursor(3, 7), 0) == Cursor(3, 7)
 
 
+@pytest.mark.parametrize(("read", "there"), [(88, 89), (89, 90), (96, 90), (97, 98)])
+def test_only_what_keeps_ranks_even_counts_for_nothing(catalog: Catalog, read: int, there: int) -> None:
+    run = new_run(request(), catalog, machines(1, 8, 1))
+    # Of 90 samples, 89 are left for 8 ranks, which read 96. One more round is more than there is, and stays so.
+    assert run.advance(Cursor(0, 1), read) == Cursor(0, there)
+
+
 def test_an_epoch_ends_where_the_next_begins(catalog: Catalog) -> None:
     run = new_run(request(), catalog, machines(batch_size=None))
     length = len(run.epoch(Cursor(0, 0)).sequence)
@@ -172,6 +179,13 @@ def test_epochs_that_are_skipped_whole_are_passed_over(catalog: Catalog) -> None
     begins = run.normalise(Cursor(0, 10))
     assert begins == Cursor(3, 0)  # what is skipped of it is passed over when it is read
     assert run.epoch(begins).partition.batch(0, 0, 0).tolist() == [35, 36, 37, 38, 39]
+
+
+def test_an_epoch_of_which_a_dropped_batch_is_left_is_passed_over(catalog: Catalog) -> None:
+    run = new_run(request(skip=("0-21",)), catalog, machines(batch_size=4, drop_last=True))
+    assert list(run.skipped_ranges.values()) == [((0, 0), (0, 88))]
+    assert run.normalise(Cursor(0, 0)) == Cursor(1, 0)
+    assert run.on(machines(batch_size=4)).normalise(Cursor(0, 0)) == Cursor(0, 0)
 
 
 def test_seed_canonical_nodes_and_block_are_those_of_the_saved_position(catalog: Catalog) -> None:
@@ -244,6 +258,16 @@ def test_a_state_without_a_fingerprint_is_taken_as_it_is(catalog: Catalog, small
         resumed.run.normalise(Cursor(0, 80))
 
 
+def test_a_state_that_does_not_tell_its_first_nodes_has_none_to_go_on_with(catalog: Catalog) -> None:
+    asked = request(batching_method="device_per_stream", num_canonical_nodes=4)
+    state = new_run(asked, catalog, machines(4, 1, 2)).saved(Cursor(1, 0))
+    told = resume(state, asked, catalog, machines(3, 1, 2)).run
+    assert told.epoch(Cursor(1, 0)).composed.num_nodes == 1
+    untold = resume(replace(state, initial_physical_nodes=None), asked, catalog, machines(3, 1, 2)).run
+    with pytest.raises(ConfigError, match="num_canonical_nodes=4 must be a multiple of the 3 nodes"):
+        untold.epoch(Cursor(1, 0))
+
+
 def test_too_many_canonical_nodes_are_refused_as_whoever_asked_for_them(catalog: Catalog) -> None:
     many = request(num_canonical_nodes=2**17)
     with pytest.raises(ConfigError, match="is 131072, and an epoch of 90 samples has 65536 at most"):
@@ -268,6 +292,7 @@ def test_an_epoch_under_way_keeps_its_batches_on_other_machines(catalog: Catalog
     composed = begun.epoch(Cursor(1, 0)).composed
     moved = begun.on(machines(1, 1, 3))
     assert moved.epoch(Cursor(1, 16)).composed == composed
+    assert moved.epoch(Cursor(1, 0)).composed.batch_size == 3  # of which nothing has been read
     assert moved.epoch(Cursor(2, 0)).composed.batch_size == 3
     assert moved.saved(Cursor(1, 16)).geometry == composed
     assert moved.saved(Cursor(2, 0)).geometry is None
@@ -294,6 +319,8 @@ def test_ranges_to_skip_stay_where_they_were_placed(catalog: Catalog) -> None:
     # From there on a batch has two samples: 2 is the next, 3 and 4 are those that were placed, 5 comes after it.
     assert list(counted.skipped_ranges.values()) == [((0, 12), (0, 20)), ((0, 24), (0, 26))]
     assert counted.skipped_too_late(Cursor(0, 8)) == []
+    assert counted.skipped_too_late(Cursor(0, 25)) == []
+    assert [str(one) for one in counted.skipped_too_late(Cursor(0, 26))] == ["8"]
     assert [str(one) for one in counted.skipped_too_late(Cursor(1, 0))] == ["8"]
 
 
@@ -315,6 +342,30 @@ def test_what_was_placed_for_a_trainer_that_has_begun_stays_there(catalog: Catal
     assert later.on(machines(batch_size=9)).skipped_ranges == run.skipped_ranges
     untouched = run.counted_from(TrainProgress())
     assert untouched.on(machines(batch_size=9)).skipped_ranges != run.skipped_ranges
+
+
+def test_what_was_placed_by_a_pass_is_placed_anew_for_a_trainer_and_for_other_machines(catalog: Catalog) -> None:
+    run = new_run(request(skip=("5",)), catalog, machines(batch_size=4)).at(Cursor(0, 0))
+    assert list(run.skipped_ranges.values()) == [((0, 20), (0, 24))]
+    # Two steps of other machines have come as far as 16, so that three more lie between there and batch 5.
+    counted = run.counted_from(TrainProgress(steps=2, place=(0, 16), steps_in_epoch=2))
+    assert list(counted.skipped_ranges.values()) == [((0, 28), (0, 32))]
+    assert list(run.on(machines(batch_size=9)).skipped_ranges.values()) == [((0, 45), (0, 54))]
+
+
+def test_ranges_of_later_epochs_stay_when_the_epoch_that_they_were_counted_from_is_over(catalog: Catalog) -> None:
+    asked = request(batching_method="per_stream", num_canonical_nodes=4)
+    state = new_run(asked, catalog, machines(1, 2, 4)).at(Cursor(0, 0)).saved(Cursor(0, 16))
+    skipping = replace(asked, skip=parse_batch_ranges(["40", "80"], "skip"))
+    run = resume(state, skipping, catalog, machines(1, 1, 3)).run
+    run = run.counted_from(TrainProgress(steps=2, place=(0, 16), steps_in_epoch=2))
+    lengths = [len(run.epoch(Cursor(*place)).sequence) for place in ((0, 16), (1, 0))]
+    assert lengths == [96, 93]
+    # Of the epoch under way 80 samples are left, 27 batches; the next ones have 31.
+    placed = [((1, 33), (1, 36)), ((2, 60), (2, 63))]
+    for begins in (Cursor(0, 16), Cursor(1, 0), Cursor(2, 0), Cursor(3, 0)):
+        run = run.at(begins)
+        assert list(run.skipped_ranges.values()) == placed, begins
 
 
 @pytest.mark.parametrize("method", BATCHING_METHODS)

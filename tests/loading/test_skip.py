@@ -72,6 +72,13 @@ def test_epochs_that_are_skipped_whole_are_passed_over(root: Path, drop_last: bo
     assert loader.cursor() == Cursor(4, 0)
 
 
+def test_batches_are_counted_of_the_epoch_that_is_read_next(root: Path) -> None:
+    loader = make_loader(root, skip=["8-15", "17"])  # all of the second epoch, and one batch of the third
+    assert loader.batches_of_epoch() == len(ids(loader)) == 8
+    assert loader.cursor() == Cursor(1, 0)
+    assert loader.batches_of_epoch() == len(ids(loader)) == 7
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_mixtures_skip_whole_batches_by_every_method(mixture: dict[str, Stream], method: str) -> None:
     def loader(**more: Any) -> StreamingDataLoader:
@@ -206,6 +213,16 @@ def test_asked_for_too_late_a_range_is_told_once(root: Path, caplog: pytest.LogC
     assert caplog.messages == ["skip: batches 1-2 have been read already, so nothing is left out for them"]
 
 
+def test_after_another_load_it_is_told_again(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    state = {**make_loader(root).state_dict(), "sample_in_epoch": 16}
+    loader = make_loader(root, skip=["1-2"])
+    for _ in range(2):
+        loader.load_state_dict(state)
+        with caplog.at_level(logging.WARNING):
+            batches_of(loader, 2)
+    assert caplog.messages == ["skip: batches 1-2 have been read already, so nothing is left out for them"] * 2
+
+
 def test_saving_what_was_restored_is_the_identity(root: Path) -> None:
     loader = make_loader(root, skip=["1", "6-9"])
     next(iter(loader))
@@ -213,6 +230,17 @@ def test_saving_what_was_restored_is_the_identity(root: Path) -> None:
     again = make_loader(root, skip=["6-9", "1"], batch_size=7)
     again.load_state_dict(state)
     assert again.state_dict() == state
+
+
+@pytest.mark.parametrize(
+    ("skip", "written"), [("7", [0, 28, 1, 0]), ("7-8", [0, 28, 1, 4]), ("15", [1, 28, 2, 0]), ("0-7", [0, 0, 1, 0])]
+)
+def test_ranges_up_to_the_end_of_an_epoch_are_saved_and_read(root: Path, skip: str, written: list[int]) -> None:
+    state = json_copy(make_loader(root, skip=[skip]).state_dict())
+    assert state["skipped"] == {skip: written}
+    loader = make_loader(root, skip=[skip])
+    loader.load_state_dict(state)
+    assert loader.state_dict() == state
 
 
 def test_samples_keep_their_positions_and_so_their_augmentation(root: Path) -> None:

@@ -21,7 +21,7 @@ import torch
 
 from lightning_streaming import Stream, StreamingDataLoader, World
 from lightning_streaming.errors import ConfigError, StateError, StateMismatchError
-from lightning_streaming.loading.state import read_state
+from lightning_streaming.loading.state import RUN_VERSION, SavedTrainer, read_run, read_state
 from tests.helpers import State, ids, json_copy, make_dataset, make_loader, read_epochs, write_dataset, write_shards
 from tests.loading.mutated import mutations
 from tests.loading.processes import wait_until
@@ -410,6 +410,7 @@ def test_what_is_refused_when_it_is_loaded_changes_nothing(data: Path, kind: str
         ({"skipped": {"5": [0, 0, 9, 4]}}, "'5' of 'skipped'"),
         ({"skipped": {"5": [0, 8, 0, 4]}}, "'5' of 'skipped'"),
         ({"skipped": {"5": [0, 8, 0, 10**9]}}, "'5' at sample 1000000000 of an epoch of 41"),
+        ({"skipped": {"5": [0, 10**9, 1, 0]}}, "'5' at sample 1000000000 of an epoch of 41"),
         ({"fingerprint": {"order": {}}}, "'fingerprint' of a saved position needs 'streams'"),
         ({"fingerprint": {"order": [], "streams": {}}}, "'order' of 'fingerprint' of a saved position is a dict"),
         (
@@ -427,6 +428,23 @@ def test_the_error_names_the_field_what_was_found_and_the_way_out(data: Path, ch
     way_out = "resume with the release that wrote it" if "version" in change else "go on from another checkpoint"
     assert way_out in str(caught.value)
     assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(("batches", "in_epoch"), [(0, 0), (7, 0), (7, 8), (8, 8)])
+def test_a_trainer_may_stand_anywhere_in_its_epoch_and_at_its_end(data: Path, batches: int, in_epoch: int) -> None:
+    run = read_run(run_state(data, batches, in_epoch))
+    assert run.trainer == SavedTrainer(epoch=2, batches=batches, batches_in_epoch=in_epoch)
+
+
+def test_a_trainer_beyond_the_end_of_its_epoch_is_refused(data: Path) -> None:
+    with pytest.raises(StateError, match="'batches' is 9 of an epoch of 8"):
+        read_run(run_state(data, 9, 8))
+
+
+def run_state(data: Path, batches: int, in_epoch: int) -> State:
+    """What the callback saves of one train loader."""
+    trainer = {"epoch": 2, "batches": batches, "batches_in_epoch": in_epoch}
+    return {"version": RUN_VERSION, "trainer": trainer, "loaders": {"train": saved(maker(data))}}
 
 
 @pytest.mark.parametrize("nodes", [2**16 + 1, 10**6])

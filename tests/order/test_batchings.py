@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lightning_streaming.errors import ConfigError, SampleIndexError
+from lightning_streaming.errors import ConfigError, SampleIndexError, StateError
 from lightning_streaming.order.batchings import Batched, ComputedRowStreams, draw_row_streams, shares_of_batch
 from lightning_streaming.order.partition import BatchGeometry, Partition, rank_layout
 from lightning_streaming.order.settings import BATCHING_METHODS, SettledOrder
@@ -223,6 +223,25 @@ def test_few_samples_over_many_nodes_are_all_read_and_by_all_ranks_equally(
             assert (positions >= 0).sum() == partition.samples_per_rank()
             places.update(sequence.places(positions[positions >= 0]).tolist())
     assert places == set(range(samples))
+
+
+@pytest.mark.parametrize("algo", ["py1s", "blockwise"])
+def test_each_node_reads_the_streams_in_an_order_of_its_own(algo: str) -> None:
+    settings = make_settings(batching_method="device_per_stream", shuffle_algo=algo, num_canonical_nodes=CANONICAL)
+    shape = make_shape([300], [300])
+    sequence = epoch_of(settings, shape, BatchGeometry(num_nodes=2, ranks_per_node=1, batch_size=4))
+    first, second = streams_of(whole(sequence), shape).reshape(-1, 2, 4)[:, :, 0].T.tolist()
+    assert sorted(first) == sorted(second)
+    assert first != second
+
+
+def test_a_partial_last_round_of_the_reference_may_have_been_read() -> None:
+    geometry = BatchGeometry(num_nodes=2, ranks_per_node=2, batch_size=4)
+    sequence = epoch_of(settings_of("device_per_stream"), make_shape([200], [300]), geometry)
+    end = len(sequence)
+    assert [sequence.resume_position(consumed, 4) for consumed in (end - 1, end + 8, end + 16)] == [end - 1, end, end]
+    with pytest.raises(StateError, match=f"{end + 17} samples were consumed of an epoch that has 500"):
+        sequence.resume_position(end + 17, 4)
 
 
 def test_origins_keep_each_streams_rows_in_order() -> None:

@@ -152,6 +152,8 @@ def test_a_digest_changes_with_all_that_an_order_depends_on() -> None:
         Shuffled(settings, make_shape([2, 5], [3]), 0).digest,
         Shuffled(settings, make_shape([5], [2, 3]), 0).digest,
         Shuffled(settings, make_shape([5, 2], [3], epoch_size=11), 0).digest,
+        # As many samples of each stream, of another share: blocks and batches of their own follow the share.
+        Shuffled(settings, replace(shape, weights=replace(shape.weights, proportion=(0.69, 0.31))), 0).digest,
         Shuffled(replace(settings, shuffle=False), shape, 0).digest,
         Shuffled(replace(settings, shuffle_algo="py1s"), shape, 0).digest,
         Shuffled(replace(settings, shuffle_seed=1), shape, 0).digest,

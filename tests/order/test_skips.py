@@ -172,6 +172,27 @@ def test_an_epoch_that_a_trainer_limits_has_as_many_batches(limit: int | float, 
     assert found[BatchRange(5, 5)][0] == place
 
 
+def test_a_known_range_up_to_the_end_of_an_epoch_is_passed_where_the_next_begins() -> None:
+    partition = partition_of(100, 0, 1, 2, 5)
+    dealing = EpochPartitions(now=partition, later=partition, drop_last=False)
+    known = locate_batch_ranges([BatchRange(9, 9)], {}, TrainProgress(), dealing)
+    assert known == {(9, 9): ((0, 90), (1, 0))}
+    # Nine steps and the batch that was skipped: the next one is number 10.
+    counted = TrainProgress(steps=9, place=(1, 0))
+    assert locate_batch_ranges([BatchRange(12, 12)], known, counted, dealing) == {(12, 12): ((1, 20), (1, 30))}
+
+
+@pytest.mark.parametrize(("at", "left"), [(20, 3), (25, 3), (30, 2), (45, 1), (50, 0), (55, 0)])
+def test_a_part_of_an_epoch_that_is_left_counts_its_last_batch_although_other_machines_began_it(
+    at: int, left: int
+) -> None:
+    partition = partition_of(100, 0, 1, 2, 5)
+    dealing = EpochPartitions(now=partition, later=partition, drop_last=False)
+    counted = TrainProgress(steps=7, place=(0, at), steps_in_epoch=7, limit=0.5)
+    asked = BatchRange(7 + left, 7 + left)
+    assert locate_batch_ranges([asked], {}, counted, dealing) == {asked: ((1, 0), (1, 10))}
+
+
 @given(dealings(), ranges())
 def test_all_that_is_dealt_is_the_rest(dealing: EpochPartitions, asked: list[BatchRange]) -> None:
     found = locate_batch_ranges(asked, {}, TrainProgress(), dealing)
