@@ -27,7 +27,7 @@ from lightning_streaming.errors import (
     StateMismatchError,
     StreamingError,
 )
-from lightning_streaming.loading import epochs
+from lightning_streaming.loading import passes
 from lightning_streaming.order.draw import Shuffled, drawn_here
 from tests.helpers import ids, make_loader, raises, write_dataset
 from tests.loading.processes import children, wait_until
@@ -139,7 +139,7 @@ def _first_epoch_only(order: Shuffled) -> NDArray[np.integer[Any]]:
 def test_workers_that_live_on_tell_why_a_later_pass_cannot_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epochs, "shared_order", _first_epoch_only)
+    monkeypatch.setattr(passes, "shared_order", _first_epoch_only)
     loader = make_loader(
         write_dataset(tmp_path / "data"),
         workers=2,
