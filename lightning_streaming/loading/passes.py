@@ -18,7 +18,17 @@ from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.measures import BatchMeter
 from lightning_streaming.loading.order_files import OrderAhead, shared_order
 from lightning_streaming.loading.reading import WorkerPartition, WorkerPass, WorkerSamples
-from lightning_streaming.loading.run import Epoch, Machines, OnChange, Run, RunRequest, new_run, order_of_pass, resume
+from lightning_streaming.loading.run import (
+    Epoch,
+    Machines,
+    OnChange,
+    Run,
+    RunRequest,
+    new_run,
+    order_of_pass,
+    resume,
+    run_again,
+)
 from lightning_streaming.loading.sample_key import keys_of_rows
 from lightning_streaming.loading.sample_log import WatchSettings
 from lightning_streaming.loading.sample_source import SampleSource
@@ -54,8 +64,10 @@ class CurrentRun:
         self._loaded: tuple[SavedPosition, OnChange] | None = None
         self._settings = asked.settings
         self._initial_nodes: int | None = None
-        self._batch_size, self._drop_last = asked.batch_size, False
+        self._read_by: tuple[int | None, bool] = asked.batch_size, False
         self._run: Run | None = None  # as long as no pass has begun, only remembered for the next question
+        self._brought: Mapping[str, Any] | None = None
+        """In a copy: what its original's run was, but for the data."""
         self._has_begun = self._has_told_changes = False
         self._ahead = OrderAhead()
 
@@ -94,12 +106,12 @@ class CurrentRun:
             words = "%snum_canonical_nodes=%s gives way to the saved %d"
             _log.warning(words, told, asked, saved.num_canonical_nodes)
         self._loaded, self._initial_nodes = (saved, on_change), saved.initial_physical_nodes
-        self._settings, self._run = self.asked.resumed(saved), None
+        self._settings, self._run, self._brought = self.asked.resumed(saved), None, None
         self._has_begun = self._has_told_changes = False
 
     def read_by(self, batch_size: int, drop_last: bool) -> None:
         """Take note of how a loader reads, for whoever asks before it has begun a pass."""
-        self._batch_size, self._drop_last = batch_size, drop_last
+        self._read_by = batch_size, drop_last
         self._run = self._run and self._run.on(replace(self._run.machines, batch_size=batch_size, drop_last=drop_last))
 
     def call(self, reader: str) -> None:
@@ -160,10 +172,12 @@ class CurrentRun:
         machines = Machines(
             num_nodes=world.num_nodes,
             ranks_per_node=world.ranks_per_node,
-            batch_size=self._batch_size,
-            drop_last=self._drop_last,
+            batch_size=self._read_by[0],
+            drop_last=self._read_by[1],
         )
         catalog = self._source.catalog
+        if self._brought is not None:
+            return run_again(self.asked, catalog, self._settings, self._brought)
         if self._loaded is None:
             return new_run(self.asked, catalog, machines, self._initial_nodes, self.reader)
         saved, on_change = self._loaded
@@ -190,8 +204,10 @@ class CurrentRun:
         self._ahead.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A process that is spawned reads the index itself, and is told where a pass begins.
-        return {**self.__dict__, "_run": None}
+        # A process that is spawned reads the index itself.
+        has_begun = self._run is not None and self._run.settings == self._settings
+        brought = self._run.without_data() if self._run is not None and has_begun else self._brought
+        return {**self.__dict__, "_run": None, "_brought": brought}
 
 
 def drawn_sequence(epoch: Epoch) -> Batched:

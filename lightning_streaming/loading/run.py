@@ -13,10 +13,10 @@ that :meth:`Run.at` returns.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from textwrap import indent
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -329,6 +329,10 @@ class Run:
         has_begun = self.counted is not None and counted.steps
         return replace(self, counted=counted, placed=self.skipped_ranges if has_begun else self.placed, located=None)
 
+    def without_data(self) -> dict[str, Any]:
+        """All of it but the order of its data: for another process, which makes that anew with :func:`run_again`."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "order"}
+
     # What is skipped.
 
     @cached_property
@@ -496,6 +500,19 @@ def resume(
         reader=reader,
     )
     return Resumed(run, found)
+
+
+def run_again(asked: RunRequest, catalog: Catalog, settings: OrderSettings, brought: Mapping[str, Any]) -> Run:
+    """A run that another process has begun.
+
+    Args:
+        asked: What the user asked for there.
+        catalog: The data.
+        settings: Those of that run.
+        brought: What its :meth:`Run.without_data` gave.
+    """
+    assert isinstance(settings, SettledOrder), "as of every run"
+    return Run(order=_settled(asked, settings, catalog), **brought)
 
 
 def order_of_pass(asked: RunRequest, catalog: Catalog, start: PassStart) -> RunOrder:

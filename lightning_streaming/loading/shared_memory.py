@@ -259,16 +259,18 @@ class PassCounter:
     _MAX_WORKERS = 1024
 
     def __init__(self) -> None:
-        self._words = _shared_words(2 + self._MAX_WORKERS)
+        self._words = _shared_words(3 + self._MAX_WORKERS)
         self._owner = os.getpid()
+        self._resets, self._has_counted = 0, False
 
     def reset(self, cursor: Cursor) -> None:
         """Count passes from ``cursor`` on."""
         if self._owner != os.getpid():
             # Ranks that were forked or spawned with one dataset must not count each other's passes.
-            self._words, self._owner = _shared_words(2 + self._MAX_WORKERS), os.getpid()
+            self._words, self._owner = _shared_words(3 + self._MAX_WORKERS), os.getpid()
         self._words.zero_()
-        self._words[:2] = torch.tensor(cursor)
+        self._resets += 1
+        self._words[:3] = torch.tensor([*cursor, self._resets])
 
     def count_pass(self, worker: int) -> Cursor:
         """Begin a worker's next pass, and say where it begins. To be called in the worker.
@@ -284,14 +286,18 @@ class PassCounter:
                 f"the dataset was made in process {self._owner} and is read by a plain DataLoader in process "
                 f"{parent.pid}; make it in the process that reads it, or use StreamingDataLoader"
             )
-        slot = 2 + worker
+        begins = Cursor(int(self._words[0]), int(self._words[1]))
+        is_first, self._has_counted = not self._has_counted, True
+        if is_first and int(self._words[2]) != self._resets:
+            return begins  # started before the reset, for a pass that was given up
+        slot = 3 + worker
         passes = int(self._words[slot])
         self._words[slot] = passes + 1
-        return Cursor(int(self._words[0]), int(self._words[1])).passes_later(passes)
+        return begins.passes_later(passes)
 
     def passes_counted(self) -> int:
         """Passes begun since the last reset."""
-        return int(self._words[2:].max())
+        return int(self._words[3:].max())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -225,6 +225,8 @@ class WorkerBatches(IterableDataset[BatchGroup]):
                     yield BatchGroup(worker, sent, measures)
                     of_pass.meter.begin_batch()
                     made_before += len(batches)
+            except GeneratorExit:
+                raise  # maybe as the interpreter ends, when the next name is gone
             except CollateError as error:
                 raise SampleError(f"{error}{self._told_keys(of_pass, made_before, error.places)}") from error.__cause__
 

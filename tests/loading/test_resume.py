@@ -10,6 +10,7 @@ Batches that are composed: read, saved and gone on with through loaders.
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain
@@ -228,6 +229,26 @@ def test_a_copy_counts_for_itself_and_still_across_processes() -> None:
     copied = copy.deepcopy(counter)
     assert _in_child(copied.count_pass, 0) == (1, 5)
     assert (counter.passes_counted(), copied.passes_counted()) == (0, 1)
+
+
+def test_a_worker_that_begins_late_does_not_count_for_what_came_after() -> None:
+    counter, context = PassCounter(), get_context("fork")
+    counter.reset(Cursor(0, 0))
+    told, answer = context.Event(), context.SimpleQueue()
+
+    def wait_and_count() -> None:
+        told.wait(30)
+        answer.put([counter.count_pass(0), counter.passes_counted()])
+        answer.put([counter.count_pass(0), counter.passes_counted()])
+
+    child = context.Process(target=wait_and_count)
+    child.start()
+    counter.reset(Cursor(3, 8))
+    told.set()
+    assert answer.get() == [(3, 8), 0]
+    assert answer.get() == [(3, 8), 1]  # of a worker that lives on
+    child.join()
+    assert _in_child(counter.count_pass, 1) == (3, 8)
 
 
 def test_a_counter_that_is_reset_in_another_process_is_that_processs_own() -> None:
@@ -518,3 +539,19 @@ def test_a_place_in_an_epoch_that_was_left_keeps_its_batches(roots: tuple[Path, 
     assert saved["batch_geometry"]["batch_size"] == 8
     next(iter(loader))
     assert loader.dataset.state_at(place) == saved
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_copy_goes_on_with_the_batches_of_its_original(roots: tuple[Path, Path], method: str) -> None:
+    streams = {name: Stream(remote=str(root)) for name, root in zip("ab", roots, strict=True)}
+    world = World(ranks_per_node=2)
+    loader = StreamingDataLoader(make_dataset(streams=streams, batching_method=method, world=world, skip=["5"]))
+    for _ in zip(range(2), loader, strict=False):
+        pass
+    loader.seek(loader.cursor())
+    copies = [copy.deepcopy(loader.dataset), pickle.loads(pickle.dumps(loader.dataset))]
+    for dataset in (loader.dataset, *copies):
+        dataset.world = World()
+    expected = loader.dataset.state_dict(), ids(StreamingDataLoader(loader.dataset))
+    for dataset in copies:
+        assert (dataset.state_dict(), ids(StreamingDataLoader(dataset))) == expected
