@@ -19,8 +19,9 @@ _SLOW_IMPORTS = ("lightning", "jsonargparse", "accelerate", "transformers", "dat
 _STARTERS = {
     *("subprocess", "Popen", "multiprocessing", "get_context", "fork", "spawn", "ProcessPoolExecutor", "kill"),
     *("write_parallel", "s3", "gcs", "s3_bucket", "gcs_bucket", "http_store", "sleep"),
+    "getfixturevalue",
 }
-"""Names of what takes seconds to start, or only waits."""
+"""Names of what takes seconds to start, or only waits; and of what hides which of them a test asks for."""
 _WORKERS = ("workers", "num_workers")
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -28,6 +29,8 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out, where only fast tests are asked for, files that have none: importing them takes its time too."""
+    if config.option.markexpr == "fast" and collection_path in {ROOT / "tests" / name for name in _SLOW_FOLDERS}:
+        return True
     if config.option.markexpr != "fast" or collection_path.suffix != ".py":
         return None
     return True if collection_path.name.startswith("test_") and not _fast_tests(collection_path) else None
@@ -46,18 +49,32 @@ def _fast_tests(path: Path) -> set[str]:
     if len(parts) > 2 and parts[1] in _SLOW_FOLDERS:
         return set()
     module = ".".join(parts)
-    if any(one.split(".")[0] in _SLOW_IMPORTS for one, _ in _module(module).imports.values()):
+    if any(_is_slow_import(one) for one, _ in _module(module).imports.values()):
         return set()
     return {name for name in _module(module).functions if name.startswith("test_") and not _is_slow(module, name)}
+
+
+def _is_slow_import(module: str) -> bool:
+    return module.split(".")[0] in _SLOW_IMPORTS
 
 
 class _Module:
     """What a file of the tests defines and imports."""
 
     def __init__(self, tree: ast.Module) -> None:
-        defined = (node for node in tree.body if isinstance(node, _Function | ast.ClassDef))
-        self.functions: Mapping[str, ast.AST] = {node.name: node for node in defined}
+        self.functions: Mapping[str, ast.AST] = dict(_defined(tree))
         self.imports = dict(_imports(tree))
+
+
+def _defined(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
+    """Functions, classes and values."""
+    for node in tree.body:
+        if isinstance(node, _Function | ast.ClassDef):
+            yield node.name, node
+        elif isinstance(node, ast.Assign):
+            yield from ((target.id, node.value) for target in node.targets if isinstance(target, ast.Name))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            yield node.target.id, node.value
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -88,6 +105,7 @@ def _is_slow(module: str, name: str) -> bool:
     slow = found is not None and any(
         word in _STARTERS or word == _WORKERS[0] + "=" or _is_slow(found[0], word) for word in _words(found[1])
     )
+    slow = slow or _is_slow_import(_module(module).imports.get(name, ("", ""))[0])
     _UNDER_WAY.discard((module, name))
     return slow
 
@@ -116,6 +134,15 @@ def _words(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.arg):
             yield node.arg
         elif isinstance(node, ast.keyword) and node.arg in _WORKERS:
-            value = node.value
-            if isinstance(value, ast.Constant) and value.value:
-                yield _WORKERS[0] + "="
+            yield from [_WORKERS[0] + "="] if _may_be_some(node.value) else []
+        elif isinstance(node, ast.Dict):
+            given = zip(node.keys, node.values, strict=True)
+            values = [value for key, value in given if isinstance(key, ast.Constant) and key.value in _WORKERS]
+            yield from [_WORKERS[0] + "="] if any(map(_may_be_some, values)) else []
+
+
+def _may_be_some(workers: ast.expr) -> bool:
+    """Whether a value is not none; of what is passed on under the same name whoever named the number tells."""
+    if isinstance(workers, ast.Constant):
+        return bool(workers.value)
+    return (getattr(workers, "id", None) or getattr(workers, "attr", None)) not in _WORKERS

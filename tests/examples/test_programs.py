@@ -18,7 +18,7 @@ from examples import accelerate_loop
 from examples.demo import ROOT
 from examples.write_dataset import BLOCK
 from lightning_streaming import StreamingDataset
-from tests.trainer.ranks import on_ranks
+from tests.forked_ranks import on_ranks
 
 
 def run(module: str, *args: str) -> subprocess.CompletedProcess[str]:

@@ -26,7 +26,9 @@ from tests.formats.small_shards import damaged_bytes
 from tests.golden import golden_path
 
 TYPED = (FormatError, ConfigError, MissingDependencyError, StorageError)
-QUICK = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(
+    max_examples=3 * settings().max_examples, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 RAW_SHARD = golden_path("mds", "scalars", "shard.00000.mds").read_bytes()
 ZIP_SHARD = golden_path("mds", "ndarray", "shard.00000.mds.zstd").read_bytes()
 ZIP_RAW_BYTES = read_index(golden_path("mds", "ndarray")).shards[0].raw_data.bytes

@@ -524,7 +524,9 @@ class TestDamage:
 
 
 @EVERY
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=3 * settings().max_examples, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.data())
 def test_any_damage_ends_in_samples_or_in_a_typed_error(split_format: str, tmp_path: Path, data: st.DataObject) -> None:
     info = put_split_shard(tmp_path, layout_of(split_format), SAMPLES)

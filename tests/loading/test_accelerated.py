@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from lightning_streaming import StreamingDataset, World
 from lightning_streaming.errors import ConfigError
+from tests.forked_ranks import on_ranks
 from tests.helpers import make_dataset, make_loader, raises, write_dataset
-from tests.trainer.ranks import on_ranks
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),

@@ -22,9 +22,9 @@ from torch.utils.data import DataLoader
 
 from lightning_streaming import StreamingDataLoader, StreamingDataset, World, restore_state_global, save_state_global
 from lightning_streaming.errors import ConfigError, StateError, StreamingError
+from tests.forked_ranks import on_ranks
 from tests.golden import golden_path
 from tests.helpers import State, ids, make_dataset, make_loader, write_dataset, write_shards
-from tests.trainer.ranks import on_ranks
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),

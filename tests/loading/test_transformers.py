@@ -11,8 +11,8 @@ from transformers import Trainer, TrainingArguments
 
 from lightning_streaming import StreamingDataLoader, StreamingDataset, World
 from lightning_streaming.errors import ConfigError
+from tests.forked_ranks import on_ranks
 from tests.helpers import make_dataset, raises, write_dataset
-from tests.trainer.ranks import on_ranks
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),

@@ -257,6 +257,7 @@ def composed_epochs(draw: st.DrawFn) -> tuple[DatasetShape, list[Leg]]:
         shard_sizes=tuple(np.asarray(stream) for stream in streams),
         weights=resolve_weights(weights, [sum(stream) for stream in streams], None, seed=0),
     )
+    assume(begins.batch_size * min(shape.weights.proportion) >= 1)  # or no sample of it would be in a batch
     return shape, [replace(legs[0], machines=begins), *legs[1:]]
 
 

@@ -20,12 +20,13 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning_streaming import StreamingDataLoader, StreamingDataset
 from lightning_streaming.loading.state import CALLBACK_KEY
 from lightning_streaming.order.settings import stretched_seed
+from tests.forked_ranks import on_ranks
 from tests.tools.running import edit_state as edit
 from tests.tools.running import write_texts
 from tests.tools.sharded_run import train
 from tests.tools.test_state import SAMPLES, cursor, refused, shown
 from tests.trainer.harness import Recorder, Run, SaveThenStop
-from tests.trainer.ranks import RankedRun, on_ranks
+from tests.trainer.ranks import RankedRun
 
 OF_02 = {"epoch": 1, "sample_in_epoch": 12, "num_canonical_nodes": 1, "shuffle_seed": stretched_seed(9176)}
 OF_07 = {"epoch": 1, "sample_in_epoch": 12, "num_canonical_nodes": 1, "shuffle_seed": 9176, "initial_physical_nodes": 1}

@@ -18,10 +18,11 @@ from torch.utils.data import DataLoader
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.world import World
+from tests.forked_ranks import on_ranks
 from tests.helpers import make_dataset, raises, write_dataset
 from tests.trainer.ddp_run import RankRun
 from tests.trainer.harness import EPOCHS, TRAIN_SAMPLES, Run, SaveThenStop, write_data
-from tests.trainer.ranks import RankedRun, Trained, on_ranks
+from tests.trainer.ranks import RankedRun, Trained
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),

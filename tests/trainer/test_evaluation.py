@@ -19,8 +19,8 @@ from lightning_streaming import (
     gather_in_order,
 )
 from lightning_streaming.errors import ConfigError
+from tests.forked_ranks import on_ranks
 from tests.helpers import ids, make_dataset, write_dataset
-from tests.trainer.ranks import on_ranks
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers.*",

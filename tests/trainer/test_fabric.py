@@ -14,8 +14,8 @@ from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
+from tests.forked_ranks import on_ranks
 from tests.helpers import ids, make_loader, write_dataset
-from tests.trainer.ranks import on_ranks
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),

@@ -17,8 +17,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.trainer.datamodule import replication_of
 from lightning_streaming.world import World
+from tests.forked_ranks import on_ranks
 from tests.trainer.harness import EPOCHS, TRAIN_SAMPLES, Run, write_data
-from tests.trainer.ranks import AdamRecorder, RankedRun, Trained, on_ranks
+from tests.trainer.ranks import AdamRecorder, RankedRun, Trained
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
 
+from tests.forked_ranks import on_ranks
 from tests.trainer.harness import (
     Diary,
     Recorder,
@@ -33,7 +34,6 @@ from tests.trainer.harness import (
     steps_limit,
     stop_at_train_end,
 )
-from tests.trainer.ranks import on_ranks
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:You requested to overfit",
