@@ -275,6 +275,10 @@ class MDSReader(MappedShard):
         assert self._rows is not None, "it has plain rows"
         self._rows.take(indexes, out=rows, mode="clip")  # which writes to its place at once, unlike the other modes
 
+    def bytes_and_offsets(self) -> tuple[memoryview, NDArray[np.int64]]:
+        """The file, and where in it each sample starts; the last offset is where the last sample ends."""
+        return self._data, read_offsets(self._table, self._num_samples, str(self._path))
+
     def close(self) -> None:
         """Let go of the file; nothing can be read afterwards."""
         self._schema = self._plain = self._rows = None

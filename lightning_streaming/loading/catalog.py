@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import cached_property
 from itertools import accumulate, chain
+from types import MappingProxyType
 from typing import NamedTuple, overload
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import ConfigError, SampleIndexError
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.mds_samples import plain_schema
+from lightning_streaming.loading.selection import Selection
 from lightning_streaming.order.runs import RunLookup
 
 _AT_ONCE = 4096
@@ -34,17 +36,27 @@ class SamplePlace(NamedTuple):
 class Catalog:
     """The shards of all streams in one numbering: stream 0's first, each in the order of its index.
 
+    Where not all samples of a stream are selected, those that are have the ids and count; the others have none.
+
     Args:
         indexes: The index of each stream, by name, in stream order.
+        selections: Which samples are selected, of streams of which not all are.
 
     Raises:
         ConfigError: A stream holds no sample.
     """
 
-    def __init__(self, indexes: Mapping[str, DatasetIndex]) -> None:
+    def __init__(
+        self, indexes: Mapping[str, DatasetIndex], selections: Mapping[str, Selection] = MappingProxyType({})
+    ) -> None:
         self.stream_names = list(indexes)
         self.indexes = tuple(indexes.values())
-        self.shard_sizes_per_stream = tuple(index.samples_per_shard() for index in indexes.values())
+        self.selections = tuple(selections.get(name) for name in indexes)
+        stored = [index.samples_per_shard() for index in self.indexes]
+        self.shard_sizes_per_stream = tuple(
+            sizes if selection is None else selection.per_shard(sizes)
+            for sizes, selection in zip(stored, self.selections, strict=True)
+        )
         self.samples_per_stream = [int(sizes.sum()) for sizes in self.shard_sizes_per_stream]
         for name, samples in zip(self.stream_names, self.samples_per_stream, strict=True):
             if not samples:
@@ -56,6 +68,7 @@ class Catalog:
         self.shards: Sequence[ShardInfo] = _AllShards(self.indexes)
         self.num_samples = sum(self.samples_per_stream)
         """Samples of all streams together, before weighting."""
+        self._selected = _SelectedPlaces(self, stored) if any(self.selections) else None
 
     @cached_property
     def first_sample_of_shard(self) -> NDArray[np.int64]:
@@ -65,8 +78,9 @@ class Catalog:
     @cached_property
     def mean_sample_bytes(self) -> NDArray[np.float32]:
         """Bytes of a sample as it is stored uncompressed, of each shard the mean."""
-        data_bytes = np.concatenate([index.shards.data_bytes() for index in self.indexes])
-        return (data_bytes / np.maximum(1, self.samples_per_shard)).astype(np.float32)
+        data_bytes: NDArray[np.int64] = np.concatenate([index.shards.data_bytes() for index in self.indexes])
+        stored: NDArray[np.int64] = np.concatenate([index.samples_per_shard() for index in self.indexes])
+        return (data_bytes / np.maximum(1, stored)).astype(np.float32)
 
     def examples(self) -> Iterator[tuple[int, ShardInfo]]:
         """The first shard of each kind in each stream, with its number: for looking at what shards have in common.
@@ -111,7 +125,20 @@ class Catalog:
     def places(self, sample_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Shards, and indexes within them, of many samples at once."""
         shards = self.shard_of(sample_ids)
-        return shards, sample_ids - self.first_sample_of_shard[shards]
+        indexes = sample_ids - self.first_sample_of_shard[shards]
+        return shards, indexes if self._selected is None else self._selected.stored(shards, indexes)
+
+    def ids(self, shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Sample ids of many samples at once, which are selected: the inverse of :meth:`places`."""
+        within = indexes if self._selected is None else self._selected.numbers(shards, indexes)
+        return self.first_sample_of_shard[shards] + within
+
+    def id_of(self, shard: int, index: int) -> int | None:
+        """The id of one stored sample; None if it is not selected."""
+        shards, indexes = np.array([shard]), np.array([index])
+        if self._selected is not None and not self._selected.has(shards, indexes)[0]:
+            return None
+        return int(self.ids(shards, indexes)[0])
 
     def place(self, sample_id: int) -> SamplePlace:
         """Where one sample is stored.
@@ -130,7 +157,57 @@ class Catalog:
         wanted = sample_id + self.num_samples if sample_id < 0 else sample_id
         if not 0 <= wanted < self.num_samples:
             raise SampleIndexError(f"sample {sample_id} does not exist; the dataset has {self.num_samples} samples")
-        return self._runs.find_one(wanted)
+        shard, index = self._runs.find_one(wanted)
+        if self._selected is not None:
+            index = int(self._selected.stored(np.array([shard]), np.array([index]))[0])
+        return shard, index
+
+
+class _SelectedPlaces:
+    """Where the selected samples lie among those stored.
+
+    Args:
+        catalog: Its shards and selections.
+        stored: Stored samples of each shard, stream by stream.
+    """
+
+    def __init__(self, catalog: Catalog, stored: Sequence[NDArray[np.int64]]) -> None:
+        self._selections = {place: one for place, one in enumerate(catalog.selections) if one is not None}
+        self._stream_of_shard = catalog.stream_of_shard
+        # Of each shard: samples of its stream that come before it, stored and selected.
+        self._stored_before, self._selected_before = (
+            np.concatenate([np.cumsum(one) - one for one in sizes])
+            for sizes in (stored, catalog.shard_sizes_per_stream)
+        )
+
+    def stored(self, shards: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Indexes within their shards of samples that are the n-th selected ones there."""
+        indexes: NDArray[np.int64] = numbers.copy()
+        for selection, here, of in self._by_stream(shards):
+            indexes[here] = selection.stored(self._selected_before[of] + numbers[here]) - self._stored_before[of]
+        return indexes
+
+    def numbers(self, shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many samples of their shards are selected before each of these."""
+        numbers: NDArray[np.int64] = indexes.copy()
+        for selection, here, of in self._by_stream(shards):
+            numbers[here] = selection.before(self._stored_before[of] + indexes[here]) - self._selected_before[of]
+        return numbers
+
+    def has(self, shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether each of these stored samples is selected."""
+        found = np.ones(len(shards), np.bool_)
+        for selection, here, of in self._by_stream(shards):
+            found[here] = selection.has(self._stored_before[of] + indexes[here])
+        return found
+
+    def _by_stream(self, shards: NDArray[np.int64]) -> Iterator[tuple[Selection, NDArray[np.bool_], NDArray[np.int64]]]:
+        """Of each stream with a selection: it, which of the samples are its own, and their shards."""
+        streams: NDArray[np.int64] = self._stream_of_shard[shards]
+        for stream, selection in self._selections.items():
+            here = streams == stream
+            if here.any():
+                yield selection, here, shards[here]
 
 
 class _AllShards(Sequence[ShardInfo]):

@@ -56,7 +56,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         self._given = {
             name: one for name, one in vars(options).items() if isinstance(getattr(type(self), name, None), told)
         }
-        named, fetching, settings = options.named_streams(), options.fetching(), options.order()
+        named, defaults, settings = options.named_streams(), options.defaults(), options.order()
         if options.shuffle_algo == "py1b":
             # Beyond the frames of the decorators.
             warnings.warn("shuffle_algo='py1b' is deprecated; use 'py1br'", DeprecationWarning, stacklevel=4)
@@ -64,8 +64,9 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         self.predownload = options.predownload
         self.replication = options.replication
         self.world = options.world
-        caches = {name: ShardCache(stream.cache_config(name, fetching)) for name, stream in named.items()}
-        source = SampleSource(caches, options.allow_unsafe_types, options.columns, options.cache_bytes())
+        caches = {name: ShardCache(stream.cache_config(name, defaults)) for name, stream in named.items()}
+        selections = {name: stream.selection(defaults) for name, stream in named.items()}
+        source = SampleSource(caches, options.allow_unsafe_types, options.columns, options.cache_bytes(), selections)
         super().__init__(source, options.on_demand, options.transform, options.seed_global_rng, settings.shuffle_seed)
         misses = {name: cache.misses for name, cache in caches.items()}
         asked = RunRequest(
@@ -77,7 +78,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         )
         run, watched = CurrentRun(asked, source), WatchSettings(options.sample_log, options.watchdog_seconds)
         self._passes = Passes(run, source, misses, options.predownload, watched)
-        self.streams = DatasetStreams(named, fetching, run, source)
+        self.streams = DatasetStreams(named, defaults, run, source)
         self._described = options.described(named)
 
     @told
@@ -181,7 +182,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         return passes.read_here(passes.of_worker(self._making, start, 0, 1))
 
     def close(self) -> None:
-        """Stop fetching and unmap every shard. The dataset may be used again; it then opens what it needs."""
+        """Stop defaults and unmap every shard. The dataset may be used again; it then opens what it needs."""
         self._passes.close()
         self._source.close()
 

@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.stream import Asked, FetchSettings, Stream, named_streams
+from lightning_streaming.loading.stream import Asked, Stream, StreamDefaults, named_streams
 from lightning_streaming.order.settings import OrderSettings, stretched_seed
 from lightning_streaming.order.skips import parse_batch_ranges
 from lightning_streaming.storage import StorageOptions, mask_url
 from lightning_streaming.units import check_at_least, parse_bytes, parse_count
 from lightning_streaming.world import World
 
-_Part = TypeVar("_Part", OrderSettings, FetchSettings)
+_Part = TypeVar("_Part", OrderSettings, StreamDefaults)
 
 _NOT_SHOWN = {"remote", "local", "storage_options", "world", "stream_name", "stream_config"}
 """What the streams say, may be secret, or belongs to the machines."""
@@ -45,7 +45,7 @@ class StreamOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataOptions(OrderSettings, FetchSettings, StreamOptions):
+class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
     """Which data is read, in which order, and what of it is kept: all that a configuration can say.
 
     Args:
@@ -129,9 +129,9 @@ class DatasetOptions(DataOptions):
         asked = self._part(OrderSettings)
         return replace(asked, shuffle_seed=stretched_seed(asked.shuffle_seed)) if self.stretch_seed else asked
 
-    def fetching(self) -> FetchSettings:
+    def defaults(self) -> StreamDefaults:
         """What streams use that do not say."""
-        return self._part(FetchSettings)
+        return self._part(StreamDefaults)
 
     def named_streams(self) -> dict[str, Stream]:
         """The streams by name, however they were given.

@@ -69,6 +69,7 @@ class Fingerprint:
                 "shards": catalog.shards_per_stream[stream],
                 "samples drawn": weights.choose[stream],
                 "digest": catalog.indexes[stream].data_digest,
+                **_selection_of(catalog, stream),
             }
             for stream, name in enumerate(catalog.stream_names)
         }
@@ -106,7 +107,7 @@ class Fingerprint:
     def _facts_of(self, name: str) -> _StreamFacts:
         one, table = self._described[name], self._indexes[name].shards
         return _StreamFacts(
-            outline=f"{one['shards']} {one['samples drawn']} {table.outline()}",
+            outline=f"{one['shards']} {one['samples drawn']} {table.outline()}{one.get('selection', '')}",
             hashes=table.hash_names(),
             samples=one["samples"],
         )
@@ -136,6 +137,12 @@ class Fingerprint:
             yield one
         if then is not None:
             yield Difference(f"streams.{name}.hashes", _in_short(then), _in_short(facts.hashes))
+
+
+def _selection_of(catalog: Catalog, stream: int) -> dict[str, str]:
+    """What a state says of a stream of which not all samples are read."""
+    selection = catalog.selections[stream]
+    return {} if selection is None else {"selection": selection.digest}
 
 
 def _in_short(hashes: tuple[str, ...]) -> str:

@@ -253,14 +253,14 @@ def _make(of_pass: WorkerPass, make: KeyedSample) -> Generator[Any, None, None]:
     """The samples as a subclass of the dataset makes them, each while its shard is open."""
     source, watch = of_pass.source, of_pass.watch
     with of_pass.begun() as reading:
-        first_ids = source.catalog.first_sample_of_shard
         for window in reading.windows():
+            ids = iter(source.catalog.ids(window.shards, window.indexes).tolist())
             rows = _rows(window, reading)
             for position, shard, index, events in rows if watch is None else watch.rows(rows):
                 reading.reader(shard)
                 source.is_in_pass = True
                 try:
-                    sample = make(int(first_ids[shard]) + index, position)
+                    sample = make(next(ids), position)
                 except Exception as error:
                     raise of_pass.failed((position, shard, index, events), error) from error
                 finally:

@@ -16,7 +16,7 @@ from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.sample_key import SampleKey
 from lightning_streaming.loading.sample_source import SampleSource
-from lightning_streaming.loading.stream import FetchSettings, Stream
+from lightning_streaming.loading.stream import Stream, StreamDefaults
 from lightning_streaming.loading.transform import Making, SampleTransform, global_generators_kept
 from lightning_streaming.replaced_names import tells_unknown_arguments
 
@@ -225,8 +225,7 @@ class KeyedAccess(ShardAccess, IterableDataset[Any]):
             StorageError: The shard could not be fetched.
         """
         key = key if isinstance(key, SampleKey) else SampleKey.from_dict(key)
-        shard = find_shard(self._source.catalog, key)
-        sample_id = int(self._source.catalog.first_sample_of_shard[shard]) + key.index
+        sample_id = find_sample(self._source.catalog, key)
         make = self._transform.asked(self.__getitem__, key.shuffle_seed, key.epoch)
         if self._transform.function is None and not self._is_overridden():
             return make(sample_id, key.position)
@@ -244,7 +243,7 @@ class KeyedAccess(ShardAccess, IterableDataset[Any]):
         if key is None:
             return True
         try:
-            find_shard(self._source.catalog, key if isinstance(key, SampleKey) else SampleKey.from_dict(key))
+            find_sample(self._source.catalog, key if isinstance(key, SampleKey) else SampleKey.from_dict(key))
         except SampleIndexError:
             return False
         return True
@@ -263,16 +262,16 @@ class KeyedAccess(ShardAccess, IterableDataset[Any]):
         return not is_own or "get_item" in vars(self)
 
 
-def find_shard(catalog: Catalog, key: SampleKey) -> int:
-    """The shard, counted over all streams, that holds a key's sample.
+def find_sample(catalog: Catalog, key: SampleKey) -> int:
+    """The id of a key's sample.
 
     Raises:
-        SampleIndexError: There is no such sample.
+        SampleIndexError: There is no such sample, or it is not selected.
     """
     if key.stream not in catalog.stream_names:
         raise SampleIndexError(f"the key's stream {key.stream!r} does not exist; there are {catalog.stream_names}")
     stream = catalog.stream_names.index(key.stream)
-    sizes = catalog.shard_sizes_per_stream[stream]
+    sizes = catalog.indexes[stream].samples_per_shard()
     if not 0 <= key.shard < len(sizes):
         raise SampleIndexError(f"the key's shard {key.shard} of stream {key.stream!r} is not one of its {len(sizes)}")
     if not 0 <= key.index < sizes[key.shard]:
@@ -280,7 +279,13 @@ def find_shard(catalog: Catalog, key: SampleKey) -> int:
             f"the key's sample {key.index} of shard {key.shard} of stream {key.stream!r} is not one of its "
             f"{sizes[key.shard]}"
         )
-    return sum(catalog.shards_per_stream[:stream]) + key.shard
+    found = catalog.id_of(sum(catalog.shards_per_stream[:stream]) + key.shard, key.index)
+    if found is None:
+        raise SampleIndexError(
+            f"the key's sample {key.index} of shard {key.shard} of stream {key.stream!r} is there, but where=, "
+            "split= or select= leaves it out of this dataset"
+        )
+    return found
 
 
 @tells_unknown_arguments
@@ -292,7 +297,7 @@ class LocalDataset(ShardAccess, Dataset[Any]):
 
     Args:
         local: The directory.
-        split: Subdirectory of it, like "train".
+        split: Subdirectory of it, like "train"; or a part of it, like "train[:98%]".
         allow_unsafe_types: Whether columns may be unpickled. Unpickling runs code found in the data.
         columns: Names of the columns to read. None: all.
 
@@ -310,8 +315,10 @@ class LocalDataset(ShardAccess, Dataset[Any]):
     ) -> None:
         self.local = local
         self.split = split or ""
-        cache = ShardCache(Stream(local=str(local), split=split).cache_config("0", FetchSettings()))
-        super().__init__(SampleSource({"0": cache}, allow_unsafe_types, columns), on_demand=False)
+        stream, defaults = Stream(local=str(local), split=split), StreamDefaults()
+        asked = {"0": stream.selection(defaults)}
+        cache = ShardCache(stream.cache_config("0", defaults))
+        super().__init__(SampleSource({"0": cache}, allow_unsafe_types, columns, selections=asked), on_demand=False)
 
     def __len__(self) -> int:
         """Samples of the directory."""

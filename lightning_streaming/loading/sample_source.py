@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.util import register_after_fork
+from types import MappingProxyType
 from typing import Any
 
 from lightning_streaming.cache import ShardCache
@@ -27,6 +28,8 @@ from lightning_streaming.formats.shard import (
 )
 from lightning_streaming.formats.shard_table import check_selection
 from lightning_streaming.loading.catalog import Catalog
+from lightning_streaming.loading.selecting import select_samples
+from lightning_streaming.loading.selection import SelectionRequest
 from lightning_streaming.storage.downloads import share_connections
 
 _RANDOM_READERS = 8
@@ -53,6 +56,7 @@ class SampleSource:
         allow_unsafe_types: Whether columns may be unpickled.
         columns: Names of the columns to decode; None for all.
         cache_limit: Most bytes that the streams' directories may hold together; None for no limit.
+        selections: Which samples of a stream are read; all, of streams that are not there.
 
     Raises:
         ConfigError: ``columns`` is not a list of names.
@@ -64,10 +68,12 @@ class SampleSource:
         allow_unsafe_types: bool,
         columns: Sequence[str] | None = None,
         cache_limit: int | None = None,
+        selections: Mapping[str, SelectionRequest] = MappingProxyType({}),
     ) -> None:
         self._caches = dict(caches)
         self.allow_unsafe_types = allow_unsafe_types
         self._columns = check_selection(columns)
+        self._selections = {name: one for name, one in selections.items() if not one.is_all}
         self._room = CacheQuota((cache.directory for cache in self._caches.values()), cache_limit)
         self.known_catalog: Catalog | None = None  # as long as no index has been read
         self._shards_limit = 0  # without one, of no meaning
@@ -79,18 +85,33 @@ class SampleSource:
 
     @property
     def catalog(self) -> Catalog:
-        """Every shard and sample; the indexes are read, and if need be downloaded, at the first look.
+        """Every shard, and every sample that is selected; the indexes are read, and if need be downloaded, and
+        selections evaluated, at the first look.
 
         Raises:
-            ConfigError: A stream holds no sample, a shard lacks a column that is to be read, or has one that is unsafe
-                where that is not allowed, or the cache limit is too small; the message says which would do.
+            ConfigError: A stream holds no sample, or none is selected; a condition cannot be evaluated; a shard lacks a
+                column that is to be read, or has one that is unsafe where that is not allowed; or the cache limit is
+                too small: the message says which would do.
         """
         if self.known_catalog is None:
-            catalog = Catalog({name: cache.read_index() for name, cache in self._caches.items()})
+            catalog = self._read_catalog()
             self._check_columns(catalog)
             self._check_limit(catalog)
             self.known_catalog = catalog
         return self.known_catalog
+
+    def _read_catalog(self) -> Catalog:
+        indexes = {name: cache.read_index() for name, cache in self._caches.items()}
+        selections = {}
+        for name, asked in self._selections.items():
+            cache, index = self._caches[name], indexes[name]
+            selected = selections[name] = select_samples(asked, index, cache, self._room)
+            if not len(selected) and index.num_samples:
+                raise ConfigError(
+                    f"{cache.label} has {index.num_samples} samples, of which {asked.in_words()} selects none; mend "
+                    "the condition, or leave the stream out"
+                )
+        return Catalog(indexes, selections)
 
     def may_be_plain(self) -> bool:
         """Whether all shards are alike, and their samples nothing but numbers and arrays."""

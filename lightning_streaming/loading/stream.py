@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_streaming.cache import CacheConfig
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import ShardInfo
+from lightning_streaming.loading.selection import Select, SelectionRequest, Where, parse_split
 from lightning_streaming.order.weights import StreamWeight
 from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
 from lightning_streaming.storage import StorageOptions, is_url, join_url, mask_url
@@ -35,7 +36,15 @@ class Stream:
         local: Directory of this node that keeps downloaded shards. None: a directory under the user's cache, named
             after ``remote``; or, where ``remote`` is a path of this machine, no copy at all. With ``local`` alone the
             dataset is read in place.
-        split: Subdirectory of both ``remote`` and ``local``, like "train".
+        split: Subdirectory of both ``remote`` and ``local``, like "train"; or the part of it that is read, drawn by
+            hash, like "train[:98%]" or "[98%:]". Such parts stay what they are when data is appended.
+        where: Which samples are read: a condition in SQL over columns, like "score >= 0.8 and lang == 'en'", or a
+            function whose parameters are named like columns. Evaluated once; see docs/mixtures.md.
+        split_by: Column whose value decides in which part of a split a sample is, so that samples of one value stay
+            together. None: each sample is drawn by itself.
+        split_seed: Key of the hash that draws the parts.
+        select: Numbers of the samples that are read, counted in the stream; a truth value for each; or a ``.npy`` file
+            of either.
         proportion: Share of an epoch drawn from this stream, relative to the other streams.
         repeat: How often an epoch goes through this stream; 0.5 draws half of its samples.
         choose: How many samples an epoch draws from this stream.
@@ -50,6 +59,10 @@ class Stream:
     remote: str | None = None
     local: str | None = None
     split: str | None = None
+    where: Where | None = None
+    split_by: str | None = None
+    split_seed: int | None = None
+    select: Select | None = field(default=None, repr=False)
     proportion: float | None = None
     repeat: float | None = None
     choose: int | None = None
@@ -64,6 +77,7 @@ class Stream:
             raise ConfigError("a stream needs remote=, local=, or both")
         object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
         self.weight()
+        self.selection(StreamDefaults())
 
     def __repr__(self) -> str:
         remote = None if self.remote is None else mask_url(self.remote)
@@ -77,26 +91,50 @@ class Stream:
         """
         return StreamWeight(proportion=self.proportion, repeat=self.repeat, choose=self.choose)
 
-    def cache_config(self, name: str, defaults: FetchSettings) -> CacheConfig:
+    def cache_config(self, name: str, defaults: StreamDefaults) -> CacheConfig:
         """Where and how this stream's files are fetched; what it leaves open is taken from ``defaults``."""
-        own = {one.name: getattr(self, one.name) for one in fields(FetchSettings)}
-        fetching = {name: getattr(defaults, name) if value is None else value for name, value in own.items()}
-        split = fetching.pop("split")
+        told = self._with(defaults)
+        subdirectory, _ = parse_split(told.split)
         return CacheConfig(
             name=name,
-            remote=_with_split(self.remote, split),
-            local=_with_split(self.local, split),
+            remote=_with_subdirectory(self.remote, subdirectory),
+            local=_with_subdirectory(self.local, subdirectory),
             storage_options=self.storage_options,
-            **fetching,
+            download_retry=told.download_retry,
+            download_timeout=told.download_timeout,
+            validate_hash=told.validate_hash,
+            keep_zip=told.keep_zip,
         )
+
+    def selection(self, defaults: StreamDefaults) -> SelectionRequest:
+        """Which of its samples are read; what it leaves open is taken from ``defaults``.
+
+        Raises:
+            ConfigError: A condition cannot be one.
+        """
+        told = self._with(defaults)
+        _, part = parse_split(told.split)
+        return SelectionRequest(
+            where=told.where, part=part, split_by=told.split_by, split_seed=told.split_seed, select=self.select
+        )
+
+    def _with(self, defaults: StreamDefaults) -> StreamDefaults:
+        own = {one.name: getattr(self, one.name) for one in fields(StreamDefaults)}
+        return replace(defaults, **{name: value for name, value in own.items() if value is not None})
 
 
 @dataclass(frozen=True, kw_only=True)
-class FetchSettings:
-    """How the files of every stream are fetched that does not say; the fields are those of :class:`Stream`.
+class StreamDefaults:
+    """What is read of every stream that does not say, and how it is fetched; the fields are those of :class:`Stream`.
 
     Args:
-        split: Subdirectory of every stream that names none itself, like "train".
+        split: Subdirectory of every stream that names none itself, like "train"; or the part of it that is read, drawn
+            by hash, like "train[:98%]" or "[98%:]".
+        where: Which samples are read of every stream that does not say: a condition in SQL over columns, like
+            "score >= 0.8 and lang == 'en'", or a function whose parameters are named like columns.
+        split_by: Column whose value decides in which part of a split a sample is, for streams that do not say. None:
+            each sample is drawn by itself.
+        split_seed: Key of the hash that draws the parts, for streams that do not say.
         download_retry: Attempts per file, or part of a large one, after the first, for streams that do not say.
         download_timeout: Seconds without a byte arriving after which an attempt ends, for streams that do not say.
         validate_hash: Hash to check downloads with, for streams that do not say. None: one that the index offers.
@@ -104,6 +142,9 @@ class FetchSettings:
     """
 
     split: str | None = None
+    where: Where | None = None
+    split_by: str | None = None
+    split_seed: int = 0
     download_retry: int = 2
     download_timeout: float = 60.0
     validate_hash: str | None = None
@@ -168,12 +209,12 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(shown)}{f' and {more} more' if more else ''} {'has' if len(names) == 1 else 'have'}"
 
 
-def _with_split(location: str | None, split: str | None) -> str | None:
-    if location is None or not split:
+def _with_subdirectory(location: str | None, subdirectory: str | None) -> str | None:
+    if location is None or not subdirectory:
         return location
     if is_url(location):
-        return join_url(location, split)
-    return str(Path(location) / split)
+        return join_url(location, subdirectory)
+    return str(Path(location) / subdirectory)
 
 
 @tells_replacements
@@ -185,7 +226,7 @@ class DatasetStream:
     """
 
     def __init__(
-        self, name: str, place: int, asked: Stream, defaults: FetchSettings, run: CurrentRun, source: SampleSource
+        self, name: str, place: int, asked: Stream, defaults: StreamDefaults, run: CurrentRun, source: SampleSource
     ) -> None:
         self.name = name
         """In the dataset."""
@@ -202,18 +243,23 @@ class DatasetStream:
 
     @property
     def remote(self) -> str | None:
-        """Where its shards come from, without :attr:`split`."""
+        """Where its shards come from, without the subdirectory of :attr:`split`."""
         return self.asked.remote
 
     @property
     def local(self) -> str | None:
-        """The directory of this node that was asked for, without :attr:`split`; None for the default one."""
+        """The directory of this node that was asked for, without that of :attr:`split`; None for the default one."""
         return self.asked.local
 
     @property
     def split(self) -> str:
-        """Subdirectory of both; empty for none."""
+        """Subdirectory of both, and the part of it that is read; empty for none."""
         return (self._defaults.split if self.asked.split is None else self.asked.split) or ""
+
+    @property
+    def selection(self) -> SelectionRequest:
+        """Which of its samples are read."""
+        return self.asked.selection(self._defaults)
 
     @property
     def storage_options(self) -> Mapping[str, Any]:
@@ -293,7 +339,7 @@ class DatasetStreams(Mapping[str, DatasetStream]):
     """
 
     def __init__(
-        self, asked: Mapping[str, Stream], defaults: FetchSettings, run: CurrentRun, source: SampleSource
+        self, asked: Mapping[str, Stream], defaults: StreamDefaults, run: CurrentRun, source: SampleSource
     ) -> None:
         self._streams = {
             name: DatasetStream(name, place, stream, defaults, run, source)

@@ -30,7 +30,7 @@ from lightning_streaming.errors import ConfigError, StreamingError
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.passes import drawn_sequence, passes_of
-from lightning_streaming.loading.sample_access import find_shard
+from lightning_streaming.loading.sample_access import find_sample
 from lightning_streaming.loading.sample_key import SampleKey
 from lightning_streaming.loading.state import Cursor
 from lightning_streaming.order.batchings import Batched
@@ -395,4 +395,4 @@ class _EpochReads:
 
 def _sample_id(catalog: Catalog, stream: str, shard: int, index: int) -> int:
     key = SampleKey(stream=stream, shard=shard, index=index, epoch=0, position=0, shuffle_seed=0)
-    return int(catalog.first_sample_of_shard[find_shard(catalog, key)]) + index
+    return find_sample(catalog, key)

@@ -17,12 +17,12 @@ import pytest
 
 from lightning_streaming import Stream, StreamingDataset, World
 from lightning_streaming.errors import ConfigError, DownloadError, ObjectNotFoundError, StreamingError
-from lightning_streaming.loading.stream import FetchSettings, named_streams
+from lightning_streaming.loading.stream import StreamDefaults, named_streams
 from tests.helpers import ids, make_dataset, make_loader, write_dataset
 from tests.loading.processes import wait_until
 from tests.servers import HttpStore
 
-DEFAULTS = FetchSettings(split="train", download_retry=5, download_timeout=7.0, validate_hash="sha1", keep_zip=True)
+DEFAULTS = StreamDefaults(split="train", download_retry=5, download_timeout=7.0, validate_hash="sha1", keep_zip=True)
 
 
 def test_what_a_stream_leaves_open_is_the_datasets() -> None:

@@ -1,0 +1,306 @@
+"""Evaluate what is asked of a stream, once per node: over the named columns only, in threads, resumable after a kill.
+
+The outcome lies beside the stream's cached index, in ``selections/``, under a name made of data and conditions:
+
+    2f6c...e1.npy      the bits, mapped into the memory of every process that reads them
+    2f6c...e1.parts/   while it is made: the bits of some shards each, so that nobody evaluates them twice
+    2f6c...e1.lock     held by the one process that makes it
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.cache import ShardCache
+from lightning_streaming.cache.quota import CacheQuota
+from lightning_streaming.errors import ConfigError, StorageError, StreamingError
+from lightning_streaming.files import appears_whole, hold_lock, remove_partials
+from lightning_streaming.formats.columns import check_columns_tell, read_columns
+from lightning_streaming.formats.index import DatasetIndex
+from lightning_streaming.loading.conditions import Condition, FunctionCondition, PartCondition, SqlCondition
+from lightning_streaming.loading.selection import Select, Selection, SelectionRequest, packed_bytes
+from lightning_streaming.storage import Location
+
+SELECTIONS_BASENAME = "selections"
+"""Directory of selections, in the cache directory of a stream."""
+_SAMPLES_AT_ONCE = 1 << 20
+_SHARDS_AT_ONCE = 32
+"""Shards that are evaluated, and kept, together."""
+_MOST_THREADS = 8
+
+_logger = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], object]
+"""Is told how many samples have been looked at, and of how many."""
+
+
+def _log_progress(label: str) -> Progress:
+    told = 0
+
+    def tell(done: int, total: int) -> None:
+        nonlocal told
+        if total > _SAMPLES_AT_ONCE and 10 * done // total > told:
+            told = 10 * done // total
+            _logger.info("%s: %d %% of %d samples have been looked at for the selection", label, 10 * told, total)
+
+    return tell
+
+
+def select_samples(
+    asked: SelectionRequest,
+    index: DatasetIndex,
+    cache: ShardCache,
+    room: CacheQuota | None = None,
+    progress: Progress | None = None,
+) -> Selection:
+    """The selected samples of one stream; evaluated now, unless a process of this node did before.
+
+    Args:
+        asked: What is wanted.
+        index: The stream's index.
+        cache: Where its files are.
+        room: Where what is fetched is counted; None for no limit.
+        progress: Is told how far it is; None to log it.
+
+    Raises:
+        ConfigError: A condition cannot be evaluated on this data; says which and why.
+        FormatError: A shard is damaged.
+        StorageError: A shard could not be fetched.
+    """
+    try:
+        work = _Work.of(asked, index, cache, room, progress or _log_progress(cache.label))
+        return work.done()
+    except StreamingError as error:
+        if str(error).startswith(cache.label):
+            raise
+        raise type(error)(f"{cache.label}: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """One selection to be made."""
+
+    key: str
+    index: DatasetIndex
+    sizes: NDArray[np.int64]
+    conditions: Sequence[Condition]
+    chosen: NDArray[np.bool_] | None
+    cache: ShardCache
+    room: CacheQuota | None
+    progress: Progress
+
+    @classmethod
+    def of(
+        cls,
+        asked: SelectionRequest,
+        index: DatasetIndex,
+        cache: ShardCache,
+        room: CacheQuota | None,
+        progress: Progress,
+    ) -> _Work:
+        sizes = index.samples_per_shard()
+        selected = None if asked.select is None else _read_select(asked.select)
+        conditions: list[Condition] = []
+        if isinstance(asked.where, str):
+            conditions.append(SqlCondition(asked.where))
+        elif asked.where is not None:
+            conditions.append(FunctionCondition(asked.where))
+        if asked.part is not None:
+            conditions.append(PartCondition(asked.part, asked.split_by, asked.split_seed))
+        for condition in conditions:
+            _check_columns(condition, index, asked)
+        return cls(
+            key=asked.key(index.data_digest, selected),
+            index=index,
+            sizes=sizes,
+            conditions=conditions,
+            chosen=None if selected is None else _truth_values(selected, int(sizes.sum())),
+            cache=cache,
+            room=room,
+            progress=progress,
+        )
+
+    @property
+    def num_samples(self) -> int:
+        return int(self.sizes.sum())
+
+    def done(self) -> Selection:
+        """What was made before; else make it, and keep it if the cache may be written to."""
+        directory = self.cache.directory.path / SELECTIONS_BASENAME
+        path = directory / f"{self.key}.npy"
+        found = self._kept(path)
+        if found is not None:
+            return found
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            is_ours = os.access(directory, os.W_OK)
+        except OSError:
+            is_ours = False
+        if not is_ours:
+            _logger.warning("%s is not writable: each process evaluates the selection anew", directory)
+            return Selection(self._evaluate(None), self.num_samples)
+        # Whoever holds it may take hours; it is given back when they die.
+        with hold_lock(path.with_suffix(".lock"), -1, "evaluate a selection"):
+            found = self._kept(path)
+            if found is not None:
+                return found
+            return self._made(path)
+
+    def _kept(self, path: Path) -> Selection | None:
+        try:
+            bits = np.load(path, mmap_mode="r")
+        except (OSError, ValueError, EOFError):
+            return None
+        if bits.dtype != np.uint8 or bits.shape != (packed_bytes(self.num_samples),):
+            return None
+        return Selection(bits, self.num_samples)
+
+    def _made(self, path: Path) -> Selection:
+        parts = path.with_suffix(".parts")
+        parts.mkdir(exist_ok=True)
+        remove_partials(path)
+        bits = self._evaluate(parts)
+        with appears_whole(path) as partial, partial.open("wb") as file:
+            np.save(file, bits)
+        shutil.rmtree(parts, ignore_errors=True)
+        kept = self._kept(path)
+        if kept is None:
+            raise StorageError(f"{path} was written just now and cannot be read; is the disk full, or failing?")
+        return kept
+
+    def _evaluate(self, parts: Path | None) -> NDArray[np.uint8]:
+        bits = np.zeros(packed_bytes(self.num_samples), np.uint8)
+        done = 0
+        for part, wanted in self._wanted(parts):
+            _put(bits, part.first, wanted)
+            done += len(wanted)
+            self.progress(done, self.num_samples)
+        return bits
+
+    def _wanted(self, parts: Path | None) -> Iterator[tuple[_Part, NDArray[np.bool_]]]:
+        """The truth values of some samples each, as they come."""
+        todo = _parts(self.sizes)
+        with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), "selecting") as pool:
+            waiting: dict[Future[NDArray[np.bool_]], _Part] = {}
+            try:
+                while True:
+                    while len(waiting) < 2 * _MOST_THREADS and (part := next(todo, None)) is not None:
+                        waiting[pool.submit(self._of_part, part, parts)] = part
+                    if not waiting:
+                        return
+                    for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                        yield waiting.pop(future), future.result()
+            finally:
+                for future in waiting:
+                    future.cancel()
+
+    def _of_part(self, part: _Part, parts: Path | None) -> NDArray[np.bool_]:
+        path = None if parts is None else parts / f"{part.shards.start}-{part.shards.stop}.npy"
+        if path is not None:
+            with suppress(OSError, ValueError, EOFError):
+                kept: NDArray[np.bool_] = np.load(path)
+                if kept.dtype == np.bool_ and kept.shape == (part.samples,):
+                    return kept
+        begin, wanted = 0, np.ones(part.samples, np.bool_)
+        if self.chosen is not None:
+            wanted &= self.chosen[part.first : part.first + part.samples]
+        for shard in part.shards:
+            stop = begin + int(self.sizes[shard])
+            self._look_at(shard, part.first + begin, wanted[begin:stop])
+            begin = stop
+        if path is not None:
+            with appears_whole(path) as partial, partial.open("wb") as file:
+                np.save(file, wanted)
+        return wanted
+
+    def _look_at(self, shard: int, first: int, wanted: NDArray[np.bool_]) -> None:
+        """Clear the truth values of a shard's samples that do not meet all conditions."""
+        if not wanted.any():
+            return
+        names = dict.fromkeys(name for condition in self.conditions for name in condition.columns)
+        columns = {}
+        if names:
+            info = self.index.shards[shard]
+            with self.cache.hold(info, self.room) as directory:
+                columns = read_columns(info, directory, list(names))
+        for condition in self.conditions:
+            wanted &= condition.met(columns, first, len(wanted))
+
+
+class _Part(NamedTuple):
+    """Shards that are evaluated together."""
+
+    shards: range
+    first: int
+    """Number of their first sample."""
+    samples: int
+
+
+def _parts(sizes: NDArray[np.int64]) -> Iterator[_Part]:
+    begin = first = samples = 0
+    for shard, size in enumerate(sizes.tolist()):
+        if shard > begin and (samples + size > _SAMPLES_AT_ONCE or shard - begin == _SHARDS_AT_ONCE):
+            yield _Part(range(begin, shard), first, samples)
+            begin, first, samples = shard, first + samples, 0
+        samples += size
+    if len(sizes):
+        yield _Part(range(begin, len(sizes)), first, samples)
+
+
+def _put(bits: NDArray[np.uint8], first: int, wanted: NDArray[np.bool_]) -> None:
+    """Set the bits of some samples, beginning with number ``first``."""
+    aligned = np.concatenate([np.zeros(first % 8, np.bool_), wanted])
+    packed = np.packbits(aligned, bitorder="little")
+    bits[first // 8 : first // 8 + len(packed)] |= packed
+
+
+def _check_columns(condition: Condition, index: DatasetIndex, asked: SelectionRequest) -> None:
+    for _, info in index.shards.examples():
+        check_columns_tell(info, condition.columns, asked.in_words())
+
+
+def _read_select(select: Select) -> NDArray[np.bool_] | NDArray[np.int64]:
+    """The numbers, or truth values, that ``select`` is or points at."""
+    if isinstance(select, (str, os.PathLike)):
+        where = os.fspath(select)
+        try:
+            values = np.load(io.BytesIO(Location(where).read()), allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise ConfigError(f"select={where!r} must be a .npy file of numbers or truth values ({error})") from None
+    else:
+        values = np.asarray(select)
+    if values.ndim != 1 or (values.size and values.dtype.kind not in "biu"):
+        raise ConfigError(
+            "select must be a list of sample numbers, or a truth value for each sample, but has shape "
+            f"{values.shape} and dtype {values.dtype}"
+        )
+    chosen: NDArray[np.bool_] | NDArray[np.int64]
+    chosen = values.astype(np.bool_ if values.dtype == np.bool_ else np.int64)
+    return chosen
+
+
+def _truth_values(selected: NDArray[np.bool_] | NDArray[np.int64], num_samples: int) -> NDArray[np.bool_]:
+    if selected.dtype == np.bool_:
+        if len(selected) != num_samples:
+            raise ConfigError(f"select has {len(selected)} truth values, but the stream has {num_samples} samples")
+        return selected.astype(np.bool_)
+    if selected.size and not (selected.min() >= 0 and selected.max() < num_samples):
+        raise ConfigError(
+            f"select names sample {int(selected.max() if selected.max() >= num_samples else selected.min())}, but the "
+            f"stream has samples 0 to {num_samples - 1}"
+        )
+    wanted = np.zeros(num_samples, np.bool_)
+    wanted[selected] = True
+    return wanted

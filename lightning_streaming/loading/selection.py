@@ -1,0 +1,310 @@
+"""Which samples of a stream are read: what a user asks for, and the outcome as one bit for each sample.
+
+SplitSlice       the part of a split like "train[:98%]"
+SelectionRequest what is asked of one stream: where, split, split_by, select
+Selection        the outcome: a bitmap that counts, and finds the n-th selected sample at once
+
+A dataset numbers the samples that are selected, so that ids, lengths and orders are those of a smaller dataset. Keys of
+samples stay those of the stored data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from os import PathLike
+from types import CodeType
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.errors import ConfigError
+
+Where = str | Callable[..., Any]
+"""A condition: SQL over the columns, or a function whose parameters are named like columns."""
+Select = str | PathLike[str] | Sequence[int] | Sequence[bool] | NDArray[Any]
+"""Numbers of samples of a stream, or a truth value for each; or the ``.npy`` file that holds them."""
+
+_SPLIT = re.compile(r"(?P<name>[^\[\]]*)(\[(?P<start>[^:\[\]]*):(?P<stop>[^:\[\]]*)\])?")
+_PERCENT = re.compile(r"(\d+(\.\d+)?)%")
+_BLOCK_WORDS = 8
+_BLOCK = 64 * _BLOCK_WORDS
+"""Samples that are counted together: 8 bytes for each so many."""
+_COUNTED_AT_ONCE = 1 << 17
+_PLAIN = (str, bytes, int, float, complex, bool, type(None))
+
+
+class SplitSlice(NamedTuple):
+    """A part of a stream, by hash: the samples whose hash, as a fraction of all there are, lies in [start, stop)."""
+
+    start: Fraction
+    stop: Fraction
+
+    def __str__(self) -> str:
+        return f"[{_percent(self.start)}:{_percent(self.stop)}]"
+
+    def thresholds(self) -> tuple[int, int]:
+        """The same range as whole numbers in [0, 2**64]. Slices that share a border share its threshold."""
+        return int(self.start * 2**64), int(self.stop * 2**64)
+
+
+def parse_split(split: str | None) -> tuple[str | None, SplitSlice | None]:
+    """The subdirectory that a split names, and its slice.
+
+    >>> parse_split("train"), parse_split("[98%:]")[1] == SplitSlice(Fraction(98, 100), Fraction(1))
+    (('train', None), True)
+
+    Raises:
+        ConfigError: It is written in another way.
+    """
+    if split is None or "[" not in split:
+        return split, None
+    found = _SPLIT.fullmatch(split)
+    borders = None if found is None else [_border(found[side], at) for side, at in (("start", 0), ("stop", 1))]
+    if found is None or borders is None or None in borders:
+        raise ConfigError(
+            f"split={split!r} must be a subdirectory, a slice in percent, or both, like 'train', '[:98%]' or "
+            "'train[10%:20%]'; slices are drawn by hash, so they cannot be told in samples"
+        )
+    start, stop = (Fraction(border or 0) for border in borders)
+    if not 0 <= start < stop <= 1:
+        raise ConfigError(
+            f"split={split!r} goes from {_percent(start)} to {_percent(stop)}; a slice must begin before it ends, "
+            "between 0% and 100%"
+        )
+    return found["name"] or None, SplitSlice(start, stop)
+
+
+def _border(text: str, default: int) -> Fraction | None:
+    if not text.strip():
+        return Fraction(default)
+    found = _PERCENT.fullmatch(text.strip())
+    return None if found is None else Fraction(found[1]) / 100
+
+
+def _percent(part: Fraction) -> str:
+    return f"{float(100 * part):g}%"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SelectionRequest:
+    """Which samples of one stream are wanted: those that meet every condition.
+
+    Raises:
+        ConfigError: A condition cannot be one, or one lacks its other half.
+    """
+
+    where: Where | None = None
+    part: SplitSlice | None = None
+    split_by: str | None = None
+    split_seed: int = 0
+    select: Select | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.where, str) and not self.where.strip():
+            raise ConfigError(
+                'where is empty; give a condition over columns, like where="score >= 0.8", or leave it out'
+            )
+        if self.where is not None and not isinstance(self.where, str) and not callable(self.where):
+            raise ConfigError(
+                f'where must be a condition in SQL, like "score >= 0.8", or a function of columns, but is a '
+                f"{type(self.where).__name__}"
+            )
+
+    @property
+    def is_all(self) -> bool:
+        """Whether nothing is left out."""
+        return self.where is None and self.part is None and self.select is None
+
+    @property
+    def reads_columns(self) -> bool:
+        """Whether samples must be looked at."""
+        return self.where is not None or (self.part is not None and self.split_by is not None)
+
+    def in_words(self) -> str:
+        """The conditions as a message shows them."""
+        name = getattr(self.where, "__qualname__", type(self.where).__name__)
+        told = (
+            None if self.where is None else f"where={self.where!r}" if isinstance(self.where, str) else f"where={name}",
+            None if self.part is None else f"split={str(self.part)!r}",
+            f"split_by={self.split_by!r}" if self.part is not None and self.split_by is not None else None,
+            None if self.select is None else "select",
+        )
+        return ", ".join(one for one in told if one)
+
+    def key(self, data_digest: str, selected: NDArray[np.bool_] | NDArray[np.int64] | None) -> str:
+        """A name of the outcome: 32 hexadecimal digits.
+
+        Args:
+            data_digest: Of the stream's index.
+            selected: What :attr:`select` holds, read.
+        """
+        where = self.where if self.where is None or isinstance(self.where, str) else _code_facts(self.where)
+        part = (
+            None if self.part is None else [str(self.part.start), str(self.part.stop), self.split_by, self.split_seed]
+        )
+        chosen = None if selected is None else [str(selected.dtype), hashlib.blake2b(selected.tobytes()).hexdigest()]
+        facts = json.dumps([data_digest, where, part, chosen])
+        return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
+
+
+def _code_facts(function: Callable[..., Any]) -> list[Any]:
+    """What a function's outcome depends on, as far as can be told: its code, its defaults, and what it encloses.
+
+    Raises:
+        ConfigError: It is no Python function, or encloses what cannot be compared.
+    """
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType):
+        raise ConfigError(
+            f"where must be a plain Python function, so that its outcome can be kept under a name, but is a "
+            f"{type(function).__name__}; wrap it in a def or a lambda"
+        )
+    enclosed = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    defaults = getattr(function, "__defaults__", None) or ()
+    strange = [one for one in (*enclosed, *defaults) if not isinstance(one, _PLAIN)]
+    if strange:
+        raise ConfigError(
+            f"where={getattr(function, '__qualname__', function)} encloses a {type(strange[0]).__name__}, which may "
+            "change without notice; let it enclose numbers and text alone, or evaluate it yourself and pass select="
+        )
+    return [*_facts_of_code(code), [repr(one) for one in (*enclosed, *defaults)]]
+
+
+def _facts_of_code(code: CodeType) -> list[Any]:
+    constants = [_facts_of_code(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
+    return [code.co_code.hex(), list(code.co_names), list(code.co_varnames), constants]
+
+
+def function_columns(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The columns that a function looks at: the names of its parameters.
+
+    Raises:
+        ConfigError: It has none, or takes any number.
+    """
+    code: CodeType = function.__code__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    if not names or code.co_flags & 0x0C or code.co_posonlyargcount:  # *args, **kwargs
+        raise ConfigError(
+            f"the parameters of where={function.__qualname__} must be named like the columns that it looks at, as in "
+            "lambda score, lang: score >= 0.8 and lang == 'en'"
+        )
+    return names
+
+
+class Selection:
+    """Which samples of a stream are selected.
+
+    Args:
+        bits: One bit for each stored sample, the first in the lowest bit of the first byte; of shape (bytes,), where
+            bytes is a multiple of 64, and zero beyond the samples. May be a file's, mapped into memory.
+        num_stored: Samples of the stream.
+    """
+
+    def __init__(self, bits: NDArray[np.uint8], num_stored: int) -> None:
+        self.num_stored = num_stored
+        self._words = bits.view(np.uint64)
+        blocks = np.empty(len(self._words) // _BLOCK_WORDS, np.int64)
+        for start in range(0, len(blocks), _COUNTED_AT_ONCE):
+            stop = min(start + _COUNTED_AT_ONCE, len(blocks))
+            words = self._words[start * _BLOCK_WORDS : stop * _BLOCK_WORDS]
+            blocks[start:stop] = _ones(words).reshape(-1, _BLOCK_WORDS).sum(axis=1)
+        self._before = np.concatenate([np.zeros(1, np.int64), np.cumsum(blocks)])
+
+    def __len__(self) -> int:
+        """Selected samples."""
+        return int(self._before[-1])
+
+    @cached_property
+    def digest(self) -> str:
+        """16 hexadecimal digits: a name of the samples that are selected."""
+        return hashlib.blake2b(self._words.data, digest_size=8).hexdigest()
+
+    def before(self, stored: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many are selected of those before each sample.
+
+        Args:
+            stored: Numbers of samples in ``[0, num_stored]``.
+        """
+        blocks, within = np.divmod(stored, _BLOCK)
+        inside = np.minimum(blocks, len(self._before) - 2)
+        rows = self._words.reshape(-1, _BLOCK_WORDS)[inside]
+        bits = (within + (blocks - inside) * _BLOCK)[:, None] - 64 * np.arange(_BLOCK_WORDS)
+        full = np.where(
+            bits >= 64, ~np.uint64(0), (np.uint64(1) << np.clip(bits, 0, 63).astype(np.uint64)) - np.uint64(1)
+        )
+        before: NDArray[np.int64] = self._before[inside] + _ones(rows & full).sum(axis=1)
+        return before
+
+    def has(self, stored: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether each of these samples is selected."""
+        last = (self._words[stored // 64] >> (stored % 64).astype(np.uint64)) & np.uint64(1)
+        found: NDArray[np.bool_] = last == 1
+        return found
+
+    def stored(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The stored samples that are the n-th selected ones.
+
+        Args:
+            numbers: In ``[0, len(self))``.
+        """
+        blocks = np.searchsorted(self._before, numbers, side="right") - 1
+        left = numbers - self._before[blocks]
+        rows = self._words.reshape(-1, _BLOCK_WORDS)[blocks]
+        words, left = _nth_of(_ones(rows).cumsum(axis=1), left)
+        eight = np.take_along_axis(rows, words[:, None], axis=1).view(np.uint8).reshape(-1, 8)
+        bytes_, left = _nth_of(_ONES_OF_BYTE[eight].cumsum(axis=1), left)
+        byte = np.take_along_axis(eight, bytes_[:, None], axis=1)[:, 0]
+        return blocks * _BLOCK + words * 64 + bytes_ * 8 + _NTH_BIT[byte, left]
+
+    def per_shard(self, samples_per_shard: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Selected samples of each shard."""
+        stops = np.cumsum(samples_per_shard)
+        return np.diff(self.before(np.concatenate([np.zeros(1, np.int64), stops])))
+
+
+def pack(wanted: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """The bits of a :class:`Selection` from a truth value for each sample."""
+    bits = np.zeros(packed_bytes(len(wanted)), np.uint8)
+    packed = np.packbits(wanted, bitorder="little")
+    bits[: len(packed)] = packed
+    return bits
+
+
+def packed_bytes(num_samples: int) -> int:
+    """Bytes of the bits of so many samples, filled up to whole blocks."""
+    return max(1, -(-num_samples // _BLOCK)) * (_BLOCK // 8)
+
+
+def _nth_of(
+    counted: NDArray[np.int64] | NDArray[np.uint64], left: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """In which of its parts each row has its n-th one, and how many ones that part has before it."""
+    counted = counted.astype(np.int64)
+    part = (counted <= left[:, None]).sum(axis=1)
+    before = np.take_along_axis(counted, np.maximum(part - 1, 0)[:, None], axis=1)[:, 0]
+    return part, left - np.where(part > 0, before, 0)
+
+
+_ONES_OF_BYTE = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1, dtype=np.uint8)
+_NTH_BIT = np.stack(
+    [np.argsort(1 - np.unpackbits(np.uint8(byte), bitorder="little"), kind="stable") for byte in range(256)]
+).astype(np.int64)
+"""Of each byte, which bit is its n-th one."""
+
+
+def _ones(words: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """How many bits of each word are set."""
+    counts: NDArray[np.uint8]
+    if hasattr(np, "bitwise_count"):  # since numpy 2.0
+        counts = np.bitwise_count(words)
+    else:
+        eight = np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape, 8)
+        counts = _ONES_OF_BYTE[eight].sum(axis=-1, dtype=np.uint8)
+    return counts.astype(np.int64)
