@@ -34,6 +34,8 @@ USAGE_BASENAME = ".usage"
 """In a cache directory: bytes of the files that are ours, and the lock under which that changes."""
 QUEUE_BASENAME = ".queue"
 """In a cache directory: the lock of the reader who is first to get room."""
+SELECTIONS_BASENAME = "selections"
+"""Directory of kept selections, in a cache directory."""
 NOTE_BASENAMES = (MANIFEST_BASENAME, USAGE_BASENAME, QUEUE_BASENAME)
 """What a cache directory says of itself."""
 PARSED_INDEX_PREFIX = ".index-"

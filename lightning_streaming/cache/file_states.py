@@ -355,7 +355,7 @@ class CacheDirectory:
         self._find_own = find_own
         self._own: OwnTags | None = None
         self._prepared_in: int | None = None
-        self._index_bytes = 0
+        self._fixed_bytes = 0
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_prepared_in": None}
@@ -399,21 +399,21 @@ class CacheDirectory:
 
     def scan(self) -> usage.Scan:
         """Look through the directory."""
-        self._index_bytes = usage.index_bytes(self.path)
+        self._fixed_bytes = usage.fixed_bytes(self.path)
         return usage.scan(self.path, self.own)
 
     def usage(self) -> int:
         """Bytes of what is ours here, as counted; 0 if nothing ever was."""
         counted = usage.read_usage(self.path)
         if counted is None:
-            return self.scan().bytes + self._index_bytes if shared_files.is_reachable(self.path) else 0
+            return self.scan().bytes + self._fixed_bytes if shared_files.is_reachable(self.path) else 0
         return counted + self.fixed_bytes()
 
     def fixed_bytes(self) -> int:
-        """Bytes of the index, which no eviction makes room of."""
-        if not self._index_bytes:
-            self._index_bytes = usage.index_bytes(self.path)
-        return self._index_bytes
+        """Bytes of the index and of selections, which no eviction makes room of."""
+        if not self._fixed_bytes:
+            self._fixed_bytes = usage.fixed_bytes(self.path)
+        return self._fixed_bytes
 
     def remove_unused(self, count: UsageCount, files: Sequence[CacheEntry], why: str) -> bool:
         """Remove files of ours unless somebody has one of them open. Must be called while holding the usage lock.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 
-from lightning_streaming.cache import index_files, usage
+from lightning_streaming.cache import index_files, selection_files, usage
 from lightning_streaming.cache.config import MANIFEST_BASENAME, NOTE_BASENAMES, STAGING_BASENAME
 from lightning_streaming.cache.file_states import CacheDirectory, is_written, staging_path
 from lightning_streaming.cache.manifest import OwnTags, read_manifest
@@ -35,6 +35,8 @@ class FileKind(enum.Enum):
     """On its way."""
     INDEX = "index"
     """The index, or a parsed form of it."""
+    SELECTION = "selection"
+    """A kept selection of samples, or what is there of one that is being made."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +71,7 @@ def list_cache(directory: Path, advance: Callable[[int], object] | None = None) 
             for entry in usage.shard_files(directory)
         ),
         ((entry, FileKind.INDEX) for entry in usage.index_files(directory)),
+        ((entry, FileKind.SELECTION) for entry in usage.selection_files(directory)),
         ((entry, FileKind.ARRIVING) for entry in _staged(directory)),
     )
     files = []
@@ -127,11 +130,12 @@ def _staged(directory: Path) -> Iterator[usage.CacheEntry]:
 
 def _described(directory: Path, entry: usage.CacheEntry, kind: FileKind) -> CacheFile:
     path = Path(entry.path)
+    is_used = kind is FileKind.OURS or (kind is FileKind.SELECTION and selection_files.are_bits(path))
     return CacheFile(
         name=str(path.relative_to(directory)),
         kind=kind,
         bytes=entry.size,
-        last_used=usage.last_used(entry.accessed) / 1e9 if kind is FileKind.OURS else None,
+        last_used=usage.last_used(entry.accessed) / 1e9 if is_used else None,
         in_use=_is_in_use(path, kind),
     )
 
@@ -139,6 +143,8 @@ def _described(directory: Path, entry: usage.CacheEntry, kind: FileKind) -> Cach
 def _is_in_use(path: Path, kind: FileKind) -> bool:
     if kind is FileKind.ARRIVING:
         return is_written(path)
+    if kind is FileKind.SELECTION:
+        return selection_files.is_in_use(path)
     if kind is FileKind.INDEX and index_files.staging_name_of(path.name) is not None:
         return not index_files.is_left_over(path)
     return is_locked(path)
@@ -150,6 +156,7 @@ class Reason(enum.Enum):
     FETCHED = "fetched and unused"
     DEAD = "left by a process that died"
     OLD_FORM = "parsed form of an index, unused"
+    SELECTION = "of a selection, unused"
     UNNAMED = "not in the index any more"
     COLD = "not used for long"
     IN_USE = "in use"
@@ -190,7 +197,7 @@ def plan_clear(directory: Path, files: Iterable[CacheFile], index: index_files.F
         elif file.in_use:
             stays.append((file, Reason.IN_USE))
         elif file.kind is not FileKind.OURS:
-            goes.append((file, Reason.DEAD if file.kind is FileKind.ARRIVING else Reason.OLD_FORM))
+            goes.append((file, _UNNEEDED[file.kind]))
         elif named is not None and file.name not in named:
             stays.append((file, Reason.PERHAPS_NAMED))
         else:
@@ -201,7 +208,8 @@ def plan_clear(directory: Path, files: Iterable[CacheFile], index: index_files.F
 def plan_garbage(
     directory: Path, files: Iterable[CacheFile], index: index_files.FoundIndex | None, unused_since: float | None
 ) -> Plan:
-    """What nobody will need goes: what dead processes left, old parsed indexes, files that the index names no more.
+    """What nobody will need goes: what dead processes left, also of selections; old parsed indexes; files that the
+    index names no more.
 
     A directory goes too into which nothing was ever fetched.
 
@@ -209,9 +217,10 @@ def plan_garbage(
         directory: The cache directory.
         files: What is there.
         index: Its index; None where that is not known, and then all shards are.
-        unused_since: Shards last used before this go too, in seconds since 1970; None for no such time.
+        unused_since: Shards and selections last used before this go too, in seconds since 1970; None for no such time.
     """
     files = list(files)
+    selections = {selection_files.key_of(Path(file.name)) for file in files if _is_kept(file, unused_since)}
     named, busy = _names(index), _is_busy(files)
     current = None if index is None else index_files.form_name(index.digest)
     goes: list[Judged] = []
@@ -219,14 +228,34 @@ def plan_garbage(
     for file in files:
         if file.in_use or file.kind is FileKind.FOREIGN or file.name in (INDEX_BASENAME, current):
             continue
-        if file.kind is not FileKind.OURS:
-            goes.append((file, Reason.DEAD if file.kind is FileKind.ARRIVING else Reason.OLD_FORM))
-        elif unused_since is not None and file.last_used is not None and file.last_used < unused_since:
+        if file.kind is FileKind.SELECTION and selection_files.key_of(Path(file.name)) in selections:
+            continue
+        if _is_cold(file, unused_since):
             goes.append((file, Reason.COLD))
+        elif file.kind is not FileKind.OURS:
+            goes.append((file, _UNNEEDED[file.kind]))
         elif named is not None and file.name not in named:
             (stays if busy else goes).append((file, Reason.PERHAPS_NAMED if busy else Reason.UNNAMED))
     is_empty = index is None and len(goes) == len(files) and _holds_notes_only(directory)
     return Plan(directory=directory, goes=goes, stays=stays, unused_since=unused_since, removes_directory=is_empty)
+
+
+_UNNEEDED = {
+    FileKind.ARRIVING: Reason.DEAD,
+    FileKind.INDEX: Reason.OLD_FORM,
+    FileKind.SELECTION: Reason.SELECTION,
+}
+"""Why a file of each kind goes that is in the way of nobody."""
+
+
+def _is_cold(file: CacheFile, unused_since: float | None) -> bool:
+    return unused_since is not None and file.last_used is not None and file.last_used < unused_since
+
+
+def _is_kept(file: CacheFile, unused_since: float | None) -> bool:
+    """Whether a file is a whole selection, which stays."""
+    is_whole = file.kind is FileKind.SELECTION and selection_files.are_bits(Path(file.name))
+    return is_whole and (file.in_use or not _is_cold(file, unused_since))
 
 
 def carry_out(plan: Plan, advance: Callable[[int], object]) -> Plan:
@@ -246,8 +275,8 @@ def carry_out(plan: Plan, advance: Callable[[int], object]) -> Plan:
     """
     cleaner = _Cleaner(plan)
     goes, stays = list[Judged](), list(plan.stays)
-    # Those of indexes come last: they are not counted, and nobody needs the usage lock for them.
-    pending = iter(sorted(plan.goes, key=lambda judged: judged[0].kind is FileKind.INDEX))
+    # Those that are not counted come last: nobody needs the usage lock for them. Of a selection its lock does.
+    pending = iter(sorted(plan.goes, key=lambda judged: (not _is_counted(judged[0]), _is_lock(judged[0]))))
     while batch := list(islice(pending, _AT_ONCE)):
         for (file, reason), gone in zip(batch, cleaner.remove(batch), strict=True):
             if gone:
@@ -278,9 +307,19 @@ class _Cleaner:
                 self._cache.sweep(count)
             removed = {file.name: self._remove(count, file, why) for file, why in batch if _is_counted(file)}
         return [
-            removed[file.name] if _is_counted(file) else _remove_beside_index(self._directory / file.name)
-            for file, _ in batch
+            removed[file.name] if _is_counted(file) else self._remove_uncounted(file, reason) for file, reason in batch
         ]
+
+    def _remove_uncounted(self, file: CacheFile, reason: Reason) -> bool:
+        path = self._directory / file.name
+        if file.kind is FileKind.INDEX:
+            return _remove_beside_index(path)
+        return not (reason is Reason.COLD and self._was_used(path)) and selection_files.remove_unused(path)
+
+    def _was_used(self, path: Path) -> bool:
+        """Whether somebody has used a file since it was planned to remove it for being cold."""
+        entry, since = usage.find_entry(path), self._plan.unused_since
+        return entry is not None and since is not None and usage.last_used(entry.accessed) >= since * 1e9
 
     def why_it_stays(self, file: CacheFile) -> Reason:
         """Why a file could not be removed."""
@@ -291,7 +330,7 @@ class _Cleaner:
                 return Reason.NOT_OURS
             if usage.last_used(entry.accessed) / 1e9 != file.last_used:
                 return Reason.IN_USE
-        return Reason.IN_USE if is_locked(path) else Reason.REFUSED
+        return Reason.IN_USE if _is_in_use(path, file.kind) else Reason.REFUSED
 
     def _remove(self, count: usage.UsageCount, file: CacheFile, reason: Reason) -> bool:
         path = self._directory / file.name
@@ -300,9 +339,8 @@ class _Cleaner:
         entry = usage.find_entry(path)
         if entry is None or not self._cache.own.include(entry.modified):
             return False
-        since = self._plan.unused_since
-        if reason is Reason.COLD and since is not None and usage.last_used(entry.accessed) >= since * 1e9:
-            return False  # it was used meanwhile
+        if reason is Reason.COLD and self._was_used(path):
+            return False
         return self._cache.remove_unused(count, [entry], f"cache maintenance: {reason.value}")
 
 
@@ -318,7 +356,11 @@ def _is_busy(files: Iterable[CacheFile]) -> bool:
 
 
 def _is_counted(file: CacheFile) -> bool:
-    return file.kind is not FileKind.INDEX
+    return file.kind in (FileKind.OURS, FileKind.ARRIVING)
+
+
+def _is_lock(file: CacheFile) -> bool:
+    return file.kind is FileKind.SELECTION and selection_files.is_lock(Path(file.name))
 
 
 def _remove_beside_index(path: Path) -> bool:

@@ -70,7 +70,7 @@ class CacheQuota:
         return sum(directory.usage() for directory in self._directories)
 
     def fixed_bytes(self) -> int:
-        """Bytes of the indexes, which no eviction makes room of."""
+        """Bytes of the indexes and selections, which no eviction makes room of."""
         return sum(directory.fixed_bytes() for directory in self._directories)
 
     def somebody_waits(self) -> bool:
@@ -409,27 +409,27 @@ def largest_shard_bytes(shards: ShardTable) -> int:
     return int(np.add.reduceat(shards.sizes, shards.first_file[:-1]).max())
 
 
-def least_limit(index_bytes: int, shard_bytes: int) -> int:
+def least_limit(fixed_bytes: int, shard_bytes: int) -> int:
     """The smallest limit that can work: one shard in use, and the next one on its way.
 
     Args:
-        index_bytes: Size of the indexes, which always stay.
+        fixed_bytes: Size of the indexes and selections, which always stay.
         shard_bytes: See :func:`largest_shard_bytes`.
     """
-    return index_bytes + 2 * shard_bytes
+    return fixed_bytes + 2 * shard_bytes
 
 
-def check_limit(limit: int | None, index_bytes: int, shard_bytes: int) -> None:
+def check_limit(limit: int | None, fixed_bytes: int, shard_bytes: int) -> None:
     """Refuse a limit that cannot work.
 
     Raises:
         ConfigError: It is too small; the message has the smallest that is not.
     """
-    least = least_limit(index_bytes, shard_bytes)
+    least = least_limit(fixed_bytes, shard_bytes)
     if limit is not None and limit < least:
         raise ConfigError(
-            f"cache_limit must leave room for the index ({format_bytes(index_bytes)}) and for two of the largest shard "
-            f"({format_bytes(shard_bytes)}, raw and compressed), which is {least} bytes, but is {limit}"
+            f"cache_limit must leave room for index and selections ({format_bytes(fixed_bytes)}) and for two of the "
+            f"largest shard ({format_bytes(shard_bytes)}, raw and compressed), which is {least} bytes, but is {limit}"
         )
 
 

@@ -12,10 +12,12 @@ first what was finished last, which is needed again last; then what was used lon
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +29,7 @@ from lightning_streaming.formats.index import INDEX_BASENAME
 
 _NOT_SHARD_PREFIXES = (config.PARSED_INDEX_PREFIX, shared_files.NEW_PREFIX)
 _NOT_SHARDS = (*config.NOTE_BASENAMES, config.STAGING_BASENAME, INDEX_BASENAME)
+_SELECTION_FILE = re.compile(r"[0-9a-f]{32}\.((npy|lock)(\..+\.part)?|parts/\d+-\d+\.npy(\..+\.part)?)")
 _LOCK_SECONDS = 120.0
 """For the usage lock: holders are quick, except when they remove thousands of files."""
 _DIGITS = 20
@@ -90,7 +93,7 @@ def scan(root: Path, own: OwnTags) -> Scan:
 
 def shard_files(root: Path) -> Iterator[CacheEntry]:
     """Every regular file under a cache directory that is not the cache's own, whoever put it there."""
-    pending = [str(root)]
+    pending, selections = [str(root)], f"{root}/{config.SELECTIONS_BASENAME}/"
     while pending:
         folder = pending.pop()
         with suppress(*shared_files.UNREACHABLE), os.scandir(folder) as found:
@@ -100,9 +103,26 @@ def shard_files(root: Path) -> Iterator[CacheEntry]:
                 if entry.is_dir(follow_symlinks=False):
                     if not _is_cache(entry.path):
                         pending.append(entry.path)
-                elif entry.is_file(follow_symlinks=False):
+                elif entry.is_file(follow_symlinks=False) and not _is_selection(entry.path, selections):
                     with suppress(FileNotFoundError):
                         yield CacheEntry.of(entry.path, entry.stat(follow_symlinks=False))
+
+
+def selection_files(root: Path) -> Iterator[CacheEntry]:
+    """Kept selections, and what is there of those being made: files of a directory of ours that bear such names."""
+    pending, selections = [f"{root}/{config.SELECTIONS_BASENAME}"], f"{root}/{config.SELECTIONS_BASENAME}/"
+    while pending:
+        with suppress(*shared_files.UNREACHABLE), os.scandir(pending.pop()) as found:
+            for entry in found:
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(entry.path)
+                elif entry.is_file(follow_symlinks=False) and _is_selection(entry.path, selections):
+                    with suppress(FileNotFoundError):
+                        yield CacheEntry.of(entry.path, entry.stat(follow_symlinks=False))
+
+
+def _is_selection(path: str, selections: str) -> bool:
+    return path.startswith(selections) and _SELECTION_FILE.fullmatch(path, len(selections)) is not None
 
 
 def find_entry(path: Path) -> CacheEntry | None:
@@ -123,9 +143,9 @@ def index_files(root: Path) -> Iterator[CacheEntry]:
                     yield described
 
 
-def index_bytes(root: Path) -> int:
-    """Size of the index of a cache directory, parsed forms included."""
-    return sum(entry.size for entry in index_files(root))
+def fixed_bytes(root: Path) -> int:
+    """Size of what no eviction makes room of: the index of a cache directory, its parsed forms, and selections."""
+    return sum(entry.size for entry in chain(index_files(root), selection_files(root)))
 
 
 def _is_cache(folder: str) -> bool:

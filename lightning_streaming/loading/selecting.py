@@ -1,10 +1,8 @@
 """Evaluate what is asked of a stream, once per node: over the named columns only, in threads, resumable after a kill.
 
-The outcome lies beside the stream's cached index, in ``selections/``, under a name made of data and conditions:
-
-    2f6c...e1.npy      the bits, mapped into the memory of every process that reads them
-    2f6c...e1.parts/   while it is made: the bits of some shards each, so that nobody evaluates them twice
-    2f6c...e1.lock     held by the one process that makes it
+The outcome lies beside the stream's cached index, under a name made of data and conditions; while it is made, so do
+the bits of some shards each, so that nobody evaluates them twice. :mod:`~lightning_streaming.cache.selection_files` has
+the names.
 """
 
 from __future__ import annotations
@@ -25,6 +23,8 @@ from numpy.typing import NDArray
 
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.quota import CacheQuota
+from lightning_streaming.cache.selection_files import map_bits, selection_path
+from lightning_streaming.cache.shared_files import adopt_file, make_directories, unwritable
 from lightning_streaming.errors import ConfigError, StorageError, StreamingError
 from lightning_streaming.files import appears_whole, hold_lock, remove_partials
 from lightning_streaming.formats.columns import check_columns_tell, read_columns
@@ -33,8 +33,6 @@ from lightning_streaming.loading.conditions import Condition, FunctionCondition,
 from lightning_streaming.loading.selection import Select, Selection, SelectionRequest, packed_bytes
 from lightning_streaming.storage import Location
 
-SELECTIONS_BASENAME = "selections"
-"""Directory of selections, in the cache directory of a stream."""
 _SAMPLES_AT_ONCE = 1 << 20
 _SHARDS_AT_ONCE = 32
 """Shards that are evaluated, and kept, together."""
@@ -138,34 +136,36 @@ class _Work:
 
     def done(self) -> Selection:
         """What was made before; else make it, and keep it if the cache may be written to."""
-        directory = self.cache.directory.path / SELECTIONS_BASENAME
-        path = directory / f"{self.key}.npy"
+        path = selection_path(self.cache.directory.path, self.key)
         found = self._kept(path)
         if found is not None:
             return found
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            is_ours = os.access(directory, os.W_OK)
-        except OSError:
+            self.cache.directory.prepare()
+            make_directories(path.parent, self.cache.directory.path)
+            is_ours = os.access(path.parent, os.W_OK)
+        except (OSError, StorageError):
             is_ours = False
         if not is_ours:
-            _logger.warning("%s is not writable: each process evaluates the selection anew", directory)
+            _logger.warning("%s is not writable: each process evaluates the selection anew", path.parent)
             return Selection(self._evaluate(None), self.num_samples)
         # Whoever holds it may take hours; it is given back when they die.
         with hold_lock(path.with_suffix(".lock"), -1, "evaluate a selection"):
             found = self._kept(path)
             if found is not None:
                 return found
-            return self._made(path)
+            try:
+                return self._made(path)
+            except StreamingError:
+                raise
+            except OSError as error:  # the disk is full
+                raise unwritable(self.cache.directory.path, error) from error
 
     def _kept(self, path: Path) -> Selection | None:
-        try:
-            bits = np.load(path, mmap_mode="r")
-        except (OSError, ValueError, EOFError):
+        bits = map_bits(path)
+        if bits is None or bits.dtype != np.uint8 or bits.shape != (packed_bytes(self.num_samples),):
             return None
-        if bits.dtype != np.uint8 or bits.shape != (packed_bytes(self.num_samples),):
-            return None
-        return Selection(bits, self.num_samples)
+        return Selection(bits, self.num_samples, kept_at=path)
 
     def _made(self, path: Path) -> Selection:
         parts = path.with_suffix(".parts")
@@ -174,6 +174,7 @@ class _Work:
         bits = self._evaluate(parts)
         with appears_whole(path) as partial, partial.open("wb") as file:
             np.save(file, bits)
+            adopt_file(file.fileno(), self.cache.directory.path)
         shutil.rmtree(parts, ignore_errors=True)
         kept = self._kept(path)
         if kept is None:

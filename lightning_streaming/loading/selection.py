@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from os import PathLike
+from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -205,10 +206,12 @@ class Selection:
         bits: One bit for each stored sample, the first in the lowest bit of the first byte; of shape (bytes,), where
             bytes is a multiple of 64, and zero beyond the samples. May be a file's, mapped into memory.
         num_stored: Samples of the stream.
+        kept_at: The file that is mapped; None for bits in memory.
     """
 
-    def __init__(self, bits: NDArray[np.uint8], num_stored: int) -> None:
+    def __init__(self, bits: NDArray[np.uint8], num_stored: int, kept_at: Path | None = None) -> None:
         self.num_stored = num_stored
+        self.kept_at = kept_at
         self._words = bits.view(np.uint64)
         blocks = np.empty(len(self._words) // _BLOCK_WORDS, np.int64)
         for start in range(0, len(blocks), _COUNTED_AT_ONCE):

@@ -27,6 +27,7 @@ from lightning_streaming.cache.config import MANIFEST_BASENAME, USAGE_BASENAME, 
 from lightning_streaming.cache.index_files import staging_name_of
 from lightning_streaming.cache.maintenance import CacheFile, FileKind, Judged, Plan, find_index, list_cache
 from lightning_streaming.cache.manifest import read_manifest
+from lightning_streaming.cache.selection_files import are_bits, is_lock
 from lightning_streaming.errors import ConfigError, StreamingError
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.storage import mask_url
@@ -49,7 +50,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--older-than",
         metavar="AGE",
         type=_age,
-        help="also remove shards that were last used before that, for example 7d; units are s, m, h, d and w",
+        help="also remove shards and selections last used before that, for example 7d; units are s, m, h, d and w",
     )
     for one in (clearing, garbage):
         one.add_argument("--dry-run", action="store_true", help="only say what would be removed")
@@ -62,7 +63,7 @@ def run(args: Namespace) -> int:
 
 
 def show(args: Namespace) -> int:
-    """Show what each cache directory holds: how many of its shards, and bytes of files that are
+    """Show what each cache directory holds: how many of its shards, selections of samples, and bytes of files that are
 
     ours, fetched and unchanged since; not ours, put there by somebody, never removed; arriving now; in use now by some
     process of this machine; and left over from processes that died, which gc removes.
@@ -76,19 +77,19 @@ def show(args: Namespace) -> int:
 
 
 def clear(args: Namespace) -> int:
-    """Remove all that we fetched and that no process of this machine uses. The index stays.
+    """Remove all that we fetched, and selections of samples, that no process of this machine uses. The index stays.
 
-    Jobs that run fetch what they need of it again.
+    Jobs that run fetch what they need of it again; selections are evaluated anew when they are wanted.
     """
     return _clean(args, maintenance.plan_clear, args.yes)
 
 
 def collect(args: Namespace) -> int:
-    """Remove what nobody will need: what processes left that died, parsed indexes that are not used any more, and
-    shards that the index does not name any more; and directories into which nothing was fetched, as those of remotes
-    that were misspelt.
+    """Remove what nobody will need: what processes left that died, also half-made selections of samples; parsed
+    indexes that are not used any more; shards that the index does not name any more; and directories into which nothing
+    was fetched, as those of remotes that were misspelt.
 
-    While a job uses the directory the latter stay: it may have begun with the index before.
+    While a job uses the directory such shards stay: it may have begun with the index before.
     """
     since = None if args.older_than is None else time.time() - args.older_than
     return _clean(args, partial(maintenance.plan_garbage, unused_since=since), True)
@@ -240,6 +241,7 @@ _KINDS = {
     FileKind.FOREIGN: "not_ours",
     FileKind.ARRIVING: "arriving",
     FileKind.INDEX: "indexes",
+    FileKind.SELECTION: "selections",
 }
 _Survey = dict[str, Any]
 """What ``info --json`` says of one cache directory, but with times in seconds since 1970; None is what is not known."""
@@ -284,6 +286,8 @@ def _survey(directory: Path, advance: Callable[[int], object]) -> _Survey:
 
 def _is_leftover(file: CacheFile) -> bool:
     """Whether a dead writer left a file."""
+    if file.kind is FileKind.SELECTION:
+        return not file.in_use and not (are_bits(Path(file.name)) or is_lock(Path(file.name)))
     is_parsed_form = file.kind is FileKind.INDEX and staging_name_of(file.name) is not None
     return (file.kind is FileKind.ARRIVING or is_parsed_form) and not file.in_use
 
@@ -302,6 +306,7 @@ _AMOUNTS = {
     "ours": "ours",
     "not ours": "not_ours",
     "arriving": "arriving",
+    "selections": "selections",
     "in use": "in_use",
     "left over": "leftovers",
 }
@@ -357,6 +362,7 @@ def _facts(one: _Survey) -> list[tuple[str, str]]:
         ("not ours", _amount(one["not_ours"])),
         ("arriving", _amount(one["arriving"])),
         ("indexes", _amount(one["indexes"])),
+        ("selections", _amount(one["selections"])),
         ("in use now", _amount(one["in_use"])),
         ("left over", _amount(one["leftovers"])),
         ("last use", _ago(one["last_used"])),

@@ -1,0 +1,120 @@
+"""The files of selections in a cache directory: who has one mapped or makes one, and removing those that nobody needs.
+
+    selections/2f6c...e1.npy      the bits: mapped, and locked (shared), by every process that reads them
+    selections/2f6c...e1.parts/   while it is made: the bits of some shards each
+    selections/2f6c...e1.lock     held by the one process that makes it
+
+Names are 32 hexadecimal digits, made of the data and of what is asked for.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.cache import shared_files, usage
+from lightning_streaming.cache.config import SELECTIONS_BASENAME
+from lightning_streaming.cache.index_files import remove_unlocked
+
+_ABANDONED_SECONDS = 24 * 3600
+"""After so long without another part, one that another machine made is taken to be dead: its lock says nothing here."""
+
+
+def selection_path(root: Path, key: str) -> Path:
+    """Where the bits of a selection are kept in a cache directory."""
+    return root / SELECTIONS_BASENAME / f"{key}.npy"
+
+
+def map_bits(path: Path) -> NDArray[Any] | None:
+    """Map kept bits, which are then in use until the map is gone; None if there are none, or they are damaged."""
+    with suppress(OSError, ValueError, EOFError), path.open("rb") as file:
+        with suppress(shared_files.LocksUnsupportedError):
+            shared_files.try_lock(file.fileno(), shared=True)  # the map keeps the lock
+        usage.set_used(file.fileno())
+        if np.lib.format.read_magic(file) == (1, 0):
+            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+            return np.memmap(file, dtype, "r", file.tell(), shape)
+    return None
+
+
+def are_bits(path: Path) -> bool:
+    """Whether a file of a selection holds its bits, whole."""
+    return path.suffix == ".npy" and path.parent.name == SELECTIONS_BASENAME
+
+
+def is_lock(path: Path) -> bool:
+    """Whether a file of a selection is the lock of who makes it."""
+    return path.suffix == ".lock"
+
+
+def key_of(path: Path) -> str:
+    """The name of the selection that a file is of."""
+    return (path if path.parent.name == SELECTIONS_BASENAME else path.parent).name.partition(".")[0]
+
+
+def is_in_use(path: Path) -> bool:
+    """Whether a process of this machine has the bits mapped, or makes them, or one of another machine may do so."""
+    if are_bits(path):
+        return shared_files.is_locked(path)
+    lock = _lock_of(path)
+    return shared_files.is_locked(lock) or _may_be_made_elsewhere(lock)
+
+
+def remove_unused(path: Path) -> bool:
+    """Remove a file of a selection, and directories of it that are empty then, unless it is in use.
+
+    Returns:
+        Whether it is gone.
+    """
+    if are_bits(path):
+        remove_unlocked(path)
+    else:
+        _remove_leftover(path)
+    if path.parent.name != SELECTIONS_BASENAME:
+        with suppress(OSError):  # there are more
+            path.parent.rmdir()
+    with suppress(OSError):
+        selections_of(path).rmdir()
+    return not path.exists()
+
+
+def selections_of(path: Path) -> Path:
+    """The directory of selections that a file of one is in."""
+    return path.parent if path.parent.name == SELECTIONS_BASENAME else path.parent.parent
+
+
+def _lock_of(path: Path) -> Path:
+    return selections_of(path) / f"{key_of(path)}.lock"
+
+
+def _remove_leftover(path: Path) -> None:
+    lock = _lock_of(path)
+    try:
+        descriptor = shared_files.open_to_lock(lock)
+    except FileNotFoundError:  # so nobody makes it
+        with suppress(OSError):
+            path.unlink()
+        return
+    except OSError:  # another user's
+        return
+    try:
+        if shared_files.try_lock(descriptor, shared=False) and not _may_be_made_elsewhere(lock):
+            path.unlink(missing_ok=True)
+    except OSError:
+        pass
+    finally:
+        shared_files.unlock_and_close(descriptor)
+
+
+def _may_be_made_elsewhere(lock: Path) -> bool:
+    with suppress(OSError):
+        if not lock.read_text().endswith(f" on {socket.gethostname()}"):
+            told = [path for path in (lock, lock.with_suffix(".parts")) if path.exists()]
+            return max(path.stat().st_mtime for path in told) > time.time() - _ABANDONED_SECONDS
+    return False

@@ -1,0 +1,145 @@
+"""Evaluate which samples of a dataset a run reads, ahead of the run, which then begins at once.
+
+    lightning-streaming select s3://corpus/web --where "score >= 0.8 and lang == 'en'"
+    lightning-streaming select s3://corpus/web --split '[:98%]' --split-by doc_id
+    lightning-streaming select data/train --select keep.npy --where "length(text) > 100" --out both.npy
+
+--where is a condition in SQL over columns of numbers, text, bytes or json; it needs lightning-streaming[select].
+--split takes a part by hash: parts that do not overlap, like [:98%] and [98%:], have no sample in common, and stay what
+they are when data is appended. A sample is selected if it meets all conditions.
+
+The outcome, one bit a sample, is kept on this node beside the dataset's cached index. Any run finds it there that asks
+the same of the same data: give --local where the run has local=. Shards are fetched only if a column is looked at. What
+was done is kept when this is interrupted: started again, it goes on. On several nodes, run it on each; or write --out
+to a place that all can read, and give that to the runs as select=.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_streaming.cache import ShardCache
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.files import appears_whole
+from lightning_streaming.loading.selecting import select_samples
+from lightning_streaming.loading.selection import Selection
+from lightning_streaming.loading.stream import Stream, StreamDefaults
+from lightning_streaming.tools.commands import add_json, add_storage_options
+from lightning_streaming.tools.console import FINE, counted, print_json, print_table, progress
+from lightning_streaming.tools.stored_dataset import find_dataset
+from lightning_streaming.units import format_bytes
+
+_AT_ONCE = 1 << 20
+"""Truth values that are written together."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Say what it can be told."""
+    add = parser.add_argument
+    add("dataset", metavar="DATASET", help="directory or URL of a dataset, as the run's remote=")
+    add("--where", metavar="SQL", help="condition over columns, for example \"score >= 0.8 and lang == 'en'\"")
+    add("--split", metavar="PART", help="part by hash, like '[:98%%]'; or of a subdirectory, like 'train[98%%:]'")
+    add("--split-by", metavar="COLUMN", help="keep samples of one value of this column, like doc_id, in one part")
+    add("--split-seed", metavar="N", type=int, help="key of the hash that draws parts; 0 by default")
+    add("--select", metavar="FILE.npy", help="numbers of the samples to take, or a truth value for each")
+    add("--local", metavar="DIR", help="the run's local=: its cache directory; by default the one it has by default")
+    add(
+        "--out", metavar="KEEP.npy", type=Path, help="also write a truth value for each sample, for select= of a stream"
+    )
+    add_json(parser)
+    add_storage_options(parser)
+
+
+def run(args: Namespace) -> int:
+    """Evaluate the selection, and say what it leaves."""
+    place = find_dataset(args.dataset, args.storage_options)
+    asked = {name: getattr(args, name) for name in ("where", "split", "split_by", "split_seed", "select")}
+    settings = {name: value for name, value in asked.items() if value is not None}
+    stream = Stream(remote=place.location, local=args.local, storage_options=place.options, **settings)
+    request = stream.selection(StreamDefaults())
+    _check(args, has_part=request.part is not None, is_all=request.is_all)
+    cache = ShardCache(stream.cache_config(place.shown, StreamDefaults()))
+    index = cache.read_index()
+    began, looked_at = time.monotonic(), 0
+    with progress(index.num_samples, "select", "samples") as advance:
+
+        def tell(done: int, _: int) -> None:
+            nonlocal looked_at
+            advance(done - looked_at)
+            looked_at = done
+
+        selection = select_samples(request, index, cache, progress=tell)
+    seconds = time.monotonic() - began
+    if not len(selection):
+        raise ConfigError(
+            f"of the {counted(index.num_samples, 'sample')} of {place.shown}, {request.in_words()} selects none; a run "
+            "would refuse that, so mend the condition"
+        )
+    if args.out is not None:
+        _write_truth_values(selection, args.out)
+    unused = selection.per_shard(index.samples_per_shard()) == 0
+    report = {
+        "dataset": place.shown,
+        "samples": index.num_samples,
+        "selected": len(selection),
+        "shards": len(index.shards),
+        "shards_never_fetched": int(unused.sum()),
+        "bytes_never_fetched": int(index.shards.data_bytes()[unused].sum()),
+        "kept_at": None if selection.kept_at is None else str(selection.kept_at),
+        "was_kept": not looked_at,
+        "out": None if args.out is None else str(args.out),
+        "seconds": seconds,
+        "stream": {"remote": place.shown, **({} if args.local is None else {"local": args.local}), **settings},
+    }
+    (print_json if args.json else _print_report)(report)
+    return FINE
+
+
+def _check(args: Namespace, *, has_part: bool, is_all: bool) -> None:
+    """Refuse what asks for nothing, before anything is fetched."""
+    if is_all:
+        raise ConfigError("every sample would be selected; say which with --where, --split '[:98%]' or --select")
+    lone = [f"--{name.replace('_', '-')}" for name in ("split_by", "split_seed") if getattr(args, name) is not None]
+    if lone and not has_part:
+        raise ConfigError(f"{' and '.join(lone)} needs a part to draw; give one like --split '[:98%]'")
+    if args.out is not None and args.out.suffix != ".npy":
+        raise ConfigError(f"--out must name a .npy file, which select= of a stream takes, but is {args.out}")
+    if args.out is not None and not args.out.absolute().parent.is_dir():
+        raise ConfigError(f"--out cannot be written: {args.out.absolute().parent} is not a directory")
+
+
+def _write_truth_values(selection: Selection, path: Path) -> None:
+    """Write a .npy file, piece by piece: it takes a byte for each sample."""
+    header = {"descr": "|b1", "fortran_order": False, "shape": (selection.num_stored,)}
+    with appears_whole(path) as partial, partial.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for first in range(0, selection.num_stored, _AT_ONCE):
+            numbers = np.arange(first, min(first + _AT_ONCE, selection.num_stored))
+            file.write(selection.has(numbers).tobytes())
+
+
+def _print_report(report: Mapping[str, Any]) -> None:
+    share = report["selected"] / report["samples"]
+    facts: Sequence[tuple[str, str]] = [
+        ("samples selected", f"{report['selected']:,} of {report['samples']:,} ({share:.1%})"),
+        ("shards never fetched", _never_fetched(report)),
+        ("kept at", report["kept_at"] or "nowhere: the cache directory is not writable; give another with --local"),
+        *([("written to", report["out"])] if report["out"] else []),
+        ("took", "nothing: it was kept already" if report["was_kept"] else f"{report['seconds']:.1f} s"),
+    ]
+    print_table(report["dataset"], (), facts)
+    print("to read these, in the settings of the data or of one of its streams:\n")
+    for name, value in report["stream"].items():
+        print(f"  {name}: {json.dumps(value, ensure_ascii=False)}")
+
+
+def _never_fetched(report: Mapping[str, Any]) -> str:
+    told = f"{report['shards_never_fetched']:,} of {report['shards']:,}"
+    return f"{told} ({format_bytes(report['bytes_never_fetched'])})" if report["shards_never_fetched"] else told
