@@ -115,6 +115,7 @@ def _remove_leftover(path: Path) -> None:
 def _may_be_made_elsewhere(lock: Path) -> bool:
     with suppress(OSError):
         if not lock.read_text().endswith(f" on {socket.gethostname()}"):
-            told = [path for path in (lock, lock.with_suffix(".parts")) if path.exists()]
-            return max(path.stat().st_mtime for path in told) > time.time() - _ABANDONED_SECONDS
+            # Not the directory of parts itself: that changes when we remove one.
+            told = (path.stat().st_mtime for path in (lock, *lock.with_suffix(".parts").glob("*")))
+            return max(told) > time.time() - _ABANDONED_SECONDS
     return False

@@ -130,14 +130,17 @@ def _print_report(report: Mapping[str, Any]) -> None:
     facts: Sequence[tuple[str, str]] = [
         ("samples selected", f"{report['selected']:,} of {report['samples']:,} ({share:.1%})"),
         ("shards never fetched", _never_fetched(report)),
-        ("kept at", report["kept_at"] or "nowhere: the cache directory is not writable; give another with --local"),
         *([("written to", report["out"])] if report["out"] else []),
         ("took", "nothing: it was kept already" if report["was_kept"] else f"{report['seconds']:.1f} s"),
     ]
     print_table(report["dataset"], (), facts)
-    print("to read these, in the settings of the data or of one of its streams:\n")
+    print(f"kept at {report['kept_at'] or 'nowhere: the cache directory is not writable; give another with --local'}")
+    of_stream = "select" in report["stream"]  # which is a stream's alone
+    print(f"\nto read these, in the settings of the data{'' if of_stream else ' or of one of its streams'}:\n")
+    if of_stream:
+        print("  streams:\n    data:")
     for name, value in report["stream"].items():
-        print(f"  {name}: {json.dumps(value, ensure_ascii=False)}")
+        print(f"{'      ' if of_stream else '  '}{name}: {json.dumps(value, ensure_ascii=False)}")
 
 
 def _never_fetched(report: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +30,7 @@ from lightning_streaming.cache.quota import (
     least_limit,
     reader_share,
 )
+from lightning_streaming.cache.selection_files import map_bits, selection_path
 from lightning_streaming.cache.shard_cache import Absence
 from lightning_streaming.cache.shared_files import pauses
 from lightning_streaming.cache.usage import FINISHED_BEFORE, CacheEntry, finished_time, read_usage
@@ -88,6 +90,20 @@ def test_what_was_used_longest_ago_goes_first(six: Cached) -> None:
     assert six.here() == [0, 3, 4]
     assert read_usage(six.root) == 3 * SHARD
     assert six.room.usage() == 3 * SHARD + six.index_bytes == six.room.limit
+
+
+def test_selections_take_room_and_no_shard_of_a_reader_makes_them_go(six: Cached) -> None:
+    kept = selection_path(six.root, "0" * 32)
+    six.ensure(0)
+    kept.parent.mkdir()
+    np.save(kept, np.zeros(SHARD, np.uint8))
+    mapped = map_bits(kept)
+    assert mapped is not None
+    six.ensure(1, 2, 3)
+    assert six.here() == [3]  # the bits are larger than a shard
+    assert kept.exists()
+    assert six.room.fixed_bytes() == six.index_bytes + kept.stat().st_size
+    assert mapped.shape == (SHARD,)
 
 
 def test_the_log_tells_why_a_shard_is_downloaded_twice(six: Cached, caplog: pytest.LogCaptureFixture) -> None:

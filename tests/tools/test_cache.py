@@ -17,6 +17,7 @@ from lightning_streaming.cache.config import CACHE_VARIABLE, default_cache_direc
 from lightning_streaming.cache.file_states import claim
 from lightning_streaming.cache.manifest import make_tag
 from lightning_streaming.errors import ObjectNotFoundError
+from lightning_streaming.files import hold_lock
 from tests.servers import HttpStore
 from tests.tools.running import contents, run, write_texts
 
@@ -351,3 +352,91 @@ def test_the_cache_of_a_dataset_in_place_stays_however_empty(tmp_path: Path, mon
     assert run("cache", "gc", "--older-than", "0s").code == 0
     assert run("cache", "gc", "--older-than", "0s").code == 0
     assert dataset[24]["id"] == 24
+
+
+@pytest.fixture
+def selected(tmp_path: Path) -> Path:
+    """A cache of two selections, whose shards were not looked at, beside files of somebody."""
+    write_texts(tmp_path / "data")
+    for part in ("[:40%]", "[40%:]"):
+        assert run("select", tmp_path / "data", "--local", tmp_path / "cache", "--split", part).code == 0
+    kept = tmp_path / "cache" / "selections"
+    (kept / "notes.npy").write_text("mine")
+    (kept / f"{'0' * 32}.txt").write_text("mine")
+    return tmp_path / "cache"
+
+
+def bits(cache: Path) -> list[Path]:
+    return [path for path in sorted((cache / "selections").glob("*.npy")) if len(path.stem) == 32]
+
+
+def of_selections(outcome: Any, key: str) -> dict[str, str]:
+    return {name: why for name, why in entries(outcome, key).items() if name.startswith("selections/")}
+
+
+def test_selections_are_counted_by_themselves(selected: Path) -> None:
+    (one,) = run("cache", "info", selected, "--json").json["caches"]
+    held = [path for path in (selected / "selections").iterdir() if path.read_bytes() != b"mine"]
+    assert one["selections"] == {"files": 4, "bytes": sum(path.stat().st_size for path in held)}
+    assert one["not_ours"] == {"files": 2, "bytes": 8}
+    assert one["leftovers"]["files"] == one["in_use"]["files"] == 0
+    assert re.search(r"selections +4 files", run("cache", "info", selected).out)
+
+
+def test_clearing_removes_selections_and_nothing_else_that_is_beside_them(selected: Path) -> None:
+    done = run("cache", "clear", selected, "--yes", "--json")
+    assert set(of_selections(done, "removed").values()) == {"of a selection, unused"}
+    assert set(of_selections(done, "stays").values()) == {"not fetched by us"}
+    assert len(list((selected / "selections").iterdir())) == 2
+    for path in (selected / "selections").iterdir():
+        path.unlink()
+    assert run("select", selected.parent / "data", "--local", selected, "--split", "[:40%]").code == 0
+    assert run("cache", "clear", selected, "--yes").code == 0
+    assert not (selected / "selections").exists()
+
+
+def test_a_selection_that_a_dataset_has_open_stays(selected: Path, tmp_path: Path) -> None:
+    dataset = StreamingDataset(remote=str(tmp_path / "data"), local=str(selected), split="[:40%]", batch_size=1)
+    assert 0 < len(dataset) < 25
+    for words in (["clear", "--yes"], ["gc", "--older-than", "0s"]):
+        run("cache", words[0], selected, *words[1:])
+        assert len(bits(selected)) == 1
+    numbers = [dataset[number]["id"] for number in range(len(dataset))]
+    dataset.close()
+    assert len(numbers) == len(set(numbers)) > 0
+
+
+def test_garbage_is_what_of_selections_was_not_used_for_long(selected: Path, tmp_path: Path) -> None:
+    first, second = bits(selected)
+    os.utime(first, (10**9, first.stat().st_mtime))  # in 2001
+    assert of_selections(run("cache", "gc", selected, "--json"), "removed") == {}
+    done = of_selections(run("cache", "gc", selected, "--older-than", "7d", "--json"), "removed")
+    key = f"selections/{first.stem}"
+    assert done == {f"{key}.npy": "not used for long", f"{key}.lock": "of a selection, unused"}
+    assert bits(selected) == [second]
+
+
+def test_what_is_left_of_making_a_selection_is_garbage_once_nobody_makes_it(selected: Path) -> None:
+    kept = selected / "selections"
+    lock, parts = kept / f"{'a' * 32}.lock", kept / f"{'a' * 32}.parts"
+    parts.mkdir()
+    for name in ("0-3.npy", "3-6.npy.node7-4711-140032.part"):
+        (parts / name).write_bytes(b"bits")
+    (parts / "mine.npy").write_bytes(b"mine")
+    with hold_lock(lock, 0, "evaluate a selection"):
+        (one,) = run("cache", "info", selected, "--json").json["caches"]
+        assert one["leftovers"]["files"] == 0
+        assert of_selections(run("cache", "gc", selected, "--json"), "removed") == {}
+        assert set(of_selections(run("cache", "clear", selected, "--yes", "--json"), "stays").values()) == {
+            "in use",
+            "not fetched by us",
+        }
+    lock.write_text("process 7 on another-machine")  # which may go on with it
+    assert of_selections(run("cache", "gc", selected, "--json"), "removed") == {}
+    for path in (lock, *parts.iterdir()):
+        os.utime(path, (0, 0))
+    (one,) = run("cache", "info", selected, "--json").json["caches"]
+    assert one["leftovers"] == {"files": 2, "bytes": 8}
+    assert len(of_selections(run("cache", "gc", selected, "--json"), "removed")) == 3
+    assert [path.name for path in parts.iterdir()] == ["mine.npy"]
+    assert not lock.exists()

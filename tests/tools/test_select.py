@@ -1,0 +1,195 @@
+"""``select``: what it finds, keeps and says; killed or interrupted and run again; and runs that find it done."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightning_streaming import Stream, StreamingDataset
+from lightning_streaming.cache.config import CACHE_VARIABLE, default_cache_directory
+from tests.helpers import write_shards
+from tests.loading.processes import wait_until
+from tests.servers import HttpStore
+from tests.tools.running import run
+
+SHARDS, SIZE = 100, 5
+THIRD = "id % 3 = 0"
+
+
+@pytest.fixture(autouse=True)
+def _own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "caches"))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Ids from 0 to 19, in four shards."""
+    return write_shards(tmp_path / "data", [5] * 4)
+
+
+@pytest.fixture
+def remote(http_store: HttpStore, tmp_path: Path) -> HttpStore:
+    """Ids from 0 to 499, in shards of five: more than are evaluated together."""
+    http_store.put_all(write_shards(tmp_path / "source", [SIZE] * SHARDS))
+    return http_store
+
+
+def ids(dataset: StreamingDataset) -> list[int]:
+    return sorted(int(dataset[number]["id"]) for number in range(len(dataset)))
+
+
+def shards(store: HttpStore) -> set[int]:
+    """The shards that were asked for."""
+    return {int(name.split(".")[1]) for name in store.requests() if name.startswith("shard.")}
+
+
+def forget_shards(local: Path) -> None:
+    for path in local.glob("shard.*"):
+        path.unlink()
+
+
+def test_what_is_selected_is_said_with_what_a_run_is_told(data: Path, tmp_path: Path) -> None:
+    shown = run("select", data, "--where", "id >= 12")
+    assert shown.code == 0
+    for words in ("8 of 20 (40.0%)", "2 of 4 (", "took", f'remote: "{data}"\n  where: "id >= 12"\n'):
+        assert words in shown.out
+    found = run("select", data, "--where", "id >= 12", "--split", "[:50%]", "--split-by", "id", "--json").json
+    assert found["stream"] == {"remote": str(data), "where": "id >= 12", "split": "[:50%]", "split_by": "id"}
+    assert Path(found["kept_at"]).parent == default_cache_directory(str(data)) / "selections"
+    dataset = StreamingDataset(**found["stream"], batch_size=1)
+    assert ids(dataset) == [number for number in ids(dataset) if number >= 12]
+    assert len(dataset) == found["selected"] < 8
+
+
+def test_a_run_of_the_same_conditions_finds_it_and_fetches_no_other_shard(remote: HttpStore, tmp_path: Path) -> None:
+    local = tmp_path / "local"
+    found = run("select", remote.url, "--local", local, "--where", "id < 23", "--json").json
+    assert (found["selected"], found["shards_never_fetched"], found["was_kept"]) == (23, SHARDS - 5, False)
+    assert shards(remote) == set(range(SHARDS))
+    forget_shards(local)
+    asked = len(remote.requests())
+    dataset = StreamingDataset(remote=remote.url, local=str(local), where="id < 23", batch_size=1)
+    assert len(dataset) == 23
+    assert not [name for name in remote.requests()[asked:] if name.startswith("shard.")]
+    assert ids(dataset) == list(range(23))
+    fetched = {name for name in remote.requests()[asked:] if name.startswith("shard.")}
+    assert len(fetched) == 5
+    again = run("select", remote.url, "--local", local, "--where", "id < 23", "--json").json
+    assert again["was_kept"]
+    assert "it was kept already" in run("select", remote.url, "--local", local, "--where", "id < 23").out
+
+
+def test_a_part_by_number_fetches_nothing_but_the_index(remote: HttpStore, tmp_path: Path) -> None:
+    found = run("select", remote.url, "--split", "[:20%]", "--json").json
+    assert 60 < found["selected"] < 140
+    assert shards(remote) == set()
+    rest = run("select", remote.url, "--split", "[20%:]", "--json").json
+    assert found["selected"] + rest["selected"] == SHARDS * SIZE
+
+
+def test_truth_values_are_written_for_select(data: Path, tmp_path: Path) -> None:
+    keep = tmp_path / "keep.npy"
+    found = run("select", data, "--where", THIRD, "--out", keep, "--json").json
+    assert found["out"] == str(keep)
+    values = np.load(keep)
+    assert values.dtype == np.bool_
+    assert np.flatnonzero(values).tolist() == [0, 3, 6, 9, 12, 15, 18]
+    stream = Stream(remote=str(data), select=str(keep))
+    assert ids(StreamingDataset(streams=[stream], batch_size=1)) == [0, 3, 6, 9, 12, 15, 18]
+    both = run("select", data, "--select", keep, "--where", "id > 10", "--json").json
+    assert both["selected"] == 3
+    told = f'  streams:\n    data:\n      remote: "{data}"\n      select: "{keep}"\n'
+    assert told in run("select", data, "--select", keep).out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), "every sample would be selected; say which with --where"),
+        (("--split", "train"), "every sample would be selected"),
+        (("--where", "idd > 3"), "'idd', which is not there; there are id; did you mean 'id'?"),
+        (("--where", "id >"), "cannot be read as a condition in SQL"),
+        (("--where", "id > 300"), "of the 20 samples of "),
+        (("--where", "id > 3", "--split-by", "id"), "--split-by needs a part to draw"),
+        (("--split", "[:50]"), "must be a subdirectory, a slice in percent, or both"),
+        (("--where", "id > 3", "--out", "keep.txt"), "--out must name a .npy file"),
+        (("--where", "id > 3", "--out", "nowhere/keep.npy"), "nowhere is not a directory"),
+        (("--select", "missing.npy"), "missing.npy"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(data: Path, words: tuple[str, ...], told: str) -> None:
+    done = run("select", data, *words)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("lightning-streaming select: error: ")
+    assert told in done.err
+
+
+def test_damaged_data_is_told_as_such(data: Path) -> None:
+    path = data / "shard.00002.mds"
+    path.write_bytes(path.read_bytes()[:-1])
+    done = run("select", data, "--where", THIRD)
+    assert done.code == 1
+    assert "shard.00002.mds" in done.err
+
+
+def test_a_cache_that_cannot_be_written_to_is_said(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "caches").write_text("a file")
+    done = run("select", data, "--where", THIRD, "--json")
+    assert done.code == 0
+    assert done.json["kept_at"] is None
+    assert "nowhere: " in run("select", data, "--where", THIRD).out
+
+
+@contextmanager
+def selecting(store: HttpStore, local: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The command in a process of its own, which has kept some parts when this begins."""
+    command = [sys.executable, "-m", "lightning_streaming", "select", store.url, "--local", str(local)]
+    with subprocess.Popen([*command, "--where", THIRD], stderr=subprocess.PIPE) as process:
+        try:
+            assert wait_until(lambda: bool(kept_parts(local)))
+            yield process
+        finally:
+            process.kill()
+
+
+def kept_parts(local: Path) -> set[str]:
+    return {path.stem for path in local.glob("selections/*.parts/*.npy")}
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_one_that_was_ended_goes_on_where_it_was(
+    remote: HttpStore, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    local, whole = tmp_path / "local", tmp_path / "whole"
+    remote.fail("shard.0009", "slow", rate=300)  # of the last part: a second each
+    with selecting(remote, local) as process:
+        process.send_signal(number)
+        assert process.wait(20) == code
+    remote.heal()
+    done = {int(shard) for part in kept_parts(local) for shard in range(*map(int, part.split("-")))}
+    assert done
+    assert len(done) < SHARDS
+    forget_shards(local)
+    asked = len(remote.requests())
+    found = run("select", remote.url, "--local", local, "--where", THIRD, "--json").json
+    again = {int(name.split(".")[1]) for name in remote.requests()[asked:] if name.startswith("shard.")}
+    assert again == set(range(SHARDS)) - done
+    assert not list(local.glob("selections/*.parts"))
+    plain = run("select", remote.url, "--local", whole, "--where", THIRD, "--json").json
+    assert Path(found["kept_at"]).read_bytes() == Path(plain["kept_at"]).read_bytes()
+    assert found["selected"] == plain["selected"] == len(range(0, SHARDS * SIZE, 3))
+
+
+def test_secrets_of_the_store_are_not_shown(data: Path) -> None:
+    options: Any = ("--storage-options", "token=hunter2", "--storage-options", "anon=true")
+    shown = run("select", data, "--where", THIRD, *options)
+    assert shown.code == 0
+    assert "hunter2" not in shown.out + shown.err + str(list(data.iterdir()))
