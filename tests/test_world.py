@@ -124,9 +124,19 @@ def test_nodes_of_two_machines_of_four_ranks(
     assert {(one.num_nodes, one.ranks_per_node) for one in found} == {(nodes, ranks)}
 
 
-def test_machines_that_share_some_readers_are_one_node() -> None:
-    found = [World.from_mesh(mesh_of((4, 3, 1)), ("first",), ranks=one) for one in worlds(3, 4)]
-    assert [one.rank for one in found] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+@pytest.mark.parametrize(
+    ("readers", "machines"),
+    [
+        ([[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]], 3),
+        ([[0, 1], [2, 4], [3, 5], [6, 7]], 2),  # as many readers on each machine, which the nodes would divide
+    ],
+)
+def test_machines_that_share_some_readers_are_one_node(readers: list[list[int]], machines: int) -> None:
+    mesh = FakeMesh(np.array(readers), ("dp_shard", "tp"))
+    found = [World.from_mesh(mesh, ranks=one) for one in worlds(machines, mesh.mesh.size // machines)]
+    assert [[found[rank].rank for rank in reader] for reader in readers] == [
+        [number] * len(reader) for number, reader in enumerate(readers)
+    ]
     assert {one.num_nodes for one in found} == {1}
 
 

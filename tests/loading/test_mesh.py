@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.utils.data import DataLoader
 
 from lightning_streaming import StreamingDataLoader, World, gather_in_order
@@ -20,6 +21,7 @@ from tests.forked_ranks import on_ranks
 from tests.helpers import (
     READERS_OF_3,
     SHAPES_OF_8,
+    FakeMesh,
     State,
     make_loader,
     mesh_of,
@@ -104,6 +106,22 @@ def test_every_mesh_reads_each_sample_once_and_goes_on_as_another(
         alone = [sample for sample, _ in readings.of(World())[0]]
         assert before == sorted(alone[: 2 * 2 * mine[0].num_ranks])
         assert sorted(before + valid(rest)) == list(range(SAMPLES))
+
+
+def test_machines_whose_ranks_share_fetch_their_own_shards_alone(root: Path, tmp_path: Path) -> None:
+    mesh = FakeMesh(np.arange(8).reshape(4, 2), ("dp_shard", "tp"))
+    fetched: dict[bool, list[int]] = {}
+    for by_mesh in (True, False):
+        for rank in worlds(2, 4):
+            local = tmp_path / f"{by_mesh} {rank.node}"
+            world = World.from_mesh(mesh, ranks=rank) if by_mesh else rank.replicated(2)
+            loader = make_loader(
+                root.as_uri(), local=str(local), world=world, shuffle_algo="py1s", num_canonical_nodes=2
+            )
+            list(loader)
+            loader.close()
+        fetched[by_mesh] = [len(list((tmp_path / f"{by_mesh} {node}").rglob("*.mds"))) for node in range(2)]
+    assert fetched == {True: [5, 5], False: [9, 9]}  # of 9, one of which lies in both canonical nodes
 
 
 NAMES = [("pp", "dp_shard", "tp"), ("tp", "dp_replicate", "dp_shard"), ("dp_replicate", "cp", "ep")]
@@ -237,6 +255,36 @@ def _gather(root: Path) -> Any:
 def test_ranks_without_samples_bring_nothing_to_a_metric(root: Path, tmp_path: Path) -> None:
     told = on_ranks(_gather, root, meeting=tmp_path / "ranks", count=4)
     assert told == [(rank, -(-SAMPLES // 8), list(range(SAMPLES))) for rank in range(4)]
+
+
+def _train_in_stages(root: Path) -> list[tuple[list[int] | None, int]]:
+    """Three stages of a pipeline, twice; the second takes its steps on what the first sends."""
+    mesh = init_device_mesh("cpu", (3, 2), mesh_dim_names=("pp", "dp_shard"))
+    stage = mesh.get_local_rank("pp")
+    loader = make_loader(root, world=World.from_mesh(mesh, reads=stage != 1), drop_last=True)
+    part = PipelineStage(torch.nn.Linear(1, 1), stage, 3, torch.device("cpu"), group=mesh.get_group("pp"))
+    schedule = ScheduleGPipe(part, n_microbatches=2, loss_fn=torch.nn.functional.mse_loss)
+    told: list[tuple[list[int] | None, int]] = []
+    for batch in loader:
+        column = batch["id"].float().unsqueeze(1) if batch else None
+        if stage == 0:
+            schedule.step(column)
+        elif stage == 2:
+            schedule.step(target=column, losses=[])
+        else:
+            schedule.step()
+        told.append((batch["id"].tolist() if batch else None, loader.state_dict()["sample_in_epoch"]))
+    return told
+
+
+def test_stages_in_the_middle_of_a_pipeline_take_their_steps_without_samples(root: Path, tmp_path: Path) -> None:
+    ranks = on_ranks(_train_in_stages, root, meeting=tmp_path / "ranks", count=6)
+    first, middle, last = ranks[:2], ranks[2:4], ranks[4:]
+    assert first == last
+    assert first[0] != first[1]
+    for reading, passing in zip(first, middle, strict=True):
+        assert len(reading) == SAMPLES // 8
+        assert passing == [(None, position) for _, position in reading]
 
 
 def test_skipped_batches_are_skipped_without_samples_too(root: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
 from torch.distributed.device_mesh import init_device_mesh
@@ -227,14 +229,24 @@ class _EveryTwoRanks(DDPStrategy):
         return {"num_replicas": 2, "rank": self.global_rank // 2}
 
 
-def _readers(strategy: type[Strategy]) -> tuple[World, int | None] | str:
-    trainer = Trainer(accelerator="cpu", devices=4, strategy=strategy(), logger=False)
+def _readers(strategy: type[Strategy], machines: int = 1) -> tuple[World, int | None] | str:
+    devices = 4 // machines
+    node, rank_of_node = divmod(dist.get_rank(), devices)
+    os.environ.update(LOCAL_RANK=str(rank_of_node), GROUP_RANK=str(node), LOCAL_WORLD_SIZE=str(devices))
+    trainer = Trainer(accelerator="cpu", devices=devices, num_nodes=machines, strategy=strategy(), logger=False)
     trainer.strategy.connect(SplitRecorder())
     trainer.strategy.setup_environment()
     try:
         return readers_of(trainer)
     except ConfigError as error:
         return str(error)
+
+
+def test_on_several_machines_a_node_is_what_shares_readers_and_orders_of_ranks_in_a_row_stay(tmp_path: Path) -> None:
+    said = on_ranks(_readers, _TensorParallelFirst, 2, meeting=tmp_path / "apart", count=4)
+    assert said == [(World(ranks_per_node=2, rank=rank % 2), None) for rank in range(4)]  # each machine reads all
+    said = on_ranks(_readers, mesh_of_2_by_2, 2, meeting=tmp_path / "row", count=4)
+    assert said == [(World(num_nodes=2, ranks_per_node=2, rank=rank), 2) for rank in range(4)]
 
 
 def test_a_mesh_that_does_not_say_who_reads_what_is_refused(tmp_path: Path) -> None:
