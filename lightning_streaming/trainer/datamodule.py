@@ -340,8 +340,8 @@ def _wanted_replication(trainer: Trainer, dimensions: Sequence[str]) -> int | No
         raise ConfigError(
             f"the device mesh of {strategy} has the dimensions {', '.join(map(repr, dimensions))}, and nobody says "
             "along which of them ranks read different samples: name those "
-            f"{' or '.join((_LIGHTNINGS_OWN, *DATA_PARALLEL))}, or pass world=World.from_mesh(mesh, readers=(...)) in "
-            "build_dataset"
+            f"{' or '.join((_LIGHTNINGS_OWN, *DATA_PARALLEL))}, or pass replication=1 and set dataset.world = "
+            "World.from_mesh(mesh, readers=(...)) in build_dataset"
         ) from None
     readers = trainer.world_size if wanted is None else int(wanted["num_replicas"])
     if wanted is None or readers == trainer.world_size:
@@ -350,8 +350,8 @@ def _wanted_replication(trainer: Trainer, dimensions: Sequence[str]) -> int | No
     if readers * replication != trainer.world_size or trainer.global_rank // replication != int(wanted["rank"]):
         raise ConfigError(
             f"{strategy} has rank {trainer.global_rank} of {trainer.world_size} read as reader {wanted['rank']} of "
-            f"{readers}, but without a device mesh ranks that read the same samples must follow each other; pass a "
-            "World of the readers in build_dataset"
+            f"{readers}, but without a device mesh ranks that read the same samples must follow each other; pass "
+            "replication=1 and set dataset.world to that of the readers in build_dataset"
         )
     return replication
 

@@ -242,6 +242,24 @@ def _readers(strategy: type[Strategy], machines: int = 1) -> tuple[World, int | 
         return str(error)
 
 
+class _ByOwnNames(StreamingDataModule):
+    def build_dataset(self, stage: Stage, config: StreamingConfig) -> StreamingDataset:
+        dataset = super().build_dataset(stage, config)
+        assert isinstance(self.trainer, Trainer)
+        assert isinstance(self.trainer.strategy, ModelParallelStrategy)
+        dataset.world = World.from_mesh(self.trainer.strategy.device_mesh, readers=["batch"])
+        return dataset
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
+def test_a_data_module_may_name_the_dimensions_itself(run: Run, tmp_path: Path) -> None:
+    by_hand = replace(run, module=_ByOwnNames, order={"replication": 1}, validate=False)
+    ranks = RankedRun(run=by_hand, strategy=_NamelessToUs, meeting=tmp_path / "ranks", count=4).fit(max_epochs=1)
+    assert [rank.world.rank for rank in ranks] == [0, 0, 1, 1]
+    assert ranks[0].seen == ranks[1].seen != ranks[2].seen == ranks[3].seen
+    assert len({*ranks[0].of_epoch(0), *ranks[2].of_epoch(0)}) == ALL_SAMPLES
+
+
 def test_on_several_machines_a_node_is_what_shares_readers_and_orders_of_ranks_in_a_row_stay(tmp_path: Path) -> None:
     said = on_ranks(_readers, _TensorParallelFirst, 2, meeting=tmp_path / "apart", count=4)
     assert said == [(World(ranks_per_node=2, rank=rank % 2), None) for rank in range(4)]  # each machine reads all
