@@ -7,10 +7,29 @@ iteration says in which world it happens. Under Lightning the trainer says it; o
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
+
+DATA_PARALLEL = ("dp_replicate", "dp_shard")
+"""The dimensions of a device mesh whose ranks read different samples, as torch's own trainers name them."""
+
+
+class Mesh(Protocol):
+    """What is asked of a ``torch.distributed.device_mesh.DeviceMesh``."""
+
+    @property
+    def mesh_dim_names(self) -> tuple[str, ...] | None:
+        """A name for each dimension."""
+
+    @property
+    def mesh(self) -> Any:
+        """The ranks: a tensor with these dimensions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +42,9 @@ class World:
     """Training processes on each machine."""
     rank: int = 0
     """This process, counted over all nodes: node * ranks_per_node + rank_of_node."""
+    reads: bool = True
+    """Whether it is to see samples. If not, a loader hands out as many batches all the same, empty ones, and counts
+    positions as every rank does."""
 
     def __post_init__(self) -> None:
         if self.num_nodes < 1 or self.ranks_per_node < 1:
@@ -32,6 +54,8 @@ class World:
             )
         if not 0 <= self.rank < self.num_ranks:
             raise ConfigError(f"rank must be in [0, {self.num_ranks}), but got {self.rank}")
+        if not isinstance(self.reads, bool):
+            raise ConfigError(f"reads must be True or False, but got {self.reads!r}")
 
     @property
     def num_ranks(self) -> int:
@@ -51,7 +75,8 @@ class World:
     def replicated(self, replication: int | None) -> World:
         """The world in which ``replication`` consecutive ranks are one, because they read the same samples.
 
-        For example 2 nodes of 4 ranks with replication 2 become 1 node of 4 ranks.
+        For example 2 nodes of 4 ranks with replication 2 become 1 node of 4 ranks. So does MosaicML Streaming, and the
+        orders of runs depend on it; :meth:`from_mesh` keeps machines apart where it can.
 
         Args:
             replication: Ranks per group; None for no replication.
@@ -65,7 +90,41 @@ class World:
             raise ConfigError(f"replication must divide the {self.num_ranks} ranks, but got {replication}")
         groups = self.num_ranks // replication
         nodes = groups // self.ranks_per_node if groups % self.ranks_per_node == 0 else 1
-        return World(num_nodes=nodes, ranks_per_node=groups // nodes, rank=self.rank // replication)
+        rank = self.rank // replication
+        return World(num_nodes=nodes, ranks_per_node=groups // nodes, rank=rank, reads=self.reads)
+
+    @classmethod
+    def from_mesh(
+        cls,
+        mesh: Mesh,
+        readers: Sequence[str] = DATA_PARALLEL,
+        *,
+        ranks: World | None = None,
+        reads: bool = True,
+    ) -> World:
+        """The world of those ranks of a device mesh that read different samples.
+
+        Ranks that differ in other dimensions only (tensor, context, pipeline, expert parallel) are one in it, and read
+        the same samples; the order of the dimensions does not matter. A node is then what shares a cache: the machines,
+        where each has as many readers and shares none, or all of them, with another; else all readers are one node.
+
+        Args:
+            mesh: A ``torch.distributed.device_mesh.DeviceMesh`` of all ranks, with names for its dimensions.
+            readers: Dimensions along which samples differ; those that the mesh does not have are passed over.
+            ranks: All ranks as they were started, and which this is. None: :meth:`detect`.
+            reads: Whether this rank is to see samples.
+
+        Raises:
+            ConfigError: The mesh has none of these dimensions, or names none, or has not each rank once.
+        """
+        ranks = cls.detect() if ranks is None else ranks
+        reader_of = readers_of_mesh(mesh, readers, ranks.num_ranks)
+        machines = {frozenset(machine.tolist()) for machine in reader_of.reshape(ranks.num_nodes, -1)}
+        count = int(reader_of.max()) + 1
+        # As many sets of this size hold all readers, so no two of them meet. Readers are in order of their lowest
+        # ranks, so each set is a run of them.
+        nodes = len(machines) if all(len(one) * len(machines) == count for one in machines) else 1
+        return cls(num_nodes=nodes, ranks_per_node=count // nodes, rank=int(reader_of[ranks.rank]), reads=reads)
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] | None = None) -> World:
@@ -90,6 +149,49 @@ class World:
                 "pass world=World(...) to say how they are laid out"
             )
         return cls(num_nodes=num_ranks // ranks_per_node, ranks_per_node=ranks_per_node, rank=rank)
+
+
+def readers_of_mesh(mesh: Mesh, readers: Sequence[str], num_ranks: int) -> NDArray[np.int64]:
+    """Which reader each of ``num_ranks`` ranks is, as :func:`merge_ranks` numbers them.
+
+    Raises:
+        ConfigError: The mesh has none of these dimensions, or names none, or has not each rank once.
+    """
+    names, wanted = mesh.mesh_dim_names, (readers,) if isinstance(readers, str) else tuple(readers)
+    if not names:
+        raise ConfigError("the device mesh has no names for its dimensions; make it with mesh_dim_names=(...)")
+    axes = [axis for axis, name in enumerate(names) if name in wanted]
+    if not axes:
+        raise ConfigError(
+            f"readers={wanted!r} are none of the dimensions of the device mesh, which are "
+            f"{', '.join(map(repr, names))}; name those along which ranks read different samples"
+        )
+    ranks = np.asarray(mesh.mesh, np.int64)
+    if sorted(ranks.reshape(-1).tolist()) != list(range(num_ranks)):
+        raise ConfigError(
+            f"the device mesh must have each of the {num_ranks} ranks once, but has {ranks.size}; pass the whole mesh, "
+            f"not a slice of it like mesh[{wanted[0]!r}], so that all ranks divide the data alike"
+        )
+    return merge_ranks(ranks, axes)
+
+
+def merge_ranks(ranks: NDArray[np.int64], axes: Sequence[int]) -> NDArray[np.int64]:
+    """Which reader each rank is, where ranks that differ only along other axes are one.
+
+    For example the mesh [[0, 1], [2, 3]] has the readers 0 0 1 1 along its first axis, and 0 1 0 1 along its second.
+
+    Args:
+        ranks: Of any shape; each in ``[0, ranks.size)``, once.
+        axes: Along which ranks read different samples.
+
+    Returns:
+        The reader by rank, of shape (ranks.size,). Readers are numbered from 0 on, by the lowest rank of each.
+    """
+    by_reader = np.moveaxis(ranks, axes, range(len(axes)))
+    groups = by_reader.reshape(int(np.prod(by_reader.shape[: len(axes)])), -1)
+    reader_of = np.empty(ranks.size, np.int64)
+    reader_of[groups[np.argsort(groups.min(axis=1))]] = np.arange(len(groups))[:, np.newaxis]
+    return reader_of
 
 
 def _distributed_rank() -> tuple[int, int] | None:

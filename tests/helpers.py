@@ -6,11 +6,14 @@ import json
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset, World
 from lightning_streaming.formats.index import INDEX_BASENAME, dump_index
@@ -125,6 +128,28 @@ def worlds(num_nodes: int, ranks_per_node: int) -> list[World]:
     """Every rank's view of a world."""
     count = num_nodes * ranks_per_node
     return [World(num_nodes=num_nodes, ranks_per_node=ranks_per_node, rank=rank) for rank in range(count)]
+
+
+@dataclass(frozen=True)
+class FakeMesh:
+    """A device mesh that needs no process group."""
+
+    mesh: NDArray[np.int64]
+    mesh_dim_names: tuple[str, ...] | None = ("first", "second", "third")
+
+
+SHAPES_OF_8 = [(a, b, 8 // (a * b)) for a in (1, 2, 4, 8) for b in (1, 2, 4, 8) if a * b <= 8]
+"""Every way in which 8 ranks make a mesh of three dimensions."""
+READERS_OF_3 = [("first",), ("second",), ("third",), ("first", "second"), ("first", "third"), ("second", "third")]
+"""Which of them may be data parallel, where not all are."""
+
+
+def mesh_of(shape: tuple[int, ...], order: Sequence[int] | None = None) -> FakeMesh:
+    """The mesh that ``init_device_mesh`` makes; or one whose dimensions are strided in another order."""
+    ranks = np.arange(int(np.prod(shape)))
+    if order is None:
+        return FakeMesh(ranks.reshape(shape))
+    return FakeMesh(ranks.reshape([shape[axis] for axis in order]).transpose(np.argsort(order)))
 
 
 def read_together(loaders: Sequence[StreamingDataLoader]) -> Iterator[tuple[list[int], State]]:

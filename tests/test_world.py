@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
+from itertools import permutations, product
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.world import World
+from lightning_streaming.world import World, readers_of_mesh
 from tests.golden import golden_path
+from tests.helpers import READERS_OF_3, SHAPES_OF_8, FakeMesh, mesh_of, worlds
 
 CASES: list[dict[str, Any]] = json.loads(golden_path("order_components.json").read_text())["replicate"]
 
@@ -53,15 +57,130 @@ def test_no_replication_changes_nothing() -> None:
     assert world.replicated(None) == world.replicated(1) == world
 
 
+def test_ranks_that_are_one_are_one_in_everything_else() -> None:
+    assert World(ranks_per_node=4, rank=3, reads=False).replicated(2) == World(ranks_per_node=2, rank=1, reads=False)
+
+
+def coordinates(mesh: FakeMesh, readers: Sequence[str]) -> list[tuple[int, ...]]:
+    """Of each rank, along the dimensions of readers."""
+    assert mesh.mesh_dim_names is not None
+    axes = [mesh.mesh_dim_names.index(name) for name in readers]
+    places = [np.argwhere(mesh.mesh == rank)[0].tolist() for rank in range(mesh.mesh.size)]
+    return [tuple(place[axis] for axis in axes) for place in places]
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
+@pytest.mark.parametrize("shape", SHAPES_OF_8, ids=str)
+def test_ranks_of_a_mesh_that_differ_in_other_dimensions_only_are_one(
+    shape: tuple[int, ...], order: tuple[int, ...]
+) -> None:
+    mesh = mesh_of(shape, order)
+    for readers in (*READERS_OF_3, ("first", "second", "third")):
+        found = readers_of_mesh(mesh, readers, 8).tolist()
+        places = coordinates(mesh, readers)
+        assert len({*found}) == len({*places}) == len({*zip(found, places, strict=True)})
+        assert list(dict.fromkeys(found)) == list(range(len({*found})))  # by the lowest rank of each
+    assert found == list(range(8))  # where all dimensions are readers
+
+
+@pytest.mark.parametrize("ranks_per_node", [1, 2, 4, 8])
+@pytest.mark.parametrize("shape", SHAPES_OF_8, ids=str)
+def test_nodes_of_a_mesh_are_machines_where_these_share_all_readers_or_none(
+    shape: tuple[int, ...], ranks_per_node: int
+) -> None:
+    machines = [range(first, first + ranks_per_node) for first in range(0, 8, ranks_per_node)]
+    for order, readers in product(permutations(range(3)), READERS_OF_3):
+        mesh = mesh_of(shape, order)
+        ranks = worlds(len(machines), ranks_per_node)
+        found = [World.from_mesh(mesh, readers, ranks=rank) for rank in ranks]
+        assert len({(world.num_nodes, world.ranks_per_node) for world in found}) == 1
+        assert {world.rank for world in found} == {*range(found[0].num_ranks)}
+        of_machines = [{coordinates(mesh, readers)[rank] for rank in machine} for machine in machines]
+        alone = all(a == b or (not a & b and len(a) == len(b)) for a in of_machines for b in of_machines)
+        if alone:
+            assert found[0].ranks_per_node == len(of_machines[0])
+            for machine, its in zip(machines, of_machines, strict=True):
+                assert {found[rank].node for rank in machine} == {found[machine[0]].node}
+                assert len({found[rank].rank_of_node for rank in machine}) == len(its)
+        else:
+            assert found[0].num_nodes == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "readers", "nodes", "ranks"),
+    [
+        ((8, 1, 1), ("first",), 2, 4),  # each rank reads
+        ((2, 2, 2), ("first", "second"), 2, 2),  # tensor parallel within machines
+        ((2, 2, 2), ("second", "third"), 1, 4),  # each machine reads all
+        ((1, 2, 4), ("second",), 2, 1),  # a machine is a reader
+        ((8, 1, 1), ("second",), 1, 1),
+        ((2, 4, 1), ("first",), 2, 1),
+    ],
+)
+def test_nodes_of_two_machines_of_four_ranks(
+    shape: tuple[int, ...], readers: tuple[str, ...], nodes: int, ranks: int
+) -> None:
+    found = [World.from_mesh(mesh_of(shape), readers, ranks=one) for one in worlds(2, 4)]
+    assert {(one.num_nodes, one.ranks_per_node) for one in found} == {(nodes, ranks)}
+
+
+@pytest.mark.parametrize(
+    ("readers", "machines"),
+    [
+        ([[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]], 3),
+        ([[0, 1], [2, 4], [3, 5], [6, 7]], 2),  # as many readers on each machine, which the nodes would divide
+    ],
+)
+def test_machines_that_share_some_readers_are_one_node(readers: list[list[int]], machines: int) -> None:
+    mesh = FakeMesh(np.array(readers), ("dp_shard", "tp"))
+    found = [World.from_mesh(mesh, ranks=one) for one in worlds(machines, mesh.mesh.size // machines)]
+    assert [[found[rank].rank for rank in reader] for reader in readers] == [
+        [number] * len(reader) for number, reader in enumerate(readers)
+    ]
+    assert {one.num_nodes for one in found} == {1}
+
+
+@pytest.mark.parametrize("replication", [1, 2, 4, 8])
+def test_consecutive_ranks_of_a_mesh_read_as_with_replication(replication: int) -> None:
+    mesh = FakeMesh(np.arange(8).reshape(8 // replication, replication), ("dp_shard", "tp"))
+    for rank in worlds(1, 8):
+        assert World.from_mesh(mesh, ranks=rank) == rank.replicated(replication)
+
+
+def test_a_mesh_is_asked_for_the_readers_it_has_and_for_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    mesh = FakeMesh(np.arange(8).reshape(2, 4), ("pp", "dp_shard"))
+    assert World.from_mesh(mesh) == World(ranks_per_node=4, rank=1)
+    assert World.from_mesh(mesh, "pp", reads=False) == World(num_nodes=2, rank=1, reads=False)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "words"),
+    [
+        (FakeMesh(np.arange(4).reshape(2, 2), None), "no names for its dimensions"),
+        (FakeMesh(np.arange(4).reshape(2, 2), ("dp", "tp")), "none of the dimensions of the device mesh.* 'dp', 'tp'"),
+        (FakeMesh(np.arange(2), ("dp_shard",)), "each of the 4 ranks once, but has 2"),
+        (FakeMesh(np.array([0, 1, 2, 2]), ("dp_shard",)), "each of the 4 ranks once"),
+    ],
+    ids=["no names", "other names", "a slice", "a rank twice"],
+)
+def test_a_mesh_that_cannot_tell_who_reads_is_refused(mesh: FakeMesh, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        World.from_mesh(mesh, ranks=World(ranks_per_node=4))
+
+
 def test_a_rank_knows_its_node_and_its_place_there() -> None:
     world = World(num_nodes=2, ranks_per_node=3, rank=4)
     assert (world.num_ranks, world.node, world.rank_of_node) == (6, 1, 1)
 
 
 @pytest.mark.parametrize(
-    "said", [{"num_nodes": 0}, {"ranks_per_node": 0}, {"rank": 1}, {"rank": -1}, {"num_nodes": 2, "rank": 2}], ids=str
+    "said",
+    [{"num_nodes": 0}, {"ranks_per_node": 0}, {"rank": 1}, {"rank": -1}, {"num_nodes": 2, "rank": 2}, {"reads": 0}],
+    ids=str,
 )
-def test_a_world_that_cannot_be_is_refused(said: dict[str, int]) -> None:
+def test_a_world_that_cannot_be_is_refused(said: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         World(**said)
 

@@ -85,6 +85,13 @@ def read_columns(info: ShardInfo, directory: Path, names: Sequence[str]) -> dict
         reader.close()
 
 
+def joined(parts: Sequence[ColumnValues]) -> ColumnValues:
+    """A column of several shards; numbers as an array where all are."""
+    if all(isinstance(part, np.ndarray) for part in parts):
+        return np.concatenate(parts)
+    return [value for part in parts for value in part]
+
+
 def _number(encoding_name: str) -> Encoding | None:
     try:
         return encoding(encoding_name)

@@ -27,13 +27,12 @@ class Condition(Protocol):
         """The columns that it looks at."""
         ...
 
-    def met(self, columns: Mapping[str, ColumnValues], first: int, count: int) -> NDArray[np.bool_]:
-        """Which of some samples meet it, of shape (count,).
+    def met(self, columns: Mapping[str, ColumnValues], numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of some samples meet it, of shape (samples,).
 
         Args:
             columns: By name, those that it looks at.
-            first: Number of the first of them in its stream.
-            count: How many they are.
+            numbers: The samples, by their numbers in the stream.
         """
         ...
 
@@ -49,11 +48,11 @@ class FunctionCondition:
         """The names of its parameters."""
         return function_columns(self.function)
 
-    def met(self, columns: Mapping[str, ColumnValues], first: int, count: int) -> NDArray[np.bool_]:
+    def met(self, columns: Mapping[str, ColumnValues], numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Call it for each sample."""
         names = self.columns
         rows = zip(*(_listed(columns[name]) for name in names), strict=True)
-        wanted = np.zeros(count, np.bool_)
+        wanted = np.zeros(len(numbers), np.bool_)
         for place, row in enumerate(rows):
             values = dict(zip(names, row, strict=True))
             try:
@@ -61,7 +60,7 @@ class FunctionCondition:
             except Exception as error:
                 name = getattr(self.function, "__qualname__", "where")
                 raise ConfigError(
-                    f"where={name} failed on sample {first + place}: {type(error).__name__}: {error}"
+                    f"where={name} failed on sample {numbers[place]}: {type(error).__name__}: {error}"
                 ) from error
         return wanted
 
@@ -81,14 +80,11 @@ class SqlCondition:
         self.expression = expression
         self.columns = _columns_of(expression)
 
-    def met(self, columns: Mapping[str, ColumnValues], first: int, count: int) -> NDArray[np.bool_]:  # noqa: ARG002
+    def met(self, columns: Mapping[str, ColumnValues], numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Ask DuckDB."""
         import pyarrow
 
-        if not count:
-            return np.zeros(0, np.bool_)
-        arrays = {name: pyarrow.array(_for_arrow(columns[name])) for name in self.columns}
-        table = pyarrow.table({**arrays, **({} if arrays else {"": pyarrow.nulls(count)})})
+        table = pyarrow.table({name: pyarrow.array(_for_arrow(columns[name])) for name in self.columns})
         duckdb = _duckdb()
         with _connected(duckdb) as connection:
             connection.register(_TABLE, table)
@@ -101,8 +97,8 @@ class SqlCondition:
                 told = str(error).partition("\n")[0]
                 raise ConfigError(f"where={self.expression!r} cannot be evaluated: {told}") from None
         wanted: NDArray[np.bool_] = np.asarray(found, np.bool_)
-        if len(wanted) != count:
-            raise ConfigError(f"where={self.expression!r} gives {len(wanted)} values for {count} samples")
+        if len(wanted) != len(numbers):
+            raise ConfigError(f"where={self.expression!r} gives {len(wanted)} values for {len(numbers)} samples")
         return wanted
 
 
@@ -185,10 +181,10 @@ class PartCondition:
         """The column that is hashed, if any."""
         return () if self.split_by is None else (self.split_by,)
 
-    def met(self, columns: Mapping[str, ColumnValues], first: int, count: int) -> NDArray[np.bool_]:
+    def met(self, columns: Mapping[str, ColumnValues], numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Compare the hashes with the borders."""
         if self.split_by is None:
-            hashes = _mixed(np.arange(first, first + count, dtype=np.uint64), self.seed)
+            hashes = _mixed(numbers.view(np.uint64), self.seed)
         else:
             hashes = _hashes(columns[self.split_by], self.seed, self.split_by)
         start, stop = self.part.thresholds()

@@ -7,6 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import repeat
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -22,7 +23,14 @@ from lightning_streaming.loading.measures import LoaderStatistics, StatisticsCol
 from lightning_streaming.loading.other_trainers import AcceleratedLoader, AcceleratedPass
 from lightning_streaming.loading.passes import drawn_sequence, passes_of
 from lightning_streaming.loading.run import OnChange, Run
-from lightning_streaming.loading.sample_key import KeyedBatch, SampleKey, SampleKeys, add_valid, keys_of_batches
+from lightning_streaming.loading.sample_key import (
+    KeyedBatch,
+    SampleKey,
+    SampleKeys,
+    add_valid,
+    keys_of_batches,
+    no_keys,
+)
 from lightning_streaming.loading.shared_memory import make_slots
 from lightning_streaming.loading.state import Cursor, PassStart
 from lightning_streaming.order.partition import Partition
@@ -71,6 +79,9 @@ class StreamingDataLoader(AcceleratedLoader):
     Each ``iter(loader)`` is a pass over the next epoch; a pass given up early still counts as one. Where it begins is
     decided at its first ``next``: a state loaded between ``iter`` and ``next`` is honoured, and an iterator that is
     never used takes nothing.
+
+    On a rank that is to read no samples (:attr:`World.reads` is False) each batch is an empty dict, whatever
+    ``collate_fn`` makes elsewhere: there are as many, they are counted and saved alike, and no shard is fetched.
 
     Args:
         dataset: What to read.
@@ -221,10 +232,8 @@ class StreamingDataLoader(AcceleratedLoader):
         self._forget_pass()
         self.dataset.close()
 
-    def _begin_pass(
-        self, begins: LoaderPass
-    ) -> tuple[int, PassStart, workers.WorkerChannel, Iterator[workers.BatchGroup]]:
-        """Begin the next pass: its number, where it starts, what its workers share, and torch's iterator over them."""
+    def _begin_pass(self, begins: LoaderPass) -> tuple[int, _UnderWay]:
+        """Begin the next pass, and give it its number."""
         progress = self._progress
         progress.latest = weakref.ref(begins)
         progress.passes_begun += 1
@@ -234,14 +243,25 @@ class StreamingDataLoader(AcceleratedLoader):
         passes = passes_of(self.dataset)
         start = passes.begin(self.dataset.current_world(), self._samples_per_batch, self.drop_last)
         passes.tell_unsuited(start)
+        self._tally.begin_pass(self.num_workers)
+        if self.drop_last and (why := why_empty(self)):
+            _log.warning(why)
+        return progress.passes_begun, self._reading(start) if start.world.reads else self._without_samples(start)
+
+    def _reading(self, start: PassStart) -> _UnderWay:
+        """A pass whose batches are made by workers, or here."""
+        progress = self._progress
         # Workers that live on keep what they were told; those of a pass given up have another channel.
         channel = (self._iterator is not None and progress.channel) or self._new_channel()
         progress.channel = channel if self.persistent_workers else None
         channel.pass_start.assign(start)
-        self._tally.begin_pass(self.num_workers)
-        if self.drop_last and (why := why_empty(self)):
-            _log.warning(why)
-        return progress.passes_begun, start, channel, workers.start_iterator(self, self._worker_batches(channel))
+        groups = workers.start_iterator(self, self._worker_batches(channel))
+        return _UnderWay(start, groups, workers.in_order(groups, channel, self.num_workers))
+
+    def _without_samples(self, start: PassStart) -> _UnderWay:
+        """A pass of a rank that reads no samples: as many batches as on the others, without workers."""
+        batches = passes_of(self.dataset).run.epoch_of(start).partition.num_batches(self.drop_last)
+        return _UnderWay(start, None, (({}, self._tally.nothing()) for _ in range(batches)))
 
     def _end_workers(self, batches: Iterator[Any] | None) -> None:
         """End the workers behind torch's iterator of a pass, persistent ones too."""
@@ -342,19 +362,22 @@ class LoaderPass(Iterator[Any]):
 
     def _begin(self) -> None:
         loader = self._loader
-        self._number, start, channel, groups = loader._begin_pass(self)
-        self._under_way = _UnderWay(start, groups, workers.in_order(groups, channel, loader.num_workers))
-        passes = passes_of(loader.dataset)
+        self._number, self._under_way = loader._begin_pass(self)
+        start, passes = self._under_way.start, passes_of(loader.dataset)
         epoch = passes.run.epoch_of(start)
         self._ends = _ends_of_batches(epoch.partition, start.cursor, loader.drop_last)
         if self._with_valid or self._with_keys:
-            self._keys = keys_of_batches(start, drawn_sequence(epoch), epoch.partition, passes.catalog)
+            self._keys = (
+                keys_of_batches(start, drawn_sequence(epoch), epoch.partition, passes.catalog)
+                if start.world.reads
+                else repeat(no_keys(start, passes.catalog))
+            )
 
 
 class _UnderWay(NamedTuple):
     start: PassStart
-    groups: Iterator[workers.BatchGroup]
-    """torch's iterator."""
+    groups: Iterator[workers.BatchGroup] | None
+    """torch's iterator; None for a rank that reads no samples."""
     batches: Iterator[workers.Measured]
 
 

@@ -177,7 +177,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         if of_pass is not None:
             return WorkerSamples(of_pass)
         self._check_reader(passes.next_cursor())
-        start = passes.begin(self.current_world(), self._own_batch_size())
+        start = passes.begin(self._reading_world(), self._own_batch_size())
         passes.tell_unsuited(start)
         return passes.read_here(passes.of_worker(self._making, start, 0, 1))
 
@@ -196,9 +196,18 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
 
     def _next_pass_of_worker(self, worker: int, num_workers: int) -> WorkerPass:
         """In a worker of a plain torch DataLoader."""
-        start = self._passes.begin_in_worker(worker, self.current_world(), self._own_batch_size())
+        start = self._passes.begin_in_worker(worker, self._reading_world(), self._own_batch_size())
         self._check_reader_of_worker(start.cursor)
         return self._passes.of_worker(self._making, start, worker, num_workers)
+
+    def _reading_world(self) -> World:
+        world = self.current_world()
+        if not world.reads:
+            raise ConfigError(
+                "this rank is to read no samples (World.reads is False), so nobody could tell where it stands; iterate "
+                "through a StreamingDataLoader, which hands out empty batches and counts them"
+            )
+        return world
 
     def _own_batch_size(self) -> int:
         if self.batch_size is None:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.selection import Select
 from lightning_streaming.loading.stream import Asked, Stream, StreamDefaults, named_streams
 from lightning_streaming.order.settings import OrderSettings, stretched_seed
 from lightning_streaming.order.skips import parse_batch_ranges
@@ -22,7 +23,7 @@ from lightning_streaming.world import World
 
 _Part = TypeVar("_Part", OrderSettings, StreamDefaults)
 
-_NOT_SHOWN = {"remote", "local", "storage_options", "world", "stream_name", "stream_config"}
+_NOT_SHOWN = {"remote", "local", "storage_options", "select", "world", "stream_name", "stream_config"}
 """What the streams say, may be secret, or belongs to the machines."""
 
 
@@ -36,12 +37,15 @@ class StreamOptions:
         local: The only stream's directory on this node. None: under the user's cache directory, or none at all where
             ``remote`` is a path of this machine.
         storage_options: Passed to fsspec for the only stream: key, secret, endpoint_url, token, ...
+        select: Numbers of the samples of the only stream that are read; a truth value for each; or a ``.npy`` file of
+            either.
     """
 
     streams: Asked | None = None
     remote: str | None = field(default=None, repr=False)
     local: str | None = None
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    select: Select | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +143,8 @@ class DatasetOptions(DataOptions):
         Raises:
             ConfigError: They were given in two ways, or in none, or are no streams.
         """
-        return named_streams(self.streams, self.remote, self.local, self.storage_options, self.stream_config)
+        only = {name: getattr(self, name) for name in ("remote", "local", "storage_options", "select")}
+        return named_streams(self.streams, only, self.stream_config)
 
     def samples_per_epoch(self) -> int | None:
         """The epoch size as a number; None for None, 0 and "", as MosaicML Streaming has it."""
@@ -189,7 +194,14 @@ def _describe_stream(stream: Stream) -> dict[str, Any]:
         **said,
         "remote": None if stream.remote is None else mask_url(str(stream.remote)),  # a Path is taken too
         "local": None if stream.local is None else str(stream.local),
+        "select": _describe_select(stream.select),
     }
+
+
+def _describe_select(select: Select | None) -> str | None:
+    if select is None or isinstance(select, (str, os.PathLike)):
+        return None if select is None else os.fspath(select)
+    return f"{len(select)} values"
 
 
 def _plain(value: Any) -> Any:

@@ -255,6 +255,10 @@ class StatisticsCollector:
         self._num_workers, self._next_batch = max(1, num_workers), 0
         self._open_in_worker = {}
 
+    def nothing(self) -> NDArray[np.int64]:
+        """The measures of a batch without samples."""
+        return np.zeros_like(self._sums)
+
     def add(self, measures: NDArray[np.int64], wait_ns: int) -> None:
         """Count the next batch of the pass.
 

@@ -93,7 +93,10 @@ class RunOrder:
     @cached_property
     def shape(self) -> DatasetShape:
         """The data, as far as order knows it."""
-        return DatasetShape(shard_sizes=self.catalog.shard_sizes_per_stream, weights=self.weights)
+        sizes = zip(self.catalog.shard_sizes_per_stream, self.catalog.selections, strict=True)
+        # Shards of which nothing is selected have no ids: an order need not know of them.
+        read = (of if selection is None else of[of > 0] for of, selection in sizes)
+        return DatasetShape(shard_sizes=tuple(read), weights=self.weights)
 
     @cached_property
     def fingerprint(self) -> Fingerprint:

@@ -223,7 +223,7 @@ def keys_of_rows(catalog: Catalog, start: PassStart) -> Callable[[Row], SampleKe
 def keys_of_batches(start: PassStart, plan: Batched, partition: Partition, catalog: Catalog) -> Iterator[SampleKeys]:
     """The keys of each batch that one rank reads in a pass, the last one maybe of fewer samples."""
     node, rank_of_node = start.world.node, start.world.rank_of_node
-    of_pass = Pass(tuple(catalog.stream_names), start.cursor.epoch, start.shuffle_seed)
+    of_pass = _of_pass(start, catalog)
     first_shards = np.cumsum([0, *catalog.shards_per_stream[:-1]])
     num_batches = partition.num_batches()
     step = max(1, _WINDOW_SAMPLES // partition.geometry.batch_size)
@@ -239,6 +239,15 @@ def keys_of_batches(start: PassStart, plan: Batched, partition: Partition, catal
         stops = np.cumsum(read.sum(axis=1)).tolist()
         for begin, stop in zip([0, *stops[:-1]], stops, strict=True):
             yield SampleKeys.make(of_pass, rows[begin:stop], first_reads[begin:stop])
+
+
+def no_keys(start: PassStart, catalog: Catalog) -> SampleKeys:
+    """The keys of each batch of a rank that reads no samples."""
+    return SampleKeys.make(_of_pass(start, catalog), np.zeros((0, 4), np.int64), np.zeros(0, np.bool_))
+
+
+def _of_pass(start: PassStart, catalog: Catalog) -> Pass:
+    return Pass(tuple(catalog.stream_names), start.cursor.epoch, start.shuffle_seed)
 
 
 def add_valid(batch: Any, keys: SampleKeys) -> Any:

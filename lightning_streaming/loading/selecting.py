@@ -27,10 +27,10 @@ from lightning_streaming.cache.selection_files import map_bits, selection_path
 from lightning_streaming.cache.shared_files import adopt_file, make_directories, unwritable
 from lightning_streaming.errors import ConfigError, StorageError, StreamingError
 from lightning_streaming.files import appears_whole, hold_lock, remove_partials
-from lightning_streaming.formats.columns import check_columns_tell, read_columns
+from lightning_streaming.formats.columns import ColumnValues, check_columns_tell, joined, read_columns
 from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.loading.conditions import Condition, FunctionCondition, PartCondition, SqlCondition
-from lightning_streaming.loading.selection import Select, Selection, SelectionRequest, packed_bytes
+from lightning_streaming.loading.selection import Select, Selection, SelectionRequest, as_numbers, packed_bytes
 from lightning_streaming.storage import Location
 
 _SAMPLES_AT_ONCE = 1 << 20
@@ -190,11 +190,11 @@ class _Work:
             self.progress(done, self.num_samples)
         return bits
 
-    def _wanted(self, parts: Path | None) -> Iterator[tuple[_Part, NDArray[np.bool_]]]:
+    def _wanted(self, parts: Path | None) -> Iterator[tuple[_ShardGroup, NDArray[np.bool_]]]:
         """The truth values of some samples each, as they come."""
-        todo = _parts(self.sizes)
+        todo = _groups(self.sizes)
         with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), "selecting") as pool:
-            waiting: dict[Future[NDArray[np.bool_]], _Part] = {}
+            waiting: dict[Future[NDArray[np.bool_]], _ShardGroup] = {}
             try:
                 while True:
                     while len(waiting) < 2 * _MOST_THREADS and (part := next(todo, None)) is not None:
@@ -207,40 +207,49 @@ class _Work:
                 for future in waiting:
                     future.cancel()
 
-    def _of_part(self, part: _Part, parts: Path | None) -> NDArray[np.bool_]:
+    def _of_part(self, part: _ShardGroup, parts: Path | None) -> NDArray[np.bool_]:
         path = None if parts is None else parts / f"{part.shards.start}-{part.shards.stop}.npy"
         if path is not None:
             with suppress(OSError, ValueError, EOFError):
                 kept: NDArray[np.bool_] = np.load(path)
                 if kept.dtype == np.bool_ and kept.shape == (part.samples,):
                     return kept
-        begin, wanted = 0, np.ones(part.samples, np.bool_)
+        wanted = np.ones(part.samples, np.bool_)
         if self.chosen is not None:
             wanted &= self.chosen[part.first : part.first + part.samples]
-        for shard in part.shards:
-            stop = begin + int(self.sizes[shard])
-            self._look_at(shard, part.first + begin, wanted[begin:stop])
-            begin = stop
+        self._narrow(part, wanted)
         if path is not None:
             with appears_whole(path) as partial, partial.open("wb") as file:
                 np.save(file, wanted)
         return wanted
 
-    def _look_at(self, shard: int, first: int, wanted: NDArray[np.bool_]) -> None:
-        """Clear the truth values of a shard's samples that do not meet all conditions."""
-        if not wanted.any():
+    def _narrow(self, part: _ShardGroup, wanted: NDArray[np.bool_]) -> None:
+        """Clear the truth values of samples that do not meet all conditions; shards without one set are not read."""
+        sizes = self.sizes[part.shards.start : part.shards.stop]
+        stops = np.cumsum(sizes)
+        spans = enumerate(zip((stops - sizes).tolist(), stops.tolist(), strict=True))
+        read = [shard for shard, (start, stop) in spans if wanted[start:stop].any()]
+        if not read or not self.conditions:
             return
-        names = dict.fromkeys(name for condition in self.conditions for name in condition.columns)
-        columns = {}
-        if names:
+        places = np.concatenate([np.arange(stops[shard] - sizes[shard], stops[shard]) for shard in read])
+        columns = self._columns([part.shards[shard] for shard in read])
+        for condition in self.conditions:
+            wanted[places] &= condition.met(columns, part.first + places)
+
+    def _columns(self, shards: Sequence[int]) -> dict[str, ColumnValues]:
+        """What the conditions look at, of some shards together."""
+        names = list(dict.fromkeys(name for condition in self.conditions for name in condition.columns))
+        if not names:
+            return {}
+        parts = []
+        for shard in shards:
             info = self.index.shards[shard]
             with self.cache.hold(info, self.room) as directory:
-                columns = read_columns(info, directory, list(names))
-        for condition in self.conditions:
-            wanted &= condition.met(columns, first, len(wanted))
+                parts.append(read_columns(info, directory, names))
+        return {name: joined([part[name] for part in parts]) for name in names}
 
 
-class _Part(NamedTuple):
+class _ShardGroup(NamedTuple):
     """Shards that are evaluated together."""
 
     shards: range
@@ -249,15 +258,15 @@ class _Part(NamedTuple):
     samples: int
 
 
-def _parts(sizes: NDArray[np.int64]) -> Iterator[_Part]:
+def _groups(sizes: NDArray[np.int64]) -> Iterator[_ShardGroup]:
     begin = first = samples = 0
     for shard, size in enumerate(sizes.tolist()):
         if shard > begin and (samples + size > _SAMPLES_AT_ONCE or shard - begin == _SHARDS_AT_ONCE):
-            yield _Part(range(begin, shard), first, samples)
+            yield _ShardGroup(range(begin, shard), first, samples)
             begin, first, samples = shard, first + samples, 0
         samples += size
     if len(sizes):
-        yield _Part(range(begin, len(sizes)), first, samples)
+        yield _ShardGroup(range(begin, len(sizes)), first, samples)
 
 
 def _put(bits: NDArray[np.uint8], first: int, wanted: NDArray[np.bool_]) -> None:
@@ -274,22 +283,13 @@ def _check_columns(condition: Condition, index: DatasetIndex, asked: SelectionRe
 
 def _read_select(select: Select) -> NDArray[np.bool_] | NDArray[np.int64]:
     """The numbers, or truth values, that ``select`` is or points at."""
-    if isinstance(select, (str, os.PathLike)):
-        where = os.fspath(select)
-        try:
-            values = np.load(io.BytesIO(Location(where).read()), allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise ConfigError(f"select={where!r} must be a .npy file of numbers or truth values ({error})") from None
-    else:
-        values = np.asarray(select)
-    if values.ndim != 1 or (values.size and values.dtype.kind not in "biu"):
-        raise ConfigError(
-            "select must be a list of sample numbers, or a truth value for each sample, but has shape "
-            f"{values.shape} and dtype {values.dtype}"
-        )
-    chosen: NDArray[np.bool_] | NDArray[np.int64]
-    chosen = values.astype(np.bool_ if values.dtype == np.bool_ else np.int64)
-    return chosen
+    if not isinstance(select, str):
+        return as_numbers(select)
+    try:
+        values = np.load(io.BytesIO(Location(select).read()), allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ConfigError(f"select={select!r} must be a .npy file of numbers or truth values ({error})") from None
+    return as_numbers(values)
 
 
 def _truth_values(selected: NDArray[np.bool_] | NDArray[np.int64], num_samples: int) -> NDArray[np.bool_]:

@@ -10,6 +10,7 @@ samples stay those of the stored data.
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 import json
 import re
@@ -17,9 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
-from os import PathLike
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ from lightning_streaming.errors import ConfigError
 
 Where = str | Callable[..., Any]
 """A condition: SQL over the columns, or a function whose parameters are named like columns."""
-Select = str | PathLike[str] | Sequence[int] | Sequence[bool] | NDArray[Any]
+Select = Sequence[int] | Sequence[bool] | str | NDArray[Any]
 """Numbers of samples of a stream, or a truth value for each; or the ``.npy`` file that holds them."""
 
 _SPLIT = re.compile(r"(?P<name>[^\[\]]*)(\[(?P<start>[^:\[\]]*):(?P<stop>[^:\[\]]*)\])?")
@@ -94,6 +94,29 @@ def _percent(part: Fraction) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SelectionOptions:
+    """Which samples of a stream are read, as a user writes it; None for what every stream of the dataset does.
+
+    Args:
+        split: Subdirectory of both ``remote`` and ``local``, like "train"; or the part of it that is read, drawn by
+            hash, like "train[:98%]" or "[98%:]". Such parts stay what they are when data is appended.
+        where: Which samples are read: a condition in SQL over columns, like "score >= 0.8 and lang == 'en'", or a
+            function whose parameters are named like columns. Evaluated once; see docs/mixtures.md.
+        split_by: Column whose value decides in which part of a split a sample is, so that samples of one value stay
+            together. None: each sample is drawn by itself.
+        split_seed: Key of the hash that draws the parts.
+        select: Numbers of the samples that are read, counted in the stream; a truth value for each; or a ``.npy`` file
+            of either.
+    """
+
+    split: str | None = None
+    where: Where | None = None
+    split_by: str | None = None
+    split_seed: int | None = None
+    select: Select | None = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SelectionRequest:
     """Which samples of one stream are wanted: those that meet every condition.
 
@@ -105,7 +128,7 @@ class SelectionRequest:
     part: SplitSlice | None = None
     split_by: str | None = None
     split_seed: int = 0
-    select: Select | None = field(default=None, repr=False)
+    select: Select | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.where, str) and not self.where.strip():
@@ -114,9 +137,15 @@ class SelectionRequest:
             )
         if self.where is not None and not isinstance(self.where, str) and not callable(self.where):
             raise ConfigError(
-                f'where must be a condition in SQL, like "score >= 0.8", or a function of columns, but is a '
-                f"{type(self.where).__name__}"
+                'where must be a condition in SQL, like "score >= 0.8", or a function of columns, but is '
+                f"{self.where!r}"
             )
+        if self.split_by is not None and (not isinstance(self.split_by, str) or not self.split_by):
+            raise ConfigError(f"split_by must be the name of a column, but is {self.split_by!r}")
+        if type(self.split_seed) is not int or not -(2**63) <= self.split_seed < 2**63:
+            raise ConfigError(f"split_seed must be a whole number of 64 bits, but is {self.split_seed!r}")
+        if self.select is not None and not isinstance(self.select, str):
+            as_numbers(self.select)
 
     @property
     def is_all(self) -> bool:
@@ -155,8 +184,9 @@ class SelectionRequest:
         return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
 
 
-def _code_facts(function: Callable[..., Any]) -> list[Any]:
-    """What a function's outcome depends on, as far as can be told: its code, its defaults, and what it encloses.
+def _code_facts(function: Callable[..., Any], above: tuple[object, ...] = ()) -> list[Any]:
+    """What a function's outcome depends on, as far as can be told: its code, its defaults, what it encloses, and the
+    numbers, text and functions of its module that it names.
 
     Raises:
         ConfigError: It is no Python function, or encloses what cannot be compared.
@@ -168,19 +198,38 @@ def _code_facts(function: Callable[..., Any]) -> list[Any]:
             f"{type(function).__name__}; wrap it in a def or a lambda"
         )
     enclosed = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    defaults = getattr(function, "__defaults__", None) or ()
+    defaults = (getattr(function, "__defaults__", None) or ()) + tuple(
+        (getattr(function, "__kwdefaults__", None) or {}).values()
+    )
     strange = [one for one in (*enclosed, *defaults) if not isinstance(one, _PLAIN)]
     if strange:
         raise ConfigError(
             f"where={getattr(function, '__qualname__', function)} encloses a {type(strange[0]).__name__}, which may "
             "change without notice; let it enclose numbers and text alone, or evaluate it yourself and pass select="
         )
-    return [*_facts_of_code(code), [repr(one) for one in (*enclosed, *defaults)]]
+    named = [vars(builtins).get(name, function.__globals__.get(name)) for name in _names_of(code)]
+    called = [
+        _code_facts(one, (*above, function)) for one in named if isinstance(one, FunctionType) and one not in above
+    ]
+    told = [repr(one) for one in (*enclosed, *defaults, *(one for one in named if isinstance(one, _PLAIN)))]
+    return [*_facts_of_code(code), told, called]
+
+
+def _names_of(code: CodeType) -> list[str]:
+    inner = [name for one in code.co_consts if isinstance(one, CodeType) for name in _names_of(one)]
+    return [*code.co_names, *inner]
 
 
 def _facts_of_code(code: CodeType) -> list[Any]:
-    constants = [_facts_of_code(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
-    return [code.co_code.hex(), list(code.co_names), list(code.co_varnames), constants]
+    return [code.co_code.hex(), list(code.co_names), list(code.co_varnames), [_constant(one) for one in code.co_consts]]
+
+
+def _constant(value: object) -> Any:
+    if isinstance(value, CodeType):
+        return _facts_of_code(value)
+    if isinstance(value, frozenset):  # in another order in each process
+        return sorted(map(repr, value))
+    return repr(value)
 
 
 def function_columns(function: Callable[..., Any]) -> tuple[str, ...]:
@@ -197,6 +246,26 @@ def function_columns(function: Callable[..., Any]) -> tuple[str, ...]:
             "lambda score, lang: score >= 0.8 and lang == 'en'"
         )
     return names
+
+
+def as_numbers(select: Select) -> NDArray[np.bool_] | NDArray[np.int64]:
+    """Numbers of samples, or truth values, as an array.
+
+    Raises:
+        ConfigError: They are neither.
+    """
+    try:
+        values = np.asarray(select)
+    except ValueError:  # lists of different lengths
+        values = np.empty((0, 0))
+    if values.dtype == np.bool_ and values.ndim == 1:
+        return values.astype(np.bool_)
+    if values.ndim != 1 or (values.size and values.dtype.kind not in "iu"):
+        raise ConfigError(
+            "select must be a list of sample numbers, or a truth value for each sample, but has shape "
+            f"{values.shape} and dtype {values.dtype}"
+        )
+    return values.astype(np.int64)
 
 
 class Selection:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from lightning_streaming.cache import CacheConfig
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.loading.selection import Select, SelectionRequest, Where, parse_split
+from lightning_streaming.loading.selection import SelectionOptions, SelectionRequest, Where, parse_split
 from lightning_streaming.order.weights import StreamWeight
 from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
+from lightning_streaming.signatures import explains_options_of
 from lightning_streaming.storage import StorageOptions, is_url, join_url, mask_url
 
 if TYPE_CHECKING:
@@ -27,8 +28,9 @@ _MOST_NAMES = 5
 
 @tells_replacements
 @tells_unknown_arguments
+@explains_options_of(SelectionOptions)
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stream:
+class Stream(SelectionOptions):
     """A dataset directory with an ``index.json``, and its share of an epoch.
 
     Args:
@@ -36,15 +38,6 @@ class Stream:
         local: Directory of this node that keeps downloaded shards. None: a directory under the user's cache, named
             after ``remote``; or, where ``remote`` is a path of this machine, no copy at all. With ``local`` alone the
             dataset is read in place.
-        split: Subdirectory of both ``remote`` and ``local``, like "train"; or the part of it that is read, drawn by
-            hash, like "train[:98%]" or "[98%:]". Such parts stay what they are when data is appended.
-        where: Which samples are read: a condition in SQL over columns, like "score >= 0.8 and lang == 'en'", or a
-            function whose parameters are named like columns. Evaluated once; see docs/mixtures.md.
-        split_by: Column whose value decides in which part of a split a sample is, so that samples of one value stay
-            together. None: each sample is drawn by itself.
-        split_seed: Key of the hash that draws the parts.
-        select: Numbers of the samples that are read, counted in the stream; a truth value for each; or a ``.npy`` file
-            of either.
         proportion: Share of an epoch drawn from this stream, relative to the other streams.
         repeat: How often an epoch goes through this stream; 0.5 draws half of its samples.
         choose: How many samples an epoch draws from this stream.
@@ -58,11 +51,6 @@ class Stream:
 
     remote: str | None = None
     local: str | None = None
-    split: str | None = None
-    where: Where | None = None
-    split_by: str | None = None
-    split_seed: int | None = None
-    select: Select | None = field(default=None, repr=False)
     proportion: float | None = None
     repeat: float | None = None
     choose: int | None = None
@@ -153,27 +141,29 @@ class StreamDefaults:
 
 def named_streams(
     streams: Asked | None,
-    remote: str | None,
-    local: str | None,
-    storage_options: Mapping[str, Any] | None = None,
+    only: Mapping[str, Any],
     stream_config: Mapping[str, Any] | None = None,
 ) -> dict[str, Stream]:
-    """Bring the two ways to name data, ``streams`` or ``remote``/``local``, into one: a mapping from name to stream.
+    """Bring the two ways to name data, ``streams`` or that of the only stream, into one: a mapping from name to stream.
 
     Streams of a list are named by their place: "0", "1", ... Those of another dataset are made anew, as they were asked
-    for: its seed and indexes have no part in them. ``stream_config`` holds more arguments of the only stream.
+    for: its seed and indexes have no part in them.
+
+    Args:
+        streams: By name, or in a list.
+        only: What the dataset itself was told of its only stream: remote, local and the like; None for what it was not.
+        stream_config: More arguments of the only stream.
 
     Raises:
         ConfigError: Both ways are used, or neither.
     """
-    if bool(streams) == (remote is not None or local is not None):
+    if bool(streams) == (only["remote"] is not None or only["local"] is not None):
         raise ConfigError("give either streams= or remote=/local=, not both and not neither")
     if not streams:
-        of_dataset = {"storage_options": storage_options, "remote": remote, "local": local}
-        own = {name: value for name, value in of_dataset.items() if value is not None}
+        own = {name: value for name, value in only.items() if value is not None}
         return {"0": Stream(**{**(stream_config or {}), **own})}
-    if storage_options or stream_config:
-        told = "storage_options" if storage_options else "stream_config"
+    if only["storage_options"] or stream_config or only["select"] is not None:
+        told = "storage_options" if only["storage_options"] else "stream_config" if stream_config else "select"
         raise ConfigError(f"with streams=, {told} belong to each stream")
     given = streams.items() if isinstance(streams, Mapping) else ((str(at), one) for at, one in enumerate(streams))
     named = {name: one.asked if isinstance(one, DatasetStream) else one for name, one in given}

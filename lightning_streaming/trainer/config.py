@@ -13,6 +13,7 @@ import yaml  # type: ignore[import-untyped]
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.dataset_options import DataOptions
+from lightning_streaming.loading.selection import Select, Where  # noqa: F401  # as the command line resolves types
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.replaced_names import tells_unknown_arguments
 from lightning_streaming.signatures import explains_options_of

@@ -20,7 +20,7 @@ from lightning_streaming.signatures import explains_options_of, takes_options_of
 from lightning_streaming.trainer.config import StreamingConfig, config_of, shown
 from lightning_streaming.trainer.state_callback import StreamingStateCallback
 from lightning_streaming.units import check_at_least
-from lightning_streaming.world import World
+from lightning_streaming.world import DATA_PARALLEL, World, readers_of_mesh
 
 Stage = Literal["train", "val", "test", "predict"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -33,6 +33,8 @@ _STAGES_OF: Mapping[str, tuple[Stage, ...]] = {
 }
 _RUN_OF: Mapping[Stage, str] = {"train": "fit", "val": "validate", "test": "test", "predict": "predict"}
 """What sets up the data of each stage."""
+_LIGHTNINGS_OWN = "data_parallel"
+"""The dimension of Lightning's own meshes along which samples differ."""
 
 
 @dataclass
@@ -143,12 +145,13 @@ class StreamingDataModule(_WithOptions):
     def build_dataset(self, stage: Stage, config: StreamingConfig) -> StreamingDataset:
         """Make the dataset of a stage. Called in :meth:`setup`, on every rank, with the trainer attached."""
         arguments = config.dataset_arguments(shuffle_by_default=stage == "train")
-        if arguments["replication"] is None and self.trainer is not None:
-            arguments["replication"] = replication_of(self.trainer)
+        world = None if self.trainer is None else world_of(self.trainer)
+        if self.trainer is not None and arguments["replication"] is None:
+            world, arguments["replication"] = readers_of(self.trainer)
         return StreamingDataset(
             **arguments,
             transform=_Transform(self, stage) if self._overrides("transform") else None,
-            world=None if self.trainer is None else world_of(self.trainer),
+            world=world,
         )
 
     def build_dataloader(self, stage: Stage, dataset: StreamingDataset) -> StreamingDataLoader:
@@ -304,25 +307,51 @@ def world_of(trainer: Trainer) -> World:
     )
 
 
-def replication_of(trainer: Trainer) -> int | None:
-    """How many consecutive ranks the strategy wants to read the same samples; None where each reads its own.
+def readers_of(trainer: Trainer) -> tuple[World, int | None]:
+    """The world that the strategy wants its ranks to read in, and the replication there.
 
-    Tensor-parallel ranks share the work on one batch: the strategy then counts fewer readers than there are ranks. For
-    example 4 ranks in a device mesh of 2 (data parallel) x 2 (tensor parallel) are 2 readers.
+    Tensor-parallel ranks share the work on one batch, so there are fewer readers than ranks. For example 4 ranks in a
+    device mesh of 2 (data parallel) x 2 (tensor parallel) are 2 readers. Where these are consecutive ranks it is the
+    replication that one could ask for, None where each rank reads its own samples; else the world is that of the
+    readers, as :meth:`World.from_mesh` lays it out.
 
     Raises:
-        ConfigError: Ranks that are to read the same samples do not follow each other.
+        ConfigError: The strategy does not say which of its mesh's dimensions is data parallel; or has no mesh, and
+            ranks that are to read the same samples do not follow each other.
     """
-    wanted = trainer.distributed_sampler_kwargs
+    world, mesh = world_of(trainer), getattr(trainer.strategy, "device_mesh", None)
+    names = getattr(mesh, "mesh_dim_names", None) or ()
+    readers = (_LIGHTNINGS_OWN,) if _LIGHTNINGS_OWN in names else DATA_PARALLEL
+    if mesh is None or not {*readers} & {*names}:
+        return world, _wanted_replication(trainer, names)
+    reader_of = readers_of_mesh(mesh, readers, world.num_ranks)
+    replication = world.num_ranks // (int(reader_of.max()) + 1)
+    if (reader_of == np.arange(world.num_ranks) // replication).all():
+        return world, replication if replication > 1 else None
+    return World.from_mesh(mesh, readers, ranks=world), None
+
+
+def _wanted_replication(trainer: Trainer, dimensions: Sequence[str]) -> int | None:
+    """The replication of a strategy of which only each rank's own reader is known."""
+    strategy = type(trainer.strategy).__name__
+    try:
+        wanted = trainer.distributed_sampler_kwargs
+    except KeyError:  # of Lightning's, which looks for a dimension by its own name
+        raise ConfigError(
+            f"the device mesh of {strategy} has the dimensions {', '.join(map(repr, dimensions))}, and nobody says "
+            "along which of them ranks read different samples: name those "
+            f"{' or '.join((_LIGHTNINGS_OWN, *DATA_PARALLEL))}, or pass replication=1 and set dataset.world = "
+            "World.from_mesh(mesh, readers=(...)) in build_dataset"
+        ) from None
     readers = trainer.world_size if wanted is None else int(wanted["num_replicas"])
     if wanted is None or readers == trainer.world_size:
         return None
     replication = trainer.world_size // readers
     if readers * replication != trainer.world_size or trainer.global_rank // replication != int(wanted["rank"]):
         raise ConfigError(
-            f"{type(trainer.strategy).__name__} has rank {trainer.global_rank} of {trainer.world_size} read as reader "
-            f"{wanted['rank']} of {readers}, but ranks that read the same samples must follow each other; put the data "
-            "parallel dimension first in the device mesh, or pass a World of the readers in build_dataset"
+            f"{strategy} has rank {trainer.global_rank} of {trainer.world_size} read as reader {wanted['rank']} of "
+            f"{readers}, but without a device mesh ranks that read the same samples must follow each other; pass "
+            "replication=1 and set dataset.world to that of the readers in build_dataset"
         )
     return replication
 

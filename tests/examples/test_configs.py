@@ -20,6 +20,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 STEPS_PER_EPOCH = {
     "custom_datamodule": 24,
     "demo": 90,
+    "held_out_split": 85,
     "linked_batch_size": 125,
     "one_dataset": 125,
     "resume": 250,
@@ -108,6 +109,17 @@ def test_validation_reads_the_same_samples_each_time() -> None:
     _sanity_check, first, second = log.seen
     assert len(first) == 640
     assert first == second
+
+
+@pytest.mark.usefixtures("in_example_directory")
+def test_parts_of_one_dataset_are_trained_and_validated_on() -> None:
+    callback = "--trainer.callbacks+=tests.examples.test_configs.ValidationLog"
+    cli = fit("held_out_split", "--trainer.val_check_interval=1", callback)
+    (log,) = (one for one in vars(cli.trainer)["callbacks"] if isinstance(one, ValidationLog))
+    datasets = cli.datamodule.datasets
+    trained = {datasets["train"][number]["id"] for number in range(datasets["train"].size)}
+    assert not trained & set(log.seen[-1])
+    assert all(number % 4 for number in trained)
 
 
 @pytest.mark.usefixtures("in_example_directory")

@@ -46,19 +46,22 @@ def test_a_stream_needs_a_place() -> None:
         Stream(split="train")
 
 
+NO_ONLY_STREAM = dict.fromkeys(("remote", "local", "storage_options", "select"))
+
+
 @pytest.mark.parametrize("name", ["get_shards", "prepare_shard", "set_up_local", "apply_default", "_download_file"])
 def test_a_stream_that_would_fetch_in_its_own_way_is_refused(name: str) -> None:
     own = type("Table", (Stream,), {name: lambda self, *_: None})
     with pytest.raises(ConfigError, match=f"stream 'a' is a Table, whose {name} nobody would call"):
-        named_streams({"a": own(remote="s3://bucket/a")}, None, None)
+        named_streams({"a": own(remote="s3://bucket/a")}, NO_ONLY_STREAM)
 
 
 def test_secrets_are_not_shown() -> None:
     stream = Stream(remote="s3://bucket/a", storage_options={"secret": "hunter2"})
     assert "hunter2" not in repr(stream)
-    assert "hunter2" not in repr(named_streams({"a": stream}, None, None))
+    assert "hunter2" not in repr(named_streams({"a": stream}, NO_ONLY_STREAM))
     with pytest.raises(ConfigError) as caught:
-        named_streams({"a": {"remote": "x", "secret": "hunter2"}}, None, None)  # type: ignore[arg-type]
+        named_streams({"a": {"remote": "x", "secret": "hunter2"}}, NO_ONLY_STREAM)  # type: ignore[arg-type]
     assert "hunter2" not in str(caught.value)
 
 
@@ -76,7 +79,11 @@ REFUSED: dict[str, list[Any]] = {
     "streams": [{}, [], {"a": {"remote": "x"}}, ["x"], "x"],
     "remote": [""],
     "local": ["s3://bucket/directory"],
-    "split": [],
+    "split": ["[:5]", "[90%:10%]", "train[", "[5%:5%]", "[:101%]", "a[1%:]b"],
+    "where": ["", 3],
+    "split_by": ["", 3],
+    "split_seed": [1.5, "a", 2**63, True],
+    "select": [[[1], [2]], [1.5], ["a"], [[1], [2, 3]]],
     "storage_options": [],
     "download_retry": [-1, -3],
     "download_timeout": [0, -1, float("nan"), float("inf")],

@@ -180,8 +180,7 @@ class Run:
     plain_module: bool = False
     order: dict[str, Any] = field(default_factory=dict)
     """More order settings of the training data."""
-    nodes_of_one_rank: bool = False
-    """Whether each rank is a node by itself for the training data."""
+    module: type[StreamingDataModule] = StreamingDataModule
     diary: Diary = field(default_factory=Diary)
     trainer: dict[str, Any] = field(default_factory=dict)
 
@@ -190,8 +189,7 @@ class Run:
         return replace(self, order={**self.order, "num_canonical_nodes": canonical_nodes})
 
     def datamodule(self) -> StreamingDataModule:
-        module = _WithNodesOfOneRank if self.nodes_of_one_rank else StreamingDataModule
-        return module(
+        return self.module(
             train=StreamingConfig(
                 streams={name: Stream(remote=str(self.data / name)) for name in TRAIN_SAMPLES},
                 shuffle=self.shuffle,
@@ -240,7 +238,9 @@ class Run:
         return recorder, lightning_trainer
 
 
-class _WithNodesOfOneRank(StreamingDataModule):
+class NodesOfOneRank(StreamingDataModule):
+    """Each rank is a node by itself for the training data."""
+
     def build_dataset(self, stage: Stage, config: StreamingConfig) -> StreamingDataset:
         dataset = super().build_dataset(stage, config)
         if stage == "train":

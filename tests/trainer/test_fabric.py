@@ -14,6 +14,7 @@ from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
+from lightning_streaming import World
 from tests.forked_ranks import on_ranks
 from tests.helpers import ids, make_loader, write_dataset
 
@@ -103,20 +104,22 @@ def test_two_ranks_go_on_as_one_and_as_three(data: Path, tmp_path: Path) -> None
         assert len({len(rank) for rank in left}) == 1
 
 
-def _train_sharded(data: Path, directory: Path) -> dict[str, Any]:
+def _train_sharded(data: Path, directory: Path, by_mesh: bool) -> dict[str, Any]:
     """A mesh of 2 x 2, a sharded checkpoint after 3 batches, and what is read from there."""
     strategy = ModelParallelStrategy(_in_columns, data_parallel_size=2, tensor_parallel_size=2)
     fabric = Fabric(accelerator="cpu", devices=4, strategy=strategy)
     fabric.launch()
     model = fabric.setup(torch.nn.Linear(2, 2))
     mesh: Any = strategy.device_mesh
-    replication = mesh["tensor_parallel"].size()
-    loader = make_loader(data, batch_size=2, replication=replication)
+    told: dict[str, Any] = {"replication": mesh["tensor_parallel"].size()}
+    if by_mesh:
+        told = {"world": World.from_mesh(mesh, readers=["data_parallel"])}
+    loader = make_loader(data, batch_size=2, **told)
     batches: Any = iter(fabric.setup_dataloaders(loader))
     for _ in range(3):
         next(batches)
     fabric.save(directory / "sharded", {"model": model, "data": loader.state_dict()})
-    again = make_loader(data, batch_size=2, replication=replication)
+    again = make_loader(data, batch_size=2, **told)
     state: dict[str, Any] = {"model": model, "data": {}}
     fabric.load(directory / "sharded", state)
     again.load_state_dict(state["data"])
@@ -127,8 +130,11 @@ def _in_columns(model: torch.nn.Module, mesh: DeviceMesh) -> torch.nn.Module:
     return parallelize_module(model, mesh["tensor_parallel"], ColwiseParallel())
 
 
-def test_sharded_checkpoint_of_a_device_mesh_holds_the_state_as_plain_values(data: Path, tmp_path: Path) -> None:
-    ranks = on_ranks(_train_sharded, data, tmp_path, meeting=tmp_path / "ranks", count=4)
+@pytest.mark.parametrize("by_mesh", [False, True])
+def test_sharded_checkpoint_of_a_device_mesh_holds_the_state_as_plain_values(
+    by_mesh: bool, data: Path, tmp_path: Path
+) -> None:
+    ranks = on_ranks(_train_sharded, data, tmp_path, by_mesh, meeting=tmp_path / "ranks", count=4)
     for rank, neighbour in zip(ranks[::2], ranks[1::2], strict=True):
         assert rank["left"] == rank["read"] == neighbour["left"] == neighbour["read"]
         assert len(rank["read"]) == 8 - 3

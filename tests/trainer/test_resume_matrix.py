@@ -20,9 +20,11 @@ import torch.distributed as dist
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
 
+from lightning_streaming import StreamingDataModule
 from tests.forked_ranks import on_ranks
 from tests.trainer.harness import (
     Diary,
+    NodesOfOneRank,
     Recorder,
     Run,
     Trigger,
@@ -303,7 +305,8 @@ def test_resuming_twice_shows_all_ranks_together_the_same(
 ) -> None:
     case = IN_EVERY_WAY[name]
     settings = {**case.run, "order": {**case.run.get("order", {}), **FULL_BATCHES}}
-    run = RunOfAll(data=data, directory=tmp_path, trainer=case.trainer, nodes_of_one_rank=are_nodes, **settings)
+    module = NodesOfOneRank if are_nodes else StreamingDataModule
+    run = RunOfAll(data=data, directory=tmp_path, trainer=case.trainer, module=module, **settings)
     runs = [run, *map(run.asking_for, OTHER_CANONICAL_NODES)]
 
     def call(do: Any, attempt: int, *args: Any) -> Any:

@@ -1,0 +1,402 @@
+"""Conditions on real data: what they select, what a dataset of it reads, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from decimal import Decimal
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_streaming import (
+    CSVWriter,
+    JSONWriter,
+    MDSWriter,
+    SampleKey,
+    Stream,
+    StreamingDataLoader,
+    StreamingDataset,
+    World,
+)
+from lightning_streaming.errors import ConfigError, SampleIndexError, StateError, StreamingError
+from lightning_streaming.formats.columns import read_columns
+from lightning_streaming.formats.index import ShardInfo
+from lightning_streaming.loading import selecting
+from lightning_streaming.order.settings import SHUFFLE_ALGOS
+from tests.helpers import assert_resumes_at_every_step, ids, json_copy, make_dataset, make_loader, write_dataset
+from tests.servers import HttpStore
+
+COLUMNS = {
+    "id": "int",
+    "half": "float16",
+    "score": "float32",
+    "lang": "str",
+    "doc": "uint16",
+    "raw": "bytes",
+    "meta": "json",
+    "big": "str_int",
+    "exact": "str_decimal",
+    "tokens": "ndarray:uint16",
+}
+SAMPLES = [
+    {
+        "id": number,
+        "half": np.float16(number / 4),
+        "score": np.float32((number * 37 % 100) / 100),
+        "lang": ["en", "de", "", "zürich"][number % 4],
+        "doc": np.uint16(number // 7),
+        "raw": bytes([number % 256]) * (number % 3),
+        "meta": {"level": number % 5, "tags": ["x"] * (number % 2)},
+        "big": 10**20 + number,
+        "exact": Decimal(number) / 8,
+        "tokens": np.arange(number % 5 + 1, dtype=np.uint16),
+    }
+    for number in range(300)
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data") / "rows"
+    with MDSWriter(out=str(root), columns=COLUMNS, size_limit=2000, compression="zstd") as writer:
+        for sample in SAMPLES:
+            writer.write(sample)
+    return root
+
+
+def read(root: Path | str, **asked: Any) -> list[int]:
+    """The ids that a dataset has, in the order of the data."""
+    dataset = StreamingDataset(remote=str(root), **asked)
+    found = [dataset[number]["id"] for number in range(dataset.size)]
+    dataset.close()
+    return found
+
+
+def read_or_none(root: Path, **asked: Any) -> set[int]:
+    """The same; empty where nothing is selected, which is an error of its own."""
+    try:
+        return set(read(root, **asked))
+    except ConfigError as error:
+        if "selects none" not in str(error):
+            raise
+        return set()
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return [number for batch in batches for number in batch]
+
+
+def met(condition: Callable[[dict[str, Any]], Any]) -> list[int]:
+    """What ought to be selected."""
+    return [sample["id"] for sample in SAMPLES if condition(sample)]
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("score >= 0.5 and lang == 'en'", lambda of: of["score"] >= 0.5 and of["lang"] == "en"),
+        ("doc in (3, 5) or id = 250 -- the odd one", lambda of: of["doc"] in (3, 5) or of["id"] == 250),
+        ("lang = ''", lambda of: of["lang"] == ""),
+        ("lang like 'zür%'", lambda of: of["lang"].startswith("zür")),
+        ("half < 2.25", lambda of: of["half"] < 2.25),
+        ("octet_length(raw) = 2", lambda of: len(of["raw"]) == 2),
+        ("cast(meta->>'level' as int) = 3", lambda of: of["meta"]["level"] == 3),
+        ("nullif(doc, 4) > 3", lambda of: of["doc"] > 4),
+        ("exact > 30.5", lambda of: of["exact"] > 30.5),
+        ('"score" > 0.2 and length(lang) > 2', lambda of: of["score"] > np.float32(0.2) and len(of["lang"]) > 2),
+    ],
+)
+def test_a_condition_in_sql_selects_what_meets_it(data: Path, where: str, expected: Any) -> None:
+    assert read(data, where=where) == met(expected)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda score, lang: score >= 0.5 and lang == "en",
+        lambda meta: '"level": 3' in meta,
+        lambda big: big > 10**20 + 100,
+        lambda *, raw: len(raw) == 2,
+        lambda exact: exact % 1 == 0,
+    ],
+)
+def test_a_function_selects_what_it_says(data: Path, function: Callable[..., bool]) -> None:
+    names = function.__code__.co_varnames
+    shown = {"meta": lambda of: f'{{"level": {of["meta"]["level"]}'}
+    expected = met(lambda of: function(**{name: shown.get(name, lambda of, name=name: of[name])(of) for name in names}))
+    assert read(data, where=function) == expected
+    assert 0 < len(expected) < len(SAMPLES)
+
+
+def test_conditions_hold_together(data: Path) -> None:
+    numbers = [5, 7, 8, 9, 250, 251, 299]
+    assert read(data, where="score > 0.3", select=numbers) == met(lambda of: of["score"] > 0.3 and of["id"] in numbers)
+    parts = [read(data, where="score > 0.3", split=split) for split in ("[:30%]", "[30%:]")]
+    assert sorted(parts[0] + parts[1]) == met(lambda of: of["score"] > 0.3)
+
+
+def test_numbers_and_truth_values_select_alike_from_memory_or_a_file(data: Path, tmp_path: Path) -> None:
+    numbers = [299, 3, 4]
+    truth = np.isin(np.arange(300), numbers)
+    np.save(tmp_path / "numbers.npy", np.array(numbers, np.int32))
+    np.save(tmp_path / "truth.npy", truth)
+    for select in (numbers, truth, truth.tolist(), str(tmp_path / "numbers.npy"), f"file://{tmp_path}/truth.npy"):
+        assert read(data, select=select) == [3, 4, 299]
+
+
+@pytest.mark.parametrize("writer", [CSVWriter, JSONWriter])
+def test_text_formats_are_looked_at_too(writer: Any, tmp_path: Path) -> None:
+    with writer(out=str(tmp_path / "x"), columns={"id": "int", "lang": "str"}, size_limit=100) as written:
+        for sample in SAMPLES:
+            written.write({name: sample[name] for name in ("id", "lang")})
+    assert read(tmp_path / "x", where="lang = 'de' and id < 100") == list(range(1, 100, 4))
+
+
+# --- parts by hash ---
+
+
+@pytest.mark.parametrize("split_by", [None, "id", "doc", "lang", "raw", "big", "meta"])
+@pytest.mark.parametrize("seed", [0, -5])
+def test_parts_share_nothing_and_make_the_whole(data: Path, split_by: str | None, seed: int) -> None:
+    how = {"split_by": split_by, "split_seed": seed}
+    parts = [read_or_none(data, split=split, **how) for split in ("[:40%]", "[40%:60%]", "[60%:]")]
+    assert sum(map(len, parts)) == len(SAMPLES)
+    assert set().union(*parts) == set(range(len(SAMPLES)))
+    if split_by is not None:
+        values = [{str(SAMPLES[number][split_by]) for number in part} for part in parts]
+        assert sum(map(len, values)) == len(set().union(*values))
+    if split_by in (None, "id", "big"):
+        assert 0.3 < len(parts[0]) / len(SAMPLES) < 0.5
+
+
+def test_a_part_stays_what_it_is_when_data_is_appended(tmp_path: Path) -> None:
+    root = write_dataset(tmp_path / "x", 200)
+    before = {how: read(root, split="[20%:70%]", split_by=how) for how in (None, "id")}
+    with MDSWriter(out=str(root), columns={"id": "int"}, size_limit=230, mode="append") as writer:
+        for number in range(200, 300):
+            writer.write({"id": number})
+    for how, was in before.items():
+        now = read(root, split="[20%:70%]", split_by=how)
+        assert [number for number in now if number < 200] == was
+        assert len(now) > len(was)
+
+
+def test_parts_are_these_for_ever(data: Path) -> None:
+    """A part that changed would leak what was held out: these are facts of the format, as an order is."""
+    by_number, by_text = [18, 47, 58, 136, 145, 233, 250, 286], [8, 15, 72, 79, 87, 91, 141, 221, 232, 235, 283, 286]
+    assert read(data, split="[:3%]") == by_number
+    assert read(data, split="[:3%]", split_by="id") == by_number  # numbers that are the places
+    assert by_number == [number for number in range(300) if _splitmix(number ^ _splitmix(0)) < 3 * 2**64 // 100]
+    assert read(data, split="[:5%]", split_by="big", split_seed=-3) == by_text
+    key = (-3).to_bytes(8, "little", signed=True)
+    digests = [blake2b(str(10**20 + number).encode(), digest_size=8, key=key).digest() for number in range(300)]
+    assert by_text == [number for number, one in enumerate(digests) if int.from_bytes(one, "little") < 2**64 // 20]
+
+
+def _splitmix(number: int) -> int:
+    """SplitMix64 in Python's own numbers."""
+    mixed = (number + 0x9E3779B97F4A7C15) % 2**64
+    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB % 2**64
+    return mixed ^ (mixed >> 31)
+
+
+# --- what a dataset makes of it ---
+
+
+@pytest.mark.parametrize("algo", ["", *(algo for algo in SHUFFLE_ALGOS if algo != "py1b")])  # which warns
+def test_an_epoch_reads_each_selected_sample_once_whatever_the_order(tmp_path: Path, algo: str) -> None:
+    root = write_dataset(tmp_path / "x", 83)
+    numbers = [*range(20, 24), 31, *range(60, 83)]  # whole shards of 5 are left out
+    order: dict[str, Any] = {"shuffle": bool(algo), **({"shuffle_algo": algo} if algo else {})}
+    loader = make_loader(root, select=numbers, batch_size=3, num_canonical_nodes=1, **order)
+    assert len(loader) == 10
+    read_ids = flat(ids(loader))
+    assert sorted(set(read_ids)) == numbers
+    assert len(read_ids) == len(numbers)
+
+
+@pytest.mark.parametrize("method", ["random", "stratified"])
+def test_a_mixture_of_selections_resumes_exactly(tmp_path: Path, method: str) -> None:
+    roots = [write_dataset(tmp_path / name, 47, first_id=first) for name, first in (("a", 0), ("b", 100))]
+    streams = {
+        "a": Stream(remote=str(roots[0]), where="id % 3 <> 0", proportion=0.6),
+        "b": Stream(remote=str(roots[1]), split="[:70%]", proportion=0.4),
+    }
+    make = partial(make_loader, streams=streams, batch_size=6, batching_method=method, num_canonical_nodes=2)
+    assert_resumes_at_every_step(make)
+    assert all(number >= 100 or number % 3 for number in flat(ids(make())))
+
+
+def test_going_on_with_other_machines_reads_what_is_left(tmp_path: Path) -> None:
+    root = write_dataset(tmp_path / "x", 120)
+    before = make_loader(root, where="id < 96", batch_size=4, num_canonical_nodes=2, replication=None)
+    batches = iter(before)
+    first = [next(batches)["id"].tolist() for _ in range(6)]
+    state = json_copy(before.state_dict())
+    later = []
+    for rank in range(3):
+        world = World(num_nodes=1, ranks_per_node=3, rank=rank)
+        loader = make_loader(root, where="id < 96", batch_size=6, num_canonical_nodes=2, world=world)
+        loader.load_state_dict(state)
+        later += flat(ids(loader))
+    assert sorted(flat(first) + later) == list(range(96))
+
+
+def test_a_state_belongs_to_its_selection(tmp_path: Path) -> None:
+    root = write_dataset(tmp_path / "x", 60)
+    loader = make_loader(root, where="id < 40")
+    next(iter(loader))
+    state = json_copy(loader.state_dict())
+    same = make_loader(root, where=lambda id: id < 40)  # noqa: A006  # the same in other words
+    same.load_state_dict(state)
+    assert len(ids(same)) == len(loader) - 1
+    others: list[dict[str, Any]] = [{"where": "id >= 20"}, {}, {"where": "id < 39"}]
+    for other in others:
+        changed = make_loader(root, **other)
+        changed.load_state_dict(state)
+        with pytest.raises(StateError, match=r"streams\.0\.(samples|selection)"):
+            next(iter(changed))
+
+
+def test_keys_name_the_stored_sample_and_restore_it(tmp_path: Path) -> None:
+    root = write_dataset(tmp_path / "x", 60)
+    loader = StreamingDataLoader(make_dataset(root, where="id % 4 = 1"), with_keys=True)
+    batch, keys = next(iter(loader))
+    assert [5 * key.shard + key.index for key in keys] == batch["id"].tolist()
+    dataset, whole = make_dataset(root, where="id % 4 = 1"), make_dataset(root)
+    assert [dataset.restore_sample(key)["id"] for key in keys] == batch["id"].tolist()
+    assert [whole.restore_sample(key.as_dict())["id"] for key in keys] == batch["id"].tolist()
+    left_out = SampleKey(stream="0", shard=0, index=2, epoch=0, position=0, shuffle_seed=9)
+    assert whole.restore_sample(left_out)["id"] == 2
+    assert not dataset.can_restore_sample(left_out)
+    with pytest.raises(SampleIndexError, match=r"is there, but where=, split= or select= leaves it out"):
+        dataset.restore_sample(left_out)
+
+
+def test_a_subclass_is_asked_for_the_ids_of_the_selection(tmp_path: Path) -> None:
+    class Mine(StreamingDataset):
+        def __getitem__(self, index: Any) -> Any:
+            return {"asked": index, **super().__getitem__(index)}
+
+    dataset = Mine(remote=str(write_dataset(tmp_path / "x", 40)), where="id >= 15", batch_size=4, shuffle=True)
+    samples = list(dataset)
+    assert sorted(sample["asked"] for sample in samples) == list(range(25))
+    assert all(sample["id"] == sample["asked"] + 15 for sample in samples)
+
+
+def test_shards_of_which_nothing_is_selected_are_never_fetched(http_store: HttpStore, tmp_path: Path) -> None:
+    write_dataset(tmp_path / "x", 40)
+    shutil.copytree(tmp_path / "x", http_store.root / "x")
+    dataset = make_dataset(f"{http_store.url}/x", local=str(tmp_path / "local"), select=[0, 3, 17, 39])
+    assert sorted(sample["id"] for sample in dataset) == [0, 3, 17, 39]
+    fetched = {name for name in http_store.requests() if name.endswith(".mds")}
+    assert fetched == {f"x/shard.{number:05}.mds" for number in (0, 3, 7)}
+    dataset.close()
+
+
+def test_what_was_evaluated_is_not_evaluated_again(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(data, tmp_path / "x")
+    expected = read(tmp_path / "x", where="score < 0.25")
+    monkeypatch.setattr(selecting, "read_columns", None)
+    assert read(tmp_path / "x", where="score < 0.25") == expected
+    with pytest.raises(TypeError):
+        read(tmp_path / "x", where="score < 0.26")
+
+
+@pytest.mark.parametrize("spoil", [b"", b"no array", b"\x93NUMPY"])
+def test_a_kept_outcome_that_is_damaged_is_made_anew(tmp_path: Path, spoil: bytes) -> None:
+    root = write_dataset(tmp_path / "x", 60)
+    dataset = make_dataset(root, where="id > 30")
+    assert dataset.size == 29
+    (kept,) = (dataset.streams["0"].cache_config().cache_directory() / "selections").glob("*.npy")
+    kept.write_bytes(spoil)
+    assert make_dataset(root, where="id > 30").size == 29
+
+
+def test_evaluation_goes_on_where_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selecting, "_SHARDS_AT_ONCE", 1)
+    root = write_dataset(tmp_path / "x", 60)
+    path, whole = root / "shard.00007.mds", (root / "shard.00007.mds").read_bytes()
+    path.write_bytes(whole[:-3])
+    with pytest.raises(StreamingError, match=r"stream '0'.*shard\.00007\.mds"):
+        _ = make_dataset(root, where="id > 30").size
+    path.write_bytes(whole)
+    looked_at: list[str] = []
+
+    def watched(info: ShardInfo, *of: Any) -> Any:
+        looked_at.append(info.raw_data.basename)
+        return read_columns(info, *of)
+
+    monkeypatch.setattr(selecting, "read_columns", watched)
+    assert make_dataset(root, where="id > 30").size == 29
+    assert "shard.00007.mds" in looked_at
+    assert len(looked_at) < 12
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"where": "scor > 1"}, r"looks at column 'scor', which is not there; .*did you mean 'score'\?"),
+        ({"where": lambda scor: True}, r"where=.*<lambda> looks at column 'scor'"),
+        ({"where": "tokens > 3"}, r"column 'tokens', which is 'ndarray:uint16'; only numbers, text"),
+        ({"where": "score +"}, r"cannot be read as a condition in SQL"),
+        ({"where": "1 = 1"}, "looks at no column"),
+        ({"where": "id > 1; select 1"}, "cannot be read as a condition in SQL"),
+        ({"where": "sum(score) > 1"}, "cannot be evaluated"),
+        ({"where": "score > 'x'"}, "cannot be evaluated"),
+        ({"where": "random() > score"}, r"uses random\(\), whose outcome is not the same each time"),
+        ({"where": "id in (select 1)"}, "asks another table"),
+        ({"where": "lang = getenv('HOME')"}, "where="),
+        ({"where": "score > 2"}, r"has 300 samples, of which where='score > 2' selects none; mend the condition"),
+        ({"where": lambda score: 1 / 0}, "failed on sample 0: ZeroDivisionError"),
+        ({"where": lambda: True}, "named like the columns"),
+        ({"split": "[:5%]", "split_by": "score"}, r"split_by='score' is a column of float32"),
+        ({"split": "[:5%]", "split_by": "dok"}, r"looks at column 'dok'.*did you mean 'doc'\?"),
+        ({"select": [1, 300]}, "select names sample 300, but the stream has samples 0 to 299"),
+        ({"select": [-1]}, "select names sample -1"),
+        ({"select": [True, False]}, "select has 2 truth values, but the stream has 300 samples"),
+        ({"select": "nothing.npy"}, "nothing.npy"),
+    ],
+)
+def test_what_cannot_be_is_told_with_its_stream(data: Path, asked: dict[str, Any], told: str) -> None:
+    with pytest.raises(StreamingError, match=told) as caught:
+        _ = StreamingDataset(streams={"rows": Stream(remote=str(data), **asked)}).size
+    assert str(caught.value).count("stream 'rows'") == 1
+
+
+def test_a_file_that_holds_no_numbers_is_refused(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.npy").write_text("not numpy")
+    with pytest.raises(ConfigError, match=r"must be a \.npy file of numbers or truth values"):
+        read(data, select=str(tmp_path / "x.npy"))
+
+
+@settings(max_examples=25, deadline=None)
+@given(bits=st.lists(st.booleans(), min_size=29, max_size=29).filter(any), batch=st.integers(1, 5), data=st.data())
+def test_any_bits_give_the_dataset_that_has_these_samples_alone(
+    selected_root: Path, bits: list[bool], batch: int, data: st.DataObject
+) -> None:
+    numbers = [number for number, bit in enumerate(bits) if bit]
+    loader = make_loader(selected_root, select=bits, batch_size=batch, num_canonical_nodes=1)
+    stop = data.draw(st.integers(0, len(loader)))
+    batches = iter(loader)
+    first = [next(batches)["id"].tolist() for _ in range(stop)]
+    resumed = make_loader(selected_root, select=numbers, batch_size=7, num_canonical_nodes=1)
+    resumed.load_state_dict(json_copy(loader.state_dict()))
+    later = ids(resumed) if stop < len(loader) else []
+    assert sorted(flat(first + later)) == numbers
+
+
+@pytest.fixture(scope="module")
+def selected_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_dataset(tmp_path_factory.mktemp("selected") / "x", 29)

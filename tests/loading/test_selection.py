@@ -1,0 +1,167 @@
+"""Which samples are asked for, and the bits that say which they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading import selection as selection_module
+from lightning_streaming.loading.selection import (
+    Selection,
+    SelectionRequest,
+    SplitSlice,
+    function_columns,
+    pack,
+    parse_split,
+)
+
+
+@st.composite
+def wanted(draw: st.DrawFn) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Truth values: few or many, with long stretches of one kind."""
+    runs = draw(
+        st.lists(st.tuples(st.integers(1, 700), st.sampled_from([0.0, 0.01, 0.5, 1.0])), min_size=1, max_size=8)
+    )
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    return np.concatenate([rng.random(length) < share for length, share in runs])
+
+
+@given(wanted=wanted(), cuts=st.lists(st.integers(0, 6000), max_size=5))
+def test_bits_answer_as_a_list_of_numbers_does(wanted: Any, cuts: list[int]) -> None:
+    numbers, stored = np.flatnonzero(wanted), np.arange(len(wanted))
+    made = Selection(pack(wanted), len(wanted))
+    assert len(made) == len(numbers)
+    assert made.stored(np.arange(len(numbers))).tolist() == numbers.tolist()
+    assert made.has(stored).tolist() == wanted.tolist()
+    assert made.before(np.arange(len(wanted) + 1)).tolist() == [0, *np.cumsum(wanted).tolist()]
+    edges = sorted({0, len(wanted), *(cut % len(wanted) for cut in cuts)})
+    counts = [int(wanted[start:stop].sum()) for start, stop in pairwise(edges)]
+    assert made.per_shard(np.diff(edges)).tolist() == counts
+
+
+def test_bits_are_counted_alike_without_numpy_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = np.random.default_rng(0).integers(0, 2**64, (7, 8), np.uint64)
+    expected = [[bin(word).count("1") for word in row] for row in words.tolist()]
+    assert selection_module._ones(words).tolist() == expected
+    monkeypatch.delattr(np, "bitwise_count", raising=False)
+    assert selection_module._ones(words).tolist() == expected
+
+
+def test_selections_of_other_samples_have_other_names() -> None:
+    bits = [pack(np.arange(1000) % 7 == rest) for rest in range(7)]
+    assert len({Selection(one, 1000).digest for one in bits}) == 7
+    assert Selection(bits[0], 1000).digest == Selection(bits[0].copy(), 1000).digest
+
+
+@pytest.mark.parametrize(
+    ("split", "name", "borders"),
+    [
+        (None, None, None),
+        ("train", "train", None),
+        ("a/b", "a/b", None),
+        ("[:98%]", None, (0, 98)),
+        ("train[98%:]", "train", (98, 100)),
+        ("[12.5% : 13%]", None, (12.5, 13)),
+        ("[:]", None, (0, 100)),
+    ],
+)
+def test_a_split_names_a_directory_a_part_or_both(
+    split: str | None, name: str | None, borders: tuple[float, float] | None
+) -> None:
+    part = None if borders is None else SplitSlice(*(Fraction(border) / 100 for border in borders))
+    assert parse_split(split) == (name, part)
+
+
+@pytest.mark.parametrize("split", ["[:5]", "[0.1:]", "train[", "[%:]", "[-1%:]", "[5%]", "[:5%]train", "[a:b]"])
+def test_a_split_that_is_none_is_told_how_to_be_written(split: str) -> None:
+    with pytest.raises(ConfigError, match=r"like 'train', '\[:98%\]' or 'train\[10%:20%\]'"):
+        parse_split(split)
+
+
+@given(cut=st.integers(1, 9999))
+def test_slices_that_meet_share_their_border(cut: int) -> None:
+    first, second = (parse_split(one)[1] for one in (f"[:{cut / 100:.2f}%]", f"[{cut / 100:.2f}%:]"))
+    assert first is not None
+    assert second is not None
+    assert (first.thresholds()[0], second.thresholds()[1]) == (0, 2**64)
+    assert first.thresholds()[1] == second.thresholds()[0]
+
+
+LEAST = 0.5
+
+
+def _beyond(score: float) -> bool:
+    return score > LEAST
+
+
+def test_an_outcome_has_another_name_whenever_it_may_be_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    def request(**asked: Any) -> str:
+        return SelectionRequest(**asked).key("data", None)
+
+    def above(least: float) -> Callable[..., bool]:
+        return lambda score: score > least
+
+    part, other = (parse_split(one)[1] for one in ("[:50%]", "[50%:]"))
+    keys = [
+        request(where="a > 1"),
+        request(where="a > 2"),
+        request(where=above(1)),
+        request(where=above(2)),
+        request(where=lambda score: score < 1),
+        request(where=lambda lang: lang < 1),
+        request(where=lambda score: _beyond(score)),
+        request(part=part),
+        request(part=other),
+        request(part=part, split_seed=1),
+        request(part=part, split_by="doc"),
+        SelectionRequest(where="a > 1").key("other data", None),
+        SelectionRequest(select=[1]).key("data", np.array([1])),
+        SelectionRequest(select=[2]).key("data", np.array([2])),
+        SelectionRequest(select=[True]).key("data", np.array([True])),
+    ]
+    assert len(set(keys)) == len(keys)
+    assert request(where=above(1)) == keys[2]
+    condition = SelectionRequest(where=lambda score: _beyond(score))
+    before = condition.key("data", None)
+    monkeypatch.setitem(globals(), "LEAST", 0.6)
+    assert condition.key("data", None) != before
+
+
+def test_a_function_that_calls_itself_has_a_name() -> None:
+    def depth(meta: Any) -> int:
+        return 1 + max(map(depth, meta), default=0) if isinstance(meta, list) else 0
+
+    with pytest.raises(ConfigError, match="encloses a function, which may change"):
+        SelectionRequest(where=depth).key("data", None)
+    assert SelectionRequest(where=_even).key("data", None)
+
+
+def _even(number: int) -> bool:
+    return number == 0 or _odd(number - 1)
+
+
+def _odd(number: int) -> bool:
+    return number != 0 and _even(number - 1)
+
+
+def test_what_has_no_name_is_refused() -> None:
+    seen: list[int] = []
+    with pytest.raises(ConfigError, match="encloses a list, which may change without notice"):
+        SelectionRequest(where=lambda score: seen.append(score)).key("data", None)
+    with pytest.raises(ConfigError, match="a plain Python function"):
+        SelectionRequest(where=int).key("data", None)
+
+
+def test_parameters_are_columns() -> None:
+    assert function_columns(lambda score, *, lang: score) == ("score", "lang")
+    for function in (lambda: True, lambda *all_: True, lambda **all_: True, lambda score, /: True):
+        with pytest.raises(ConfigError, match="named like the columns"):
+            function_columns(function)
