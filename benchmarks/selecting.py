@@ -121,7 +121,7 @@ def hold(path: str, samples: int) -> dict[str, float]:
 
 def _own_mib() -> float:
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty")) / 1024
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) / 1024
 
 
 def _status_mib(field: str) -> float:

@@ -28,8 +28,9 @@ import numpy as np
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.files import appears_whole
+from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.loading.selecting import select_samples
-from lightning_streaming.loading.selection import Selection
+from lightning_streaming.loading.selection import Selection, SelectionRequest
 from lightning_streaming.loading.stream import Stream, StreamDefaults
 from lightning_streaming.tools.commands import add_json, add_storage_options
 from lightning_streaming.tools.console import FINE, counted, print_json, print_table, progress
@@ -67,15 +68,8 @@ def run(args: Namespace) -> int:
     _check(args, has_part=request.part is not None, is_all=request.is_all)
     cache = ShardCache(stream.cache_config(place.shown, StreamDefaults()))
     index = cache.read_index()
-    began, looked_at = time.monotonic(), 0
-    with progress(index.num_samples, "select", "samples") as advance:
-
-        def tell(done: int, _: int) -> None:
-            nonlocal looked_at
-            advance(done - looked_at)
-            looked_at = done
-
-        selection = select_samples(request, index, cache, progress=tell)
+    began = time.monotonic()
+    selection, was_kept = _select(request, index, cache)
     seconds = time.monotonic() - began
     if not len(selection):
         raise ConfigError(
@@ -84,22 +78,41 @@ def run(args: Namespace) -> int:
         )
     if args.out is not None:
         _write_truth_values(selection, args.out)
-    unused = selection.per_shard(index.samples_per_shard()) == 0
     report = {
         "dataset": place.shown,
-        "samples": index.num_samples,
-        "selected": len(selection),
-        "shards": len(index.shards),
-        "shards_never_fetched": int(unused.sum()),
-        "bytes_never_fetched": int(index.shards.data_bytes()[unused].sum()),
+        **_counts(selection, index),
         "kept_at": None if selection.kept_at is None else str(selection.kept_at),
-        "was_kept": not looked_at,
+        "was_kept": was_kept,
         "out": None if args.out is None else str(args.out),
         "seconds": seconds,
         "stream": {"remote": place.shown, **({} if args.local is None else {"local": args.local}), **settings},
     }
     (print_json if args.json else _print_report)(report)
     return FINE
+
+
+def _select(request: SelectionRequest, index: DatasetIndex, cache: ShardCache) -> tuple[Selection, bool]:
+    """The selection, evaluated under a progress bar; and whether it had been kept."""
+    looked_at = 0
+    with progress(index.num_samples, "select", "samples") as advance:
+
+        def tell(done: int, _: int) -> None:
+            nonlocal looked_at
+            advance(done - looked_at)
+            looked_at = done
+
+        return select_samples(request, index, cache, progress=tell), not looked_at
+
+
+def _counts(selection: Selection, index: DatasetIndex) -> dict[str, int]:
+    unused = selection.per_shard(index.samples_per_shard()) == 0
+    return {
+        "samples": index.num_samples,
+        "selected": len(selection),
+        "shards": len(index.shards),
+        "shards_never_fetched": int(unused.sum()),
+        "bytes_never_fetched": int(index.shards.data_bytes()[unused].sum()),
+    }
 
 
 def _check(args: Namespace, *, has_part: bool, is_all: bool) -> None:

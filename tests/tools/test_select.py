@@ -172,7 +172,7 @@ def test_one_that_was_ended_goes_on_where_it_was(
     remote.fail("shard.0009", "slow", rate=300)  # of the last part: a second each
     with selecting(remote, local) as process:
         process.send_signal(number)
-        assert process.wait(20) == code
+        assert process.wait(40) == code
     remote.heal()
     done = {int(shard) for part in kept_parts(local) for shard in range(*map(int, part.split("-")))}
     assert done
