@@ -12,10 +12,12 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from threading import Event
 from typing import NamedTuple
 
 import numpy as np
@@ -78,8 +80,15 @@ def select_samples(
         StorageError: A shard could not be fetched.
     """
     try:
-        work = _Work.of(asked, index, cache, room, progress or _log_progress(cache.label))
-        return work.done()
+        return _Work(
+            asked=asked,
+            selected=None if asked.select is None else _read_select(asked.select),
+            index=index,
+            sizes=index.samples_per_shard(),
+            cache=cache,
+            room=room,
+            progress=progress or _log_progress(cache.label),
+        ).done()
     except StreamingError as error:
         if str(error).startswith(cache.label):
             raise
@@ -90,56 +99,45 @@ def select_samples(
 class _Work:
     """One selection to be made."""
 
-    key: str
+    asked: SelectionRequest
+    selected: NDArray[np.bool_] | NDArray[np.int64] | None
     index: DatasetIndex
     sizes: NDArray[np.int64]
-    conditions: Sequence[Condition]
-    chosen: NDArray[np.bool_] | None
     cache: ShardCache
     room: CacheQuota | None
     progress: Progress
-
-    @classmethod
-    def of(
-        cls,
-        asked: SelectionRequest,
-        index: DatasetIndex,
-        cache: ShardCache,
-        room: CacheQuota | None,
-        progress: Progress,
-    ) -> _Work:
-        sizes = index.samples_per_shard()
-        selected = None if asked.select is None else _read_select(asked.select)
-        conditions: list[Condition] = []
-        if isinstance(asked.where, str):
-            conditions.append(SqlCondition(asked.where))
-        elif asked.where is not None:
-            conditions.append(FunctionCondition(asked.where))
-        if asked.part is not None:
-            conditions.append(PartCondition(asked.part, asked.split_by, asked.split_seed))
-        for condition in conditions:
-            _check_columns(condition, index, asked)
-        return cls(
-            key=asked.key(index.data_digest, selected),
-            index=index,
-            sizes=sizes,
-            conditions=conditions,
-            chosen=None if selected is None else _truth_values(selected, int(sizes.sum())),
-            cache=cache,
-            room=room,
-            progress=progress,
-        )
+    stopped: Event = field(default_factory=Event)
 
     @property
     def num_samples(self) -> int:
         return int(self.sizes.sum())
 
+    @cached_property
+    def conditions(self) -> Sequence[Condition]:
+        """What each sample must meet, checked. Who finds what was made before does without it, and without DuckDB."""
+        conditions: list[Condition] = []
+        if isinstance(self.asked.where, str):
+            conditions.append(SqlCondition(self.asked.where))
+        elif self.asked.where is not None:
+            conditions.append(FunctionCondition(self.asked.where))
+        if self.asked.part is not None:
+            conditions.append(PartCondition(self.asked.part, self.asked.split_by, self.asked.split_seed))
+        for condition in conditions:
+            _check_columns(condition, self.index, self.asked)
+        return conditions
+
+    @cached_property
+    def chosen(self) -> NDArray[np.bool_] | None:
+        """A truth value for each sample, where some were chosen by number."""
+        return None if self.selected is None else _truth_values(self.selected, self.num_samples)
+
     def done(self) -> Selection:
         """What was made before; else make it, and keep it if the cache may be written to."""
-        path = selection_path(self.cache.directory.path, self.key)
+        path = selection_path(self.cache.directory.path, self.asked.key(self.index.data_digest, self.selected))
         found = self._kept(path)
         if found is not None:
             return found
+        _ = self.conditions, self.chosen  # to refuse what cannot be, before anything is made
         try:
             self.cache.directory.prepare()
             make_directories(path.parent, self.cache.directory.path)
@@ -204,6 +202,7 @@ class _Work:
                     for future in wait(waiting, return_when=FIRST_COMPLETED).done:
                         yield waiting.pop(future), future.result()
             finally:
+                self.stopped.set()
                 for future in waiting:
                     future.cancel()
 
@@ -243,6 +242,8 @@ class _Work:
             return {}
         parts = []
         for shard in shards:
+            if self.stopped.is_set():  # by Ctrl-C, or by what is wrong with another shard
+                raise CancelledError
             info = self.index.shards[shard]
             with self.cache.hold(info, self.room) as directory:
                 parts.append(read_columns(info, directory, names))

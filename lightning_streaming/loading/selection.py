@@ -37,7 +37,9 @@ _PERCENT = re.compile(r"(\d+(\.\d+)?)%")
 _BLOCK_WORDS = 8
 _BLOCK = 64 * _BLOCK_WORDS
 """Samples that are counted together: 8 bytes for each so many."""
-_COUNTED_AT_ONCE = 1 << 17
+_COUNTED_AT_ONCE = 1 << 15
+_MARKED = 2048
+"""Of so many selected samples one is marked by its block."""
 _PLAIN = (str, bytes, int, float, complex, bool, type(None))
 
 
@@ -281,13 +283,16 @@ class Selection:
     def __init__(self, bits: NDArray[np.uint8], num_stored: int, kept_at: Path | None = None) -> None:
         self.num_stored = num_stored
         self.kept_at = kept_at
-        self._words = bits.view(np.uint64)
-        blocks = np.empty(len(self._words) // _BLOCK_WORDS, np.int64)
-        for start in range(0, len(blocks), _COUNTED_AT_ONCE):
-            stop = min(start + _COUNTED_AT_ONCE, len(blocks))
-            words = self._words[start * _BLOCK_WORDS : stop * _BLOCK_WORDS]
-            blocks[start:stop] = _ones(words).reshape(-1, _BLOCK_WORDS).sum(axis=1)
-        self._before = np.concatenate([np.zeros(1, np.int64), np.cumsum(blocks)])
+        self._blocks = bits.view(np.uint64).reshape(-1, _BLOCK_WORDS)
+        self._before = np.zeros(len(self._blocks) + 1, np.int64)
+        for start in range(0, len(self._blocks), _COUNTED_AT_ONCE):
+            blocks = self._blocks[start : start + _COUNTED_AT_ONCE]
+            _ones(blocks).sum(axis=1, dtype=np.int64, out=self._before[start + 1 : start + 1 + len(blocks)])
+        np.cumsum(self._before, out=self._before)
+        # The blocks that hold every so many-th one, and the last block: between two of them others are looked for.
+        marks = np.arange(0, len(self), _MARKED)
+        found = np.searchsorted(self._before, marks, side="right") - 1
+        self._marks: NDArray[np.int64] = np.append(found, len(self._blocks) - 1)
 
     def __len__(self) -> int:
         """Selected samples."""
@@ -296,7 +301,7 @@ class Selection:
     @cached_property
     def digest(self) -> str:
         """16 hexadecimal digits: a name of the samples that are selected."""
-        return hashlib.blake2b(self._words.data, digest_size=8).hexdigest()
+        return hashlib.blake2b(self._blocks.reshape(-1).data, digest_size=8).hexdigest()
 
     def before(self, stored: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many are selected of those before each sample.
@@ -306,17 +311,17 @@ class Selection:
         """
         blocks, within = np.divmod(stored, _BLOCK)
         inside = np.minimum(blocks, len(self._before) - 2)
-        rows = self._words.reshape(-1, _BLOCK_WORDS)[inside]
+        rows = self._blocks.take(inside, axis=0)
         bits = (within + (blocks - inside) * _BLOCK)[:, None] - 64 * np.arange(_BLOCK_WORDS)
         full = np.where(
             bits >= 64, ~np.uint64(0), (np.uint64(1) << np.clip(bits, 0, 63).astype(np.uint64)) - np.uint64(1)
         )
-        before: NDArray[np.int64] = self._before[inside] + _ones(rows & full).sum(axis=1)
+        before: NDArray[np.int64] = self._before[inside] + _ones(rows & full).sum(axis=1, dtype=np.int64)
         return before
 
     def has(self, stored: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether each of these samples is selected."""
-        last = (self._words[stored // 64] >> (stored % 64).astype(np.uint64)) & np.uint64(1)
+        last = (self._blocks.reshape(-1)[stored // 64] >> (stored % 64).astype(np.uint64)) & np.uint64(1)
         found: NDArray[np.bool_] = last == 1
         return found
 
@@ -326,14 +331,28 @@ class Selection:
         Args:
             numbers: In ``[0, len(self))``.
         """
-        blocks = np.searchsorted(self._before, numbers, side="right") - 1
-        left = numbers - self._before[blocks]
-        rows = self._words.reshape(-1, _BLOCK_WORDS)[blocks]
-        words, left = _nth_of(_ones(rows).cumsum(axis=1), left)
-        eight = np.take_along_axis(rows, words[:, None], axis=1).view(np.uint8).reshape(-1, 8)
-        bytes_, left = _nth_of(_ONES_OF_BYTE[eight].cumsum(axis=1), left)
-        byte = np.take_along_axis(eight, bytes_[:, None], axis=1)[:, 0]
-        return blocks * _BLOCK + words * 64 + bytes_ * 8 + _NTH_BIT[byte, left]
+        blocks = self._block_of(numbers)
+        left = (numbers - self._before[blocks]).astype(np.uint16)
+        rows = self._blocks.take(blocks, axis=0)
+        counted = _ones(rows).T.astype(np.uint16)
+        words = np.zeros(len(numbers), np.int64)
+        for word in range(_BLOCK_WORDS - 1):
+            words += counted[word] <= left
+            counted[word + 1] += counted[word]
+        places = np.arange(len(numbers))
+        left -= np.where(words > 0, counted[words - 1, places], np.uint16(0))
+        return blocks * _BLOCK + words * 64 + _nth_of_word(rows[places, words], left.astype(np.uint64))
+
+    def _block_of(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The blocks that hold the n-th selected samples: those with the most before them that are not too many."""
+        marks = numbers // _MARKED
+        first, last = self._marks[marks], self._marks[marks + 1]
+        widest = int((last - first).max(initial=0))
+        for _ in range(widest.bit_length()):
+            middle = (first + last + 1) >> 1
+            fits = self._before[middle] <= numbers
+            first, last = np.where(fits, middle, first), np.where(fits, last, middle - 1)
+        return first
 
     def per_shard(self, samples_per_shard: NDArray[np.int64]) -> NDArray[np.int64]:
         """Selected samples of each shard."""
@@ -354,16 +373,23 @@ def packed_bytes(num_samples: int) -> int:
     return max(1, -(-num_samples // _BLOCK)) * (_BLOCK // 8)
 
 
-def _nth_of(
-    counted: NDArray[np.int64] | NDArray[np.uint64], left: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """In which of its parts each row has its n-th one, and how many ones that part has before it."""
-    counted = counted.astype(np.int64)
-    part = (counted <= left[:, None]).sum(axis=1)
-    before = np.take_along_axis(counted, np.maximum(part - 1, 0)[:, None], axis=1)[:, 0]
-    return part, left - np.where(part > 0, before, 0)
+def _nth_of_word(words: NDArray[np.uint64], left: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Which bit of each word is its n-th one, by arithmetic on its eight bytes at once (Vigna, 2008)."""
+    twos = words - ((words >> np.uint64(1)) & _EVERY_BYTE * np.uint64(0x55))
+    fours = (twos & _EVERY_BYTE * np.uint64(0x33)) + ((twos >> np.uint64(2)) & _EVERY_BYTE * np.uint64(0x33))
+    ones = (fours + (fours >> np.uint64(4))) & _EVERY_BYTE * np.uint64(0x0F)
+    counted = ones * _EVERY_BYTE  # in each byte the ones up to its end, at most 64
+    # The top bit of a byte stays set where those are not enough.
+    top = _EVERY_BYTE << np.uint64(7)
+    too_few = (((left * _EVERY_BYTE) | top) - counted) & top
+    shift = (((too_few >> np.uint64(7)) * _EVERY_BYTE) >> np.uint64(56)) << np.uint64(3)
+    byte = (words >> shift) & np.uint64(0xFF)
+    before = ((counted << np.uint64(8)) >> shift) & np.uint64(0xFF)
+    bits: NDArray[np.int64] = shift.astype(np.int64) + _NTH_BIT[byte.astype(np.int64), (left - before).astype(np.int64)]
+    return bits
 
 
+_EVERY_BYTE = np.uint64(0x0101010101010101)
 _ONES_OF_BYTE = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1, dtype=np.uint8)
 _NTH_BIT = np.stack(
     [np.argsort(1 - np.unpackbits(np.uint8(byte), bitorder="little"), kind="stable") for byte in range(256)]
@@ -371,7 +397,7 @@ _NTH_BIT = np.stack(
 """Of each byte, which bit is its n-th one."""
 
 
-def _ones(words: NDArray[np.uint64]) -> NDArray[np.int64]:
+def _ones(words: NDArray[np.uint64]) -> NDArray[np.uint8]:
     """How many bits of each word are set."""
     counts: NDArray[np.uint8]
     if hasattr(np, "bitwise_count"):  # since numpy 2.0
@@ -379,4 +405,4 @@ def _ones(words: NDArray[np.uint64]) -> NDArray[np.int64]:
     else:
         eight = np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape, 8)
         counts = _ONES_OF_BYTE[eight].sum(axis=-1, dtype=np.uint8)
-    return counts.astype(np.int64)
+    return counts
