@@ -67,8 +67,9 @@ def write_records(root: Path, samples: int) -> None:
         records = np.empty(count, _RECORD)
         records["id"], records["score"] = np.arange(begin, begin + count), rng.random(count, np.float32)
         data = head_bytes(_RECORD.itemsize * np.arange(1, count + 1), config) + records.tobytes()
-        file = {"basename": f"shard.{number:05}.mds", "bytes": len(data), "hashes": {}}
-        (root / file["basename"]).write_bytes(data)
+        name = f"shard.{number:05}.mds"
+        (root / name).write_bytes(data)
+        file = {"basename": name, "bytes": len(data), "hashes": {}}
         index["shards"].append({**entry, "raw_data": file, "samples": count})
     (root / "index.json").write_text(json.dumps(index))
 
