@@ -12,12 +12,14 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from threading import Event
+from queue import SimpleQueue
+from threading import Event, Thread
 from typing import NamedTuple
 
 import numpy as np
@@ -190,21 +192,44 @@ class _Work:
 
     def _wanted(self, parts: Path | None) -> Iterator[tuple[_ShardGroup, NDArray[np.bool_]]]:
         """The truth values of some samples each, as they come."""
-        todo = _groups(self.sizes)
-        with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), "selecting") as pool:
-            waiting: dict[Future[NDArray[np.bool_]], _ShardGroup] = {}
-            try:
-                while True:
-                    while len(waiting) < 2 * _MOST_THREADS and (part := next(todo, None)) is not None:
-                        waiting[pool.submit(self._of_part, part, parts)] = part
-                    if not waiting:
-                        return
-                    for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                        yield waiting.pop(future), future.result()
-            finally:
-                self.stopped.set()
-                for future in waiting:
-                    future.cancel()
+        groups, waiting, threads = _groups(self.sizes), 0, list[Thread]()
+        # Ctrl-C cannot leave these queues locked, as it can what concurrent.futures waits with.
+        todo: SimpleQueue[_ShardGroup | None] = SimpleQueue()
+        done: SimpleQueue[_Outcome] = SimpleQueue()
+        try:
+            for _ in range(min(_MOST_THREADS, os.cpu_count() or 1)):
+                thread = Thread(target=self._work_off, args=(todo, done, parts), name="selecting", daemon=True)
+                thread.start()
+                threads.append(thread)
+            for group in islice(groups, 2 * _MOST_THREADS):
+                todo.put(group)
+                waiting += 1
+            while waiting:
+                group, wanted = done.get()
+                if isinstance(wanted, BaseException):
+                    raise wanted
+                waiting -= 1
+                for another in islice(groups, 1):
+                    todo.put(another)
+                    waiting += 1
+                yield group, wanted
+        finally:
+            self.stopped.set()
+            for _ in threads:
+                todo.put(None)
+            for thread in threads:
+                thread.join()
+
+    def _work_off(self, todo: SimpleQueue[_ShardGroup | None], done: SimpleQueue[_Outcome], parts: Path | None) -> None:
+        """What each thread does."""
+        while (group := todo.get()) is not None and not self.stopped.is_set():
+            done.put((group, self._outcome(group, parts)))
+
+    def _outcome(self, group: _ShardGroup, parts: Path | None) -> NDArray[np.bool_] | BaseException:
+        try:
+            return self._of_part(group, parts)
+        except BaseException as error:  # noqa: BLE001  raised again where it is waited for
+            return error
 
     def _of_part(self, part: _ShardGroup, parts: Path | None) -> NDArray[np.bool_]:
         path = None if parts is None else parts / f"{part.shards.start}-{part.shards.stop}.npy"
@@ -257,6 +282,10 @@ class _ShardGroup(NamedTuple):
     first: int
     """Number of their first sample."""
     samples: int
+
+
+_Outcome = tuple[_ShardGroup, NDArray[np.bool_] | BaseException]
+"""The truth values of a group's samples; or what went wrong."""
 
 
 def _groups(sizes: NDArray[np.int64]) -> Iterator[_ShardGroup]:
