@@ -123,7 +123,9 @@ def _connected(duckdb: Any) -> Any:
 def _columns_of(database: Any, expression: str) -> tuple[str, ...]:
     with database.cursor() as connection:
         asked = f"SELECT * FROM {_TABLE} WHERE ({expression}\n)"  # noqa: S608  # it is only parsed
-        parsed = json.loads(connection.execute("SELECT json_serialize_sql(?)", [asked]).fetchall()[0][0])
+        parsed = json.loads(
+            connection.execute("SELECT json_serialize_sql(CAST(? AS VARCHAR))", [asked]).fetchall()[0][0]
+        )
         if parsed.get("error"):
             raise ConfigError(f"where={expression!r} cannot be read as a condition in SQL: {parsed['error_message']}")
         volatile = {

@@ -252,6 +252,16 @@ class DatasetStream:
         return self.asked.selection(self._defaults)
 
     @property
+    def num_stored(self) -> int:
+        """Samples that it holds."""
+        return self._source.catalog.indexes[self.place].num_samples
+
+    @property
+    def num_selected(self) -> int:
+        """Samples of these that :attr:`selection` leaves."""
+        return self._source.catalog.samples_per_stream[self.place]
+
+    @property
     def storage_options(self) -> Mapping[str, Any]:
         """Arguments of its filesystem."""
         return self.asked.storage_options

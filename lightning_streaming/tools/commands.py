@@ -114,9 +114,15 @@ def add_json(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON, for programs")
 
 
-def add_dataset(parser: ArgumentParser) -> None:
-    """Add the dataset to look at, as ``args.dataset``; and whether its unsafe columns may be decoded."""
-    parser.add_argument("dataset", metavar="DATASET", help="directory or URL of a dataset, or of its index.json")
+def add_dataset(parser: ArgumentParser, *, or_else: bool = False) -> None:
+    """Add the dataset to look at, as ``args.dataset``; and whether its unsafe columns may be decoded.
+
+    Args:
+        parser: What to add it to.
+        or_else: Whether it may be left out, because something else can be looked at.
+    """
+    words = "directory or URL of a dataset, or of its index.json"
+    parser.add_argument("dataset", metavar="DATASET", nargs="?" if or_else else None, help=words)
     words = "also decode columns of encoding pkl, which can run any code of whoever wrote the data"
     parser.add_argument("--allow-unsafe-types", action="store_true", help=words)
 
@@ -221,13 +227,13 @@ _READER = "lightning_streaming.trainer.cli"
 _USES = {"train": "no training", "val": "no validation", "test": "no test", "predict": "nothing to predict"}
 
 
-def read_run_files(files: Sequence[str], changes: Mapping[str, Any], stage: str = "train") -> Any:
+def read_run_files(files: Sequence[str], changes: Mapping[str, Any], stage: str | None = "train") -> Any:
     """What configuration files of ``lightning-streaming fit`` say of data and trainer.
 
     Args:
         files: Paths; what a later one says overrides an earlier one.
         changes: More settings of the data, by dotted name without ``data.``.
-        stage: The data that is to be there: "train", "val", "test" or "predict".
+        stage: The data that is to be there: "train", "val", "test" or "predict"; None for any.
 
     Returns:
         A :class:`~lightning_streaming.trainer.cli.WrittenRun`; its data module is not set up.
@@ -237,7 +243,7 @@ def read_run_files(files: Sequence[str], changes: Mapping[str, Any], stage: str 
     """
     # Lightning takes seconds to import, and other tools do not need it.
     written = import_module(_READER).read_config_files(files, changes)
-    if written.datamodule.configs[stage] is None:
+    if stage is not None and written.datamodule.configs[stage] is None:
         raise ConfigError(f"{', '.join(files)}: there is no data.{stage}, so there is {_USES[stage]}")
     return written
 

@@ -15,6 +15,7 @@ from examples.linked_batch_size import LinkedCLI
 from lightning_streaming import MDSWriter
 from lightning_streaming.trainer.cli import StreamingCLI
 from tests.servers import GcsStore, S3Store
+from tests.tools.running import run
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 STEPS_PER_EPOCH = {
@@ -120,6 +121,27 @@ def test_parts_of_one_dataset_are_trained_and_validated_on() -> None:
     trained = {datasets["train"][number]["id"] for number in range(datasets["train"].size)}
     assert not trained & set(log.seen[-1])
     assert all(number % 4 for number in trained)
+
+
+@pytest.mark.usefixtures("in_example_directory")
+def test_what_a_configuration_reads_is_told_before_it_runs() -> None:
+    shown = run("inspect", "--config", CONFIGS / "held_out_split.yaml", "--json")
+    stages = {one["stage"]: one["streams"][0] for one in shown.json["stages"]}
+    cli = fit("held_out_split")
+    train = cli.datamodule.datasets["train"]
+    assert stages["train"] == {
+        "stream": "0",
+        "stored": 4000,
+        "selected": train.size,
+        "drawn": train.size,
+        "share": 1.0,
+        "passes": 1.0,
+        "only": "where='id % 4 <> 0', split='[0%:90%]'",
+    }
+    assert stages.keys() == {"train", "val", "test"}
+    mixture = run("inspect", "--config", CONFIGS / "weighted_mixture.yaml").out
+    assert "train: 6,400 samples per epoch" in mixture
+    assert "75.0%" in mixture
 
 
 @pytest.mark.usefixtures("in_example_directory")

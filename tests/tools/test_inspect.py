@@ -309,3 +309,10 @@ def test_a_name_that_no_file_has_is_refused(tool: str) -> None:
     outcome = run(tool, "a\0b")
     assert outcome.code == 2
     assert "has a null character" in outcome.err
+
+
+@pytest.mark.parametrize("words", [[], ["somewhere", "--config", "run.yaml"]])
+def test_one_thing_is_inspected(words: list[str]) -> None:
+    refused = run("inspect", *words)
+    assert refused.code != 0
+    assert "either DATASET, a directory or URL, or --config run.yaml" in refused.err

@@ -135,6 +135,9 @@ IN_EVERY_WAY = {
         run={"order": {"batching_method": "device_per_stream"}},
     ),
     "blockwise": Case(trigger=save_in("on_train_batch_end", 4, 3), run={"order": {"shuffle_algo": "blockwise"}}),
+    "selected samples": Case(
+        trigger=save_in("on_train_batch_end", 4, 3), run={"order": {"where": "id % 5 <> 1", "split": "[:90%]"}}
+    ),
     "no shuffle": Case(trigger=save_in("on_train_batch_end", 4, 3), run={"shuffle": False}),
 }
 
