@@ -259,6 +259,27 @@ def test_ranks_of_a_checkpoint_are_those_it_was_saved_with(data: Path, tmp_path:
     }
 
 
+@pytest.mark.parametrize(("before", "after"), [(16, 24), (24, 16)])
+def test_a_run_that_goes_on_with_another_batch_size_is_traced_on_the_ranks_configured(
+    before: int, after: int, data: Path, tmp_path: Path
+) -> None:
+    described = train(data, ORDERS[0])
+    _, trainer = fit(described, before, max_steps=1)
+    trainer.save_checkpoint(tmp_path / "run.ckpt")
+    resumed, _ = fit(described, after, max_steps=2, ckpt_path=tmp_path / "run.ckpt")
+    config = write_config(tmp_path / "run.yaml", described, {"batch_size": before}, devices=1)
+    asked = ["--config", config, "--ckpt", tmp_path / "run.ckpt"]
+    for change in (["--batch-size", after], ["--set", f"batch_size={after}"]):
+        assert_traced(resumed, *asked, *change)
+        assert (
+            f"the checkpoint's run read {before} samples at a time, which batches of {after} do not make up; "
+            "taken to go on with 1 rank, see --ranks-per-node\n"
+        ) in run("trace", *asked, *change, "--step", 1).err
+    told = run("trace", *asked, "--batch-size", before // 2, "--step", 1).err
+    assert f"with batches of {before // 2} taken to be 2 ranks; the configuration has 1, see" in told
+    assert run("trace", *asked, "--step", 1).err == ""
+
+
 def test_ranks_that_read_the_same_are_shown_together(data: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path / "run.yaml", train(data, ORDERS[0]), {"batch_size": 2}, devices=4)
     reads = traced("--config", config, "--set", "train.replication=2", "--step", 1)
