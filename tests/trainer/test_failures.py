@@ -174,6 +174,23 @@ def test_debug_shows_the_whole() -> None:
         run("fit", "--config", "run.yaml", VALIDATED, "--data.val.remote=none", "--debug")
 
 
+def test_a_resume_on_other_data_is_refused_with_the_arguments_that_go_on() -> None:
+    fit = ("fit", "--config", "run.yaml", checkpoints("ModelCheckpoint", every_n_train_steps=1, save_last=True))
+    assert run(*fit).code == 0
+    changed = (*fit, "--data.train.shuffle=true", "--ckpt_path=saved/last.ckpt", "--trainer.max_steps=3")
+    refused = run(*changed)
+    assert refused.code == 2
+    *_, way_out = refused.err.splitlines()
+    way = "--trainer.callbacks+=lightning_streaming.StreamingStateCallback --trainer.callbacks.on_change=warn"
+    assert way_out == f'To fit, on_change="warn" is said by {way}'
+    assert run(*changed, *way.split()).code == 0
+
+
+def test_streams_of_which_some_have_a_proportion_are_refused_by_stage() -> None:
+    Path("run.yaml").write_text(Path("run.yaml").read_text().replace("proportion: 0.5", "repeat: 1", 1))
+    assert "data.train: proportion must be given for all 2 streams or for none" in told()
+
+
 def checkpoints(class_name: str, **settings: object) -> str:
     """An argument that adds a callback of Lightning which saves into ``saved``."""
     arguments = {"dirpath": "saved", **settings}
