@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml  # type: ignore[import-untyped]
@@ -312,6 +313,18 @@ def test_tables_name_samples_as_they_are_asked_for(data: Path, tmp_path: Path) -
     back = run("trace", "--config", config, "--sample", name).out
     assert back.startswith(f"sample {name}, 2 ranks\n")
     assert back.splitlines()[4].split()[:4] == ["5", "0", "5", "1"]
+
+
+def test_a_read_with_long_fields_is_one_line_and_whole_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    with MDSWriter(out=tmp_path / "data", columns={"x": "ndarray:float32"}) as writer:
+        writer.write({"x": np.linspace(0, 1 / 3, 8, dtype=np.float32)})
+    described = {"remote": str(tmp_path / "data")}
+    config = write_config(tmp_path / "run.yaml", described, {"batch_size": 1}, devices=1)
+    shown = run("trace", "--config", config, "--step", 0).out.splitlines()
+    assert [line.partition("x: ")[2] for line in shown if "x: " in line] == ["float32[8] 0.0 0.04761905 0.0952381 0.1…"]
+    (read,) = traced("--config", config, "--step", 0)
+    assert read["fields"]["x"].endswith("0.33333334")
 
 
 def test_what_the_configuration_leaves_open_is_said(data: Path, tmp_path: Path) -> None:
