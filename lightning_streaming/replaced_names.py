@@ -3,6 +3,8 @@
 REPLACED     what users of MosaicML Streaming and litData write, by the class they write it to, and what to write
 tells_unknown_arguments, tells_replacements, unknown_name
              where it is told: calls of a class, attributes of an object, names of a module
+replaced_argument
+             the same words for fields of a configuration
 """
 
 from __future__ import annotations
@@ -256,6 +258,11 @@ def _refuse_places(cls: type, places: int, given: int) -> NoReturn:
         f"{cls.__name__} takes {most} arguments by place, but got {given}: name them, as in "
         f"{cls.__name__}({'...' + ', ' if places else ''}{example}=...)"
     )
+
+
+def replaced_argument(kind: Any, name: str) -> str | None:
+    """What to write instead of an argument that a class does not have; None if nothing takes its place."""
+    return _said_of(kind, REPLACED_ARGUMENTS).get(name) if inspect.isclass(kind) else None
 
 
 def _said_of(cls: type, table: Mapping[str, Mapping[str, str]]) -> Mapping[str, str]:

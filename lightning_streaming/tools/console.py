@@ -96,7 +96,14 @@ def progress(total: int | None, words: str, unit: str) -> Iterator[Callable[[int
         yield bar.update
 
 
-def print_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> None:
+def print_table(
+    title: str,
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Sequence[str] = (),
+    whole: Sequence[str] = (),
+) -> None:
     """Print a table to standard output. Texts are shown as they are, in several lines where they are long.
 
     Args:
@@ -104,24 +111,34 @@ def print_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]],
         heads: Name of each column; two facts in a row need none.
         rows: Texts, one for each column.
         right: Columns that are aligned to the right.
+        whole: Columns whose texts stay on one line, also where that makes the table wider than the terminal.
     """
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    rows = list(rows)
+    console = Console(highlight=False)
     table = Table(box=box.SIMPLE_HEAD if heads else None, show_header=bool(heads))
+    columns = list(zip(heads, *rows, strict=True)) if heads else []
+    is_wide = sum(max(map(len, column)) + _BETWEEN_COLUMNS for column in columns) > console.width
     for one in heads or ("", ""):
-        table.add_column(Text(one), justify="right" if one in right else "left", overflow="fold")
+        head = "\n".join(one.split()) if is_wide and one in whole else one
+        table.add_column(Text(head), justify="right" if one in right else "left", overflow="fold", no_wrap=one in whole)
     for row in rows:
         table.add_row(*map(Text, row))  # not as markup: [red] in a sample is no colour
-    console = Console(highlight=False)
+    if is_wide and whole:
+        least = [max(map(len, [*head.split(), *texts])) if head in whole else _LEAST_WIDTH for head, *texts in columns]
+        console.width = max(console.width, sum(least) + len(least) * _BETWEEN_COLUMNS)
     with console.capture() as drawn:
         console.print(Text(title, style="bold"), soft_wrap=True)  # a path is not cut
         console.print(table)
     print("\n".join(line.rstrip() for line in drawn.get().rstrip().splitlines()) + "\n")
 
 
+_BETWEEN_COLUMNS = 3
+_LEAST_WIDTH = 12
 _MOST_CHARACTERS = 160
 _MOST_FILES = 5
 _MOST_BYTES = 24

@@ -332,7 +332,7 @@ def _print_loader(name: str, loader: SavedLoader, epoch_size: int | None, stream
             (one.name, *map(_value, (one.samples, one.drawn, one.before, one.this_epoch, one.total)), stream["digest"])
             for one, stream in zip(streams, listed.values(), strict=True)
         ]
-        print_table(f"samples read, {name}", heads, cells, right=heads[1:-1])
+        print_table(f"samples read, {name}", heads, cells, right=heads[1:-1], whole=heads[1:])
         if any(one.this_epoch is None for one in streams):
             print("what this epoch has read of each stream is told with --data NAME=PLACE for each of them\n")
 

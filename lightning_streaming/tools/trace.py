@@ -151,6 +151,7 @@ def _parse_change(text: str) -> tuple[str, str]:
 
 
 _COLUMNS_SHOWN = 3
+_CHARACTERS_SHOWN = 40
 _WHEN = ("step", "epoch")
 _WHERE = ("batch", "rank", "place", "position")
 
@@ -200,8 +201,12 @@ def _print_reads(title: str, reads: Sequence[Mapping[str, Any]], heads: Sequence
 
 
 def _fields(values: Mapping[str, str]) -> str:
-    few = [f"{printable_name(column)}: {value}" for column, value in list(values.items())[:_COLUMNS_SHOWN]]
+    few = [f"{printable_name(column)}: {_cut(value)}" for column, value in list(values.items())[:_COLUMNS_SHOWN]]
     return ", ".join(few) + (", …" if len(values) > _COLUMNS_SHOWN else "") or "-"
+
+
+def _cut(value: str) -> str:
+    return value if len(value) <= _CHARACTERS_SHOWN else f"{value[: _CHARACTERS_SHOWN - 1]}…"
 
 
 def _fields_of(dataset: StreamingDataset, reads: Iterable[Read], *, fetch: bool) -> dict[int, dict[str, str]]:

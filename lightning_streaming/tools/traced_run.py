@@ -15,6 +15,7 @@ from lightning_streaming.loading.state import Cursor
 from lightning_streaming.order.skips import TrainProgress
 from lightning_streaming.tools.checkpoints import SavedLoader, batches_trained, find_places, find_state_file, settled
 from lightning_streaming.tools.commands import count_ranks, read_run_files
+from lightning_streaming.tools.console import counted
 from lightning_streaming.world import World
 
 
@@ -172,16 +173,24 @@ def _topology(
     nodes = asked.nodes or int(trainer.get("num_nodes", 1))
     if asked.ranks_per_node is not None:
         return nodes, asked.ranks_per_node, None
-    if saved is not None and saved.loader.global_batch is not None:
-        batch_size = loader.batch_size or 1
-        ranks, left_over = divmod(saved.loader.global_batch * replication, batch_size * nodes)
-        if left_over or not ranks:
-            raise ConfigError(
-                f"the checkpoint's run read {saved.loader.global_batch} samples in a step, which {nodes} nodes with "
-                f"batches of {batch_size} do not divide; say --nodes and --ranks-per-node of the run to trace"
-            )
-        return nodes, ranks, None
-    return (nodes, *count_ranks(trainer))
+    configured, left_open = count_ranks(trainer)
+    if saved is None or saved.loader.global_batch is None:
+        return nodes, configured, left_open
+    batch_size = loader.batch_size or 1
+    at_a_time = f"the checkpoint's run read {saved.loader.global_batch} samples at a time"
+    ranks, left_over = divmod(saved.loader.global_batch * replication, batch_size * nodes)
+    if left_over or not ranks:
+        assumed = f"which batches of {batch_size} do not make up; taken to go on with {_ranks(nodes, configured)}"
+        return nodes, configured, f"{at_a_time}, {assumed}, see --ranks-per-node"
+    if left_open is None and ranks != configured:
+        assumed = f"with batches of {batch_size} taken to be {_ranks(nodes, ranks)}"
+        return nodes, ranks, f"{at_a_time}, {assumed}; the configuration has {configured}, see --ranks-per-node"
+    return nodes, ranks, None
+
+
+def _ranks(nodes: int, ranks_per_node: int) -> str:
+    ranks = counted(ranks_per_node, "rank")
+    return ranks if nodes == 1 else f"{ranks} on each of {nodes} nodes"
 
 
 def _run_steps(

@@ -41,8 +41,8 @@ from lightning_streaming.units import format_bytes, parse_bytes
 from lightning_streaming.world import World
 
 _NO_CONSUMER = (
-    "\na step was taken to do nothing but ask for the next batch; say with --consumer-ms how long yours takes, and "
-    "settings are judged by whether it waits"
+    "a step was taken to do nothing but ask for the next batch; say with --consumer-ms how long yours takes, and "
+    "settings are judged by whether it waits\n"
 )
 
 
@@ -89,9 +89,7 @@ def run(args: Namespace) -> int:
     elif args.yaml:
         print(_fragment(tuned, report), end="")
     else:
-        _print_report(tuned, report)
-        if args.consumer_ms is None:
-            print(_NO_CONSUMER)
+        _print_report(tuned, report, caveat=_NO_CONSUMER if args.consumer_ms is None else None)
     return FINE
 
 
@@ -254,8 +252,8 @@ _HEADS = ("workers", "samples/s", "MB/s", "batches/s", "first batch")
 _LEAST_SHOWN = 0.005
 
 
-def _print_report(run: TunedRun, report: Mapping[str, Any]) -> None:
-    """Print what was measured, what to set and why, and YAML at the end."""
+def _print_report(run: TunedRun, report: Mapping[str, Any], caveat: str | None) -> None:
+    """Print what was measured, how far it holds, what to set and why, and YAML at the end."""
     link, speeds = report["link"], report["measured"]
     if link:
         print(
@@ -268,6 +266,8 @@ def _print_report(run: TunedRun, report: Mapping[str, Any]) -> None:
     heads = [*_HEADS, *reasons, "rest", *(["a step waits"] if has_consumer else [])]
     title = f"reading {report['data']} in batches of {report['batch_size']}, and what is waited for"
     print_table(title, heads, [_row(speed, reasons) for speed in speeds], right=heads)
+    if caveat is not None:
+        print(caveat)
     worth_setting = _worth_setting(report)
     settings = [[name, _yaml(one["now"]), _yaml(one["better"]), one["why"]] for name, one in worth_setting.items()]
     print_table("recommended", ["setting", "now", "better", "why"], settings)

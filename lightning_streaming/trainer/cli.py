@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import signal
 import sys
 import traceback
 from argparse import SUPPRESS, Action, ArgumentError, ArgumentParser, Namespace, RawDescriptionHelpFormatter
@@ -25,6 +27,7 @@ import yaml  # type: ignore[import-untyped]
 from jsonargparse import ActionConfigFile, DefaultHelpFormatter, set_parsing_settings  # type: ignore[attr-defined]
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_streaming.errors import ConfigError
@@ -42,6 +45,7 @@ from lightning_streaming.trainer.cli_errors import (
 )
 from lightning_streaming.trainer.config import StreamingConfig, shown
 from lightning_streaming.trainer.datamodule import STAGES, StreamingDataModule
+from lightning_streaming.trainer.lightning_internals import newest_checkpoint
 
 _USAGE = "%(prog)s [--config FILE] [--FIELD VALUE ...]"
 _PRINT = "--print_config"
@@ -60,6 +64,16 @@ class StreamingCLI(LightningCLI):
     def __init__(self, args: Sequence[str] | None = None) -> None:
         _look_for_modules_here()
         set_parsing_settings(docstring_parse_attribute_docstrings=True)
+        try:
+            self._run(args)
+        except SystemExit as ended:
+            if not isinstance(ended.__context__, KeyboardInterrupt):
+                raise
+            # Lightning has caught Ctrl-C, let its callbacks save, and ends as if something had failed.
+            _tell_where_to_go_on(self.trainer)
+            raise SystemExit(128 + signal.SIGINT) from None
+
+    def _run(self, args: Sequence[str] | None) -> None:
         super().__init__(
             datamodule_class=StreamingDataModule,
             subclass_mode_model=True,
@@ -121,6 +135,15 @@ def main(args: Sequence[str] | None = None) -> CliFailure | None:
         rank = int(getattr(rank_zero_only, "rank", 0) or 0)
         return failure if rank == 0 else failure._replace(words=f"rank {rank}: {failure.words}")
     return None
+
+
+def _tell_where_to_go_on(trainer: Trainer) -> None:
+    """After Ctrl-C: one line on standard error."""
+    if not trainer.is_global_zero or trainer.state.fn != TrainerFn.FITTING:
+        return
+    saved = newest_checkpoint(trainer)
+    way_out = "nothing was saved" if saved is None else f"go on with --ckpt_path {shlex.quote(saved)}"
+    sys.stderr.write(f"lightning-streaming fit: interrupted in step {trainer.global_step}; {way_out}\n")
 
 
 def _config_error_behind(error: BaseException | None) -> ConfigError | None:

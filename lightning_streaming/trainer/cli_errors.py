@@ -33,8 +33,9 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from lightning_streaming import errors
-from lightning_streaming.errors import ConfigError, FormatError, IntegrityError, StreamingError
+from lightning_streaming.errors import ConfigError, FormatError, IntegrityError, StateMismatchError, StreamingError
 from lightning_streaming.loading.stream import Stream
+from lightning_streaming.replaced_names import replaced_argument
 from lightning_streaming.storage.secrets import is_secret_name, secrets_of, secrets_of_options
 from lightning_streaming.trainer import SUBCOMMANDS
 from lightning_streaming.trainer.config import config_of
@@ -63,6 +64,7 @@ _NOISE = (
     "Given value",
 )
 """How jsonargparse's lines begin that repeat whole parts of the configuration, secrets too, or name its own types."""
+_NESTED = re.compile(r'Parser key "([^"]+)":')
 _GIVEN_MAPPING = re.compile(r"\. Got value: (Namespace\(|NestedArg\(|\{|\[).*")
 
 
@@ -99,8 +101,27 @@ def words_of_parsing(
             return words
     if options and not any(name in ("model", "model.class_path") for name, _ in written):
         return "there is no model; name one in a file for --config, or by --model=my_project.MyModel"
-    lines = [line for line in message.splitlines() if not line.strip().startswith(_NOISE)]
-    return _GIVEN_MAPPING.sub("", "\n".join(lines))
+    lines = [_GIVEN_MAPPING.sub("", line) for line in message.splitlines() if not line.strip().startswith(_NOISE)]
+    return _words_of_nested(lines, args) if any(map(_NESTED.search, lines)) else "\n".join(lines)
+
+
+def _words_of_nested(lines: Sequence[str], args: Sequence[str]) -> str:
+    """What jsonargparse says of a field in lines for each level above it, in one."""
+    keys = [match[1] for match in map(_NESTED.search, lines) if match]
+    inner = next(place for place in reversed(range(len(lines))) if _NESTED.search(lines[place])) + 1
+    options = [field for name, value in _given(args) if name for field in _flat(_parsed(value), name)]
+    named = [name for name, _ in options or written_in(args) if _leads_through(name, keys)]
+    nulls = [name for name, value in options if value in (None, "null") and _leads_through(name, keys)]
+    if nulls:  # in a file it may be
+        return f"{nulls[-1]} cannot be null on the command line; leave it out, or give a file where it is null"
+    name = named[-1] if named else ".".join(keys)
+    return f"{name}: {'; '.join(line.strip(' -') for line in lines[inner:])}"
+
+
+def _leads_through(name: str, keys: Sequence[str]) -> bool:
+    """Whether a dotted name ends with the last of these keys, and has the others before, maybe with more between."""
+    parts = iter(name.split("."))
+    return name.split(".")[-1] == keys[-1] and all(key in parts for key in keys)
 
 
 def _is_class_path(value: object) -> bool:
@@ -147,7 +168,9 @@ def _faults(name: str, value: Any, kind: Any, classes: _Classes) -> Iterator[str
             if str(key) in fields:
                 yield from _faults(field, one, fields[str(key)], classes)
             elif key not in _ABOUT_CLASSES and not str(key).endswith("+"):
-                yield _no_such_field(field, fields, str(value.get("class_path", "")))
+                said = next((words for one in kinds if (words := replaced_argument(one, str(key)))), None)
+                no_such_field = _no_such_field(field, fields, str(value.get("class_path", "")))
+                yield f"there is no field {field}: {said}" if said else no_such_field
     elif isinstance(value, list) and any(_is_list(one) for one in kinds):
         element = next(get_args(one)[0] for one in kinds if _is_list(one))
         for one in value:
@@ -341,6 +364,10 @@ _CAUSED = "\nThe above exception was the direct cause of the following exception
 _LOADS_CHECKPOINTS = ("checkpoint_connector.py", "torch_io.py")
 _PARSES_CHECKPOINT = "_parse_ckpt_path"
 _LONGEST = 600
+_GO_ON_ALL_THE_SAME = (
+    'To fit, on_change="warn" is said by --trainer.callbacks+=lightning_streaming.StreamingStateCallback '
+    "--trainer.callbacks.on_change=warn"
+)
 
 
 def _folder(module: ModuleType) -> str:
@@ -389,6 +416,8 @@ def _of_ours(kind: type[StreamingError], text: str) -> CliFailure | None:
     if _TRACEBACK in text:
         *_, last = [None, *_OURS.finditer(text)]
         text = text[last.end() :] if last else text
+    if issubclass(kind, StateMismatchError):
+        text = f"{text.strip()}\n{_GO_ON_ALL_THE_SAME}"
     return CliFailure(text.strip(), issubclass(kind, FormatError | IntegrityError))
 
 
@@ -456,6 +485,8 @@ def _whole_words(error: BaseException) -> str:
 
 
 _CONFIG = ("--config", "-c")
+_NEGATIVE = re.compile(r"-[\d.]")
+"""How a number begins that looks like an option, and is the value of the one before."""
 _OPTIONS = re.compile(r"storage.?opt", re.IGNORECASE)
 """How a field of storage options begins, also one that is misspelt."""
 
@@ -493,7 +524,7 @@ def _given(args: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 def _options_in(args: Sequence[str]) -> Iterator[tuple[str, str]]:
     for place, arg in enumerate(args):
-        if arg.startswith("-"):
+        if arg.startswith("-") and not _NEGATIVE.match(arg):
             option, equals, value = arg.partition("=")
             yield option, value if equals else next(iter(args[place + 1 :]), "")
 

@@ -179,7 +179,11 @@ class StreamingDataModule(_WithOptions):
         for name in _STAGES_OF[stage]:
             config = self.configs[name]
             if config is not None:
-                self.datasets[name] = dataset = self.build_dataset(name, config)
+                try:
+                    self.datasets[name] = dataset = self.build_dataset(name, config)
+                except ConfigError as error:
+                    error.args = (f"data.{name}: {error}",)
+                    raise
                 if isinstance(dataset, StreamingDataset):
                     passes_of(dataset).say_whose(f"data.{name}")
 

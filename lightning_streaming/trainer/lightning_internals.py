@@ -480,6 +480,17 @@ def save_whole(trainer: Trainer, path: str) -> None:
     trainer.strategy.barrier("checkpoint in place")
 
 
+def newest_checkpoint(trainer: Trainer) -> str | None:
+    """The one written last of those that the trainer's callbacks tell of, and of the one it went on from.
+
+    Only what lies on this machine counts; None if there is none.
+    """
+    names = ("ckpt_path", "best_model_path", "_last_checkpoint_saved", "last_model_path")
+    told = [getattr(one, name, None) for one in trainer.checkpoint_callbacks for name in names]
+    there = [str(path) for path in (trainer.ckpt_path, *told) if path and Path(path).exists()]
+    return max(there, key=lambda path: Path(path).stat().st_mtime_ns, default=None)
+
+
 def _wait_until_written(trainer: Trainer) -> None:
     writer = getattr(trainer.strategy, "_checkpoint_io", None)  # strategies without one refuse to be asked
     if isinstance(writer, AsyncCheckpointIO):

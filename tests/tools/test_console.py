@@ -22,7 +22,15 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.tools.console import print_error, print_json, print_note, printable_name, progress, render
+from lightning_streaming.tools.console import (
+    print_error,
+    print_json,
+    print_note,
+    print_table,
+    printable_name,
+    progress,
+    render,
+)
 from tests.tools.running import run_process, write_texts
 
 
@@ -46,6 +54,20 @@ def test_an_error_is_one_block_on_a_terminal(monkeypatch: pytest.MonkeyPatch) ->
     assert lines[0] == "tool: error: words before"
     assert lines[1] == f"  {url}", "what is to be copied is not broken"
     assert all(line.startswith("  ") for line in lines[1:])
+
+
+def test_texts_that_are_to_stay_whole_are_not_broken_however_narrow_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    heads = ("stream", "in all", "digest")
+    row = ("a long name of a stream", "16,000,000", "63ab2f4051e3c361")
+    print_table("samples", heads, [row], right=["in all"], whole=heads[1:])
+    printed = capsys.readouterr().out
+    assert all(text in printed for text in row[1:])
+    assert max(map(len, printed.splitlines())) <= 12 + 10 + 16 + 3 * 3 + 1
+    print_table("samples", heads, [row], right=["in all"])
+    assert row[2] not in capsys.readouterr().out
 
 
 def test_notes_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml  # type: ignore[import-untyped]
@@ -259,6 +260,27 @@ def test_ranks_of_a_checkpoint_are_those_it_was_saved_with(data: Path, tmp_path:
     }
 
 
+@pytest.mark.parametrize(("before", "after"), [(16, 24), (24, 16)])
+def test_a_run_that_goes_on_with_another_batch_size_is_traced_on_the_ranks_configured(
+    before: int, after: int, data: Path, tmp_path: Path
+) -> None:
+    described = train(data, ORDERS[0])
+    _, trainer = fit(described, before, max_steps=1)
+    trainer.save_checkpoint(tmp_path / "run.ckpt")
+    resumed, _ = fit(described, after, max_steps=2, ckpt_path=tmp_path / "run.ckpt")
+    config = write_config(tmp_path / "run.yaml", described, {"batch_size": before}, devices=1)
+    asked = ["--config", config, "--ckpt", tmp_path / "run.ckpt"]
+    for change in (["--batch-size", after], ["--set", f"batch_size={after}"]):
+        assert_traced(resumed, *asked, *change)
+        assert (
+            f"the checkpoint's run read {before} samples at a time, which batches of {after} do not make up; "
+            "taken to go on with 1 rank, see --ranks-per-node\n"
+        ) in run("trace", *asked, *change, "--step", 1).err
+    told = run("trace", *asked, "--batch-size", before // 2, "--step", 1).err
+    assert f"with batches of {before // 2} taken to be 2 ranks; the configuration has 1, see" in told
+    assert run("trace", *asked, "--step", 1).err == ""
+
+
 def test_ranks_that_read_the_same_are_shown_together(data: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path / "run.yaml", train(data, ORDERS[0]), {"batch_size": 2}, devices=4)
     reads = traced("--config", config, "--set", "train.replication=2", "--step", 1)
@@ -291,6 +313,18 @@ def test_tables_name_samples_as_they_are_asked_for(data: Path, tmp_path: Path) -
     back = run("trace", "--config", config, "--sample", name).out
     assert back.startswith(f"sample {name}, 2 ranks\n")
     assert back.splitlines()[4].split()[:4] == ["5", "0", "5", "1"]
+
+
+def test_a_read_with_long_fields_is_one_line_and_whole_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    with MDSWriter(out=tmp_path / "data", columns={"x": "ndarray:float32"}) as writer:
+        writer.write({"x": np.linspace(0, 1 / 3, 8, dtype=np.float32)})
+    described = {"remote": str(tmp_path / "data")}
+    config = write_config(tmp_path / "run.yaml", described, {"batch_size": 1}, devices=1)
+    shown = run("trace", "--config", config, "--step", 0).out.splitlines()
+    assert [line.partition("x: ")[2] for line in shown if "x: " in line] == ["float32[8] 0.0 0.04761905 0.0952381 0.1…"]
+    (read,) = traced("--config", config, "--step", 0)
+    assert read["fields"]["x"].endswith("0.33333334")
 
 
 def test_what_the_configuration_leaves_open_is_said(data: Path, tmp_path: Path) -> None:

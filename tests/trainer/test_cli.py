@@ -144,6 +144,26 @@ def test_help_of_a_class_of_the_user_shows_its_own_arguments(capsys: pytest.Capt
             "data.with_keys must be one of 'train', 'val', 'test', 'predict', but got 'trian'",
         ),
         (["--data.train.streams.b.proportion=big"], "data.train.streams.b.proportion must be a number, but got 'big'"),
+        (
+            ["--data.train.streams.b.proportion", "null"],
+            "error: data.train.streams.b.proportion cannot be null on the command line; leave it out, or give a file",
+        ),
+        (
+            ["--data.train.streams.b={remote: data/b, proportion: null}"],
+            "error: data.train.streams.b.proportion cannot be null on the command line; leave it out, or give a file",
+        ),
+        (
+            ["--data.train.streams.b.proportion", "-1"],
+            "error: data.train.streams.b: proportion must be a finite number that is not negative, but got -1.0",
+        ),
+        (
+            ["--data.train.streams.b.weight=3"],
+            "there is no field data.train.streams.b.weight: proportion= is a stream's share of an epoch\n",
+        ),
+        (
+            ["--data.train.streams.b={remote: data/b, weight: 3}"],
+            "there is no field data.train.streams.b.weight: proportion= is a stream's share of an epoch\n",
+        ),
         (["--data=my_data.Missing"], "my_data"),
     ],
 )

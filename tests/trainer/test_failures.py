@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import sys
 import traceback
@@ -11,11 +13,13 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from lightning_streaming.errors import ObjectNotFoundError, SampleError
-from tests.tools.running import flip_byte, run, write_texts
+from tests.tools.running import Outcome, flip_byte, run, run_process, write_texts
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 
 MODELS = """
+import os
+import signal
 import torch
 from tests.trainer.test_cli import TinyModel
 from lightning_streaming import StreamingDataModule
@@ -35,6 +39,12 @@ class Unmade(TinyModel):
 
 class Untrained(TinyModel):
     def training_step(self, batch, batch_idx): raise OSError("the user's trouble")
+
+class Interrupted(TinyModel):  # in its third step
+    def training_step(self, batch, batch_idx):
+        if self.trainer.global_step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().training_step(batch, batch_idx)
 
 class Untransformed(StreamingDataModule):
     def transform(self, sample, stage, rng): raise OSError("the user's trouble")
@@ -162,3 +172,61 @@ def test_what_the_code_of_the_user_raises_keeps_its_traceback(args: list[str], k
 def test_debug_shows_the_whole() -> None:
     with pytest.raises(ObjectNotFoundError, match=r"data\.val: there is no dataset"):
         run("fit", "--config", "run.yaml", VALIDATED, "--data.val.remote=none", "--debug")
+
+
+def test_a_resume_on_other_data_is_refused_with_the_arguments_that_go_on() -> None:
+    fit = ("fit", "--config", "run.yaml", checkpoints("ModelCheckpoint", every_n_train_steps=1, save_last=True))
+    assert run(*fit).code == 0
+    changed = (*fit, "--data.train.shuffle=true", "--ckpt_path=saved/last.ckpt", "--trainer.max_steps=3")
+    refused = run(*changed)
+    assert refused.code == 2
+    *_, way_out = refused.err.splitlines()
+    way = "--trainer.callbacks+=lightning_streaming.StreamingStateCallback --trainer.callbacks.on_change=warn"
+    assert way_out == f'To fit, on_change="warn" is said by {way}'
+    assert run(*changed, *way.split()).code == 0
+
+
+def test_streams_of_which_some_have_a_proportion_are_refused_by_stage() -> None:
+    Path("run.yaml").write_text(Path("run.yaml").read_text().replace("proportion: 0.5", "repeat: 1", 1))
+    assert "data.train: proportion must be given for all 2 streams or for none" in told()
+
+
+def checkpoints(class_name: str, **settings: object) -> str:
+    """An argument that adds a callback of Lightning which saves into ``saved``."""
+    arguments = {"dirpath": "saved", **settings}
+    callback = {"class_path": f"lightning.pytorch.callbacks.{class_name}", "init_args": arguments}
+    return f"--trainer.callbacks+={json.dumps(callback)}"
+
+
+def trained(*args: str) -> Outcome:
+    """How ``fit`` of five steps ends in a process of its own, which Ctrl-C may interrupt."""
+    path = os.pathsep.join([*sys.path, str(Path(__file__).parents[2])])
+    environment = {**os.environ, "PYTHONPATH": path}
+    return run_process("fit", "--config", "run.yaml", "--trainer.max_steps=5", *args, env=environment)
+
+
+@pytest.mark.parametrize(
+    ("saves", "told"),
+    [
+        (checkpoints("OnExceptionCheckpoint"), "go on with --ckpt_path saved/on_exception.ckpt"),
+        (
+            checkpoints("ModelCheckpoint", every_n_train_steps=1, save_last=True),
+            "go on with --ckpt_path {here}/saved/last.ckpt",
+        ),
+        (checkpoints("ModelCheckpoint", every_n_train_steps=5), "nothing was saved"),
+    ],
+)
+def test_ctrl_c_ends_training_with_130_and_says_where_to_go_on(saves: str, told: str) -> None:
+    ended = trained("--model=failing_models.Interrupted", saves)
+    assert ended.code == 130
+    assert "Traceback" not in ended.err
+    (line,) = [line for line in ended.err.splitlines() if "interrupted" in line]
+    assert line == f"lightning-streaming fit: interrupted in step 2; {told.format(here=Path.cwd())}"
+
+
+def test_what_is_saved_on_ctrl_c_goes_on() -> None:
+    saves = checkpoints("OnExceptionCheckpoint")
+    assert trained("--model=failing_models.Interrupted", saves).code == 130
+    resumed = trained(saves, "--ckpt_path=saved/on_exception.ckpt")
+    assert resumed.code == 0
+    assert "Resumed 'train' at epoch 0, sample 4 (step 2, saved/on_exception.ckpt)." in resumed.err

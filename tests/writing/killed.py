@@ -91,7 +91,10 @@ def _run_until(conversion: Conversion, operations: int, under: str) -> None:
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """Every file under a directory."""
-    return {
-        str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()
-    }
+    """Every file under a directory; looked at again where a writer renames or removes one meanwhile."""
+    while True:
+        files = (path for path in sorted(directory.rglob("*")) if path.is_file())
+        try:
+            return {str(path.relative_to(directory)): path.read_bytes() for path in files}
+        except FileNotFoundError:
+            continue
