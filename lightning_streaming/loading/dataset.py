@@ -182,7 +182,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         return passes.read_here(passes.of_worker(self._making, start, 0, 1))
 
     def close(self) -> None:
-        """Stop defaults and unmap every shard. The dataset may be used again; it then opens what it needs."""
+        """Stop fetching and unmap every shard. The dataset may be used again; it then opens what it needs."""
         self._passes.close()
         self._source.close()
 

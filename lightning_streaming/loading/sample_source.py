@@ -74,6 +74,7 @@ class SampleSource:
         self.allow_unsafe_types = allow_unsafe_types
         self._columns = check_selection(columns)
         self._selections = {name: one for name, one in selections.items() if not one.is_all}
+        self._selection_keys: Mapping[str, str] = {}  # of those that the process which has started this one reads
         self._room = CacheQuota((cache.directory for cache in self._caches.values()), cache_limit)
         self.known_catalog: Catalog | None = None  # as long as no index has been read
         self._shards_limit = 0  # without one, of no meaning
@@ -105,7 +106,8 @@ class SampleSource:
         selections = {}
         for name, asked in self._selections.items():
             cache, index = self._caches[name], indexes[name]
-            selected = selections[name] = select_samples(asked, index, cache, self._room)
+            key = self._selection_keys.get(name)
+            selected = selections[name] = select_samples(asked, index, cache, self._room, key=key)
             if not len(selected) and index.num_samples:
                 raise ConfigError(
                     f"{cache.label} has {index.num_samples} samples, of which {asked.in_words()} selects none; mend "
@@ -311,7 +313,12 @@ class SampleSource:
         return type(error)(f"{self._caches[self._stream_of(shard)].label}: {error}")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "known_catalog": None, "_offsets": OrderedDict(), "encodings": registered_encodings()}
+        catalog, keys = self.known_catalog, self._selection_keys
+        if catalog is not None:  # it is to read the same, whatever a condition's function is there
+            selections = zip(catalog.stream_names, catalog.selections, strict=True)
+            keys = {name: one.key for name, one in selections if one is not None}
+        own = {"known_catalog": None, "_selection_keys": keys, "_offsets": OrderedDict()}
+        return {**self.__dict__, **own, "encodings": registered_encodings()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, encoding_class in state.pop("encodings").items():

@@ -13,7 +13,7 @@ import io
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.quota import CacheQuota
 from lightning_streaming.errors import ConfigError, StorageError, StreamingError
 from lightning_streaming.files import appears_whole, hold_lock, remove_partials
-from lightning_streaming.formats.columns import ColumnValues, check_columns_tell, joined, read_columns
+from lightning_streaming.formats.columns import ColumnValues, check_columns_tell, encodings_of, joined, read_columns
 from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.loading.conditions import Condition, FunctionCondition, PartCondition, SqlCondition
 from lightning_streaming.loading.selection import Select, Selection, SelectionRequest, as_numbers, packed_bytes
@@ -64,6 +64,7 @@ def select_samples(
     cache: ShardCache,
     room: CacheQuota | None = None,
     progress: Progress | None = None,
+    key: str | None = None,
 ) -> Selection:
     """The selected samples of one stream; evaluated now, unless a process of this node did before.
 
@@ -73,14 +74,24 @@ def select_samples(
         cache: Where its files are.
         room: Where what is fetched is counted; None for no limit.
         progress: Is told how far it is; None to log it.
+        key: That of the outcome, if it is known from another process: what is kept under it is taken as it is.
 
     Raises:
-        ConfigError: A condition cannot be evaluated on this data; says which and why.
+        ConfigError: A condition cannot be evaluated on this data, or is another than it was where ``key`` comes from;
+            says which and why.
         FormatError: A shard is damaged.
         StorageError: A shard could not be fetched.
     """
     try:
+        found = None if key is None else _kept(cache, key, index.num_samples)
+        if found is not None:
+            return found
         work = _Work.of(asked, index, cache, room, progress or _log_progress(cache.label))
+        if key not in (None, work.key):
+            raise ConfigError(
+                f"{asked.in_words()} is another selection in this process than in the one that has started it; a "
+                "function, what it names, a file of select= or the data has changed meanwhile"
+            )
         return work.done()
     except StreamingError as error:
         if str(error).startswith(cache.label):
@@ -138,9 +149,9 @@ class _Work:
 
     def done(self) -> Selection:
         """What was made before; else make it, and keep it if the cache may be written to."""
-        directory = self.cache.directory.path / SELECTIONS_BASENAME
-        path = directory / f"{self.key}.npy"
-        found = self._kept(path)
+        path = _path(self.cache, self.key)
+        directory = path.parent
+        found = self._kept()
         if found is not None:
             return found
         try:
@@ -150,22 +161,16 @@ class _Work:
             is_ours = False
         if not is_ours:
             _logger.warning("%s is not writable: each process evaluates the selection anew", directory)
-            return Selection(self._evaluate(None), self.num_samples)
+            return Selection(self._evaluate(None), self.num_samples, self.key)
         # Whoever holds it may take hours; it is given back when they die.
         with hold_lock(path.with_suffix(".lock"), -1, "evaluate a selection"):
-            found = self._kept(path)
+            found = self._kept()
             if found is not None:
                 return found
             return self._made(path)
 
-    def _kept(self, path: Path) -> Selection | None:
-        try:
-            bits = np.load(path, mmap_mode="r")
-        except (OSError, ValueError, EOFError):
-            return None
-        if bits.dtype != np.uint8 or bits.shape != (packed_bytes(self.num_samples),):
-            return None
-        return Selection(bits, self.num_samples)
+    def _kept(self) -> Selection | None:
+        return _kept(self.cache, self.key, self.num_samples)
 
     def _made(self, path: Path) -> Selection:
         parts = path.with_suffix(".parts")
@@ -175,7 +180,7 @@ class _Work:
         with appears_whole(path) as partial, partial.open("wb") as file:
             np.save(file, bits)
         shutil.rmtree(parts, ignore_errors=True)
-        kept = self._kept(path)
+        kept = self._kept()
         if kept is None:
             raise StorageError(f"{path} was written just now and cannot be read; is the disk full, or failing?")
         return kept
@@ -248,6 +253,21 @@ class _Work:
         return {name: joined([part[name] for part in parts]) for name in names}
 
 
+def _path(cache: ShardCache, key: str) -> Path:
+    return cache.directory.path / SELECTIONS_BASENAME / f"{key}.npy"
+
+
+def _kept(cache: ShardCache, key: str, num_samples: int) -> Selection | None:
+    """What was made before, and is whole."""
+    try:
+        bits = np.load(_path(cache, key), mmap_mode="r")
+    except (OSError, ValueError, EOFError):
+        return None
+    if bits.dtype != np.uint8 or bits.shape != (packed_bytes(num_samples),):
+        return None
+    return Selection(bits, num_samples, key)
+
+
 class _ShardGroup(NamedTuple):
     """Shards that are evaluated together."""
 
@@ -278,6 +298,17 @@ def _put(bits: NDArray[np.uint8], first: int, wanted: NDArray[np.bool_]) -> None
 def _check_columns(condition: Condition, index: DatasetIndex, asked: SelectionRequest) -> None:
     for _, info in index.shards.examples():
         check_columns_tell(info, condition.columns, asked.in_words())
+        if isinstance(condition, PartCondition):
+            _check_equal_or_not(encodings_of(info), condition)
+
+
+def _check_equal_or_not(known: Mapping[str, str], condition: PartCondition) -> None:
+    for name in condition.columns:
+        if "float" in known[name] or known[name] == "str_decimal":
+            raise ConfigError(
+                f"split_by={name!r} is a column of {known[name]}; parts are drawn by whole numbers, text or bytes, "
+                "which are equal or not"
+            )
 
 
 def _read_select(select: Select) -> NDArray[np.bool_] | NDArray[np.int64]:
