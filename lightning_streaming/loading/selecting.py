@@ -2,7 +2,7 @@
 
 The outcome lies beside the stream's cached index, in ``selections/``, under a name made of data and conditions:
 
-    2f6c...e1.npy      the bits, mapped into the memory of every process that reads them
+    2f6c...e1.npy      the bits, and 8 bytes of their CRC-32; mapped into the memory of every process that reads them
     2f6c...e1.parts/   while it is made: the bits of some shards each, so that nobody evaluates them twice
     2f6c...e1.lock     held by the one process that makes it
 """
@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,7 @@ _SAMPLES_AT_ONCE = 1 << 20
 _SHARDS_AT_ONCE = 32
 """Shards that are evaluated, and kept, together."""
 _MOST_THREADS = 8
+_CHECKSUM_BYTES = 8
 
 _logger = logging.getLogger(__name__)
 
@@ -97,6 +99,8 @@ def select_samples(
         if str(error).startswith(cache.label):
             raise
         raise type(error)(f"{cache.label}: {error}") from error
+    except OSError as error:
+        raise StorageError(f"{cache.label}: {asked.in_words()} cannot be evaluated or kept: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +182,7 @@ class _Work:
         remove_partials(path)
         bits = self._evaluate(parts)
         with appears_whole(path) as partial, partial.open("wb") as file:
-            np.save(file, bits)
+            np.save(file, np.concatenate([bits, _checksum(bits)]))
         shutil.rmtree(parts, ignore_errors=True)
         kept = self._kept()
         if kept is None:
@@ -260,12 +264,17 @@ def _path(cache: ShardCache, key: str) -> Path:
 def _kept(cache: ShardCache, key: str, num_samples: int) -> Selection | None:
     """What was made before, and is whole."""
     try:
-        bits = np.load(_path(cache, key), mmap_mode="r")
+        found = np.load(_path(cache, key), mmap_mode="r")
     except (OSError, ValueError, EOFError):
         return None
-    if bits.dtype != np.uint8 or bits.shape != (packed_bytes(num_samples),):
+    if found.dtype != np.uint8 or found.shape != (packed_bytes(num_samples) + _CHECKSUM_BYTES,):
         return None
-    return Selection(bits, num_samples, key)
+    bits = found[:-_CHECKSUM_BYTES]
+    return Selection(bits, num_samples, key) if (found[-_CHECKSUM_BYTES:] == _checksum(bits)).all() else None
+
+
+def _checksum(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return np.array([crc32(bits)], "<u8").view(np.uint8)
 
 
 class _ShardGroup(NamedTuple):

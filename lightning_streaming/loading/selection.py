@@ -196,7 +196,8 @@ def _code_facts(function: Callable[..., Any]) -> list[Any]:
             f"where must be a plain Python function, so that its outcome can be kept under a name, but is a "
             f"{type(function).__name__}; wrap it in a def or a lambda"
         )
-    functions, facts = [function], []
+    functions: list[Any] = [function]
+    facts = []
     for one in functions:  # which grows
         is_own = one.__globals__ is function.__globals__
         named = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 import shutil
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from lightning_streaming import (
     StreamingDataset,
     World,
 )
-from lightning_streaming.errors import ConfigError, SampleIndexError, StateError, StreamingError
+from lightning_streaming.errors import ConfigError, SampleIndexError, StateError, StorageError, StreamingError
 from lightning_streaming.formats.columns import read_columns
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.loading import selecting
@@ -373,14 +374,38 @@ def test_what_was_evaluated_is_not_evaluated_again(data: Path, tmp_path: Path, m
         read(tmp_path / "x", where="score < 0.26")
 
 
-@pytest.mark.parametrize("spoil", [b"", b"no array", b"\x93NUMPY"])
+@pytest.mark.parametrize("spoil", [b"", b"no array", b"\x93NUMPY", bytes(8)])
 def test_a_kept_outcome_that_is_damaged_is_made_anew(tmp_path: Path, spoil: bytes) -> None:
     root = write_dataset(tmp_path / "x", 60)
     dataset = make_dataset(root, where="id > 30")
     assert dataset.size == 29
     (kept,) = (dataset.streams["0"].cache_config().cache_directory() / "selections").glob("*.npy")
-    kept.write_bytes(spoil)
+    kept.write_bytes(kept.read_bytes()[:-8] + spoil if spoil == bytes(8) else spoil)
     assert make_dataset(root, where="id > 30").size == 29
+
+
+def test_a_bit_that_flips_is_noticed(tmp_path: Path) -> None:
+    root = write_dataset(tmp_path / "x", 60)
+    dataset = make_dataset(root, where="id > 30")
+    assert dataset.size == 29
+    (kept,) = (dataset.streams["0"].cache_config().cache_directory() / "selections").glob("*.npy")
+    whole = kept.read_bytes()
+    for place in (128, 135, len(whole) - 9):
+        kept.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        assert read(root, where="id > 30") == list(range(31, 60))
+        assert kept.read_bytes() == whole
+
+
+def test_a_disk_that_takes_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    root = write_dataset(tmp_path / "x", 60)
+    monkeypatch.setattr(selecting.np, "save", full)
+    with pytest.raises(StorageError, match=r"stream '0': where='id > 30' cannot be evaluated or kept.*No space left"):
+        read(root, where="id > 30")
+    monkeypatch.undo()
+    assert read(root, where="id > 30") == list(range(31, 60))
 
 
 def test_evaluation_goes_on_where_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
