@@ -95,23 +95,23 @@ class SampleSource:
                 too small: the message says which would do.
         """
         if self.known_catalog is None:
-            catalog = self._read_catalog()
+            catalog = Catalog({name: cache.read_index() for name, cache in self._caches.items()})
             self._check_columns(catalog)
             self._check_limit(catalog)
-            self.known_catalog = catalog
+            self.known_catalog = self._selected_of(catalog) if self._selections else catalog
         return self.known_catalog
 
-    def _read_catalog(self) -> Catalog:
-        indexes = {name: cache.read_index() for name, cache in self._caches.items()}
+    def _selected_of(self, catalog: Catalog) -> Catalog:
+        """The samples of a catalog that are selected."""
+        indexes = dict(zip(catalog.stream_names, catalog.indexes, strict=True))
         selections = {}
         for name, asked in self._selections.items():
-            cache, index = self._caches[name], indexes[name]
-            key = self._selection_keys.get(name)
-            selected = selections[name] = select_samples(asked, index, cache, self._room, key=key)
-            if not len(selected) and index.num_samples:
+            cache, key = self._caches[name], self._selection_keys.get(name)
+            selected = selections[name] = select_samples(asked, indexes[name], cache, self._room, key=key)
+            if not len(selected):
                 raise ConfigError(
-                    f"{cache.label} has {index.num_samples} samples, of which {asked.in_words()} selects none; mend "
-                    "the condition, or leave the stream out"
+                    f"{cache.label} has {indexes[name].num_samples} samples, of which {asked.in_words()} selects none; "
+                    "mend the condition, or leave the stream out"
                 )
         return Catalog(indexes, selections)
 

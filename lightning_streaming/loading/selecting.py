@@ -274,7 +274,7 @@ def _kept(cache: ShardCache, key: str, num_samples: int) -> Selection | None:
 
 
 def _checksum(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    return np.array([crc32(bits)], "<u8").view(np.uint8)
+    return np.array([crc32(bits.data)], "<u8").view(np.uint8)
 
 
 class _ShardGroup(NamedTuple):

@@ -401,7 +401,7 @@ def test_a_disk_that_takes_nothing_is_told(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(errno.ENOSPC, "No space left on device")
 
     root = write_dataset(tmp_path / "x", 60)
-    monkeypatch.setattr(selecting.np, "save", full)
+    monkeypatch.setattr(np, "save", full)
     with pytest.raises(StorageError, match=r"stream '0': where='id > 30' cannot be evaluated or kept.*No space left"):
         read(root, where="id > 30")
     monkeypatch.undo()
@@ -461,6 +461,19 @@ def test_what_cannot_be_is_told_with_its_stream(data: Path, asked: dict[str, Any
     with pytest.raises(StreamingError, match=told) as caught:
         _ = StreamingDataset(streams={"rows": Stream(remote=str(data), **asked)}).size
     assert str(caught.value).count("stream 'rows'") == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"), [({"cache_limit": 100}, "cache_limit must leave room"), ({"columns": ["z"]}, "'z'")]
+)
+def test_nothing_is_evaluated_for_a_dataset_that_cannot_be(
+    http_store: HttpStore, tmp_path: Path, asked: dict[str, Any], told: str
+) -> None:
+    write_dataset(http_store.root / "x", 40)
+    dataset = make_dataset(f"{http_store.url}/x", local=str(tmp_path / "local"), where="id > 3", **asked)
+    with pytest.raises(ConfigError, match=told):
+        _ = dataset.size
+    assert not [name for name in http_store.requests() if name.endswith(".mds")]
 
 
 def test_columns_that_are_one_to_sql_are_refused_together(tmp_path: Path) -> None:
