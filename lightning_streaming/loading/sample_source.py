@@ -73,8 +73,10 @@ class SampleSource:
         self._caches = dict(caches)
         self.allow_unsafe_types = allow_unsafe_types
         self._columns = check_selection(columns)
-        self._selections = {name: one for name, one in selections.items() if not one.is_all}
-        self._selection_keys: Mapping[str, str] = {}  # of those that the process which has started this one reads
+        # Each with its key, once it is known: other processes read what was selected here.
+        self._selections: dict[str, tuple[SelectionRequest, str | None]] = {
+            name: (one, None) for name, one in selections.items() if not one.is_all
+        }
         self._room = CacheQuota((cache.directory for cache in self._caches.values()), cache_limit)
         self.known_catalog: Catalog | None = None  # as long as no index has been read
         self._shards_limit = 0  # without one, of no meaning
@@ -105,14 +107,15 @@ class SampleSource:
         """The samples of a catalog that are selected."""
         indexes = dict(zip(catalog.stream_names, catalog.indexes, strict=True))
         selections = {}
-        for name, asked in self._selections.items():
-            cache, key = self._caches[name], self._selection_keys.get(name)
+        for name, (asked, key) in self._selections.items():
+            cache = self._caches[name]
             selected = selections[name] = select_samples(asked, indexes[name], cache, self._room, key=key)
             if not len(selected):
                 raise ConfigError(
                     f"{cache.label} has {indexes[name].num_samples} samples, of which {asked.in_words()} selects none; "
                     "mend the condition, or leave the stream out"
                 )
+        self._selections = {name: (asked, selections[name].key) for name, (asked, _) in self._selections.items()}
         return Catalog(indexes, selections)
 
     def may_be_plain(self) -> bool:
@@ -313,12 +316,7 @@ class SampleSource:
         return type(error)(f"{self._caches[self._stream_of(shard)].label}: {error}")
 
     def __getstate__(self) -> dict[str, Any]:
-        catalog, keys = self.known_catalog, self._selection_keys
-        if catalog is not None:  # it is to read the same, whatever a condition's function is there
-            selections = zip(catalog.stream_names, catalog.selections, strict=True)
-            keys = {name: one.key for name, one in selections if one is not None}
-        own = {"known_catalog": None, "_selection_keys": keys, "_offsets": OrderedDict()}
-        return {**self.__dict__, **own, "encodings": registered_encodings()}
+        return {**self.__dict__, "known_catalog": None, "_offsets": OrderedDict(), "encodings": registered_encodings()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, encoding_class in state.pop("encodings").items():

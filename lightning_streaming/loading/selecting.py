@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -39,6 +40,8 @@ SELECTIONS_BASENAME = "selections"
 _SAMPLES_AT_ONCE = 1 << 20
 _SHARDS_AT_ONCE = 32
 """Shards that are evaluated, and kept, together."""
+_BYTES_AT_ONCE = 1 << 28
+"""Of these shards, unless one has more: a column of long texts may be nearly all of them."""
 _MOST_THREADS = 8
 _CHECKSUM_BYTES = 8
 
@@ -111,7 +114,7 @@ class _Work:
     index: DatasetIndex
     sizes: NDArray[np.int64]
     conditions: Sequence[Condition]
-    chosen: NDArray[np.bool_] | None
+    selected: NDArray[np.bool_] | NDArray[np.int64] | None
     cache: ShardCache
     room: CacheQuota | None
     progress: Progress
@@ -141,7 +144,7 @@ class _Work:
             index=index,
             sizes=sizes,
             conditions=conditions,
-            chosen=None if selected is None else _truth_values(selected, int(sizes.sum())),
+            selected=selected,
             cache=cache,
             room=room,
             progress=progress,
@@ -150,6 +153,11 @@ class _Work:
     @property
     def num_samples(self) -> int:
         return int(self.sizes.sum())
+
+    @cached_property
+    def chosen(self) -> NDArray[np.bool_] | None:
+        """Of each sample, whether ``select`` names it; None for all."""
+        return None if self.selected is None else _truth_values(self.selected, self.num_samples)
 
     def done(self) -> Selection:
         """What was made before; else make it, and keep it if the cache may be written to."""
@@ -191,6 +199,7 @@ class _Work:
 
     def _evaluate(self, parts: Path | None) -> NDArray[np.uint8]:
         bits = np.zeros(packed_bytes(self.num_samples), np.uint8)
+        _ = self.chosen  # before there are threads
         done = 0
         for part, wanted in self._wanted(parts):
             _put(bits, part.first, wanted)
@@ -200,7 +209,7 @@ class _Work:
 
     def _wanted(self, parts: Path | None) -> Iterator[tuple[_ShardGroup, NDArray[np.bool_]]]:
         """The truth values of some samples each, as they come."""
-        todo = _groups(self.sizes)
+        todo = _groups(self.sizes, self.index.shards.data_bytes())
         with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), "selecting") as pool:
             waiting: dict[Future[NDArray[np.bool_]], _ShardGroup] = {}
             try:
@@ -286,13 +295,14 @@ class _ShardGroup(NamedTuple):
     samples: int
 
 
-def _groups(sizes: NDArray[np.int64]) -> Iterator[_ShardGroup]:
-    begin = first = samples = 0
-    for shard, size in enumerate(sizes.tolist()):
-        if shard > begin and (samples + size > _SAMPLES_AT_ONCE or shard - begin == _SHARDS_AT_ONCE):
+def _groups(sizes: NDArray[np.int64], data_bytes: NDArray[np.int64]) -> Iterator[_ShardGroup]:
+    begin = first = samples = held = 0
+    for shard, (size, bytes_) in enumerate(zip(sizes.tolist(), data_bytes.tolist(), strict=True)):
+        is_full = samples + size > _SAMPLES_AT_ONCE or held + bytes_ > _BYTES_AT_ONCE
+        if shard > begin and (is_full or shard - begin == _SHARDS_AT_ONCE):
             yield _ShardGroup(range(begin, shard), first, samples)
-            begin, first, samples = shard, first + samples, 0
-        samples += size
+            begin, first, samples, held = shard, first + samples, 0, 0
+        samples, held = samples + size, held + bytes_
     if len(sizes):
         yield _ShardGroup(range(begin, len(sizes)), first, samples)
 

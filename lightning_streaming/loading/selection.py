@@ -38,6 +38,7 @@ _BLOCK_WORDS = 8
 _BLOCK = 64 * _BLOCK_WORDS
 """Samples that are counted together: 8 bytes for each so many."""
 _COUNTED_AT_ONCE = 1 << 17
+_AT_ONCE = 1 << 16
 _PLAIN = (str, bytes, int, float, complex, bool, type(None))
 
 
@@ -364,7 +365,8 @@ class Selection:
     def per_shard(self, samples_per_shard: NDArray[np.int64]) -> NDArray[np.int64]:
         """Selected samples of each shard."""
         stops = np.cumsum(samples_per_shard)
-        return np.diff(self.before(np.concatenate([np.zeros(1, np.int64), stops])))
+        before = [self.before(stops[at : at + _AT_ONCE]) for at in range(0, len(stops), _AT_ONCE)]  # a block for each
+        return np.diff(np.concatenate([np.zeros(1, np.int64), *before]))
 
 
 def pack(wanted: NDArray[np.bool_]) -> NDArray[np.uint8]:
