@@ -14,6 +14,7 @@ import builtins
 import dis
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from lightning_streaming.errors import ConfigError
 
 Where = str | Callable[..., Any]
 """A condition: SQL over the columns, or a function whose parameters are named like columns."""
-Select = Sequence[int] | Sequence[bool] | str | NDArray[Any]
+Select = Sequence[int] | Sequence[bool] | str | os.PathLike[str] | NDArray[Any]
 """Numbers of samples of a stream, or a truth value for each; or the ``.npy`` file that holds them."""
 
 _SPLIT = re.compile(r"(?P<name>[^\[\]]*)(\[(?P<start>[^:\[\]]*):(?P<stop>[^:\[\]]*)\])?")

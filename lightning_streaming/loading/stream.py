@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -102,8 +103,9 @@ class Stream(SelectionOptions):
         """
         told = self._with(defaults)
         _, part = parse_split(told.split)
+        select = os.fspath(self.select) if isinstance(self.select, os.PathLike) else self.select
         return SelectionRequest(
-            where=told.where, part=part, split_by=told.split_by, split_seed=told.split_seed, select=self.select
+            where=told.where, part=part, split_by=told.split_by, split_seed=told.split_seed, select=select
         )
 
     def _with(self, defaults: StreamDefaults) -> StreamDefaults:

@@ -179,7 +179,8 @@ def test_numbers_and_truth_values_select_alike_from_memory_or_a_file(data: Path,
     truth = np.isin(np.arange(300), numbers)
     np.save(tmp_path / "numbers.npy", np.array(numbers, np.int32))
     np.save(tmp_path / "truth.npy", truth)
-    for select in (numbers, truth, truth.tolist(), str(tmp_path / "numbers.npy"), f"file://{tmp_path}/truth.npy"):
+    files = (str(tmp_path / "numbers.npy"), tmp_path / "numbers.npy", f"file://{tmp_path}/truth.npy")
+    for select in (numbers, truth, truth.tolist(), *files):
         assert read(data, select=select) == [3, 4, 299]
 
 
