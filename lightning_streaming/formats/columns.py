@@ -86,10 +86,17 @@ def read_columns(info: ShardInfo, directory: Path, names: Sequence[str]) -> dict
 
 
 def joined(parts: Sequence[ColumnValues]) -> ColumnValues:
-    """A column of several shards; numbers as an array where all are."""
-    if all(isinstance(part, np.ndarray) for part in parts):
-        return np.concatenate(parts)
-    return [value for part in parts for value in part]
+    """A column of several shards; numbers as an array where all are of one type: none is rounded to another's."""
+    if len({part.dtype if isinstance(part, np.ndarray) else None for part in parts} - {None}) == 1:
+        arrays = [part for part in parts if isinstance(part, np.ndarray)]
+        if len(arrays) == len(parts):
+            return np.concatenate(arrays)
+    return [value for part in parts for value in listed(part)]
+
+
+def listed(values: ColumnValues) -> list[Any]:
+    """A column as Python's own values."""
+    return values.tolist() if isinstance(values, np.ndarray) else values
 
 
 def _number(encoding_name: str) -> Encoding | None:

@@ -6,17 +6,20 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, MissingDependencyError
-from lightning_streaming.formats.columns import ColumnValues
+from lightning_streaming.formats.columns import ColumnValues, listed
 from lightning_streaming.loading.selection import SplitSlice, function_columns
 
 _TABLE = "samples"
 _HASH_BYTES = 8
+_MOST_DIGITS = 38
+"""Of a decimal in SQL."""
 
 
 class Condition(Protocol):
@@ -51,7 +54,7 @@ class FunctionCondition:
     def met(self, columns: Mapping[str, ColumnValues], numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Call it for each sample."""
         names = self.columns
-        rows = zip(*(_listed(columns[name]) for name in names), strict=True)
+        rows = zip(*(listed(columns[name]) for name in names), strict=True)
         wanted = np.zeros(len(numbers), np.bool_)
         for place, row in enumerate(rows):
             values = dict(zip(names, row, strict=True))
@@ -85,11 +88,11 @@ class SqlCondition:
         """Ask DuckDB."""
         import pyarrow
 
-        table = pyarrow.table({name: pyarrow.array(_for_arrow(columns[name])) for name in self.columns})
+        table = pyarrow.table({name: self._arrow(name, columns[name]) for name in self.columns})
         duckdb = _duckdb()
         with self._database.cursor() as connection:  # of its own: threads ask at the same time
-            connection.register(_TABLE, table)
             try:
+                connection.register(_TABLE, table)
                 # As a condition, which may not be an aggregate; then as a value of each sample, in their order.
                 connection.execute(f"SELECT 1 FROM {_TABLE} WHERE ({self.expression}\n) LIMIT 0").fetchall()  # noqa: S608
                 asked = f"SELECT coalesce(cast(({self.expression}\n) AS boolean), false) AS met FROM {_TABLE}"  # noqa: S608
@@ -101,6 +104,26 @@ class SqlCondition:
         if len(wanted) != len(numbers):
             raise ConfigError(f"where={self.expression!r} gives {len(wanted)} values for {len(numbers)} samples")
         return wanted
+
+    def _arrow(self, name: str, values: ColumnValues) -> Any:
+        """A column as DuckDB takes it: half precision as single, and whole numbers beyond 64 bits as decimals."""
+        import pyarrow
+
+        if isinstance(values, np.ndarray):
+            return pyarrow.array(values.astype(np.float32) if values.dtype == np.float16 else values)
+        try:
+            try:
+                found = pyarrow.array(values)
+            except OverflowError:
+                found = pyarrow.array(list(map(Decimal, values)), pyarrow.decimal128(_MOST_DIGITS, 0))
+        except (ValueError, TypeError, ArithmeticError) as error:
+            raise ConfigError(f"where={self.expression!r} cannot look at column {name!r} in SQL: {error}") from None
+        if pyarrow.types.is_decimal(found.type) and found.type.precision > _MOST_DIGITS:
+            raise ConfigError(
+                f"where={self.expression!r} looks at column {name!r}, which takes {found.type.precision} digits; SQL "
+                f"has {_MOST_DIGITS}; pass a function instead, like where=lambda {name}: {name} > 0"
+            )
+        return found
 
 
 def _duckdb() -> Any:
@@ -147,6 +170,13 @@ def _columns_of(database: Any, expression: str) -> tuple[str, ...]:
             found[node["column_names"][0]] = None
     if len(parsed["statements"]) > 1 or not found:
         raise ConfigError(f'where={expression!r} looks at no column; name at least one, like where="score >= 0.8"')
+    for place, name in enumerate(found):
+        alike = [other for other in list(found)[:place] if other.lower() == name.lower()]
+        if alike:
+            raise ConfigError(
+                f"where={expression!r} looks at columns {alike[0]!r} and {name!r}, which are one to SQL; pass a "
+                "function instead"
+            )
     return tuple(found)
 
 
@@ -158,13 +188,6 @@ def _nodes(tree: Any) -> Iterator[Mapping[str, Any]]:
     elif isinstance(tree, list):
         for one in tree:
             yield from _nodes(one)
-
-
-def _for_arrow(values: ColumnValues) -> ColumnValues:
-    """Half precision is told in single: DuckDB has no other."""
-    if isinstance(values, np.ndarray) and values.dtype == np.float16:
-        return values.astype(np.float32)
-    return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,27 +212,30 @@ class PartCondition:
         if self.split_by is None:
             hashes = _mixed(numbers.view(np.uint64), self.seed)
         else:
-            hashes = _hashes(columns[self.split_by], self.seed, self.split_by)
+            hashes = _hashes(columns[self.split_by], self.seed)
         start, stop = self.part.thresholds()
         met: NDArray[np.bool_] = hashes >= np.uint64(start)
         return met if stop >= 2**64 else met & (hashes < np.uint64(stop))
 
 
-def _hashes(values: ColumnValues, seed: int, column: str) -> NDArray[np.uint64]:
-    """The same for the same value, whatever the width of the integers it is stored in."""
+def _hashes(values: ColumnValues, seed: int) -> NDArray[np.uint64]:
+    """The same for the same value, whatever it is stored in: whole numbers of 64 bits are mixed, all else is hashed."""
     if isinstance(values, np.ndarray):
-        if values.dtype.kind not in "iu":
-            raise ConfigError(
-                f"split_by={column!r} is a column of {values.dtype.name}; parts are drawn by whole numbers, text or "
-                "bytes, which are equal or not"
-            )
         return _mixed(values.astype(np.int64).view(np.uint64), seed)
     key = seed.to_bytes(8, "little", signed=True)
+    is_number = np.array([isinstance(one, int) and -(2**63) <= one < 2**64 for one in values], np.bool_)
     digests = b"".join(
-        hashlib.blake2b(one if isinstance(one, bytes) else str(one).encode(), digest_size=_HASH_BYTES, key=key).digest()
-        for one in values
+        one.to_bytes(_HASH_BYTES + 1, "little", signed=True)[:_HASH_BYTES] if mixed else _digest(one, key)
+        for one, mixed in zip(values, is_number.tolist(), strict=True)
     )
-    return np.frombuffer(digests, "<u8").astype(np.uint64)
+    hashes = np.frombuffer(digests, "<u8").astype(np.uint64)
+    hashes[is_number] = _mixed(hashes[is_number], seed)
+    return hashes
+
+
+def _digest(value: Any, key: bytes) -> bytes:
+    data = value if isinstance(value, bytes) else str(value).encode(errors="surrogatepass")
+    return hashlib.blake2b(data, digest_size=_HASH_BYTES, key=key).digest()
 
 
 def _mixed(numbers: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
@@ -223,7 +249,3 @@ def _splitmix(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     last: NDArray[np.uint64] = mixed >> np.uint64(31)
     return mixed ^ last
-
-
-def _listed(values: ColumnValues) -> list[Any]:
-    return values.tolist() if isinstance(values, np.ndarray) else values

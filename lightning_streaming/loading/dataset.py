@@ -22,7 +22,7 @@ from lightning_streaming.loading.run import OnChange, RunRequest
 from lightning_streaming.loading.sample_log import WatchSettings
 from lightning_streaming.loading.sample_source import SampleSource
 from lightning_streaming.loading.state import Cursor, read_state
-from lightning_streaming.loading.stream import DatasetStreams, Stream
+from lightning_streaming.loading.stream import DatasetStreams, Stream, selections_of
 from lightning_streaming.loading.workers import prepare_worker_process
 from lightning_streaming.order.skips import parse_batch_ranges
 from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
@@ -65,7 +65,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         self.replication = options.replication
         self.world = options.world
         caches = {name: ShardCache(stream.cache_config(name, defaults)) for name, stream in named.items()}
-        selections = {name: stream.selection(defaults) for name, stream in named.items()}
+        selections = selections_of(named, defaults)
         source = SampleSource(caches, options.allow_unsafe_types, options.columns, options.cache_bytes(), selections)
         super().__init__(source, options.on_demand, options.transform, options.seed_global_rng, settings.shuffle_seed)
         misses = {name: cache.misses for name, cache in caches.items()}
@@ -182,7 +182,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         return passes.read_here(passes.of_worker(self._making, start, 0, 1))
 
     def close(self) -> None:
-        """Stop defaults and unmap every shard. The dataset may be used again; it then opens what it needs."""
+        """Stop fetching and unmap every shard. The dataset may be used again; it then opens what it needs."""
         self._passes.close()
         self._source.close()
 

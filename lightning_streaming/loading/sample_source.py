@@ -73,7 +73,10 @@ class SampleSource:
         self._caches = dict(caches)
         self.allow_unsafe_types = allow_unsafe_types
         self._columns = check_selection(columns)
-        self._selections = {name: one for name, one in selections.items() if not one.is_all}
+        # Each with its key, once it is known: other processes read what was selected here.
+        self._selections: dict[str, tuple[SelectionRequest, str | None]] = {
+            name: (one, None) for name, one in selections.items() if not one.is_all
+        }
         self._room = CacheQuota((cache.directory for cache in self._caches.values()), cache_limit)
         self.known_catalog: Catalog | None = None  # as long as no index has been read
         self._shards_limit = 0  # without one, of no meaning
@@ -94,23 +97,25 @@ class SampleSource:
                 too small: the message says which would do.
         """
         if self.known_catalog is None:
-            catalog = self._read_catalog()
+            catalog = Catalog({name: cache.read_index() for name, cache in self._caches.items()})
             self._check_columns(catalog)
             self._check_limit(catalog)
-            self.known_catalog = catalog
+            self.known_catalog = self._selected_of(catalog) if self._selections else catalog
         return self.known_catalog
 
-    def _read_catalog(self) -> Catalog:
-        indexes = {name: cache.read_index() for name, cache in self._caches.items()}
+    def _selected_of(self, catalog: Catalog) -> Catalog:
+        """The samples of a catalog that are selected."""
+        indexes = dict(zip(catalog.stream_names, catalog.indexes, strict=True))
         selections = {}
-        for name, asked in self._selections.items():
-            cache, index = self._caches[name], indexes[name]
-            selected = selections[name] = select_samples(asked, index, cache, self._room)
-            if not len(selected) and index.num_samples:
+        for name, (asked, key) in self._selections.items():
+            cache = self._caches[name]
+            selected = selections[name] = select_samples(asked, indexes[name], cache, self._room, key=key)
+            if not len(selected):
                 raise ConfigError(
-                    f"{cache.label} has {index.num_samples} samples, of which {asked.in_words()} selects none; mend "
-                    "the condition, or leave the stream out"
+                    f"{cache.label} has {indexes[name].num_samples} samples, of which {asked.in_words()} selects none; "
+                    "mend the condition, or leave the stream out"
                 )
+        self._selections = {name: (asked, selections[name].key) for name, (asked, _) in self._selections.items()}
         return Catalog(indexes, selections)
 
     def may_be_plain(self) -> bool:

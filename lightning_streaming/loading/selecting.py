@@ -11,7 +11,7 @@ import io
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,6 +21,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import NamedTuple
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,7 @@ from lightning_streaming.cache.selection_files import map_bits, selection_path
 from lightning_streaming.cache.shared_files import adopt_file, make_directories, unwritable
 from lightning_streaming.errors import ConfigError, StorageError, StreamingError
 from lightning_streaming.files import appears_whole, hold_lock, remove_partials
-from lightning_streaming.formats.columns import ColumnValues, check_columns_tell, joined, read_columns
+from lightning_streaming.formats.columns import ColumnValues, check_columns_tell, encodings_of, joined, read_columns
 from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.loading.conditions import Condition, FunctionCondition, PartCondition, SqlCondition
 from lightning_streaming.loading.selection import Select, Selection, SelectionRequest, as_numbers, packed_bytes
@@ -40,7 +41,10 @@ from lightning_streaming.storage import Location
 _SAMPLES_AT_ONCE = 1 << 20
 _SHARDS_AT_ONCE = 32
 """Shards that are evaluated, and kept, together."""
+_BYTES_AT_ONCE = 1 << 28
+"""Of these shards, unless one has more: a column of long texts may be nearly all of them."""
 _MOST_THREADS = 8
+_CHECKSUM_BYTES = 8
 
 _logger = logging.getLogger(__name__)
 
@@ -66,6 +70,7 @@ def select_samples(
     cache: ShardCache,
     room: CacheQuota | None = None,
     progress: Progress | None = None,
+    key: str | None = None,
 ) -> Selection:
     """The selected samples of one stream; evaluated now, unless a process of this node did before.
 
@@ -75,14 +80,19 @@ def select_samples(
         cache: Where its files are.
         room: Where what is fetched is counted; None for no limit.
         progress: Is told how far it is; None to log it.
+        key: That of the outcome, if it is known from another process: what is kept under it is taken as it is.
 
     Raises:
-        ConfigError: A condition cannot be evaluated on this data; says which and why.
+        ConfigError: A condition cannot be evaluated on this data, or is another than it was where ``key`` comes from;
+            says which and why.
         FormatError: A shard is damaged.
         StorageError: A shard could not be fetched.
     """
     try:
-        return _Work(
+        found = None if key is None else _kept(cache, key, index.num_samples)
+        if found is not None:
+            return found
+        work = _Work(
             asked=asked,
             selected=None if asked.select is None else _read_select(asked.select),
             index=index,
@@ -90,11 +100,19 @@ def select_samples(
             cache=cache,
             room=room,
             progress=progress or _log_progress(cache.label),
-        ).done()
+        )
+        if key not in (None, work.key):
+            raise ConfigError(
+                f"{asked.in_words()} is another selection in this process than in the one that has started it; a "
+                "function, what it names, a file of select= or the data has changed meanwhile"
+            )
+        return work.done()
     except StreamingError as error:
         if str(error).startswith(cache.label):
             raise
         raise type(error)(f"{cache.label}: {error}") from error
+    except OSError as error:
+        raise StorageError(f"{cache.label}: {asked.in_words()} cannot be evaluated or kept: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +131,11 @@ class _Work:
     @property
     def num_samples(self) -> int:
         return int(self.sizes.sum())
+
+    @cached_property
+    def key(self) -> str:
+        """A name of the outcome."""
+        return self.asked.key(self.index.data_digest, self.selected)
 
     @cached_property
     def conditions(self) -> Sequence[Condition]:
@@ -135,8 +158,8 @@ class _Work:
 
     def done(self) -> Selection:
         """What was made before; else make it, and keep it if the cache may be written to."""
-        path = selection_path(self.cache.directory.path, self.asked.key(self.index.data_digest, self.selected))
-        found = self._kept(path)
+        path = selection_path(self.cache.directory.path, self.key)
+        found = self._kept()
         if found is not None:
             return found
         _ = self.conditions, self.chosen  # to refuse what cannot be, before anything is made
@@ -148,10 +171,10 @@ class _Work:
             is_ours = False
         if not is_ours:
             _logger.warning("%s is not writable: each process evaluates the selection anew", path.parent)
-            return Selection(self._evaluate(None), self.num_samples)
+            return Selection(self._evaluate(None), self.num_samples, self.key)
         # Whoever holds it may take hours; it is given back when they die.
         with hold_lock(path.with_suffix(".lock"), -1, "evaluate a selection"):
-            found = self._kept(path)
+            found = self._kept()
             if found is not None:
                 return found
             try:
@@ -161,11 +184,8 @@ class _Work:
             except OSError as error:  # the disk is full
                 raise unwritable(self.cache.directory.path, error) from error
 
-    def _kept(self, path: Path) -> Selection | None:
-        bits = map_bits(path)
-        if bits is None or bits.dtype != np.uint8 or bits.shape != (packed_bytes(self.num_samples),):
-            return None
-        return Selection(bits, self.num_samples, kept_at=path)
+    def _kept(self) -> Selection | None:
+        return _kept(self.cache, self.key, self.num_samples)
 
     def _made(self, path: Path) -> Selection:
         parts = path.with_suffix(".parts")
@@ -173,16 +193,17 @@ class _Work:
         remove_partials(path)
         bits = self._evaluate(parts)
         with appears_whole(path) as partial, partial.open("wb") as file:
-            np.save(file, bits)
+            np.save(file, np.concatenate([bits, _checksum(bits)]))
             adopt_file(file.fileno(), self.cache.directory.path)
         shutil.rmtree(parts, ignore_errors=True)
-        kept = self._kept(path)
+        kept = self._kept()
         if kept is None:
             raise StorageError(f"{path} was written just now and cannot be read; is the disk full, or failing?")
         return kept
 
     def _evaluate(self, parts: Path | None) -> NDArray[np.uint8]:
         bits = np.zeros(packed_bytes(self.num_samples), np.uint8)
+        _ = self.chosen  # before there are threads
         done = 0
         for part, wanted in self._wanted(parts):
             _put(bits, part.first, wanted)
@@ -192,7 +213,7 @@ class _Work:
 
     def _wanted(self, parts: Path | None) -> Iterator[tuple[_ShardGroup, NDArray[np.bool_]]]:
         """The truth values of some samples each, as they come."""
-        groups, waiting, threads = _groups(self.sizes), 0, list[Thread]()
+        groups, waiting, threads = _groups(self.sizes, self.index.shards.data_bytes()), 0, list[Thread]()
         # Ctrl-C cannot leave these queues locked, as it can what concurrent.futures waits with.
         todo: SimpleQueue[_ShardGroup | None] = SimpleQueue()
         done: SimpleQueue[_Outcome] = SimpleQueue()
@@ -275,6 +296,21 @@ class _Work:
         return {name: joined([part[name] for part in parts]) for name in names}
 
 
+def _kept(cache: ShardCache, key: str, num_samples: int) -> Selection | None:
+    """What was made before, and is whole."""
+    path = selection_path(cache.directory.path, key)
+    found = map_bits(path)
+    if found is None or found.dtype != np.uint8 or found.shape != (packed_bytes(num_samples) + _CHECKSUM_BYTES,):
+        return None
+    bits = found[:-_CHECKSUM_BYTES]
+    is_whole = (found[-_CHECKSUM_BYTES:] == _checksum(bits)).all()
+    return Selection(bits, num_samples, key, kept_at=path) if is_whole else None
+
+
+def _checksum(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return np.array([crc32(bits.data)], "<u8").view(np.uint8)
+
+
 class _ShardGroup(NamedTuple):
     """Shards that are evaluated together."""
 
@@ -288,13 +324,14 @@ _Outcome = tuple[_ShardGroup, NDArray[np.bool_] | BaseException]
 """The truth values of a group's samples; or what went wrong."""
 
 
-def _groups(sizes: NDArray[np.int64]) -> Iterator[_ShardGroup]:
-    begin = first = samples = 0
-    for shard, size in enumerate(sizes.tolist()):
-        if shard > begin and (samples + size > _SAMPLES_AT_ONCE or shard - begin == _SHARDS_AT_ONCE):
+def _groups(sizes: NDArray[np.int64], data_bytes: NDArray[np.int64]) -> Iterator[_ShardGroup]:
+    begin = first = samples = held = 0
+    for shard, (size, bytes_) in enumerate(zip(sizes.tolist(), data_bytes.tolist(), strict=True)):
+        is_full = samples + size > _SAMPLES_AT_ONCE or held + bytes_ > _BYTES_AT_ONCE
+        if shard > begin and (is_full or shard - begin == _SHARDS_AT_ONCE):
             yield _ShardGroup(range(begin, shard), first, samples)
-            begin, first, samples = shard, first + samples, 0
-        samples += size
+            begin, first, samples, held = shard, first + samples, 0, 0
+        samples, held = samples + size, held + bytes_
     if len(sizes):
         yield _ShardGroup(range(begin, len(sizes)), first, samples)
 
@@ -309,6 +346,17 @@ def _put(bits: NDArray[np.uint8], first: int, wanted: NDArray[np.bool_]) -> None
 def _check_columns(condition: Condition, index: DatasetIndex, asked: SelectionRequest) -> None:
     for _, info in index.shards.examples():
         check_columns_tell(info, condition.columns, asked.in_words())
+        if isinstance(condition, PartCondition):
+            _check_equal_or_not(encodings_of(info), condition)
+
+
+def _check_equal_or_not(known: Mapping[str, str], condition: PartCondition) -> None:
+    for name in condition.columns:
+        if "float" in known[name] or known[name] == "str_decimal":
+            raise ConfigError(
+                f"split_by={name!r} is a column of {known[name]}; parts are drawn by whole numbers, text or bytes, "
+                "which are equal or not"
+            )
 
 
 def _read_select(select: Select) -> NDArray[np.bool_] | NDArray[np.int64]:

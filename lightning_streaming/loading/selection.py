@@ -11,15 +11,17 @@ samples stay those of the stored data.
 from __future__ import annotations
 
 import builtins
+import dis
 import hashlib
 import json
+import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +31,7 @@ from lightning_streaming.errors import ConfigError
 
 Where = str | Callable[..., Any]
 """A condition: SQL over the columns, or a function whose parameters are named like columns."""
-Select = Sequence[int] | Sequence[bool] | str | NDArray[Any]
+Select = Sequence[int] | Sequence[bool] | str | os.PathLike[str] | NDArray[Any]
 """Numbers of samples of a stream, or a truth value for each; or the ``.npy`` file that holds them."""
 
 _SPLIT = re.compile(r"(?P<name>[^\[\]]*)(\[(?P<start>[^:\[\]]*):(?P<stop>[^:\[\]]*)\])?")
@@ -40,6 +42,7 @@ _BLOCK = 64 * _BLOCK_WORDS
 _COUNTED_AT_ONCE = 1 << 15
 _MARKED = 2048
 """Of so many selected samples one is marked by its block."""
+_AT_ONCE = 1 << 16
 _PLAIN = (str, bytes, int, float, complex, bool, type(None))
 
 
@@ -186,40 +189,62 @@ class SelectionRequest:
         return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
 
 
-def _code_facts(function: Callable[..., Any], above: tuple[object, ...] = ()) -> list[Any]:
+def _code_facts(function: Callable[..., Any]) -> list[Any]:
     """What a function's outcome depends on, as far as can be told: its code, its defaults, what it encloses, and the
-    numbers, text and functions of its module that it names.
+    values and functions of its module that it names; and the same of these functions.
 
     Raises:
-        ConfigError: It is no Python function, or encloses what cannot be compared.
+        ConfigError: It is no Python function, or depends on what cannot be compared.
     """
-    code = getattr(function, "__code__", None)
-    if not isinstance(code, CodeType):
+    if not isinstance(getattr(function, "__code__", None), CodeType) or not hasattr(function, "__globals__"):
         raise ConfigError(
             f"where must be a plain Python function, so that its outcome can be kept under a name, but is a "
             f"{type(function).__name__}; wrap it in a def or a lambda"
         )
-    enclosed = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    defaults = (getattr(function, "__defaults__", None) or ()) + tuple(
-        (getattr(function, "__kwdefaults__", None) or {}).values()
-    )
-    strange = [one for one in (*enclosed, *defaults) if not isinstance(one, _PLAIN)]
-    if strange:
-        raise ConfigError(
-            f"where={getattr(function, '__qualname__', function)} encloses a {type(strange[0]).__name__}, which may "
-            "change without notice; let it enclose numbers and text alone, or evaluate it yourself and pass select="
-        )
-    named = [vars(builtins).get(name, function.__globals__.get(name)) for name in _names_of(code)]
-    called = [
-        _code_facts(one, (*above, function)) for one in named if isinstance(one, FunctionType) and one not in above
-    ]
-    told = [repr(one) for one in (*enclosed, *defaults, *(one for one in named if isinstance(one, _PLAIN)))]
-    return [*_facts_of_code(code), told, called]
+    functions: list[Any] = [function]
+    facts = []
+    for one in functions:  # which grows
+        is_own = one.__globals__ is function.__globals__
+        named = {}
+        for name, value in _values_of(one):
+            called = [of for of in (value, getattr(value, "__wrapped__", None)) if isinstance(of, FunctionType)]
+            if called and name in _names_of(one.__code__):
+                functions += [of for of in called if of not in functions]
+                named[name] = [f"function {functions.index(of)}" for of in called]
+            elif _is_constant(value):
+                named[name] = _constant(value)
+            elif is_own and (isinstance(value, (FunctionType, MethodType)) or not hasattr(value, "__name__")):
+                raise ConfigError(
+                    f"where={getattr(function, '__qualname__', function)} encloses a {type(value).__name__}, which may "
+                    f"change without notice ({name!r} of {one.__qualname__}); let it be numbers or text, or a tuple or "
+                    "frozenset of them, or evaluate it yourself and pass select="
+                )
+        facts.append([*_facts_of_code(one.__code__), list(named.items())])
+    return facts
+
+
+def _values_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """What a function looks at beside its arguments, each with its name."""
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        yield f"{name}, enclosed", cell.cell_contents
+    yield from ((f"default {place}", value) for place, value in enumerate(function.__defaults__ or ()))
+    yield from ((f"default of {name}", value) for name, value in (function.__kwdefaults__ or {}).items())
+    known = {**vars(builtins), **function.__globals__}
+    yield from ((name, known[name]) for name in _names_of(code) if name in known)
 
 
 def _names_of(code: CodeType) -> list[str]:
+    """The names that it looks up in its module, in the order of its code, each once."""
+    own = [step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
     inner = [name for one in code.co_consts if isinstance(one, CodeType) for name in _names_of(one)]
-    return [*code.co_names, *inner]
+    return list(dict.fromkeys([*own, *inner]))
+
+
+def _is_constant(value: object) -> bool:
+    if isinstance(value, (tuple, frozenset)):
+        return all(map(_is_constant, value))
+    return isinstance(value, (*_PLAIN, np.generic, re.Pattern))
 
 
 def _facts_of_code(code: CodeType) -> list[Any]:
@@ -230,7 +255,11 @@ def _constant(value: object) -> Any:
     if isinstance(value, CodeType):
         return _facts_of_code(value)
     if isinstance(value, frozenset):  # in another order in each process
-        return sorted(map(repr, value))
+        return ["frozenset", *sorted(json.dumps(_constant(one)) for one in value)]
+    if isinstance(value, tuple):
+        return ["tuple", *map(_constant, value)]
+    if isinstance(value, re.Pattern):  # which repr() cuts short
+        return ["pattern", repr(value.pattern), value.flags]
     return repr(value)
 
 
@@ -277,11 +306,13 @@ class Selection:
         bits: One bit for each stored sample, the first in the lowest bit of the first byte; of shape (bytes,), where
             bytes is a multiple of 64, and zero beyond the samples. May be a file's, mapped into memory.
         num_stored: Samples of the stream.
+        key: What :meth:`SelectionRequest.key` calls it; empty for none.
         kept_at: The file that is mapped; None for bits in memory.
     """
 
-    def __init__(self, bits: NDArray[np.uint8], num_stored: int, kept_at: Path | None = None) -> None:
+    def __init__(self, bits: NDArray[np.uint8], num_stored: int, key: str = "", kept_at: Path | None = None) -> None:
         self.num_stored = num_stored
+        self.key = key
         self.kept_at = kept_at
         self._blocks = bits.view(np.uint64).reshape(-1, _BLOCK_WORDS)
         self._before = np.zeros(len(self._blocks) + 1, np.int64)
@@ -357,7 +388,8 @@ class Selection:
     def per_shard(self, samples_per_shard: NDArray[np.int64]) -> NDArray[np.int64]:
         """Selected samples of each shard."""
         stops = np.cumsum(samples_per_shard)
-        return np.diff(self.before(np.concatenate([np.zeros(1, np.int64), stops])))
+        before = [self.before(stops[at : at + _AT_ONCE]) for at in range(0, len(stops), _AT_ONCE)]  # a block for each
+        return np.diff(np.concatenate([np.zeros(1, np.int64), *before]))
 
 
 def pack(wanted: NDArray[np.bool_]) -> NDArray[np.uint8]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -102,8 +103,9 @@ class Stream(SelectionOptions):
         """
         told = self._with(defaults)
         _, part = parse_split(told.split)
+        select = os.fspath(self.select) if isinstance(self.select, os.PathLike) else self.select
         return SelectionRequest(
-            where=told.where, part=part, split_by=told.split_by, split_seed=told.split_seed, select=self.select
+            where=told.where, part=part, split_by=told.split_by, split_seed=told.split_seed, select=select
         )
 
     def _with(self, defaults: StreamDefaults) -> StreamDefaults:
@@ -180,6 +182,23 @@ def named_streams(
             )
     _check_proportions(named)
     return named
+
+
+def selections_of(streams: Mapping[str, Stream], defaults: StreamDefaults) -> dict[str, SelectionRequest]:
+    """Which samples of each stream are read.
+
+    Raises:
+        ConfigError: A condition cannot be one; or ``split_by`` is given where there is no part of a split to draw.
+    """
+    asked = {name: stream.selection(defaults) for name, stream in streams.items()}
+    aimless = [name for name, one in asked.items() if one.split_by is not None and one.part is None]
+    own = [name for name in aimless if streams[name].split_by is not None]
+    if own or (aimless and len(aimless) == len(asked)):
+        raise ConfigError(
+            f"split_by={asked[aimless[0]].split_by!r} decides in which part of a split a sample is, but "
+            f"{_listed(own or aimless)} no part; give one, like split='[:98%]', or leave split_by out"
+        )
+    return asked
 
 
 def _check_proportions(streams: Mapping[str, Stream]) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import pickle
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from decimal import Decimal
 from functools import partial
 from hashlib import blake2b
@@ -25,11 +28,12 @@ from lightning_streaming import (
     StreamingDataset,
     World,
 )
-from lightning_streaming.errors import ConfigError, SampleIndexError, StateError, StreamingError
+from lightning_streaming.errors import ConfigError, SampleIndexError, StateError, StorageError, StreamingError
 from lightning_streaming.formats.columns import read_columns
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.loading import selecting
 from lightning_streaming.order.settings import SHUFFLE_ALGOS
+from lightning_streaming.writing.merge import merge_under
 from tests.helpers import assert_resumes_at_every_step, ids, json_copy, make_dataset, make_loader, write_dataset
 from tests.servers import HttpStore
 
@@ -135,6 +139,34 @@ def test_a_function_selects_what_it_says(data: Path, function: Callable[..., boo
     assert 0 < len(expected) < len(SAMPLES)
 
 
+def test_numbers_beyond_64_bits_are_numbers_to_sql_too(data: Path) -> None:
+    assert read(data, where="big >= 100000000000000000295") == [295, 296, 297, 298, 299]
+    assert read(data, where="big - 100000000000000000000 = 7") == [7]
+
+
+def test_numbers_of_several_widths_are_not_rounded(tmp_path: Path) -> None:
+    largest, values = 2**64 - 1, {"int64": [1, 2**53 + 1], "uint64": [2**64 - 1, 2**53 + 1]}
+    with MDSWriter(out=str(tmp_path / "x" / "a"), columns={"n": "int64"}) as writer:
+        for value in values["int64"]:
+            writer.write({"n": value})
+    with MDSWriter(out=str(tmp_path / "x" / "b"), columns={"n": "uint64"}) as writer:
+        for value in values["uint64"]:
+            writer.write({"n": value})
+    merge_under(str(tmp_path / "x"))
+    for where in (f"n = {largest}", lambda n: n == largest):
+        assert StreamingDataset(local=str(tmp_path / "x"), where=where).size == 1
+    for where in (f"n = {2**53 + 1}", lambda n: n == 2**53 + 1):
+        assert StreamingDataset(local=str(tmp_path / "x"), where=where).size == 2
+    parts = [f"[{at}%:{at + 10}%]" for at in range(0, 100, 10)]
+    both = []
+    for part in parts:
+        with suppress(ConfigError):
+            dataset = StreamingDataset(local=str(tmp_path / "x"), split=part, split_by="n")
+            both.append([dataset[number]["n"] for number in range(dataset.size)])
+    assert sum(map(len, both)) == 4
+    assert sum(2**53 + 1 in one for one in both) == 1
+
+
 def test_conditions_hold_together(data: Path) -> None:
     numbers = [5, 7, 8, 9, 250, 251, 299]
     assert read(data, where="score > 0.25", select=numbers) == met(
@@ -149,7 +181,8 @@ def test_numbers_and_truth_values_select_alike_from_memory_or_a_file(data: Path,
     truth = np.isin(np.arange(300), numbers)
     np.save(tmp_path / "numbers.npy", np.array(numbers, np.int32))
     np.save(tmp_path / "truth.npy", truth)
-    for select in (numbers, truth, truth.tolist(), str(tmp_path / "numbers.npy"), f"file://{tmp_path}/truth.npy"):
+    files = (str(tmp_path / "numbers.npy"), tmp_path / "numbers.npy", f"file://{tmp_path}/truth.npy")
+    for select in (numbers, truth, truth.tolist(), *files):
         assert read(data, select=select) == [3, 4, 299]
 
 
@@ -176,6 +209,14 @@ def test_parts_share_nothing_and_make_the_whole(data: Path, split_by: str | None
         assert sum(map(len, values)) == len(set().union(*values))
     if split_by in (None, "id", "big"):
         assert 0.3 < len(parts[0]) / len(SAMPLES) < 0.5
+
+
+@pytest.mark.parametrize("writer", [CSVWriter, JSONWriter])
+def test_a_number_is_in_the_same_part_whatever_it_is_stored_in(data: Path, writer: Any, tmp_path: Path) -> None:
+    with writer(out=str(tmp_path / "x"), columns={"id": "int"}) as written:
+        for sample in SAMPLES:
+            written.write({"id": sample["id"]})
+    assert read(tmp_path / "x", split="[:30%]", split_by="id") == read(data, split="[:30%]", split_by="id")
 
 
 def test_a_part_stays_what_it_is_when_data_is_appended(tmp_path: Path) -> None:
@@ -294,6 +335,29 @@ def test_a_subclass_is_asked_for_the_ids_of_the_selection(tmp_path: Path) -> Non
     assert all(sample["id"] == sample["asked"] + 15 for sample in samples)
 
 
+def test_another_process_reads_what_was_selected_here_whatever_its_function_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write_dataset(tmp_path / "x", 60)
+    dataset = make_dataset(root, where=_is_late)
+    monkeypatch.setitem(globals(), "LATE", 50)
+    assert dataset.size == 10
+    sent = pickle.dumps(dataset)
+    monkeypatch.undo()
+    assert pickle.loads(sent).size == 10
+    (kept,) = (dataset.streams["0"].cache_config().cache_directory() / "selections").glob("*.npy")
+    kept.unlink()
+    with pytest.raises(ConfigError, match=r"stream '0'.*another selection in this process"):
+        _ = pickle.loads(sent).size
+
+
+LATE = 40
+
+
+def _is_late(id: int) -> bool:  # noqa: A002
+    return id >= LATE
+
+
 def test_shards_of_which_nothing_is_selected_are_never_fetched(http_store: HttpStore, tmp_path: Path) -> None:
     write_dataset(tmp_path / "x", 40)
     shutil.copytree(tmp_path / "x", http_store.root / "x")
@@ -313,14 +377,38 @@ def test_what_was_evaluated_is_not_evaluated_again(data: Path, tmp_path: Path, m
         read(tmp_path / "x", where="score < 0.26")
 
 
-@pytest.mark.parametrize("spoil", [b"", b"no array", b"\x93NUMPY"])
+@pytest.mark.parametrize("spoil", [b"", b"no array", b"\x93NUMPY", bytes(8)])
 def test_a_kept_outcome_that_is_damaged_is_made_anew(tmp_path: Path, spoil: bytes) -> None:
     root = write_dataset(tmp_path / "x", 60)
     dataset = make_dataset(root, where="id > 30")
     assert dataset.size == 29
     (kept,) = (dataset.streams["0"].cache_config().cache_directory() / "selections").glob("*.npy")
-    kept.write_bytes(spoil)
+    kept.write_bytes(kept.read_bytes()[:-8] + spoil if spoil == bytes(8) else spoil)
     assert make_dataset(root, where="id > 30").size == 29
+
+
+def test_a_bit_that_flips_is_noticed(tmp_path: Path) -> None:
+    root = write_dataset(tmp_path / "x", 60)
+    dataset = make_dataset(root, where="id > 30")
+    assert dataset.size == 29
+    (kept,) = (dataset.streams["0"].cache_config().cache_directory() / "selections").glob("*.npy")
+    whole = kept.read_bytes()
+    for place in (128, 135, len(whole) - 9):
+        kept.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        assert read(root, where="id > 30") == list(range(31, 60))
+        assert kept.read_bytes() == whole
+
+
+def test_a_disk_that_takes_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    root = write_dataset(tmp_path / "x", 60)
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(StorageError, match=r"stream '0': where='id > 30' cannot be evaluated or kept.*No space left"):
+        read(root, where="id > 30")
+    monkeypatch.undo()
+    assert read(root, where="id > 30") == list(range(31, 60))
 
 
 def test_evaluation_goes_on_where_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,6 +452,7 @@ def test_evaluation_goes_on_where_it_failed(tmp_path: Path, monkeypatch: pytest.
         ({"where": lambda score: 1 / 0}, "failed on sample 0: ZeroDivisionError"),
         ({"where": lambda: True}, "named like the columns"),
         ({"split": "[:5%]", "split_by": "score"}, r"split_by='score' is a column of float32"),
+        ({"split": "[:5%]", "split_by": "exact"}, r"split_by='exact' is a column of str_decimal"),
         ({"split": "[:5%]", "split_by": "dok"}, r"looks at column 'dok'.*did you mean 'doc'\?"),
         ({"select": [1, 300]}, "select names sample 300, but the stream has samples 0 to 299"),
         ({"select": [-1]}, "select names sample -1"),
@@ -375,6 +464,39 @@ def test_what_cannot_be_is_told_with_its_stream(data: Path, asked: dict[str, Any
     with pytest.raises(StreamingError, match=told) as caught:
         _ = StreamingDataset(streams={"rows": Stream(remote=str(data), **asked)}).size
     assert str(caught.value).count("stream 'rows'") == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"), [({"cache_limit": 100}, "cache_limit must leave room"), ({"columns": ["z"]}, "'z'")]
+)
+def test_nothing_is_evaluated_for_a_dataset_that_cannot_be(
+    http_store: HttpStore, tmp_path: Path, asked: dict[str, Any], told: str
+) -> None:
+    write_dataset(http_store.root / "x", 40)
+    dataset = make_dataset(f"{http_store.url}/x", local=str(tmp_path / "local"), where="id > 3", **asked)
+    with pytest.raises(ConfigError, match=told):
+        _ = dataset.size
+    assert not [name for name in http_store.requests() if name.endswith(".mds")]
+
+
+def test_columns_that_are_one_to_sql_are_refused_together(tmp_path: Path) -> None:
+    with MDSWriter(out=str(tmp_path / "x"), columns={"id": "int", "Id": "int"}) as writer:
+        for number in range(10):
+            writer.write({"id": number, "Id": -number})
+    assert read(tmp_path / "x", where="Id > -3") == [0, 1, 2]
+    assert read(tmp_path / "x", where=lambda id, Id: id > 3 and Id > -6) == [4, 5]  # noqa: A006
+    with pytest.raises(ConfigError, match="columns 'id' and 'Id', which are one to SQL"):
+        read(tmp_path / "x", where="id > 3 and Id > -6")
+
+
+def test_decimals_that_sql_does_not_have_are_refused(tmp_path: Path) -> None:
+    with MDSWriter(out=str(tmp_path / "x"), columns={"id": "int", "n": "str_decimal", "m": "str_int"}) as writer:
+        for number in range(50):
+            writer.write({"id": number, "n": Decimal(10) ** -number, "m": 10**number})
+    for name in "nm":
+        with pytest.raises(ConfigError, match=rf"stream '0': where='{name} > 1' .*column '{name}'"):
+            read(tmp_path / "x", where=f"{name} > 1")
+    assert read(tmp_path / "x", where=lambda n, m: n < Decimal("1e-40") and m < 10**44) == [41, 42, 43]
 
 
 def test_a_file_that_holds_no_numbers_is_refused(data: Path, tmp_path: Path) -> None:
@@ -402,3 +524,22 @@ def test_any_bits_give_the_dataset_that_has_these_samples_alone(
 @pytest.fixture(scope="module")
 def selected_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_dataset(tmp_path_factory.mktemp("selected") / "x", 29)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"remote": "x", "split_by": "doc"},
+        {"remote": "x", "split": "train", "split_by": "doc"},
+        {"streams": {"a": Stream(remote="x", split_by="doc"), "b": Stream(remote="y", split="[:5%]")}},
+    ],
+)
+def test_a_column_that_decides_nothing_is_refused(asked: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"split_by='doc' decides in which part of a split .* no part; give one"):
+        StreamingDataset(**asked)
+
+
+def test_a_column_for_all_streams_decides_of_those_that_have_a_part() -> None:
+    streams = {"a": Stream(remote="x"), "b": Stream(remote="y", split="[:5%]")}
+    dataset = StreamingDataset(streams=streams, split_by="doc")
+    assert dataset.streams["b"].selection.in_words() == "split='[0%:5%]', split_by='doc'"

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
+from json import loads
+from textwrap import shorten
 from typing import Any
+from urllib.parse import urlparse
 
 import numpy as np
 import pytest
@@ -133,6 +138,41 @@ def test_an_outcome_has_another_name_whenever_it_may_be_another(monkeypatch: pyt
     before = condition.key("data", None)
     monkeypatch.setitem(globals(), "LEAST", 0.6)
     assert condition.key("data", None) != before
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "values"),
+    [
+        (lambda lang: lang in GOOD, "GOOD", (("en",), ("en", "de"), frozenset({"en"}), re.compile("en"), b"en")),
+        (lambda lang: min(lang), "min", (2, lambda of: of, lambda of: not of)),  # which hides a builtin
+        (lambda lang: [GOOD for _ in lang], "GOOD", (1, 2, True)),
+    ],
+)
+def test_what_a_function_names_is_part_of_its_name(
+    function: Callable[..., Any], name: str, values: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = set()
+    for value in values:
+        monkeypatch.setitem(globals(), name, value)
+        keys.add(SelectionRequest(where=function).key("data", None))
+    assert len(keys) == len(values)
+
+
+GOOD: Any = ("en",)
+
+
+@pytest.mark.parametrize("value", [{"en"}, ["en"], {"en": 1}, partial(_beyond, 1), object(), (1, [2])])
+def test_what_may_change_is_not_named(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "GOOD", value)
+    with pytest.raises(
+        ConfigError, match=r"may change without notice \('GOOD' of .*; let it be numbers or text, or a tu"
+    ):
+        SelectionRequest(where=lambda lang: lang in GOOD).key("data", None)
+    assert SelectionRequest(where=lambda lang: lang.GOOD).key("data", None)  # its own, not that of the module
+
+
+def test_functions_of_libraries_are_followed_as_far_as_can_be() -> None:
+    assert SelectionRequest(where=lambda lang: loads(lang) and urlparse(lang) and shorten(lang, 9)).key("data", None)
 
 
 def test_a_function_that_calls_itself_has_a_name() -> None:
