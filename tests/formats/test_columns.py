@@ -114,7 +114,8 @@ def test_columns_that_nothing_can_look_at_are_refused(tmp_path: Path) -> None:
 
 
 def test_columns_of_several_shards_are_one() -> None:
-    numbers = joined([np.array([1, 2], np.uint8), np.array([300])])
+    numbers = joined([np.array([1, 2], np.uint8), np.array([3], np.uint8)])
     assert isinstance(numbers, np.ndarray)
-    assert numbers.tolist() == [1, 2, 300]
+    assert numbers.tolist() == [1, 2, 3]
+    assert joined([np.array([-1]), np.array([2**64 - 1], np.uint64)]) == [-1, 2**64 - 1]
     assert joined([np.array([1]), ["a"]]) == [1, "a"]
