@@ -110,7 +110,7 @@ class World:
 
         Args:
             mesh: A ``torch.distributed.device_mesh.DeviceMesh`` of all ranks, with names for its dimensions.
-            readers: Dimensions along which samples differ; those that the mesh does not have are passed over.
+            readers: Dimensions along which samples differ; of the default ones the mesh may lack some.
             ranks: All ranks as they were started, and which this is. None: :meth:`detect`.
             reads: Whether this rank is to see samples.
 
@@ -124,7 +124,9 @@ class World:
         # As many sets of this size hold all readers, so no two of them meet. Readers are in order of their lowest
         # ranks, so each set is a run of them.
         nodes = len(machines) if all(len(one) * len(machines) == count for one in machines) else 1
-        return cls(num_nodes=nodes, ranks_per_node=count // nodes, rank=int(reader_of[ranks.rank]), reads=reads)
+        return cls(
+            num_nodes=nodes, ranks_per_node=count // nodes, rank=int(reader_of[ranks.rank]), reads=reads and ranks.reads
+        )
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] | None = None) -> World:
@@ -161,9 +163,10 @@ def readers_of_mesh(mesh: Mesh, readers: Sequence[str], num_ranks: int) -> NDArr
     if not names:
         raise ConfigError("the device mesh has no names for its dimensions; make it with mesh_dim_names=(...)")
     axes = [axis for axis, name in enumerate(names) if name in wanted]
-    if not axes:
+    strange = [name for name in wanted if name not in names and name not in DATA_PARALLEL]
+    if strange or not axes:
         raise ConfigError(
-            f"readers={wanted!r} are none of the dimensions of the device mesh, which are "
+            f"readers={tuple(strange) or wanted!r} are none of the dimensions of the device mesh, which are "
             f"{', '.join(map(repr, names))}; name those along which ranks read different samples"
         )
     ranks = np.asarray(mesh.mesh, np.int64)

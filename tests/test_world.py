@@ -234,3 +234,15 @@ def test_an_environment_that_contradicts_itself_is_refused(environ: dict[str, st
 def test_one_of_several_ranks_that_does_not_know_which_is_not_rank_0(environ: dict[str, str], found: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(found)):
         World.detect(environ)
+
+
+def test_who_does_not_read_does_not_read_by_a_mesh_either() -> None:
+    silent = World(ranks_per_node=8, rank=3, reads=False)
+    assert not World.from_mesh(mesh_of((2, 2, 2)), ("first",), ranks=silent).reads
+
+
+def test_a_dimension_that_is_misspelt_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"readers=\('dq_shard',\) are none of the dimensions"):
+        World.from_mesh(
+            FakeMesh(np.arange(4).reshape(2, 2), ("dp_replicate", "dp_shard")), ("dp_replicate", "dq_shard")
+        )

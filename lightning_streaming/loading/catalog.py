@@ -68,7 +68,7 @@ class Catalog:
         self.shards: Sequence[ShardInfo] = _AllShards(self.indexes)
         self.num_samples = sum(self.samples_per_stream)
         """Samples of all streams together, before weighting."""
-        self._selected = _SelectedPlaces(self, stored) if any(self.selections) else None
+        self._selected = _SelectedPlaces(self, stored) if any(one is not None for one in self.selections) else None
 
     @cached_property
     def first_sample_of_shard(self) -> NDArray[np.int64]:
@@ -204,10 +204,10 @@ class _SelectedPlaces:
     def _by_stream(self, shards: NDArray[np.int64]) -> Iterator[tuple[Selection, NDArray[np.bool_], NDArray[np.int64]]]:
         """Of each stream with a selection: it, which of the samples are its own, and their shards."""
         streams: NDArray[np.int64] = self._stream_of_shard[shards]
-        for stream, selection in self._selections.items():
-            here = streams == stream
-            if here.any():
-                yield selection, here, shards[here]
+        for stream in np.unique(streams).tolist():
+            if stream in self._selections:
+                here = streams == stream
+                yield self._selections[stream], here, shards[here]
 
 
 class _AllShards(Sequence[ShardInfo]):

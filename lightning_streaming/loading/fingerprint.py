@@ -142,7 +142,7 @@ class Fingerprint:
 def _selection_of(catalog: Catalog, stream: int) -> dict[str, str]:
     """What a state says of a stream of which not all samples are read."""
     selection = catalog.selections[stream]
-    return {} if selection is None else {"selection": selection.digest}
+    return {} if selection is None or len(selection) == selection.num_stored else {"selection": selection.digest}
 
 
 def _in_short(hashes: tuple[str, ...]) -> str:

@@ -106,9 +106,9 @@ class SelectionOptions:
         split: Subdirectory of both ``remote`` and ``local``, like "train"; or the part of it that is read, drawn by
             hash, like "train[:98%]" or "[98%:]". Such parts stay what they are when data is appended.
         where: Which samples are read: a condition in SQL over columns, like "score >= 0.8 and lang == 'en'", or a
-            function whose parameters are named like columns. Evaluated once; see docs/mixtures.md.
+            function whose parameters are named like columns. "" for all. Evaluated once; see docs/mixtures.md.
         split_by: Column whose value decides in which part of a split a sample is, so that samples of one value stay
-            together. None: each sample is drawn by itself.
+            together. "": each sample is drawn by itself.
         split_seed: Key of the hash that draws the parts.
         select: Numbers of the samples that are read, counted in the stream; a truth value for each; or a ``.npy`` file
             of either.
@@ -157,11 +157,6 @@ class SelectionRequest:
         """Whether nothing is left out."""
         return self.where is None and self.part is None and self.select is None
 
-    @property
-    def reads_columns(self) -> bool:
-        """Whether samples must be looked at."""
-        return self.where is not None or (self.part is not None and self.split_by is not None)
-
     def in_words(self) -> str:
         """The conditions as a message shows them."""
         name = getattr(self.where, "__qualname__", type(self.where).__name__)
@@ -204,7 +199,7 @@ def _code_facts(function: Callable[..., Any]) -> list[Any]:
     functions: list[Any] = [function]
     facts = []
     for one in functions:  # which grows
-        is_own = one.__globals__ is function.__globals__
+        is_own = _package_of(one) == _package_of(function)
         named = {}
         for name, value in _values_of(one):
             called = [of for of in (value, getattr(value, "__wrapped__", None)) if isinstance(of, FunctionType)]
@@ -213,7 +208,7 @@ def _code_facts(function: Callable[..., Any]) -> list[Any]:
                 named[name] = [f"function {functions.index(of)}" for of in called]
             elif _is_constant(value):
                 named[name] = _constant(value)
-            elif is_own and (isinstance(value, (FunctionType, MethodType)) or not hasattr(value, "__name__")):
+            elif is_own and _may_change(value, function):
                 raise ConfigError(
                     f"where={getattr(function, '__qualname__', function)} encloses a {type(value).__name__}, which may "
                     f"change without notice ({name!r} of {one.__qualname__}); let it be numbers or text, or a tuple or "
@@ -221,6 +216,17 @@ def _code_facts(function: Callable[..., Any]) -> list[Any]:
                 )
         facts.append([*_facts_of_code(one.__code__), list(named.items())])
     return facts
+
+
+def _may_change(value: object, function: Callable[..., Any]) -> bool:
+    """Whether the outcome may change with a value that nothing tells of: an object, or a class of the user's own."""
+    if isinstance(value, type):
+        return _package_of(value) == _package_of(function)
+    return isinstance(value, (FunctionType, MethodType)) or not hasattr(value, "__name__")
+
+
+def _package_of(value: Any) -> str:
+    return str(getattr(value, "__module__", None)).partition(".")[0]
 
 
 def _values_of(function: FunctionType) -> Iterator[tuple[str, Any]]:

@@ -105,7 +105,11 @@ class Stream(SelectionOptions):
         _, part = parse_split(told.split)
         select = os.fspath(self.select) if isinstance(self.select, os.PathLike) else self.select
         return SelectionRequest(
-            where=told.where, part=part, split_by=told.split_by, split_seed=told.split_seed, select=select
+            where=None if told.where == "" else told.where,
+            part=part,
+            split_by=told.split_by or None,
+            split_seed=told.split_seed,
+            select=select,
         )
 
     def _with(self, defaults: StreamDefaults) -> StreamDefaults:

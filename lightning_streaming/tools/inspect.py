@@ -48,9 +48,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_dataset(parser, or_else=True)
     words = "show what a run reads that is configured so; of several, a later one overrides what an earlier one says"
     parser.add_argument("--config", metavar="C", action="append", default=[], help=words)
-    parser.add_argument(
-        "--samples", metavar="N", type=not_negative, default=2, help="how many samples to show; 2 by default"
-    )
+    parser.add_argument("--samples", metavar="N", type=not_negative, help="how many samples to show; 2 by default")
     add_json(parser)
     add_storage_options(parser)
 
@@ -60,13 +58,19 @@ def run(args: Namespace) -> int:
     if bool(args.config) == bool(args.dataset):
         raise ConfigError("say what to look at: either DATASET, a directory or URL, or --config run.yaml")
     if args.config:
+        if args.samples is not None or args.storage_options or args.allow_unsafe_types:
+            raise ConfigError("--config shows no samples, and says itself how stores are reached; give it alone")
         return _inspect_run(args.config, as_json=args.json)
     place = find_dataset(args.dataset, args.storage_options)
     index = place.read_index()
     samples: list[dict[str, Any]] = []
     failure = None
     try:
-        samples.extend(first_samples(place, index, args.samples, allow_unsafe_types=args.allow_unsafe_types))
+        samples.extend(
+            first_samples(
+                place, index, 2 if args.samples is None else args.samples, allow_unsafe_types=args.allow_unsafe_types
+            )
+        )
     except StreamingError as error:  # what is known without them is shown first
         failure = error
     report = {"dataset": place.shown, **summarize(index), "first_samples": samples}

@@ -148,12 +148,9 @@ def _print_report(report: Mapping[str, Any]) -> None:
     ]
     print_table(report["dataset"], (), facts)
     print(f"kept at {report['kept_at'] or 'nowhere: the cache directory is not writable; give another with --local'}")
-    of_stream = "select" in report["stream"]  # which is a stream's alone
-    print(f"\nto read these, in the settings of the data{'' if of_stream else ' or of one of its streams'}:\n")
-    if of_stream:
-        print("  streams:\n    data:")
+    print("\nto read these, in the settings of the data or of one of its streams:\n")
     for name, value in report["stream"].items():
-        print(f"{'      ' if of_stream else '  '}{name}: {json.dumps(value, ensure_ascii=False)}")
+        print(f"  {name}: {json.dumps(value, ensure_ascii=False)}")
 
 
 def _never_fetched(report: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.errors import ConfigError
+from lightning_streaming.errors import ConfigError, UnsupportedError
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.passes import drawn_sequence, passes_of
 from lightning_streaming.loading.state import LARGEST, MOST_EPOCHS, Cursor, SavedPosition, SavedTrainer
@@ -244,6 +244,12 @@ def this_epoch_by_data(position: SavedPosition, places: Mapping[str, str], optio
     listed: Mapping[str, Mapping[str, Any]] = position.fingerprint["streams"]
     if places.keys() != listed.keys():
         raise ConfigError(f"the state has the streams {', '.join(listed)}; give --data NAME=PLACE for each of them")
+    selected = [name for name, stream in listed.items() if "selection" in stream]
+    if selected:
+        raise UnsupportedError(
+            f"the state was saved with where=, split= or select= of {', '.join(selected)}, which it does not hold; "
+            "`lightning-streaming trace --config run.yaml --ckpt CHECKPOINT` tells what was and will be read"
+        )
     with TemporaryDirectory() as cache:
         streams = {
             name: Stream(

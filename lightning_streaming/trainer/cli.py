@@ -142,7 +142,9 @@ def _tell_where_to_go_on(trainer: Trainer) -> None:
     if not trainer.is_global_zero or trainer.state.fn != TrainerFn.FITTING:
         return
     saved = newest_checkpoint(trainer)
-    way_out = "nothing was saved" if saved is None else f"go on with --ckpt_path {shlex.quote(saved)}"
+    way_out = (
+        "no checkpoint of it is on this machine" if saved is None else f"go on with --ckpt_path {shlex.quote(saved)}"
+    )
     sys.stderr.write(f"lightning-streaming fit: interrupted in step {trainer.global_step}; {way_out}\n")
 
 

@@ -543,3 +543,28 @@ def test_a_column_for_all_streams_decides_of_those_that_have_a_part() -> None:
     streams = {"a": Stream(remote="x"), "b": Stream(remote="y", split="[:5%]")}
     dataset = StreamingDataset(streams=streams, split_by="doc")
     assert dataset.streams["b"].selection.in_words() == "split='[0%:5%]', split_by='doc'"
+
+
+def test_a_stream_reads_all_where_the_dataset_does_not(tmp_path: Path) -> None:
+    root = write_dataset(tmp_path / "x", 20)
+    streams = {"some": Stream(remote=str(root)), "all": Stream(remote=str(root), where="", split_by="")}
+    dataset = StreamingDataset(streams=streams, where="id < 5")
+    assert [dataset.streams[name].num_selected for name in streams] == [5, 20]
+
+
+def test_what_leaves_nothing_out_is_no_selection(tmp_path: Path) -> None:
+    root = write_dataset(tmp_path / "x", 20)
+    state = json_copy(make_loader(root, where="id >= 0", split="[:]").state_dict())
+    assert "selection" not in str(state)
+    plain = make_loader(root)
+    plain.load_state_dict(state)
+    assert sorted(flat(ids(plain))) == list(range(20))
+
+
+class Rules:
+    LEAST = 3
+
+
+def test_a_class_of_the_users_own_may_change(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="encloses a type, which may change without notice"):
+        _ = make_dataset(write_dataset(tmp_path / "x", 20), where=lambda id: id > Rules.LEAST).size  # noqa: A006

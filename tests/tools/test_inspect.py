@@ -311,6 +311,13 @@ def test_a_name_that_no_file_has_is_refused(tool: str) -> None:
     assert "has a null character" in outcome.err
 
 
+@pytest.mark.parametrize("words", [["--samples", 3], ["--allow-unsafe-types"]])
+def test_a_configuration_takes_no_options_of_a_dataset(words: list[Any]) -> None:
+    refused = run("inspect", "--config", "run.yaml", *words)
+    assert refused.code != 0
+    assert "--config shows no samples" in refused.err
+
+
 @pytest.mark.parametrize("words", [[], ["somewhere", "--config", "run.yaml"]])
 def test_one_thing_is_inspected(words: list[str]) -> None:
     refused = run("inspect", *words)

@@ -106,7 +106,7 @@ def test_truth_values_are_written_for_select(data: Path, tmp_path: Path) -> None
     assert ids(StreamingDataset(streams=[stream], batch_size=1)) == [0, 3, 6, 9, 12, 15, 18]
     both = run("select", data, "--select", keep, "--where", "id > 10", "--json").json
     assert both["selected"] == 3
-    told = f'  streams:\n    data:\n      remote: "{data}"\n      select: "{keep}"\n'
+    told = f'  remote: "{data}"\n  select: "{keep}"\n'
     assert told in run("select", data, "--select", keep).out
 
 

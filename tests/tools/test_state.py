@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset
 from lightning_streaming.loading.state import CALLBACK_KEY, RUN_VERSION
 from lightning_streaming.trainer.state_callback import StreamingStateCallback
+from tests.helpers import write_dataset
 from tests.tools.running import edit_state as edit
 from tests.tools.running import run
 from tests.tools.running import run as command
@@ -275,6 +277,19 @@ def test_show_refuses_other_data(saved: Path, data: Path) -> None:
     words = refused("show", saved, "--data", f"a={data / 'b'}", "--data", f"b={data / 'a'}", "--json")
     assert "streams.a.samples" in words
     assert "the streams a, b" in refused("show", saved, "--data", f"a={data / 'a'}", "--json")
+
+
+def test_show_cannot_count_streams_of_which_some_samples_were_read(tmp_path: Path) -> None:
+    for first, name in enumerate("ab"):
+        write_dataset(tmp_path / name, 20, first_id=100 * first)
+    streams = {"a": Stream(remote=str(tmp_path / "a"), where="id < 9"), "b": Stream(remote=str(tmp_path / "b"))}
+    loader = StreamingDataLoader(StreamingDataset(streams=streams, shuffle=True), batch_size=4)
+    next(iter(loader))
+    torch.save(loader.state_dict(), tmp_path / "state.pt")
+    assert "loaders" in edit("show", tmp_path / "state.pt")
+    places = [arg for name in "ab" for arg in ("--data", f"{name}={tmp_path / name}")]
+    words = refused("show", tmp_path / "state.pt", *places, "--json")
+    assert "was saved with where=, split= or select= of a, which it does not hold" in words
 
 
 def test_show_draws_tables(saved: Path) -> None:

@@ -213,7 +213,7 @@ def trained(*args: str) -> Outcome:
             checkpoints("ModelCheckpoint", every_n_train_steps=1, save_last=True),
             "go on with --ckpt_path {here}/saved/last.ckpt",
         ),
-        (checkpoints("ModelCheckpoint", every_n_train_steps=5), "nothing was saved"),
+        (checkpoints("ModelCheckpoint", every_n_train_steps=5), "no checkpoint of it is on this machine"),
     ],
 )
 def test_ctrl_c_ends_training_with_130_and_says_where_to_go_on(saves: str, told: str) -> None:
