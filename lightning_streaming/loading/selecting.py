@@ -30,7 +30,13 @@ from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.quota import CacheQuota
 from lightning_streaming.cache.selection_files import map_bits, selection_path
 from lightning_streaming.cache.shared_files import adopt_file, make_directories, unwritable
-from lightning_streaming.errors import ConfigError, StorageError, StreamingError
+from lightning_streaming.errors import (
+    ConfigError,
+    ObjectNotFoundError,
+    ShardCorruptError,
+    StorageError,
+    StreamingError,
+)
 from lightning_streaming.files import appears_whole, hold_lock, remove_partials
 from lightning_streaming.formats.columns import ColumnValues, check_columns_tell, encodings_of, joined, read_columns
 from lightning_streaming.formats.index import DatasetIndex
@@ -205,8 +211,8 @@ class _Work:
         bits = np.zeros(packed_bytes(self.num_samples), np.uint8)
         _ = self.chosen  # before there are threads
         done = 0
-        for part, wanted in self._wanted(parts):
-            _put(bits, part.first, wanted)
+        for group, wanted in self._wanted(parts):
+            _put(bits, group.first, wanted)
             done += len(wanted)
             self.progress(done, self.num_samples)
         return bits
@@ -248,52 +254,61 @@ class _Work:
 
     def _outcome(self, group: _ShardGroup, parts: Path | None) -> NDArray[np.bool_] | BaseException:
         try:
-            return self._of_part(group, parts)
+            return self._of_group(group, parts)
         except BaseException as error:  # noqa: BLE001  raised again where it is waited for
             return error
 
-    def _of_part(self, part: _ShardGroup, parts: Path | None) -> NDArray[np.bool_]:
-        path = None if parts is None else parts / f"{part.shards.start}-{part.shards.stop}.npy"
+    def _of_group(self, group: _ShardGroup, parts: Path | None) -> NDArray[np.bool_]:
+        path = None if parts is None else parts / f"{group.shards.start}-{group.shards.stop}.npy"
         if path is not None:
             with suppress(OSError, ValueError, EOFError):
                 kept: NDArray[np.bool_] = np.load(path)
-                if kept.dtype == np.bool_ and kept.shape == (part.samples,):
+                if kept.dtype == np.bool_ and kept.shape == (group.samples,):
                     return kept
-        wanted = np.ones(part.samples, np.bool_)
+        wanted = np.ones(group.samples, np.bool_)
         if self.chosen is not None:
-            wanted &= self.chosen[part.first : part.first + part.samples]
-        self._narrow(part, wanted)
+            wanted &= self.chosen[group.first : group.first + group.samples]
+        self._narrow(group, wanted)
         if path is not None:
             with appears_whole(path) as partial, partial.open("wb") as file:
                 np.save(file, wanted)
         return wanted
 
-    def _narrow(self, part: _ShardGroup, wanted: NDArray[np.bool_]) -> None:
+    def _narrow(self, group: _ShardGroup, wanted: NDArray[np.bool_]) -> None:
         """Clear the truth values of samples that do not meet all conditions; shards without one set are not read."""
-        sizes = self.sizes[part.shards.start : part.shards.stop]
+        sizes = self.sizes[group.shards.start : group.shards.stop]
         stops = np.cumsum(sizes)
         spans = enumerate(zip((stops - sizes).tolist(), stops.tolist(), strict=True))
         read = [shard for shard, (start, stop) in spans if wanted[start:stop].any()]
         if not read or not self.conditions:
             return
         places = np.concatenate([np.arange(stops[shard] - sizes[shard], stops[shard]) for shard in read])
-        columns = self._columns([part.shards[shard] for shard in read])
+        columns = self._columns([group.shards[shard] for shard in read])
         for condition in self.conditions:
-            wanted[places] &= condition.met(columns, part.first + places)
+            wanted[places] &= condition.met(columns, group.first + places)
 
     def _columns(self, shards: Sequence[int]) -> dict[str, ColumnValues]:
         """What the conditions look at, of some shards together."""
         names = list(dict.fromkeys(name for condition in self.conditions for name in condition.columns))
         if not names:
             return {}
-        parts = []
-        for shard in shards:
+        read = [self._read(shard, names) for shard in shards]
+        return {name: joined([columns[name] for columns in read]) for name in names}
+
+    def _read(self, shard: int, names: Sequence[str]) -> dict[str, ColumnValues]:
+        """Columns of one shard, which is fetched again if it is damaged on this node, or has vanished."""
+        info = self.index.shards[shard]
+        for attempts_left in (1, 0):
             if self.stopped.is_set():  # by Ctrl-C, or by what is wrong with another shard
                 raise CancelledError
-            info = self.index.shards[shard]
             with self.cache.hold(info, self.room) as directory:
-                parts.append(read_columns(info, directory, names))
-        return {name: joined([part[name] for part in parts]) for name in names}
+                try:
+                    return read_columns(info, directory, names)
+                except (ShardCorruptError, ObjectNotFoundError) as error:
+                    damage = error
+            if not attempts_left or not self.cache.discard(info):
+                raise damage
+        raise AssertionError("the last attempt returns or raises")
 
 
 def _kept(cache: ShardCache, key: str, num_samples: int) -> Selection | None:

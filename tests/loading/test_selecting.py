@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -429,6 +430,22 @@ def test_evaluation_goes_on_where_it_failed(tmp_path: Path, monkeypatch: pytest.
     assert make_dataset(root, where="id > 30").size == 29
     assert "shard.00007.mds" in looked_at
     assert len(looked_at) < 12
+
+
+def test_a_shard_that_is_damaged_on_this_node_is_fetched_again(http_store: HttpStore, tmp_path: Path) -> None:
+    write_dataset(http_store.root / "x", 40)
+    options = {"remote": f"{http_store.url}/x", "local": str(tmp_path / "local")}
+    dataset = StreamingDataset(**options)
+    assert [dataset[number]["id"] for number in (0, 17)] == [0, 17]
+    dataset.close()
+    shard = tmp_path / "local" / "shard.00003.mds"
+    found = shard.stat()
+    shard.write_bytes(b"\xff" * found.st_size)
+    os.utime(shard, ns=(found.st_atime_ns, found.st_mtime_ns))
+    dataset = StreamingDataset(**options, where="id > 12")
+    assert [dataset[number]["id"] for number in range(dataset.size)] == list(range(13, 40))
+    dataset.close()
+    assert http_store.requests().count("x/shard.00003.mds") == 2
 
 
 # --- what is refused ---
