@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Container
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,11 @@ def map_bits(path: Path) -> NDArray[Any] | None:
 def are_bits(path: Path) -> bool:
     """Whether a file of a selection holds its bits, whole."""
     return path.suffix == ".npy" and path.parent.name == SELECTIONS_BASENAME
+
+
+def stays_with(kept: Container[str], path: Path) -> bool:
+    """Whether a file of a selection stays as one of these does: its bits, and its lock; all else is left over then."""
+    return key_of(path) in kept and (are_bits(path) or is_lock(path))
 
 
 def is_lock(path: Path) -> bool:

@@ -13,14 +13,13 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -198,14 +197,17 @@ class _Work:
         parts.mkdir(exist_ok=True)
         remove_partials(path)
         bits = self._evaluate(parts)
-        with appears_whole(path) as partial, partial.open("wb") as file:
-            np.save(file, np.concatenate([bits, _checksum(bits)]))
-            adopt_file(file.fileno(), self.cache.directory.path)
+        self._write(path, bits)
         shutil.rmtree(parts, ignore_errors=True)
         kept = self._kept()
         if kept is None:
             raise StorageError(f"{path} was written just now and cannot be read; is the disk full, or failing?")
         return kept
+
+    def _write(self, path: Path, bits: NDArray[np.uint8]) -> None:
+        with appears_whole(path) as partial, partial.open("wb") as file:
+            np.save(file, np.concatenate([bits, _checksum(bits)]))
+            adopt_file(file.fileno(), self.cache.directory.path)
 
     def _evaluate(self, parts: Path | None) -> NDArray[np.uint8]:
         bits = np.zeros(packed_bytes(self.num_samples), np.uint8)
@@ -261,17 +263,15 @@ class _Work:
     def _of_group(self, group: _ShardGroup, parts: Path | None) -> NDArray[np.bool_]:
         path = None if parts is None else parts / f"{group.shards.start}-{group.shards.stop}.npy"
         if path is not None:
-            with suppress(OSError, ValueError, EOFError):
-                kept: NDArray[np.bool_] = np.load(path)
-                if kept.dtype == np.bool_ and kept.shape == (group.samples,):
-                    return kept
+            kept = _checked(map_bits(path), -(-group.samples // 8))
+            if kept is not None:
+                return np.unpackbits(kept, count=group.samples, bitorder="little").view(np.bool_)
         wanted = np.ones(group.samples, np.bool_)
         if self.chosen is not None:
             wanted &= self.chosen[group.first : group.first + group.samples]
         self._narrow(group, wanted)
         if path is not None:
-            with appears_whole(path) as partial, partial.open("wb") as file:
-                np.save(file, wanted)
+            self._write(path, np.packbits(wanted, bitorder="little"))
         return wanted
 
     def _narrow(self, group: _ShardGroup, wanted: NDArray[np.bool_]) -> None:
@@ -314,12 +314,16 @@ class _Work:
 def _kept(cache: ShardCache, key: str, num_samples: int) -> Selection | None:
     """What was made before, and is whole."""
     path = selection_path(cache.directory.path, key)
-    found = map_bits(path)
-    if found is None or found.dtype != np.uint8 or found.shape != (packed_bytes(num_samples) + _CHECKSUM_BYTES,):
+    bits = _checked(map_bits(path), packed_bytes(num_samples))
+    return None if bits is None else Selection(bits, num_samples, key, kept_at=path)
+
+
+def _checked(found: NDArray[Any] | None, num_bytes: int) -> NDArray[np.uint8] | None:
+    """The bits that a file holds before their checksum, if they are so many and fit it."""
+    if found is None or found.dtype != np.uint8 or found.shape != (num_bytes + _CHECKSUM_BYTES,):
         return None
-    bits = found[:-_CHECKSUM_BYTES]
-    is_whole = (found[-_CHECKSUM_BYTES:] == _checksum(bits)).all()
-    return Selection(bits, num_samples, key, kept_at=path) if is_whole else None
+    bits: NDArray[np.uint8] = found[:-_CHECKSUM_BYTES]
+    return bits if (found[-_CHECKSUM_BYTES:] == _checksum(bits)).all() else None
 
 
 def _checksum(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:

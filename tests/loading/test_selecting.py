@@ -448,6 +448,36 @@ def test_a_shard_that_is_damaged_on_this_node_is_fetched_again(http_store: HttpS
     assert http_store.requests().count("x/shard.00003.mds") == 2
 
 
+def test_a_part_that_is_damaged_is_evaluated_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selecting, "_SHARDS_AT_ONCE", 1)
+    root = write_dataset(tmp_path / "x", 60)
+    path, whole = root / "shard.00007.mds", (root / "shard.00007.mds").read_bytes()
+    path.write_bytes(whole[:-3])
+    dataset = make_dataset(root, where="id > 3")
+    with pytest.raises(StreamingError, match=r"shard\.00007\.mds"):
+        _ = dataset.size
+    path.write_bytes(whole)
+    parts = sorted((dataset.streams["0"].cache_config().cache_directory() / "selections").glob("*.parts/*.npy"))
+    for part in parts:
+        held = part.read_bytes()
+        assert len(held) == 128 + 1 + 8  # a bit for each of five samples, between header and checksum
+        part.write_bytes(held[:128] + bytes([held[128] ^ 1]) + held[129:])
+    assert parts
+    assert read(root, where="id > 3") == list(range(4, 60))
+
+
+def test_bits_that_were_selected_just_now_count_for_the_limit(http_store: HttpStore, tmp_path: Path) -> None:
+    write_dataset(http_store.root / "x", 40)
+    options = {"remote": f"{http_store.url}/x", "local": str(tmp_path / "local"), "where": "id > 3"}
+    with pytest.raises(ConfigError) as caught:
+        _ = StreamingDataset(**options, cache_limit=1).size
+    least = int(str(caught.value).split("which is ")[1].split(" ")[0])
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=rf"but is {least}; selections .* cache gc --older-than"):
+            _ = StreamingDataset(**options, cache_limit=least).size
+    assert StreamingDataset(**options, cache_limit=least + 1000).size == 36
+
+
 # --- what is refused ---
 
 
