@@ -435,7 +435,8 @@ def check_limit(limit: int | None, fixed_bytes: int, shard_bytes: int) -> None:
         raise ConfigError(
             f"cache_limit must leave room for index and selections ({format_bytes(fixed_bytes)}) and for two of the "
             f"largest shard ({format_bytes(shard_bytes)}, raw and compressed), which is {least} bytes, but is "
-            f"{limit}; selections of other runs count too: `lightning-streaming cache gc --older-than 7d` removes those long unused"
+            f"{limit}; selections of other runs count too: `lightning-streaming cache gc --older-than 7d` removes "
+            "those that were long unused"
         )
 
 

@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -27,16 +28,17 @@ from numpy.typing import NDArray
 
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.quota import CacheQuota
-from lightning_streaming.cache.selection_files import map_bits, selection_path
+from lightning_streaming.cache.selection_files import made_by_one, map_bits, selection_path
 from lightning_streaming.cache.shared_files import adopt_file, make_directories, unwritable
 from lightning_streaming.errors import (
     ConfigError,
+    DiskFullError,
     ObjectNotFoundError,
     ShardCorruptError,
     StorageError,
     StreamingError,
 )
-from lightning_streaming.files import appears_whole, hold_lock, remove_partials
+from lightning_streaming.files import appears_whole, remove_partials
 from lightning_streaming.formats.columns import ColumnValues, check_columns_tell, encodings_of, joined, read_columns
 from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.loading.conditions import Condition, FunctionCondition, PartCondition, SqlCondition
@@ -47,7 +49,7 @@ _SAMPLES_AT_ONCE = 1 << 20
 _SHARDS_AT_ONCE = 32
 """Shards that are evaluated, and kept, together."""
 _BYTES_AT_ONCE = 1 << 28
-"""Of these shards, unless one has more: a column of long texts may be nearly all of them."""
+"""Of the shards of all threads, unless one has more: a column of long texts may be nearly all of them."""
 _MOST_THREADS = 8
 _CHECKSUM_BYTES = 8
 
@@ -55,18 +57,6 @@ _logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], object]
 """Is told how many samples have been looked at, and of how many."""
-
-
-def _log_progress(label: str) -> Progress:
-    told = 0
-
-    def tell(done: int, total: int) -> None:
-        nonlocal told
-        if total > _SAMPLES_AT_ONCE and 10 * done // total > told:
-            told = 10 * done // total
-            _logger.info("%s: %d %% of %d samples have been looked at for the selection", label, 10 * told, total)
-
-    return tell
 
 
 def select_samples(
@@ -104,7 +94,7 @@ def select_samples(
             sizes=index.samples_per_shard(),
             cache=cache,
             room=room,
-            progress=progress or _log_progress(cache.label),
+            progress=progress,
         )
         if key not in (None, work.key):
             raise ConfigError(
@@ -130,7 +120,7 @@ class _Work:
     sizes: NDArray[np.int64]
     cache: ShardCache
     room: CacheQuota | None
-    progress: Progress
+    progress: Progress | None
     stopped: Event = field(default_factory=Event)
 
     @property
@@ -168,17 +158,13 @@ class _Work:
         if found is not None:
             return found
         _ = self.conditions, self.chosen  # to refuse what cannot be, before anything is made
-        try:
-            self.cache.directory.prepare()
-            make_directories(path.parent, self.cache.directory.path)
-            is_ours = os.access(path.parent, os.W_OK)
-        except (OSError, StorageError):
-            is_ours = False
-        if not is_ours:
-            _logger.warning("%s is not writable: each process evaluates the selection anew", path.parent)
-            return Selection(self._evaluate(None), self.num_samples, self.key)
-        # Whoever holds it may take hours; it is given back when they die.
-        with hold_lock(path.with_suffix(".lock"), -1, "evaluate a selection"):
+        with ExitStack() as stack:
+            try:
+                self._begin(path, stack)
+            except DiskFullError:
+                raise
+            except (OSError, StorageError):
+                return self._unkept(path, self._evaluate(None))
             found = self._kept()
             if found is not None:
                 return found
@@ -189,15 +175,32 @@ class _Work:
             except OSError as error:  # the disk is full
                 raise unwritable(self.cache.directory.path, error) from error
 
+    def _begin(self, path: Path, stack: ExitStack) -> None:
+        root = self.cache.directory.path
+        self.cache.directory.prepare()
+        make_directories(path.parent, root)
+        if not os.access(path.parent, os.W_OK):
+            raise PermissionError(path.parent)
+        # Whoever holds it may take hours; it is given back when they die.
+        stack.enter_context(made_by_one(path, root))
+
+    def _unkept(self, path: Path, bits: NDArray[np.uint8]) -> Selection:
+        _logger.warning("%s is not writable: each process evaluates the selection anew", path.parent)
+        return Selection(bits, self.num_samples, self.key)
+
     def _kept(self) -> Selection | None:
         return _kept(self.cache, self.key, self.num_samples)
 
     def _made(self, path: Path) -> Selection:
         parts = path.with_suffix(".parts")
-        parts.mkdir(exist_ok=True)
-        remove_partials(path)
+        make_directories(parts, self.cache.directory.path)
+        with suppress(PermissionError):  # another user's, who died
+            remove_partials(path)
         bits = self._evaluate(parts)
-        self._write(path, bits)
+        try:
+            self._write(path, bits)
+        except PermissionError:  # in place of another user's, which is damaged
+            return self._unkept(path, bits)
         shutil.rmtree(parts, ignore_errors=True)
         kept = self._kept()
         if kept is None:
@@ -212,21 +215,42 @@ class _Work:
     def _evaluate(self, parts: Path | None) -> NDArray[np.uint8]:
         bits = np.zeros(packed_bytes(self.num_samples), np.uint8)
         _ = self.chosen  # before there are threads
-        done = 0
+        self.cache.prepare()
+        progress, done = self.progress or self._log_progress(), 0
         for group, wanted in self._wanted(parts):
             _put(bits, group.first, wanted)
             done += len(wanted)
-            self.progress(done, self.num_samples)
+            progress(done, self.num_samples)
         return bits
+
+    def _log_progress(self) -> Progress:
+        label, told = self.cache.label, 0
+        if self.num_samples > _SAMPLES_AT_ONCE and any(condition.columns for condition in self.conditions):
+            _logger.warning(
+                "evaluating %s over %d samples of %s; `lightning-streaming select` does it ahead",
+                self.asked.in_words(),
+                self.num_samples,
+                label,
+            )
+
+        def tell(done: int, total: int) -> None:
+            nonlocal told
+            if total > _SAMPLES_AT_ONCE and 10 * done // total > told:
+                told = 10 * done // total
+                _logger.info("%s: %d %% of %d samples have been looked at for the selection", label, 10 * told, total)
+
+        return tell
 
     def _wanted(self, parts: Path | None) -> Iterator[tuple[_ShardGroup, NDArray[np.bool_]]]:
         """The truth values of some samples each, as they come."""
-        groups, waiting, threads = _groups(self.sizes, self.index.shards.data_bytes()), 0, list[Thread]()
+        num_threads = min(_MOST_THREADS, os.cpu_count() or 1)
+        groups = _groups(self.sizes, self.index.shards.data_bytes(), _BYTES_AT_ONCE // num_threads)
+        waiting, threads = 0, list[Thread]()
         # Ctrl-C cannot leave these queues locked, as it can what concurrent.futures waits with.
         todo: SimpleQueue[_ShardGroup | None] = SimpleQueue()
         done: SimpleQueue[_Outcome] = SimpleQueue()
         try:
-            for _ in range(min(_MOST_THREADS, os.cpu_count() or 1)):
+            for _ in range(num_threads):
                 thread = Thread(target=self._work_off, args=(todo, done, parts), name="selecting", daemon=True)
                 thread.start()
                 threads.append(thread)
@@ -271,7 +295,9 @@ class _Work:
             wanted &= self.chosen[group.first : group.first + group.samples]
         self._narrow(group, wanted)
         if path is not None:
-            self._write(path, np.packbits(wanted, bitorder="little"))
+            # Of another user; or who has no lock made the whole, and removed them.
+            with suppress(PermissionError, FileNotFoundError):
+                self._write(path, np.packbits(wanted, bitorder="little"))
         return wanted
 
     def _narrow(self, group: _ShardGroup, wanted: NDArray[np.bool_]) -> None:
@@ -343,10 +369,10 @@ _Outcome = tuple[_ShardGroup, NDArray[np.bool_] | BaseException]
 """The truth values of a group's samples; or what went wrong."""
 
 
-def _groups(sizes: NDArray[np.int64], data_bytes: NDArray[np.int64]) -> Iterator[_ShardGroup]:
+def _groups(sizes: NDArray[np.int64], data_bytes: NDArray[np.int64], most_bytes: int) -> Iterator[_ShardGroup]:
     begin = first = samples = held = 0
     for shard, (size, bytes_) in enumerate(zip(sizes.tolist(), data_bytes.tolist(), strict=True)):
-        is_full = samples + size > _SAMPLES_AT_ONCE or held + bytes_ > _BYTES_AT_ONCE
+        is_full = samples + size > _SAMPLES_AT_ONCE or held + bytes_ > most_bytes
         if shard > begin and (is_full or shard - begin == _SHARDS_AT_ONCE):
             yield _ShardGroup(range(begin, shard), first, samples)
             begin, first, samples, held = shard, first + samples, 0, 0

@@ -29,6 +29,7 @@ from lightning_streaming import (
     StreamingDataset,
     World,
 )
+from lightning_streaming.cache import shared_files
 from lightning_streaming.errors import ConfigError, SampleIndexError, StateError, StorageError, StreamingError
 from lightning_streaming.formats.columns import read_columns
 from lightning_streaming.formats.index import ShardInfo
@@ -476,6 +477,68 @@ def test_bits_that_were_selected_just_now_count_for_the_limit(http_store: HttpSt
         with pytest.raises(ConfigError, match=rf"but is {least}; selections .* cache gc --older-than"):
             _ = StreamingDataset(**options, cache_limit=least).size
     assert StreamingDataset(**options, cache_limit=least + 1000).size == 36
+
+
+def test_what_is_there_of_a_selection_is_for_all_who_share_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selecting, "_SHARDS_AT_ONCE", 1)
+    root, local = write_dataset(tmp_path / "x", 60), tmp_path / "local"
+    (root / "shard.00007.mds").write_bytes(b"")
+    local.mkdir()
+    local.chmod(0o2775)
+    umask = os.umask(0o077)
+    try:
+        with pytest.raises(StreamingError, match=r"shard\.00007\.mds"):
+            read(root, local=str(local), where="id > 30")
+    finally:
+        os.umask(umask)
+    (lock,), (parts,) = (list((local / "selections").glob(f"*.{kind}")) for kind in ("lock", "parts"))
+    assert lock.stat().st_mode & 0o777 == 0o664
+    assert parts.stat().st_mode & 0o7777 == 0o2775
+    assert {part.stat().st_mode & 0o777 for part in parts.iterdir()} == {0o644}
+
+
+@pytest.mark.parametrize("refused", ["lock", "parts"])
+def test_what_another_user_left_and_may_not_be_written_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def denied(*_: Any) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied") if refused == "parts" else StorageError("denied")
+
+    if refused == "lock":
+        monkeypatch.setattr(shared_files, "open_shared", denied)
+    else:
+        monkeypatch.setattr(np, "save", denied)
+    root = write_dataset(tmp_path / "x", 60)
+    assert read(root, where="id > 30") == list(range(31, 60))
+    assert "is not writable: each process evaluates the selection anew" in caplog.text
+
+
+def test_without_locks_a_selection_is_evaluated_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(*_: Any, **__: Any) -> bool:
+        raise shared_files.LocksUnsupportedError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(shared_files, "try_lock", unsupported)
+    root = write_dataset(tmp_path / "x", 60)
+    dataset = make_dataset(root, where="id > 30")
+    assert dataset.size == 29
+    assert list((dataset.streams["0"].cache_config().cache_directory() / "selections").glob("*.npy"))
+
+
+def test_an_evaluation_that_may_take_long_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = write_dataset(tmp_path / "x", 60)
+    read(root, where="id > 30")
+    assert not caplog.messages
+    monkeypatch.setattr(selecting, "_SAMPLES_AT_ONCE", 50)
+    read(root, select=[3])
+    read(root, where="id > 30")
+    assert not caplog.messages
+    read(root, where="id > 31")
+    (told,) = caplog.messages
+    assert "evaluating where='id > 31' over 60 samples of stream '0'; `lightning-streaming select`" in told
 
 
 # --- what is refused ---
