@@ -44,6 +44,7 @@ from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.loading.conditions import Condition, FunctionCondition, PartCondition, SqlCondition
 from lightning_streaming.loading.selection import Select, Selection, SelectionRequest, as_numbers, packed_bytes
 from lightning_streaming.storage import Location
+from lightning_streaming.storage.sinks import system_errors
 
 _SAMPLES_AT_ONCE = 1 << 20
 _SHARDS_AT_ONCE = 32
@@ -409,17 +410,28 @@ def _read_select(select: Select) -> NDArray[np.bool_] | NDArray[np.int64]:
     if not isinstance(select, str):
         return as_numbers(select)
     try:
-        values = np.load(io.BytesIO(Location(select).read()), allow_pickle=False)
+        values = _mapped(Location(select))
     except (ValueError, EOFError) as error:
         raise ConfigError(f"select={select!r} must be a .npy file of numbers or truth values ({error})") from None
     return as_numbers(values)
+
+
+def _mapped(location: Location) -> NDArray[Any]:
+    """An array; a file of this machine is not read as a whole."""
+    path = location.path
+    if path is not None and path.is_file():
+        with system_errors(f"read {path}"):
+            found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    else:
+        found = np.load(io.BytesIO(location.read()), allow_pickle=False)
+    return found
 
 
 def _truth_values(selected: NDArray[np.bool_] | NDArray[np.int64], num_samples: int) -> NDArray[np.bool_]:
     if selected.dtype == np.bool_:
         if len(selected) != num_samples:
             raise ConfigError(f"select has {len(selected)} truth values, but the stream has {num_samples} samples")
-        return selected.astype(np.bool_)
+        return selected.astype(np.bool_, copy=False)
     if selected.size and not (selected.min() >= 0 and selected.max() < num_samples):
         raise ConfigError(
             f"select names sample {int(selected.max() if selected.max() >= num_samples else selected.min())}, but the "

@@ -435,7 +435,7 @@ def test_evaluation_goes_on_where_it_failed(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_shard_that_is_damaged_on_this_node_is_fetched_again(http_store: HttpStore, tmp_path: Path) -> None:
     write_dataset(http_store.root / "x", 40)
-    options = {"remote": f"{http_store.url}/x", "local": str(tmp_path / "local")}
+    options: dict[str, Any] = {"remote": f"{http_store.url}/x", "local": str(tmp_path / "local")}
     dataset = StreamingDataset(**options)
     assert [dataset[number]["id"] for number in (0, 17)] == [0, 17]
     dataset.close()
@@ -469,7 +469,7 @@ def test_a_part_that_is_damaged_is_evaluated_again(tmp_path: Path, monkeypatch: 
 
 def test_bits_that_were_selected_just_now_count_for_the_limit(http_store: HttpStore, tmp_path: Path) -> None:
     write_dataset(http_store.root / "x", 40)
-    options = {"remote": f"{http_store.url}/x", "local": str(tmp_path / "local"), "where": "id > 3"}
+    options: dict[str, Any] = {"remote": f"{http_store.url}/x", "local": str(tmp_path / "local"), "where": "id > 3"}
     with pytest.raises(ConfigError) as caught:
         _ = StreamingDataset(**options, cache_limit=1).size
     least = int(str(caught.value).split("which is ")[1].split(" ")[0])
