@@ -415,6 +415,10 @@ class CacheDirectory:
             self._fixed_bytes = usage.fixed_bytes(self.path)
         return self._fixed_bytes
 
+    def forget_fixed_bytes(self) -> None:
+        """Count them anew when they are asked for."""
+        self._fixed_bytes = 0
+
     def remove_unused(self, count: UsageCount, files: Sequence[CacheEntry], why: str) -> bool:
         """Remove files of ours unless somebody has one of them open. Must be called while holding the usage lock.
 

@@ -228,7 +228,7 @@ def plan_garbage(
     for file in files:
         if file.in_use or file.kind is FileKind.FOREIGN or file.name in (INDEX_BASENAME, current):
             continue
-        if file.kind is FileKind.SELECTION and selection_files.key_of(Path(file.name)) in selections:
+        if file.kind is FileKind.SELECTION and selection_files.stays_with(selections, Path(file.name)):
             continue
         if _is_cold(file, unused_since):
             goes.append((file, Reason.COLD))

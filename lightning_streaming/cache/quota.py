@@ -73,6 +73,11 @@ class CacheQuota:
         """Bytes of the indexes and selections, which no eviction makes room of."""
         return sum(directory.fixed_bytes() for directory in self._directories)
 
+    def forget_fixed_bytes(self) -> None:
+        """Count the indexes and selections anew when they are asked for: some were added."""
+        for directory in self._directories:
+            directory.forget_fixed_bytes()
+
     def somebody_waits(self) -> bool:
         """Whether a reader waits for room, under a limit or on a full disk, who should get it before others."""
         return any(
@@ -429,7 +434,9 @@ def check_limit(limit: int | None, fixed_bytes: int, shard_bytes: int) -> None:
     if limit is not None and limit < least:
         raise ConfigError(
             f"cache_limit must leave room for index and selections ({format_bytes(fixed_bytes)}) and for two of the "
-            f"largest shard ({format_bytes(shard_bytes)}, raw and compressed), which is {least} bytes, but is {limit}"
+            f"largest shard ({format_bytes(shard_bytes)}, raw and compressed), which is {least} bytes, but is "
+            f"{limit}; selections of other runs count too: `lightning-streaming cache gc --older-than 7d` removes "
+            "those that were long unused"
         )
 
 

@@ -9,9 +9,12 @@ Names are 32 hexadecimal digits, made of the data and of what is asked for.
 
 from __future__ import annotations
 
+import logging
+import os
 import socket
 import time
-from contextlib import suppress
+from collections.abc import Container, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,13 @@ from lightning_streaming.cache.index_files import remove_unlocked
 
 _ABANDONED_SECONDS = 24 * 3600
 """After so long without another part, one that another machine made is taken to be dead: its lock says nothing here."""
+
+_LONGEST_PAUSE = 0.1
+"""Seconds between two looks whether another process has made a selection."""
+_TOLD_SECONDS = 3.0
+"""After so long whoever waits for that says so: all processes of a node come at once, and most selections are quick."""
+
+_logger = logging.getLogger(__name__)
 
 
 def selection_path(root: Path, key: str) -> Path:
@@ -46,6 +56,48 @@ def map_bits(path: Path) -> NDArray[Any] | None:
 def are_bits(path: Path) -> bool:
     """Whether a file of a selection holds its bits, whole."""
     return path.suffix == ".npy" and path.parent.name == SELECTIONS_BASENAME
+
+
+@contextmanager
+def made_by_one(path: Path, root: Path) -> Iterator[None]:
+    """Be the one process that makes a selection, however long that takes; where there are no locks others may, too.
+
+    Args:
+        path: Where its bits will be; the directory is there.
+        root: The cache directory.
+
+    Raises:
+        StorageError: The lock may not be written to.
+    """
+    descriptor = _hold_lock(path.with_suffix(".lock"), root)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        yield
+    finally:
+        shared_files.unlock_and_close(descriptor)
+
+
+def _hold_lock(lock: Path, root: Path) -> int:
+    began, has_told = time.monotonic(), False
+    for _ in shared_files.pauses(longest=_LONGEST_PAUSE):
+        descriptor, is_free = shared_files.open_shared(lock, root), True
+        with suppress(shared_files.LocksUnsupportedError):
+            is_free = shared_files.try_lock(descriptor, shared=False)
+        if is_free and os.fstat(descriptor).st_nlink:  # else it was removed just now
+            return descriptor
+        shared_files.unlock_and_close(descriptor)
+        if not is_free and not has_told and time.monotonic() > began + _TOLD_SECONDS:
+            has_told = True
+            _logger.warning(
+                "waiting for %s, which evaluates the selection that is wanted", shared_files.lock_owner(lock)
+            )
+    raise AssertionError("pauses without end")
+
+
+def stays_with(kept: Container[str], path: Path) -> bool:
+    """Whether a file of a selection stays as one of these does: its bits, and its lock; all else is left over then."""
+    return key_of(path) in kept and (are_bits(path) or is_lock(path))
 
 
 def is_lock(path: Path) -> bool:

@@ -144,8 +144,11 @@ def index_files(root: Path) -> Iterator[CacheEntry]:
 
 
 def fixed_bytes(root: Path) -> int:
-    """Size of what no eviction makes room of: the index of a cache directory, its parsed forms, and selections."""
-    return sum(entry.size for entry in chain(index_files(root), selection_files(root)))
+    """Size of what no eviction makes room of: the index of a cache directory, its parsed forms, and kept selections."""
+    selections = f"{root}/{config.SELECTIONS_BASENAME}"
+    # What is there of those being made goes with that.
+    kept = (entry for entry in selection_files(root) if os.path.dirname(entry.path) == selections)  # noqa: PTH120
+    return sum(entry.size for entry in chain(index_files(root), kept))
 
 
 def _is_cache(folder: str) -> bool:

@@ -100,7 +100,12 @@ class SampleSource:
             catalog = Catalog({name: cache.read_index() for name, cache in self._caches.items()})
             self._check_columns(catalog)
             self._check_limit(catalog)
-            self.known_catalog = self._selected_of(catalog) if self._selections else catalog
+            if self._selections:
+                selected = self._selected_of(catalog)
+                self._room.forget_fixed_bytes()
+                self._check_limit(catalog)  # again: what was selected just now takes room too
+                catalog = selected
+            self.known_catalog = catalog
         return self.known_catalog
 
     def _selected_of(self, catalog: Catalog) -> Catalog:

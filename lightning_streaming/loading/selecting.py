@@ -13,14 +13,14 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -28,21 +28,29 @@ from numpy.typing import NDArray
 
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.quota import CacheQuota
-from lightning_streaming.cache.selection_files import map_bits, selection_path
+from lightning_streaming.cache.selection_files import made_by_one, map_bits, selection_path
 from lightning_streaming.cache.shared_files import adopt_file, make_directories, unwritable
-from lightning_streaming.errors import ConfigError, StorageError, StreamingError
-from lightning_streaming.files import appears_whole, hold_lock, remove_partials
+from lightning_streaming.errors import (
+    ConfigError,
+    DiskFullError,
+    ObjectNotFoundError,
+    ShardCorruptError,
+    StorageError,
+    StreamingError,
+)
+from lightning_streaming.files import appears_whole, remove_partials
 from lightning_streaming.formats.columns import ColumnValues, check_columns_tell, encodings_of, joined, read_columns
 from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.loading.conditions import Condition, FunctionCondition, PartCondition, SqlCondition
 from lightning_streaming.loading.selection import Select, Selection, SelectionRequest, as_numbers, packed_bytes
 from lightning_streaming.storage import Location
+from lightning_streaming.storage.sinks import system_errors
 
 _SAMPLES_AT_ONCE = 1 << 20
 _SHARDS_AT_ONCE = 32
 """Shards that are evaluated, and kept, together."""
 _BYTES_AT_ONCE = 1 << 28
-"""Of these shards, unless one has more: a column of long texts may be nearly all of them."""
+"""Of the shards of all threads, unless one has more: a column of long texts may be nearly all of them."""
 _MOST_THREADS = 8
 _CHECKSUM_BYTES = 8
 
@@ -50,18 +58,6 @@ _logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], object]
 """Is told how many samples have been looked at, and of how many."""
-
-
-def _log_progress(label: str) -> Progress:
-    told = 0
-
-    def tell(done: int, total: int) -> None:
-        nonlocal told
-        if total > _SAMPLES_AT_ONCE and 10 * done // total > told:
-            told = 10 * done // total
-            _logger.info("%s: %d %% of %d samples have been looked at for the selection", label, 10 * told, total)
-
-    return tell
 
 
 def select_samples(
@@ -99,7 +95,7 @@ def select_samples(
             sizes=index.samples_per_shard(),
             cache=cache,
             room=room,
-            progress=progress or _log_progress(cache.label),
+            progress=progress,
         )
         if key not in (None, work.key):
             raise ConfigError(
@@ -125,7 +121,7 @@ class _Work:
     sizes: NDArray[np.int64]
     cache: ShardCache
     room: CacheQuota | None
-    progress: Progress
+    progress: Progress | None
     stopped: Event = field(default_factory=Event)
 
     @property
@@ -163,17 +159,13 @@ class _Work:
         if found is not None:
             return found
         _ = self.conditions, self.chosen  # to refuse what cannot be, before anything is made
-        try:
-            self.cache.directory.prepare()
-            make_directories(path.parent, self.cache.directory.path)
-            is_ours = os.access(path.parent, os.W_OK)
-        except (OSError, StorageError):
-            is_ours = False
-        if not is_ours:
-            _logger.warning("%s is not writable: each process evaluates the selection anew", path.parent)
-            return Selection(self._evaluate(None), self.num_samples, self.key)
-        # Whoever holds it may take hours; it is given back when they die.
-        with hold_lock(path.with_suffix(".lock"), -1, "evaluate a selection"):
+        with ExitStack() as stack:
+            try:
+                self._begin(path, stack)
+            except DiskFullError:
+                raise
+            except (OSError, StorageError):
+                return self._unkept(path, self._evaluate(None))
             found = self._kept()
             if found is not None:
                 return found
@@ -184,41 +176,82 @@ class _Work:
             except OSError as error:  # the disk is full
                 raise unwritable(self.cache.directory.path, error) from error
 
+    def _begin(self, path: Path, stack: ExitStack) -> None:
+        root = self.cache.directory.path
+        self.cache.directory.prepare()
+        make_directories(path.parent, root)
+        if not os.access(path.parent, os.W_OK):
+            raise PermissionError(path.parent)
+        # Whoever holds it may take hours; it is given back when they die.
+        stack.enter_context(made_by_one(path, root))
+
+    def _unkept(self, path: Path, bits: NDArray[np.uint8]) -> Selection:
+        _logger.warning("%s is not writable: each process evaluates the selection anew", path.parent)
+        return Selection(bits, self.num_samples, self.key)
+
     def _kept(self) -> Selection | None:
         return _kept(self.cache, self.key, self.num_samples)
 
     def _made(self, path: Path) -> Selection:
         parts = path.with_suffix(".parts")
-        parts.mkdir(exist_ok=True)
-        remove_partials(path)
+        make_directories(parts, self.cache.directory.path)
+        with suppress(PermissionError):  # another user's, who died
+            remove_partials(path)
         bits = self._evaluate(parts)
-        with appears_whole(path) as partial, partial.open("wb") as file:
-            np.save(file, np.concatenate([bits, _checksum(bits)]))
-            adopt_file(file.fileno(), self.cache.directory.path)
+        try:
+            self._write(path, bits)
+        except PermissionError:  # in place of another user's, which is damaged
+            return self._unkept(path, bits)
         shutil.rmtree(parts, ignore_errors=True)
         kept = self._kept()
         if kept is None:
             raise StorageError(f"{path} was written just now and cannot be read; is the disk full, or failing?")
         return kept
 
+    def _write(self, path: Path, bits: NDArray[np.uint8]) -> None:
+        with appears_whole(path) as partial, partial.open("wb") as file:
+            np.save(file, np.concatenate([bits, _checksum(bits)]))
+            adopt_file(file.fileno(), self.cache.directory.path)
+
     def _evaluate(self, parts: Path | None) -> NDArray[np.uint8]:
         bits = np.zeros(packed_bytes(self.num_samples), np.uint8)
         _ = self.chosen  # before there are threads
-        done = 0
-        for part, wanted in self._wanted(parts):
-            _put(bits, part.first, wanted)
+        self.cache.prepare()
+        progress, done = self.progress or self._log_progress(), 0
+        for group, wanted in self._wanted(parts):
+            _put(bits, group.first, wanted)
             done += len(wanted)
-            self.progress(done, self.num_samples)
+            progress(done, self.num_samples)
         return bits
+
+    def _log_progress(self) -> Progress:
+        label, told = self.cache.label, 0
+        if self.num_samples > _SAMPLES_AT_ONCE and any(condition.columns for condition in self.conditions):
+            _logger.warning(
+                "evaluating %s over %d samples of %s; `lightning-streaming select` does it ahead",
+                self.asked.in_words(),
+                self.num_samples,
+                label,
+            )
+
+        def tell(done: int, total: int) -> None:
+            nonlocal told
+            if total > _SAMPLES_AT_ONCE and 10 * done // total > told:
+                told = 10 * done // total
+                _logger.info("%s: %d %% of %d samples have been looked at for the selection", label, 10 * told, total)
+
+        return tell
 
     def _wanted(self, parts: Path | None) -> Iterator[tuple[_ShardGroup, NDArray[np.bool_]]]:
         """The truth values of some samples each, as they come."""
-        groups, waiting, threads = _groups(self.sizes, self.index.shards.data_bytes()), 0, list[Thread]()
+        num_threads = min(_MOST_THREADS, os.cpu_count() or 1)
+        groups = _groups(self.sizes, self.index.shards.data_bytes(), _BYTES_AT_ONCE // num_threads)
+        waiting, threads = 0, list[Thread]()
         # Ctrl-C cannot leave these queues locked, as it can what concurrent.futures waits with.
         todo: SimpleQueue[_ShardGroup | None] = SimpleQueue()
         done: SimpleQueue[_Outcome] = SimpleQueue()
         try:
-            for _ in range(min(_MOST_THREADS, os.cpu_count() or 1)):
+            for _ in range(num_threads):
                 thread = Thread(target=self._work_off, args=(todo, done, parts), name="selecting", daemon=True)
                 thread.start()
                 threads.append(thread)
@@ -248,63 +281,76 @@ class _Work:
 
     def _outcome(self, group: _ShardGroup, parts: Path | None) -> NDArray[np.bool_] | BaseException:
         try:
-            return self._of_part(group, parts)
+            return self._of_group(group, parts)
         except BaseException as error:  # noqa: BLE001  raised again where it is waited for
             return error
 
-    def _of_part(self, part: _ShardGroup, parts: Path | None) -> NDArray[np.bool_]:
-        path = None if parts is None else parts / f"{part.shards.start}-{part.shards.stop}.npy"
+    def _of_group(self, group: _ShardGroup, parts: Path | None) -> NDArray[np.bool_]:
+        path = None if parts is None else parts / f"{group.shards.start}-{group.shards.stop}.npy"
         if path is not None:
-            with suppress(OSError, ValueError, EOFError):
-                kept: NDArray[np.bool_] = np.load(path)
-                if kept.dtype == np.bool_ and kept.shape == (part.samples,):
-                    return kept
-        wanted = np.ones(part.samples, np.bool_)
+            kept = _checked(map_bits(path), -(-group.samples // 8))
+            if kept is not None:
+                return np.unpackbits(kept, count=group.samples, bitorder="little").view(np.bool_)
+        wanted = np.ones(group.samples, np.bool_)
         if self.chosen is not None:
-            wanted &= self.chosen[part.first : part.first + part.samples]
-        self._narrow(part, wanted)
+            wanted &= self.chosen[group.first : group.first + group.samples]
+        self._narrow(group, wanted)
         if path is not None:
-            with appears_whole(path) as partial, partial.open("wb") as file:
-                np.save(file, wanted)
+            # Of another user; or who has no lock made the whole, and removed them.
+            with suppress(PermissionError, FileNotFoundError):
+                self._write(path, np.packbits(wanted, bitorder="little"))
         return wanted
 
-    def _narrow(self, part: _ShardGroup, wanted: NDArray[np.bool_]) -> None:
+    def _narrow(self, group: _ShardGroup, wanted: NDArray[np.bool_]) -> None:
         """Clear the truth values of samples that do not meet all conditions; shards without one set are not read."""
-        sizes = self.sizes[part.shards.start : part.shards.stop]
+        sizes = self.sizes[group.shards.start : group.shards.stop]
         stops = np.cumsum(sizes)
         spans = enumerate(zip((stops - sizes).tolist(), stops.tolist(), strict=True))
         read = [shard for shard, (start, stop) in spans if wanted[start:stop].any()]
         if not read or not self.conditions:
             return
         places = np.concatenate([np.arange(stops[shard] - sizes[shard], stops[shard]) for shard in read])
-        columns = self._columns([part.shards[shard] for shard in read])
+        columns = self._columns([group.shards[shard] for shard in read])
         for condition in self.conditions:
-            wanted[places] &= condition.met(columns, part.first + places)
+            wanted[places] &= condition.met(columns, group.first + places)
 
     def _columns(self, shards: Sequence[int]) -> dict[str, ColumnValues]:
         """What the conditions look at, of some shards together."""
         names = list(dict.fromkeys(name for condition in self.conditions for name in condition.columns))
         if not names:
             return {}
-        parts = []
-        for shard in shards:
+        read = [self._read(shard, names) for shard in shards]
+        return {name: joined([columns[name] for columns in read]) for name in names}
+
+    def _read(self, shard: int, names: Sequence[str]) -> dict[str, ColumnValues]:
+        """Columns of one shard, which is fetched again if it is damaged on this node, or has vanished."""
+        info = self.index.shards[shard]
+        for attempts_left in (1, 0):
             if self.stopped.is_set():  # by Ctrl-C, or by what is wrong with another shard
                 raise CancelledError
-            info = self.index.shards[shard]
             with self.cache.hold(info, self.room) as directory:
-                parts.append(read_columns(info, directory, names))
-        return {name: joined([part[name] for part in parts]) for name in names}
+                try:
+                    return read_columns(info, directory, names)
+                except (ShardCorruptError, ObjectNotFoundError) as error:
+                    damage = error
+            if not attempts_left or not self.cache.discard(info):
+                raise damage
+        raise AssertionError("the last attempt returns or raises")
 
 
 def _kept(cache: ShardCache, key: str, num_samples: int) -> Selection | None:
     """What was made before, and is whole."""
     path = selection_path(cache.directory.path, key)
-    found = map_bits(path)
-    if found is None or found.dtype != np.uint8 or found.shape != (packed_bytes(num_samples) + _CHECKSUM_BYTES,):
+    bits = _checked(map_bits(path), packed_bytes(num_samples))
+    return None if bits is None else Selection(bits, num_samples, key, kept_at=path)
+
+
+def _checked(found: NDArray[Any] | None, num_bytes: int) -> NDArray[np.uint8] | None:
+    """The bits that a file holds before their checksum, if they are so many and fit it."""
+    if found is None or found.dtype != np.uint8 or found.shape != (num_bytes + _CHECKSUM_BYTES,):
         return None
-    bits = found[:-_CHECKSUM_BYTES]
-    is_whole = (found[-_CHECKSUM_BYTES:] == _checksum(bits)).all()
-    return Selection(bits, num_samples, key, kept_at=path) if is_whole else None
+    bits: NDArray[np.uint8] = found[:-_CHECKSUM_BYTES]
+    return bits if (found[-_CHECKSUM_BYTES:] == _checksum(bits)).all() else None
 
 
 def _checksum(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -324,10 +370,10 @@ _Outcome = tuple[_ShardGroup, NDArray[np.bool_] | BaseException]
 """The truth values of a group's samples; or what went wrong."""
 
 
-def _groups(sizes: NDArray[np.int64], data_bytes: NDArray[np.int64]) -> Iterator[_ShardGroup]:
+def _groups(sizes: NDArray[np.int64], data_bytes: NDArray[np.int64], most_bytes: int) -> Iterator[_ShardGroup]:
     begin = first = samples = held = 0
     for shard, (size, bytes_) in enumerate(zip(sizes.tolist(), data_bytes.tolist(), strict=True)):
-        is_full = samples + size > _SAMPLES_AT_ONCE or held + bytes_ > _BYTES_AT_ONCE
+        is_full = samples + size > _SAMPLES_AT_ONCE or held + bytes_ > most_bytes
         if shard > begin and (is_full or shard - begin == _SHARDS_AT_ONCE):
             yield _ShardGroup(range(begin, shard), first, samples)
             begin, first, samples, held = shard, first + samples, 0, 0
@@ -364,17 +410,28 @@ def _read_select(select: Select) -> NDArray[np.bool_] | NDArray[np.int64]:
     if not isinstance(select, str):
         return as_numbers(select)
     try:
-        values = np.load(io.BytesIO(Location(select).read()), allow_pickle=False)
+        values = _mapped(Location(select))
     except (ValueError, EOFError) as error:
         raise ConfigError(f"select={select!r} must be a .npy file of numbers or truth values ({error})") from None
     return as_numbers(values)
+
+
+def _mapped(location: Location) -> NDArray[Any]:
+    """An array; a file of this machine is not read as a whole."""
+    path = location.path
+    if path is not None and path.is_file():
+        with system_errors(f"read {path}"):
+            found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    else:
+        found = np.load(io.BytesIO(location.read()), allow_pickle=False)
+    return found
 
 
 def _truth_values(selected: NDArray[np.bool_] | NDArray[np.int64], num_samples: int) -> NDArray[np.bool_]:
     if selected.dtype == np.bool_:
         if len(selected) != num_samples:
             raise ConfigError(f"select has {len(selected)} truth values, but the stream has {num_samples} samples")
-        return selected.astype(np.bool_)
+        return selected.astype(np.bool_, copy=False)
     if selected.size and not (selected.min() >= 0 and selected.max() < num_samples):
         raise ConfigError(
             f"select names sample {int(selected.max() if selected.max() >= num_samples else selected.min())}, but the "

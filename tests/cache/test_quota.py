@@ -103,6 +103,11 @@ def test_selections_take_room_and_no_shard_of_a_reader_makes_them_go(six: Cached
     assert six.here() == [3]  # the bits are larger than a shard
     assert kept.exists()
     assert six.room.fixed_bytes() == six.index_bytes + kept.stat().st_size
+    part = kept.with_suffix(".parts") / "0-3.npy"
+    part.parent.mkdir()
+    part.write_bytes(bytes(SHARD))
+    six.room.forget_fixed_bytes()
+    assert six.room.fixed_bytes() == six.index_bytes + kept.stat().st_size
     assert mapped.shape == (SHARD,)
 
 

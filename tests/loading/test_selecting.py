@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from lightning_streaming import (
     StreamingDataset,
     World,
 )
+from lightning_streaming.cache import shared_files
 from lightning_streaming.errors import ConfigError, SampleIndexError, StateError, StorageError, StreamingError
 from lightning_streaming.formats.columns import read_columns
 from lightning_streaming.formats.index import ShardInfo
@@ -429,6 +431,114 @@ def test_evaluation_goes_on_where_it_failed(tmp_path: Path, monkeypatch: pytest.
     assert make_dataset(root, where="id > 30").size == 29
     assert "shard.00007.mds" in looked_at
     assert len(looked_at) < 12
+
+
+def test_a_shard_that_is_damaged_on_this_node_is_fetched_again(http_store: HttpStore, tmp_path: Path) -> None:
+    write_dataset(http_store.root / "x", 40)
+    options: dict[str, Any] = {"remote": f"{http_store.url}/x", "local": str(tmp_path / "local")}
+    dataset = StreamingDataset(**options)
+    assert [dataset[number]["id"] for number in (0, 17)] == [0, 17]
+    dataset.close()
+    shard = tmp_path / "local" / "shard.00003.mds"
+    found = shard.stat()
+    shard.write_bytes(b"\xff" * found.st_size)
+    os.utime(shard, ns=(found.st_atime_ns, found.st_mtime_ns))
+    dataset = StreamingDataset(**options, where="id > 12")
+    assert [dataset[number]["id"] for number in range(dataset.size)] == list(range(13, 40))
+    dataset.close()
+    assert http_store.requests().count("x/shard.00003.mds") == 2
+
+
+def test_a_part_that_is_damaged_is_evaluated_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selecting, "_SHARDS_AT_ONCE", 1)
+    root = write_dataset(tmp_path / "x", 60)
+    path, whole = root / "shard.00007.mds", (root / "shard.00007.mds").read_bytes()
+    path.write_bytes(whole[:-3])
+    dataset = make_dataset(root, where="id > 3")
+    with pytest.raises(StreamingError, match=r"shard\.00007\.mds"):
+        _ = dataset.size
+    path.write_bytes(whole)
+    parts = sorted((dataset.streams["0"].cache_config().cache_directory() / "selections").glob("*.parts/*.npy"))
+    for part in parts:
+        held = part.read_bytes()
+        assert len(held) == 128 + 1 + 8  # a bit for each of five samples, between header and checksum
+        part.write_bytes(held[:128] + bytes([held[128] ^ 1]) + held[129:])
+    assert parts
+    assert read(root, where="id > 3") == list(range(4, 60))
+
+
+def test_bits_that_were_selected_just_now_count_for_the_limit(http_store: HttpStore, tmp_path: Path) -> None:
+    write_dataset(http_store.root / "x", 40)
+    options: dict[str, Any] = {"remote": f"{http_store.url}/x", "local": str(tmp_path / "local"), "where": "id > 3"}
+    with pytest.raises(ConfigError) as caught:
+        _ = StreamingDataset(**options, cache_limit=1).size
+    least = int(str(caught.value).split("which is ")[1].split(" ")[0])
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=rf"but is {least}; selections .* cache gc --older-than"):
+            _ = StreamingDataset(**options, cache_limit=least).size
+    assert StreamingDataset(**options, cache_limit=least + 1000).size == 36
+
+
+def test_what_is_there_of_a_selection_is_for_all_who_share_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selecting, "_SHARDS_AT_ONCE", 1)
+    root, local = write_dataset(tmp_path / "x", 60), tmp_path / "local"
+    (root / "shard.00007.mds").write_bytes(b"")
+    local.mkdir()
+    local.chmod(0o2775)
+    umask = os.umask(0o077)
+    try:
+        with pytest.raises(StreamingError, match=r"shard\.00007\.mds"):
+            read(root, local=str(local), where="id > 30")
+    finally:
+        os.umask(umask)
+    (lock,), (parts,) = (list((local / "selections").glob(f"*.{kind}")) for kind in ("lock", "parts"))
+    assert lock.stat().st_mode & 0o777 == 0o664
+    assert parts.stat().st_mode & 0o7777 == 0o2775
+    assert {part.stat().st_mode & 0o777 for part in parts.iterdir()} == {0o644}
+
+
+@pytest.mark.parametrize("refused", ["lock", "parts"])
+def test_what_another_user_left_and_may_not_be_written_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def denied(*_: Any) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied") if refused == "parts" else StorageError("denied")
+
+    if refused == "lock":
+        monkeypatch.setattr(shared_files, "open_shared", denied)
+    else:
+        monkeypatch.setattr(np, "save", denied)
+    root = write_dataset(tmp_path / "x", 60)
+    assert read(root, where="id > 30") == list(range(31, 60))
+    assert "is not writable: each process evaluates the selection anew" in caplog.text
+
+
+def test_without_locks_a_selection_is_evaluated_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(*_: Any, **__: Any) -> bool:
+        raise shared_files.LocksUnsupportedError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(shared_files, "try_lock", unsupported)
+    root = write_dataset(tmp_path / "x", 60)
+    dataset = make_dataset(root, where="id > 30")
+    assert dataset.size == 29
+    assert list((dataset.streams["0"].cache_config().cache_directory() / "selections").glob("*.npy"))
+
+
+def test_an_evaluation_that_may_take_long_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = write_dataset(tmp_path / "x", 60)
+    read(root, where="id > 30")
+    assert not caplog.messages
+    monkeypatch.setattr(selecting, "_SAMPLES_AT_ONCE", 50)
+    read(root, select=[3])
+    read(root, where="id > 30")
+    assert not caplog.messages
+    read(root, where="id > 31")
+    (told,) = caplog.messages
+    assert "evaluating where='id > 31' over 60 samples of stream '0'; `lightning-streaming select`" in told
 
 
 # --- what is refused ---

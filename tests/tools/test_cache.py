@@ -416,6 +416,17 @@ def test_garbage_is_what_of_selections_was_not_used_for_long(selected: Path, tmp
     assert bits(selected) == [second]
 
 
+def test_what_is_left_of_making_a_selection_that_is_kept_is_garbage(selected: Path) -> None:
+    first, _ = bits(selected)
+    parts = first.with_suffix(".parts")
+    parts.mkdir()
+    (parts / "0-3.npy").write_bytes(b"bits")
+    done = of_selections(run("cache", "gc", selected, "--json"), "removed")
+    assert done == {f"selections/{parts.name}/0-3.npy": "of a selection, unused"}
+    assert not parts.exists()
+    assert len(bits(selected)) == 2
+
+
 def test_what_is_left_of_making_a_selection_is_garbage_once_nobody_makes_it(selected: Path) -> None:
     kept = selected / "selections"
     lock, parts = kept / f"{'a' * 32}.lock", kept / f"{'a' * 32}.parts"
