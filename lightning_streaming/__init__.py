@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from lightning_streaming.loading.dataloader import StreamingDataLoader
     from lightning_streaming.loading.dataset import StreamingDataset
     from lightning_streaming.loading.measures import LoaderStatistics, WaitTimes
+    from lightning_streaming.loading.mixture import Phase
     from lightning_streaming.loading.ranks import gather_in_order, restore_state_global, save_state_global
     from lightning_streaming.loading.sample_access import LocalDataset
     from lightning_streaming.loading.sample_key import KeyedBatch, SampleKey, SampleKeys
@@ -39,6 +40,7 @@ __all__ = [
     "LoggedSample",
     "MDSWriter",
     "PartJob",
+    "Phase",
     "Preempted",
     "PreemptionCheckpoint",
     "SampleKey",
@@ -78,6 +80,7 @@ _MODULE_OF = {
     "LoggedSample": "loading.sample_log",
     "MDSWriter": "writing.writers",
     "PartJob": "writing.parts",
+    "Phase": "loading.mixture",
     "Preempted": "trainer.preemption",
     "PreemptionCheckpoint": "trainer.preemption",
     "SampleKey": "loading.sample_key",

@@ -75,6 +75,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
             epoch_size=options.samples_per_epoch(),
             skip=parse_batch_ranges(options.skip, "skip"),
             batch_size=options.batch_size,
+            phases=options.mixed_phases(),
         )
         run, watched = CurrentRun(asked, source), WatchSettings(options.sample_log, options.watchdog_seconds)
         self._passes = Passes(run, source, misses, options.predownload, watched)

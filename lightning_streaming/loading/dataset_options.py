@@ -13,8 +13,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.mixture import Phase, check_all_are_read, mixed_phases
 from lightning_streaming.loading.selection import Select
 from lightning_streaming.loading.stream import Asked, Stream, StreamDefaults, named_streams
+from lightning_streaming.order.phases import PhaseMix
 from lightning_streaming.order.settings import OrderSettings, stretched_seed
 from lightning_streaming.order.skips import parse_batch_ranges
 from lightning_streaming.storage import StorageOptions, mask_url
@@ -39,6 +41,8 @@ class StreamOptions:
         storage_options: Passed to fsspec for the only stream: key, secret, endpoint_url, token, ...
         select: Numbers of the samples of the only stream that are read; a truth value for each; or a ``.npy`` file of
             either.
+        phases: Mixtures of the streams that follow each other within an epoch, in place of ``proportion``, ``repeat``
+            and ``choose``; see docs/mixtures.md.
     """
 
     streams: Asked | None = None
@@ -46,6 +50,7 @@ class StreamOptions:
     local: str | None = None
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     select: Select | None = field(default=None, repr=False)
+    phases: Sequence[Phase] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +96,41 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
         check_at_least("predownload", self.predownload, 1)
         check_at_least("replication", self.replication, 1)
         parse_batch_ranges(self.skip, "skip")
+        self.mixed_phases()
         if self.storage_options is not None:
             object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
+
+    def samples_per_epoch(self) -> int | None:
+        """The epoch size as a number; None for None, 0 and "", as MosaicML Streaming has it."""
+        if not self.epoch_size:
+            return None
+        samples = parse_count(self.epoch_size, "epoch_size")
+        if samples == 0:
+            raise ConfigError(f"epoch_size must be at least one sample, but got {self.epoch_size!r}")
+        return samples
+
+    def mixed_phases(self) -> tuple[PhaseMix, ...]:
+        """The phases as order takes them, checked.
+
+        Raises:
+            ConfigError: They cannot follow each other so, or the streams do not fit them.
+        """
+        if not self.phases:
+            return ()
+        if not isinstance(self.phases, Sequence) or not all(isinstance(one, Phase) for one in self.phases):
+            raise ConfigError(f"phases must be a list of Phase(name=..., mix=..., until=...), but got {self.phases!r}")
+        if not isinstance(self.streams, Mapping):
+            raise ConfigError("phases name streams, so streams= must map names to them, like {'web': Stream(...)}")
+        weighted = [
+            name for name, one in self.streams.items() if isinstance(one, Stream) and not one.weight().is_unsaid
+        ]
+        if weighted:
+            raise ConfigError(
+                f"phases say how much is read of each stream, so stream {weighted[0]!r} can have no proportion, repeat "
+                "or choose; leave these, or phases, out"
+            )
+        check_all_are_read(self.phases, self.streams)
+        return mixed_phases(self.phases, self.samples_per_epoch())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,15 +184,6 @@ class DatasetOptions(DataOptions):
         only = {name: getattr(self, name) for name in ("remote", "local", "storage_options", "select")}
         return named_streams(self.streams, only, self.stream_config)
 
-    def samples_per_epoch(self) -> int | None:
-        """The epoch size as a number; None for None, 0 and "", as MosaicML Streaming has it."""
-        if not self.epoch_size:
-            return None
-        samples = parse_count(self.epoch_size, "epoch_size")
-        if samples == 0:
-            raise ConfigError(f"epoch_size must be at least one sample, but got {self.epoch_size!r}")
-        return samples
-
     def cache_bytes(self) -> int | None:
         """The cache limit as a number; None for no limit."""
         return None if self.cache_limit is None else parse_bytes(self.cache_limit, "cache_limit")
@@ -170,6 +199,7 @@ class DatasetOptions(DataOptions):
             "cache_limit": self.cache_bytes(),
             "sample_log": None if self.sample_log is None else os.fspath(self.sample_log),
             "streams": {name: _describe_stream(stream) for name, stream in streams.items()},
+            "phases": [vars(one) for one in self.phases or ()] or None,
         }
         asked = {name: value for name, value in vars(self).items() if name not in _NOT_SHOWN}
         return describe("StreamingDataset", {**asked, **parsed})

@@ -23,6 +23,7 @@ from textwrap import indent
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_streaming.loading.catalog import Catalog
+from lightning_streaming.order.phases import MixturePlan
 from lightning_streaming.order.settings import BATCHING_METHODS, SAMPLING_METHODS, SHUFFLE_ALGOS, OrderSettings
 from lightning_streaming.order.weights import ResolvedWeights
 
@@ -45,13 +46,24 @@ _MOST_ROWS = 24
 class Fingerprint:
     """What a position depends on, apart from the seed and the canonical nodes, which the state carries itself.
 
+    Of phases only those count that have begun, and of the streams those that they read: what comes later may change.
+
     Args:
         catalog: The data.
         settings: The order settings, settled.
         weights: The streams' shares of an epoch.
+        plan: The phases of an epoch, if it has any.
+        phases_begun: How many of them have begun.
     """
 
-    def __init__(self, catalog: Catalog, settings: OrderSettings, weights: ResolvedWeights) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        settings: OrderSettings,
+        weights: ResolvedWeights,
+        plan: MixturePlan | None = None,
+        phases_begun: int = 0,
+    ) -> None:
         order = {
             "epoch_size": weights.epoch_size,
             "shuffle": settings.shuffle,
@@ -61,24 +73,28 @@ class Fingerprint:
             "sampling_granularity": settings.sampling_granularity,
             "batching_method": settings.batching_method,
         }
+        self._has_phases = plan is not None
         self._indexes = dict(zip(catalog.stream_names, catalog.indexes, strict=True))
+        stream_of = {name: stream for stream, name in enumerate(catalog.stream_names)}
+        drawn = dict(zip(catalog.stream_names, weights.choose, strict=True))
+        if plan is not None:
+            drawn = plan.drawn_by(phases_begun - 1) if phases_begun else {}
         self._described: dict[str, dict[str, Any]] = {
-            name: {
-                "place": stream,
-                "samples": catalog.samples_per_stream[stream],
-                "shards": catalog.shards_per_stream[stream],
-                "samples drawn": weights.choose[stream],
-                "digest": catalog.indexes[stream].data_digest,
-                **_selection_of(catalog, stream),
-            }
-            for stream, name in enumerate(catalog.stream_names)
+            name: _description(catalog, stream_of[name], place, samples)
+            for place, (name, samples) in enumerate(drawn.items())
+            if name in stream_of
         }
         streams: dict[str, Any] = self._described
-        if len(json.dumps(streams)) > _LONGEST_LIST:
+        if plan is None and len(json.dumps(streams)) > _LONGEST_LIST:
             whole = {"samples": catalog.num_samples, "digest": _digest(streams)}
             streams = {f"all {len(streams)} streams": whole}
         self.saved: dict[str, Any] = {"order": order, "streams": streams}
         """As a state carries it."""
+        if plan is not None:
+            begun = zip(plan.phases[:phases_begun], plan.phase_stops.tolist(), strict=False)
+            self.saved["phases"] = {
+                one.name: {"until": stop, "mix": one.told_mix, "steps": one.steps} for one, stop in begun
+            }
         room = _LONGEST_LIST - len(json.dumps(streams))
         self.stream_list = _list_streams(self._facts(), room, with_names=streams is not self._described)
         """What a state carries beside it, if there is room: never compared, but of help where something differs."""
@@ -90,8 +106,14 @@ class Fingerprint:
             saved: The saved one.
             listed: What was saved beside it.
         """
-        order, streams = ({"order": of["order"]} for of in (saved, self.saved)), saved["streams"]
-        found = differences(*order)
+        streams = saved["streams"]
+        found = differences(*({name: of[name] for name in of if name != "streams"} for of in (saved, self.saved)))
+        if self._has_phases and "phases" in saved:
+            # What has been read of streams that are gone does not matter to what follows; nor where the epoch ends.
+            streams = {name: one for name, one in streams.items() if name in self._indexes}
+            found = [one for one in found if one.setting != "order.epoch_size"]
+        if any(one.setting.startswith("phases") for one in found):
+            return found  # how much was drawn of each stream, and of which, follows from them
         if is_listed(streams):
             for one in differences({"streams": streams}, {"streams": self._described}):
                 found += self._with_hashes(one, streams, listed)
@@ -139,6 +161,18 @@ class Fingerprint:
             yield Difference(f"streams.{name}.hashes", _in_short(then), _in_short(facts.hashes))
 
 
+def _description(catalog: Catalog, stream: int, place: int, drawn: int) -> dict[str, Any]:
+    """What a state says of a stream."""
+    return {
+        "place": place,
+        "samples": catalog.samples_per_stream[stream],
+        "shards": catalog.shards_per_stream[stream],
+        "samples drawn": drawn,
+        "digest": catalog.indexes[stream].data_digest,
+        **_selection_of(catalog, stream),
+    }
+
+
 def _selection_of(catalog: Catalog, stream: int) -> dict[str, str]:
     """What a state says of a stream of which not all samples are read."""
     selection = catalog.selections[stream]
@@ -179,7 +213,23 @@ def read_fingerprint(fields: Fields) -> dict[str, Any]:
     }
     # What a later release may have added stays, to be told as a difference.
     more = {key: order.get(key) for key in order if key not in read}
-    return {"order": {**read, **more}, "streams": {name: _read_stream(streams.fields(name)) for name in streams}}
+    return {
+        "order": {**read, **more},
+        "streams": {name: _read_stream(streams.fields(name)) for name in streams},
+        **({"phases": _read_phases(fields.fields("phases"))} if "phases" in fields else {}),
+    }
+
+
+def _read_phases(fields: Fields) -> dict[str, Any]:
+    phases = {name: fields.fields(name) for name in fields}
+    return {
+        name: {
+            "until": one.whole_number("until", least=1),
+            "mix": one.text("mix"),
+            "steps": one.whole_number("steps", least=1),
+        }
+        for name, one in phases.items()
+    }
 
 
 def _read_stream(fields: Fields) -> dict[str, Any]:
@@ -424,5 +474,5 @@ def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], where: str) -
 
 def _brief(value: object) -> str:
     if isinstance(value, Mapping):
-        return f"{value.get('samples', '?')} samples"
+        return f"{value['samples']} samples" if "samples" in value else "there"
     return repr(value)

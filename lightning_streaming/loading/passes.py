@@ -35,7 +35,8 @@ from lightning_streaming.loading.sample_source import SampleSource
 from lightning_streaming.loading.shared_memory import PassCounter
 from lightning_streaming.loading.state import Cursor, PassStart, SavedPosition
 from lightning_streaming.loading.transform import Making
-from lightning_streaming.order.batchings import Batched, batched
+from lightning_streaming.order.batchings import Batched
+from lightning_streaming.order.draw import Shuffled
 from lightning_streaming.order.settings import OrderSettings
 from lightning_streaming.order.weights import ResolvedWeights
 from lightning_streaming.world import World
@@ -84,7 +85,7 @@ class CurrentRun:
     @property
     def weights(self) -> ResolvedWeights:
         """Each stream's share of an epoch, in stream order."""
-        return self.asked.resolved_weights(self._source.catalog, self.settings.shuffle_seed)
+        return self.asked.resolved_weights(self._source.catalog, self.settings)
 
     def are_of(self, other: CurrentRun) -> bool:
         """Whether the same order of the same data was asked for."""
@@ -197,7 +198,12 @@ class CurrentRun:
     def prepare_after(self, start: PassStart) -> None:
         """Begin to make the order of the epoch after a pass, so that nobody waits for it then."""
         order = self.epoch_of(start).order
-        self._ahead.prepare(order.shuffled(start.cursor.epoch + 1))
+        if order.can_draw_first():
+            self.prepare(order.first_draw(start.cursor.epoch + 1))
+
+    def prepare(self, draw: Shuffled) -> None:
+        """Begin to make what will have to be drawn next."""
+        self._ahead.prepare(draw)
 
     def close(self) -> None:
         """Keep no order that was made ahead."""
@@ -210,9 +216,14 @@ class CurrentRun:
         return {**self.__dict__, "_run": None, "_brought": brought}
 
 
-def drawn_sequence(epoch: Epoch) -> Batched:
-    """The sample ids of an epoch by position; a large order is made once on a node, and mapped."""
-    return batched(epoch.order.shuffled(epoch.cursor.epoch, shared_order).drawn(), epoch.composed)
+def drawn_sequence(epoch: Epoch, will_follow: Callable[[Shuffled], None] = lambda _: None) -> Batched:
+    """The sample ids of an epoch by position; a large order is made once on a node, and mapped.
+
+    Args:
+        epoch: Which one.
+        will_follow: Told what will have to be drawn next, where an epoch is not drawn as a whole.
+    """
+    return epoch.order.drawn(epoch.composed, epoch.cursor.epoch, shared_order, will_follow)
 
 
 class Passes:
@@ -301,7 +312,7 @@ class Passes:
         def make_partition() -> WorkerPartition:
             epoch = run.epoch_of(start)
             return WorkerPartition(
-                sequence=drawn_sequence(epoch),
+                sequence=drawn_sequence(epoch, run.prepare),
                 epoch_partition=epoch.partition,
                 node=start.world.node,
                 rank_of_node=start.world.rank_of_node,

@@ -12,21 +12,26 @@ that :meth:`Run.at` returns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from textwrap import indent
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, StateError, StateMismatchError
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.fingerprint import Difference, Fingerprint, in_words, refusal
+from lightning_streaming.loading.mixture import check_streams_of
 from lightning_streaming.loading.state import Cursor, PassStart, SavedPosition
 from lightning_streaming.order.batchings import Batched, batched
 from lightning_streaming.order.draw import Draw, Shuffled, drawn_here
 from lightning_streaming.order.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
+from lightning_streaming.order.phased import Mixture, Phased
+from lightning_streaming.order.phases import LONGEST_STEP, MixturePlan, PhaseMix, planned
 from lightning_streaming.order.settings import OrderSettings, SettledOrder
 from lightning_streaming.order.skips import (
     NOTHING_SKIPPED,
@@ -51,6 +56,7 @@ _SEQUENCES_KEPT = 3
 """Sequences that are kept for the next question: of the epoch under way, the one before and the one after."""
 
 _weights = lru_cache(maxsize=16)(resolve_weights)
+_planned = lru_cache(maxsize=16)(planned)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,10 +72,23 @@ class RunRequest:
     """Global batches of the run to leave out."""
     batch_size: int | None = None
     """Samples per batch on each rank, if the dataset was told."""
+    phases: tuple[PhaseMix, ...] = ()
+    """What each part of an epoch takes of each stream, in place of weights and size."""
 
-    def resolved_weights(self, catalog: Catalog, seed: int) -> ResolvedWeights:
+    def plan(self, settings: OrderSettings) -> MixturePlan | None:
+        """What the steps of its phases take of each stream; None if it has none."""
+        if not self.phases:
+            return None
+        # Only batches of all streams together straddle borders; to compose others, steps are as long as they can be.
+        longest = LONGEST_STEP if settings.batching_method == "random" else self.phases[-1].stop
+        return _planned(self.phases, settings.num_canonical_nodes or 1, longest)
+
+    def resolved_weights(self, catalog: Catalog, settings: OrderSettings) -> ResolvedWeights:
         """What each stream gives; the seed decides which streams get the samples that rounding leaves over."""
-        return _weights(self.weights, tuple(catalog.samples_per_stream), self.epoch_size, seed)
+        plan, sizes = self.plan(settings), catalog.samples_per_stream
+        if plan is not None:
+            return plan.weights(catalog.stream_names, sizes)
+        return _weights(self.weights, tuple(sizes), self.epoch_size, settings.shuffle_seed)
 
     def of_order(self) -> RunRequest:
         """Only what is about order."""
@@ -88,20 +107,70 @@ class RunOrder:
     settings: SettledOrder
     catalog: Catalog
     weights: ResolvedWeights
+    plan: MixturePlan | None = None
+    """What each step of each phase takes of each stream, where there are phases."""
     _sequences: dict[tuple[BatchGeometry, int], Batched] = field(default_factory=dict, repr=False)
+    _fingerprints: dict[int, Fingerprint] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def _shard_sizes(self) -> tuple[NDArray[np.int64], ...]:
+        """Samples in each shard, per stream."""
+        sizes = zip(self.catalog.shard_sizes_per_stream, self.catalog.selections, strict=True)
+        # Shards of which nothing is selected have no ids: an order need not know of them.
+        return tuple(of if selection is None else of[of > 0] for of, selection in sizes)
 
     @cached_property
     def shape(self) -> DatasetShape:
         """The data, as far as order knows it."""
-        sizes = zip(self.catalog.shard_sizes_per_stream, self.catalog.selections, strict=True)
-        # Shards of which nothing is selected have no ids: an order need not know of them.
-        read = (of if selection is None else of[of > 0] for of, selection in sizes)
-        return DatasetShape(shard_sizes=tuple(read), weights=self.weights)
+        return DatasetShape(shard_sizes=self._shard_sizes, weights=self.weights)
 
     @cached_property
-    def fingerprint(self) -> Fingerprint:
-        """What a saved position belongs to."""
-        return Fingerprint(self.catalog, self.settings, self.weights)
+    def mixture(self) -> Mixture | None:
+        """The streams that phases mix; None without phases."""
+        if self.plan is None:
+            return None
+        names, samples = self.catalog.stream_names, self.catalog.samples_per_stream
+        first_ids = [0, *accumulate(samples)][:-1]
+        return Mixture(
+            self.settings,
+            self.plan,
+            dict(zip(names, self._shard_sizes, strict=True)),
+            dict(zip(names, first_ids, strict=True)),
+        )
+
+    def fingerprint(self, phases_begun: int = 0) -> Fingerprint:
+        """What a saved position belongs to.
+
+        Args:
+            phases_begun: Phases of which a sample was read: what comes after them may change.
+        """
+        known = self._fingerprints.get(phases_begun)
+        if known is None:
+            known = Fingerprint(self.catalog, self.settings, self.weights, self.plan, phases_begun)
+            self._fingerprints[phases_begun] = known
+        return known
+
+    def phases_begun(self, cursor: Cursor, geometry: BatchGeometry) -> int:
+        """How many phases have begun where a reader stands: those of which a sample was read."""
+        if self.plan is None:
+            return 0
+        if cursor.epoch:
+            return len(self.plan.phases)
+        ended = np.searchsorted(self._phase_stops(geometry, 0), cursor.sample_in_epoch, side="left")
+        return min(int(ended) + bool(cursor.sample_in_epoch), len(self.plan.phases))
+
+    def phase(self, cursor: Cursor, geometry: BatchGeometry) -> str | None:
+        """The name of the phase that is read from a cursor on; None without phases."""
+        if self.plan is None:
+            return None
+        stops = self._phase_stops(geometry, cursor.epoch)
+        place = int(np.searchsorted(stops, cursor.sample_in_epoch, side="right"))
+        return self.plan.phases[min(place, len(stops) - 1)].name
+
+    def _phase_stops(self, geometry: BatchGeometry, epoch: int) -> NDArray[np.int64]:
+        sequence = self.sequence(geometry, epoch)
+        assert isinstance(sequence, Phased), "as there are phases"
+        return sequence.phase_stops()
 
     @property
     def is_composed(self) -> bool:
@@ -117,15 +186,47 @@ class RunOrder:
         """
         known = self._sequences.get((geometry, epoch))
         if known is None:
-            known = batched(self.shuffled(epoch), geometry)
+            known = self._batched(geometry, epoch)
             # Anew, rather than changed: a checkpoint may be written by a thread.
             kept = list(self._sequences.items())[1 - _SEQUENCES_KEPT :]
             object.__setattr__(self, "_sequences", {**dict(kept), (geometry, epoch): known})
         return known
 
-    def shuffled(self, epoch: int, draw: Draw = drawn_here) -> Shuffled:
-        """The samples that an epoch draws, shuffled; ``draw`` draws them, when ids are first asked for."""
+    def drawn(
+        self, geometry: BatchGeometry, epoch: int, draw: Draw, will_follow: Callable[[Shuffled], None]
+    ) -> Batched:
+        """The same, to ask for ids.
+
+        Args:
+            geometry: What its batches are made for.
+            epoch: Counts from 0.
+            draw: Draws what has to be drawn before ids of it are known.
+            will_follow: Told what will have to be drawn next, where an epoch is not drawn as a whole.
+        """
+        if self.mixture is None:
+            return batched(self.first_draw(epoch, draw).drawn(), geometry)
+        return self._batched(geometry, epoch, draw, will_follow)
+
+    def can_draw_first(self) -> bool:
+        """Whether all streams are here that an epoch begins with: some may have gone since."""
+        return self.mixture is None or self.mixture.has(0)
+
+    def first_draw(self, epoch: int, draw: Draw = drawn_here) -> Shuffled:
+        """What has to be drawn first for an epoch; all of it, where there are no phases."""
+        if self.mixture is not None:
+            return self.mixture.shuffled(epoch, 0, draw)
         return Shuffled(self.settings, self.shape, epoch, draw)
+
+    def _batched(
+        self,
+        geometry: BatchGeometry,
+        epoch: int,
+        draw: Draw = drawn_here,
+        will_follow: Callable[[Shuffled], None] | None = None,
+    ) -> Batched:
+        if self.mixture is not None:
+            return Phased(self.mixture, geometry, epoch, draw, will_follow)
+        return batched(self.first_draw(epoch, draw), geometry)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -303,16 +404,47 @@ class Run:
     def saved(self, cursor: Cursor) -> SavedPosition:
         """A cursor with all that makes it mean the same again."""
         keeps_batches = self.order.is_composed and cursor.sample_in_epoch
+        fingerprint = self._fingerprint(cursor)
         return SavedPosition(
             cursor=cursor,
             shuffle_seed=self.settings.shuffle_seed,
             num_canonical_nodes=self.settings.num_canonical_nodes,
             initial_physical_nodes=self.initial_nodes,
             geometry=self._composed(cursor) if keeps_batches else None,
-            fingerprint=self.order.fingerprint.saved,
+            fingerprint=fingerprint.saved,
             skipped={str(one): span for one, span in self.skipped_ranges.items()},
-            streams=self.order.fingerprint.stream_list,
+            streams=fingerprint.stream_list,
         )
+
+    def differences(self, saved: SavedPosition) -> list[Difference]:
+        """What of data and order is not what it was at a saved position; of phases, up to there."""
+        return (
+            self._fingerprint(saved.cursor).differences(saved.fingerprint, saved.streams) if saved.fingerprint else []
+        )
+
+    def _fingerprint(self, cursor: Cursor) -> Fingerprint:
+        return self.order.fingerprint(self._phases_begun(cursor))
+
+    def _phases_begun(self, cursor: Cursor) -> int:
+        return self.order.phases_begun(cursor, self._composed(cursor)) if self.order.plan else 0
+
+    def phase(self, cursor: Cursor) -> str | None:
+        """The name of the phase that is read from a cursor on; None where there are no phases."""
+        return self.order.phase(cursor, self._composed(cursor)) if self.order.plan else None
+
+    def check_phases(self, cursor: Cursor) -> None:
+        """Refuse phases that cannot be read from a cursor on.
+
+        Raises:
+            ConfigError: A stream is missing, or would be read more often than it may.
+        """
+        plan, catalog = self.order.plan, self.order.catalog
+        if plan is None:
+            return
+        begun = self._phases_begun(cursor)
+        first = 0 if cursor.epoch or not begun else begun - 1
+        check_streams_of(plan, catalog.stream_names, first)
+        plan.check_repeats(dict(zip(catalog.stream_names, catalog.samples_per_stream, strict=True)), first)
 
     # The same run elsewhere, or later.
 
@@ -455,6 +587,9 @@ def new_run(
     initial_nodes = initial_nodes or machines.num_nodes
     order = _settled(asked, asked.settings.settled(initial_nodes), catalog)
     _check_canonical_nodes(order, ConfigError, "num_canonical_nodes is", "ask for fewer")
+    if order.plan is not None:
+        check_streams_of(order.plan, catalog.stream_names)
+        order.plan.check_repeats(dict(zip(catalog.stream_names, catalog.samples_per_stream, strict=True)))
     return Run(order=order, machines=machines, skip=asked.skip, initial_nodes=initial_nodes, reader=reader)
 
 
@@ -488,9 +623,6 @@ def resume(
         _check_canonical_nodes(order, ConfigError, "num_canonical_nodes is", "ask for fewer")
     what = f"{told}'num_canonical_nodes' of the saved position is"
     _check_canonical_nodes(order, StateError, what, "it is of other data, or was edited: go on from another checkpoint")
-    found = order.fingerprint.differences(saved.fingerprint, saved.streams) if saved.fingerprint else []
-    if found and on_change == "error":
-        raise StateMismatchError(told + refusal(found))
     run = Run(
         order=order,
         machines=machines,
@@ -502,6 +634,10 @@ def resume(
         may_end_early=on_change == "warn",
         reader=reader,
     )
+    found = run.differences(saved)
+    if found and on_change == "error":
+        raise StateMismatchError(told + refusal(found))
+    run.check_phases(saved.cursor)
     return Resumed(run, found)
 
 
@@ -525,8 +661,8 @@ def order_of_pass(asked: RunRequest, catalog: Catalog, start: PassStart) -> RunO
 
 
 def _settled(asked: RunRequest, settings: SettledOrder, catalog: Catalog) -> RunOrder:
-    weights = asked.resolved_weights(catalog, settings.shuffle_seed)
-    return RunOrder(settings=settings, catalog=catalog, weights=weights)
+    weights = asked.resolved_weights(catalog, settings)
+    return RunOrder(settings=settings, catalog=catalog, weights=weights, plan=asked.plan(settings))
 
 
 def _check_canonical_nodes(

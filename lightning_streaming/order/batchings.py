@@ -25,24 +25,12 @@ from lightning_streaming.order.sequence import SampleSequence, check_entries, di
 
 
 class Batched(SampleSequence, ABC):
-    """An epoch in the order in which it is read: its entries are the positions that saved states count.
-
-    Args:
-        inner: What the epoch draws, shuffled.
-        geometry: What global batches are made for; see :func:`~lightning_streaming.order.partition.epoch_geometry`.
-
-    Raises:
-        ConfigError: Batches cannot be made so from this data.
-    """
-
-    def __init__(self, inner: Shuffled, geometry: BatchGeometry) -> None:
-        self.inner = inner
-        self.geometry = geometry
+    """An epoch in the order in which it is read: its entries are the positions that saved states count."""
 
     @property
+    @abstractmethod
     def num_samples(self) -> int:
         """Places of the order."""
-        return len(self.inner)
 
     @abstractmethod
     def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -52,22 +40,9 @@ class Batched(SampleSequence, ABC):
             SampleIndexError: A position lies outside the epoch.
         """
 
-    def ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Sample ids at positions in ``[0, len(self))``, of any shape.
-
-        Raises:
-            SampleIndexError: A position lies outside the epoch.
-        """
-        return self.inner.ids(self.places(positions))
-
     def ids_between(self, start: int, stop: int) -> NDArray[np.int64]:
         """Sample ids at positions ``[start, stop)``."""
         return self.ids(np.arange(start, stop))
-
-    @property
-    def digest(self) -> str:
-        """See :class:`~lightning_streaming.order.sequence.SampleSequence`."""
-        return digest_of(asdict(self.geometry), self.inner.digest)
 
     @property
     def read_once(self) -> int:
@@ -102,6 +77,11 @@ class Batched(SampleSequence, ABC):
             )
         return len(self) if consumed >= len(self) else min(consumed, self.read_once)
 
+    def are_repeats(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether each position reads a place that was read before; False for -1, and for what composed batches
+        repeat of a stream."""
+        return np.zeros(positions.shape, np.bool_)
+
     def are_first_reads(
         self, partition: Partition, ts: NDArray[np.int64], node: int, rank_of_node: int
     ) -> NDArray[np.bool_]:
@@ -119,7 +99,42 @@ class Batched(SampleSequence, ABC):
         Returns:
             Of shape (len(ts), batch_size), like ``partition.batches``; False where that is -1.
         """
-        return partition.are_first(ts, node, rank_of_node)
+        are_first = partition.are_first(ts, node, rank_of_node)
+        return are_first & ~self.are_repeats(partition.batches(ts, node, rank_of_node))
+
+
+class BatchedDraw(Batched):
+    """One draw of samples in the order in which it is read.
+
+    Args:
+        inner: What is drawn, shuffled.
+        geometry: What global batches are made for; see :func:`~lightning_streaming.order.partition.epoch_geometry`.
+
+    Raises:
+        ConfigError: Batches cannot be made so from this data.
+    """
+
+    def __init__(self, inner: Shuffled, geometry: BatchGeometry) -> None:
+        self.inner = inner
+        self.geometry = geometry
+
+    @property
+    def num_samples(self) -> int:
+        """Places of the order."""
+        return len(self.inner)
+
+    def ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Sample ids at positions in ``[0, len(self))``, of any shape.
+
+        Raises:
+            SampleIndexError: A position lies outside the epoch.
+        """
+        return self.inner.ids(self.places(positions))
+
+    @property
+    def digest(self) -> str:
+        """See :class:`~lightning_streaming.order.sequence.SampleSequence`."""
+        return digest_of(asdict(self.geometry), self.inner.digest)
 
     def _row_streams(self, rows_per_stream: Sequence[int], num_nodes: int) -> list[_RowStreams]:
         """Put the rows of all streams in random order, on each node by itself; each stream's rows keep theirs.
@@ -129,14 +144,14 @@ class Batched(SampleSequence, ABC):
             num_nodes: Nodes.
         """
         settings = self.inner.settings
-        seed = settings.shuffle_seed + (self.inner.epoch if settings.redraws_shards else 0)
+        seed = settings.shuffle_seed + (self.inner.turn if settings.redraws_shards else 0)
         if self.inner.is_on_demand:
             return [ComputedRowStreams(rows_per_stream, (seed, node)) for node in range(num_nodes)]
         generator = np.random.default_rng(seed)  # one for all nodes
         return [draw_row_streams(rows_per_stream, generator) for _ in range(num_nodes)]
 
 
-class Random(Batched):
+class Random(BatchedDraw):
     """All streams together, shuffled as one and read canonical node by canonical node in turn.
 
     Args:
@@ -172,15 +187,12 @@ class Random(Batched):
         """See :class:`Batched`."""
         return self._sequence.most_counted(num_ranks)
 
-    def are_first_reads(
-        self, partition: Partition, ts: NDArray[np.int64], node: int, rank_of_node: int
-    ) -> NDArray[np.bool_]:
+    def are_repeats(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
         """See :class:`Batched`."""
-        are_first = super().are_first_reads(partition, ts, node, rank_of_node)
-        return are_first & ~self._sequence.are_repeats(partition.batches(ts, node, rank_of_node))
+        return self._sequence.are_repeats(positions)
 
 
-class Stratified(Batched):
+class Stratified(BatchedDraw):
     """Each global batch holds every stream's share of it, stream by stream; the shortest stream ends the epoch.
 
     Args:
@@ -246,7 +258,7 @@ def shares_of_batch(proportions: NDArray[np.float64], batch_size: int) -> NDArra
     return shares
 
 
-class PerStream(Batched):
+class PerStream(BatchedDraw):
     """Each stream fills as many whole global batches as it can; their order is random.
 
     Args:
@@ -281,7 +293,7 @@ class PerStream(Batched):
         return origins
 
 
-class DevicePerStream(Batched):
+class DevicePerStream(BatchedDraw):
     """Each node fills as many whole batches from each stream as it can; their order is random, node by node.
 
     The sequence takes one batch of each node in turn. A last round that does not give every rank a batch is left out;
@@ -349,7 +361,7 @@ class DevicePerStream(Batched):
         return self._row_streams(self.rows_per_stream, self._num_nodes)
 
 
-BATCHINGS: dict[str, Callable[[Shuffled, BatchGeometry], Batched]] = {
+BATCHINGS: dict[str, Callable[[Shuffled, BatchGeometry], BatchedDraw]] = {
     "device_per_stream": DevicePerStream,
     "per_stream": PerStream,
     "random": Random,
@@ -357,7 +369,7 @@ BATCHINGS: dict[str, Callable[[Shuffled, BatchGeometry], Batched]] = {
 }
 
 
-def batched(inner: Shuffled, geometry: BatchGeometry) -> Batched:
+def batched(inner: Shuffled, geometry: BatchGeometry) -> BatchedDraw:
     """Batch what an epoch draws as its settings say; quick, whatever the epoch's size. See :class:`Batched`."""
     return BATCHINGS[inner.settings.batching_method](inner, geometry)
 

@@ -74,7 +74,7 @@ def blockwise_order(groups: Iterable[StreamGroup], settings: SettledOrder, epoch
     orders: list[BlockwiseOrder] = []
     first_place = first_part = 0
     for group in groups:
-        drawn = _draw_units(group, settings, epoch)
+        drawn = _taken_units(group, settings) if group.stretches else _draw_units(group, settings, epoch)
         generator = _generator_for(_RandomPurpose.MIXING, settings.shuffle_seed, epoch, group.first_id)
         task = ShuffleTask(
             units=drawn.sizes,
@@ -235,7 +235,7 @@ def _pieces_of(drawn: _DrawnUnits, spans: Spans, first_place: int, first_part: i
     stops = first_place + np.cumsum(spans.sizes)
     parts = drawn.parts[units]
     skipped = spans.firsts - (unit_stops - drawn.sizes)[units]
-    firsts = np.where(parts < 0, drawn.first_ids[units], 0) + skipped
+    firsts = np.where(parts < 0, drawn.first_ids[units], drawn.offsets[units]) + skipped
     parts = np.where(parts < 0, -1, parts + first_part)
     return _Pieces(stops, firsts - (stops - spans.sizes), parts, drawn.part_table)
 
@@ -260,6 +260,8 @@ class _DrawnUnits:
     """Samples in each unit, at least one."""
     first_ids: NDArray[np.int64]
     """Sample id at which the unit's shard starts."""
+    offsets: NDArray[np.int64]
+    """Where in its shard's permutation the part begins; 0 for whole shards."""
     parts: NDArray[np.int64]
     """Which of ``part_table`` each unit is; -1 for whole shards."""
     part_table: _PartialShards
@@ -289,9 +291,28 @@ def _draw_units(group: StreamGroup, settings: SettledOrder, epoch: int) -> _Draw
     generator = _generator_for(_RandomPurpose.PARTS, seed, part_epoch, first_id)
     # A key for every shard, so that which samples it gives does not hang on which other shards give a part.
     keys = drawn_keys(generator, len(sizes) if partial.size else 0)
+    unit_sizes, unit_first_ids, parts = _units(sizes, first_ids, repeats, rest)
     return _DrawnUnits(
-        *_units(sizes, first_ids, repeats, rest),
+        unit_sizes,
+        unit_first_ids,
+        np.zeros_like(unit_sizes),
+        parts,
         _PartialShards(first_ids[partial], sizes[partial], keys[partial]),
+    )
+
+
+def _taken_units(group: StreamGroup, settings: SettledOrder) -> _DrawnUnits:
+    """What a step of a phase takes of each stream."""
+    units = group.stretch_units(settings.shuffle_seed, is_shuffled=True)
+    partial = np.flatnonzero(units.are_parts)
+    parts = np.full(len(units.sizes), -1, np.int64)
+    parts[partial] = np.arange(len(partial))
+    return _DrawnUnits(
+        units.sizes,
+        units.first_ids,
+        units.offsets,
+        parts,
+        _PartialShards(units.first_ids[partial], units.shard_sizes[partial], units.keys[partial]),
     )
 
 

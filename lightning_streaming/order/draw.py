@@ -16,6 +16,7 @@ from lightning_streaming.order.runs import RunLookup, write_runs
 from lightning_streaming.order.sequence import SampleSequence, digest_of
 from lightning_streaming.order.settings import OrderSettings, SettledOrder
 from lightning_streaming.order.shuffles import ShuffleTask, shuffle_into, shuffle_items
+from lightning_streaming.order.stretches import MOST_STEPS, Stretch
 from lightning_streaming.order.weights import DatasetShape, StreamGroup
 
 _ORDER_VERSION = 2
@@ -48,6 +49,8 @@ class Shuffled(SampleSequence):
         shape: The data.
         epoch: Counts from 0.
         draw: Draws it, where each id cannot be worked out by itself.
+        stretches: Of a step of a phase: where it goes on with each stream. The shape is then of the step.
+        step: The step's number in its epoch.
 
     Raises:
         ConfigError: The epoch is negative; or, when it is drawn, the samples or the block are too few for the shuffle
@@ -58,6 +61,8 @@ class Shuffled(SampleSequence):
     shape: DatasetShape
     epoch: int
     draw: Draw = drawn_here
+    stretches: tuple[Stretch, ...] = ()
+    step: int = 0
 
     def __post_init__(self) -> None:
         if self.epoch < 0:
@@ -79,16 +84,27 @@ class Shuffled(SampleSequence):
     @property
     def digest(self) -> str:
         """See :class:`~lightning_streaming.order.sequence.SampleSequence`; no matter how it is drawn."""
-        return digest_of(_ORDER_VERSION, asdict(self.settings), self.epoch, self.shape.digest)
+        of_step = [self.step, *map(asdict, self.stretches)] if self.stretches else []
+        return digest_of(_ORDER_VERSION, asdict(self.settings), self.epoch, self.shape.digest, *of_step)
+
+    @property
+    def turn(self) -> int:
+        """A number of its own for every epoch, and for every step of every epoch: what its shuffle is drawn with."""
+        return self.epoch * MOST_STEPS + self.step if self.stretches else self.epoch
 
     @property
     def dtype(self) -> np.dtype[np.integer[Any]]:
         """The smallest that :meth:`draw_into` can fill: 4 bytes wherever they hold every sample id and every place."""
-        return np.dtype(np.uint32 if max(len(self.shape), len(self)) <= 1 << 32 else np.int64)
+        first_ids = [
+            one.first_id + int(of.sum()) for one, of in zip(self.stretches, self.shape.shard_sizes, strict=False)
+        ]
+        return np.dtype(np.uint32 if max(len(self.shape), len(self), *first_ids) <= 1 << 32 else np.int64)
 
     @property
     def is_identity(self) -> bool:
         """Whether the epoch reads every sample once, in the order of the ids."""
+        if self.stretches:
+            return False
         sizes = [int(sizes.sum()) for sizes in self.shape.shard_sizes]
         return not self.settings.shuffle and list(self.shape.weights.choose) == sizes
 
@@ -122,7 +138,7 @@ class Shuffled(SampleSequence):
         stop = 0
         for group in self._groups():
             start, stop = stop, stop + sum(group.choose)
-            _draw_group(group, self.settings, self.epoch, out[start:stop])
+            _draw_group(group, self.settings, self.turn, out[start:stop])
 
     @cached_property
     def _order(self) -> NDArray[np.integer[Any]] | BlockwiseOrder | None:
@@ -131,31 +147,40 @@ class Shuffled(SampleSequence):
             return self.draw(self)
         if self.is_identity:
             return None
-        return blockwise_order(self._groups(), self.settings, self.epoch)
+        return blockwise_order(self._groups(), self.settings, self.turn)
 
     def _groups(self) -> Iterator[StreamGroup]:
         """All streams where they share batches freely; otherwise each by itself, in a block of its share."""
         shape, block_size, first_id = self.shape, self.settings.shuffle_block_size, 0
         if self.settings.batching_method == "random":
             yield StreamGroup(
-                shard_sizes=shape.shard_sizes, choose=shape.weights.choose, first_id=0, block_size=block_size
+                shard_sizes=shape.shard_sizes,
+                choose=shape.weights.choose,
+                first_id=0,
+                block_size=block_size,
+                stretches=self.stretches,
             )
             return
-        for sizes, choose, share in zip(shape.shard_sizes, shape.weights.choose, shape.weights.proportion, strict=True):
+        weights = shape.weights
+        for stream, (sizes, share) in enumerate(zip(shape.shard_sizes, weights.proportion, strict=True)):
             yield StreamGroup(
-                shard_sizes=(sizes,), choose=(choose,), first_id=first_id, block_size=int(block_size * share)
+                shard_sizes=(sizes,),
+                choose=weights.choose[stream : stream + 1],
+                first_id=first_id,
+                block_size=int(block_size * share),
+                stretches=self.stretches[stream : stream + 1],
             )
             first_id += int(sizes.sum())
 
 
-def _draw_group(group: StreamGroup, settings: SettledOrder, epoch: int, out: NDArray[np.integer[Any]]) -> None:
-    drawn = resample(group.shard_sizes, group.choose, settings, epoch, out.dtype)
+def _draw_group(group: StreamGroup, settings: SettledOrder, turn: int, out: NDArray[np.integer[Any]]) -> None:
+    drawn = _taken(group, settings, out.dtype) if group.stretches else _resampled(group, settings, turn, out.dtype)
     if settings.shuffle:
         task = ShuffleTask(
             units=drawn.units,
             num_canonical_nodes=settings.num_canonical_nodes,
             seed=settings.shuffle_seed,
-            epoch=epoch,
+            epoch=turn,
             block_size=group.block_size,
         )
         shuffle_into(settings.shuffle_algo, task, out)
@@ -165,8 +190,20 @@ def _draw_group(group: StreamGroup, settings: SettledOrder, epoch: int, out: NDA
         out[:] = drawn.sample_ids
     else:
         out[:] = np.arange(len(out), dtype=out.dtype)
-    if group.first_id:
+    if group.first_id and not group.stretches:
         out += group.first_id
+
+
+def _resampled(group: StreamGroup, settings: SettledOrder, epoch: int, dtype: DTypeLike) -> Resampled:
+    return resample(group.shard_sizes, group.choose, settings, epoch, dtype)
+
+
+def _taken(group: StreamGroup, settings: SettledOrder, dtype: DTypeLike) -> Resampled:
+    """What a step of a phase takes of each stream."""
+    units = group.stretch_units(settings.shuffle_seed, is_shuffled=settings.shuffle)
+    sample_ids = np.empty(sum(group.choose), dtype)
+    units.write_ids(sample_ids)
+    return Resampled(units=units.sizes, sample_ids=sample_ids)
 
 
 def _look_up(sample_ids: NDArray[np.integer[Any]], out: NDArray[np.integer[Any]]) -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.order.sequence import SampleSequence, digest_of
+from lightning_streaming.order.stretches import Stretch, StretchUnits, stretch_units
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,3 +194,9 @@ class StreamGroup:
     """Sample id at which the first shard of the first stream starts."""
     block_size: int
     """Samples to mix with each other, for algorithms that work in blocks."""
+    stretches: tuple[Stretch, ...] = ()
+    """Where each stream's passes go on, as in a step of a phase; none where an epoch draws its samples anew."""
+
+    def stretch_units(self, seed: int, *, is_shuffled: bool) -> StretchUnits:
+        """What :attr:`stretches` take, in whole shards and parts of shards."""
+        return stretch_units(self.shard_sizes, self.choose, self.stretches, seed, is_shuffled=is_shuffled)

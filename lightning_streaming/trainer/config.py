@@ -13,6 +13,7 @@ import yaml  # type: ignore[import-untyped]
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.dataset_options import DataOptions
+from lightning_streaming.loading.mixture import Phase
 from lightning_streaming.loading.selection import Select, Where  # noqa: F401  # as the command line resolves types
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.replaced_names import tells_unknown_arguments
@@ -69,10 +70,12 @@ def config_of(stage: StreamingConfig | Mapping[str, Any] | None) -> StreamingCon
             f"the data of a stage must be a StreamingConfig, like StreamingConfig(remote=...), but is of type "
             f"{type(stage).__name__}"
         )
-    streams = stage.get("streams")
+    streams, phases = stage.get("streams"), stage.get("phases")
     if streams is not None:
         streams = {name: Stream(**one) if isinstance(one, Mapping) else one for name, one in streams.items()}
-    return StreamingConfig(**{**stage, "streams": streams})
+    if phases is not None:
+        phases = [Phase(**one) if isinstance(one, Mapping) else one for one in phases]
+    return StreamingConfig(**{**stage, "streams": streams, "phases": phases})
 
 
 _Hide = Callable[[Mapping[str, Any]], Mapping[str, Any]]

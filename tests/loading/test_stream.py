@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_streaming import Stream, StreamingDataset, World
+from lightning_streaming import Phase, Stream, StreamingDataset, World
 from lightning_streaming.errors import ConfigError, DownloadError, ObjectNotFoundError, StreamingError
 from lightning_streaming.loading.stream import StreamDefaults, named_streams
 from tests.helpers import ids, make_dataset, make_loader, write_dataset
@@ -92,6 +92,7 @@ REFUSED: dict[str, list[Any]] = {
     "epoch_size": [-1, "-1", "ten", "1.5", "1x", "0", 0.5, float("nan")],
     "predownload": [0, -1, 1.5, "8"],
     "cache_limit": [-1, "many", "10 buckets", float("nan")],
+    "phases": ["broad", [{"name": "broad"}], 3, [Phase(name="broad", mix={"web": 1.0}, until=10)]],
     "on_demand": [],
     "sampling_method": ["random", "", None],
     "sampling_granularity": [0, -1, 1.5],

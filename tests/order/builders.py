@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.order.batchings import Batched, batched
+from lightning_streaming.order.batchings import Batched, BatchedDraw, batched
 from lightning_streaming.order.draw import Shuffled
 from lightning_streaming.order.partition import BatchGeometry, Partition
 from lightning_streaming.order.sequence import SampleSequence, digest_of
@@ -72,6 +72,6 @@ def partition_of(length: int, start: int, nodes: int, ranks: int, batch_size: in
     return Partition(sequence=Numbers(length), start=start, geometry=geometry_of(nodes, ranks, batch_size))
 
 
-def epoch_of(settings: SettledOrder, shape: DatasetShape, geometry: BatchGeometry, epoch: int = 0) -> Batched:
+def epoch_of(settings: SettledOrder, shape: DatasetShape, geometry: BatchGeometry, epoch: int = 0) -> BatchedDraw:
     """The whole chain of an epoch, nothing skipped."""
     return batched(Shuffled(settings, shape, epoch), geometry)

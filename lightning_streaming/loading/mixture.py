@@ -1,0 +1,183 @@
+"""What a user writes about a mixture that changes: the phases of an epoch, checked, as order takes them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.order.phases import Mix, MixturePlan, PhaseMix
+from lightning_streaming.units import check_at_least, parse_count
+
+_PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """A part of an epoch with one mixture of streams, or with a ramp from one to another.
+
+    A stream goes on in each phase where it stood: its samples come again only when all of it has been read. See
+    docs/mixtures.md.
+
+    Args:
+        name: What messages and saved positions call it.
+        mix: The weight of each stream that it reads, by name; only the ratios count. Two weights, like ``[0.9, 0.5]``,
+            are those at its beginning and end, with a ramp between them.
+        until: Where it ends, in samples from the epoch's beginning over all ranks, like 800000 or "800m"; or like "90%"
+            of ``epoch_size``. The last phase ends with the epoch.
+        steps: Into how many steps of one mixture a ramp is cut, at least.
+        max_repeats: How often streams may have been read by its end, by name: more is an error before the run.
+
+    Raises:
+        ConfigError: A weight, or a border, cannot be one.
+    """
+
+    name: str
+    mix: Mapping[str, float | Sequence[float]]
+    until: int | float | str | None = None
+    steps: int = 16
+    max_repeats: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigError(f"phases: a phase needs a name, but got {self.name!r}")
+        if not isinstance(self.mix, Mapping) or not self.mix:
+            raise ConfigError(
+                f"{self._told('mix')} must map names of streams to weights, like {{web: 0.9, code: 0.1}}, but is "
+                f"{self.mix!r}"
+            )
+        for stream in self.mix:
+            self._weights(stream)
+        for place, where in enumerate(("beginning", "end")):
+            if not any(self._weights(stream)[place] for stream in self.mix):
+                raise ConfigError(f"{self._told('mix')} has no weight above 0 at its {where}; give one to a stream")
+        check_at_least(self._told("steps"), self.steps, 1)
+        for stream, most in self.max_repeats.items():
+            if stream not in self.mix:
+                raise ConfigError(f"{self._told('max_repeats')} names {stream!r}, which is not in its mix")
+            if not _is_number(most) or most <= 0:
+                raise ConfigError(f"{self._told('max_repeats')} must be numbers above 0, but {stream!r} has {most!r}")
+
+    def mixed(self, stop: int) -> PhaseMix:
+        """The phase as order takes it, with its end in samples."""
+        names = sorted(self.mix)
+        ramps = any(isinstance(weight, Sequence) for weight in self.mix.values())
+        begin, end = (tuple((name, self._weights(name)[place]) for name in names) for place in (0, 1))
+        return PhaseMix(
+            name=self.name,
+            stop=stop,
+            begin=begin,
+            end=end,
+            steps=self.steps if ramps else 1,
+            max_repeats=_by_name(self.max_repeats),
+        )
+
+    def stop(self, epoch_size: int | None) -> int | None:
+        """Where it ends, in samples; None where it does not say."""
+        if self.until is None:
+            return None
+        part = _PERCENT.fullmatch(self.until) if isinstance(self.until, str) else None
+        if part is None:
+            return parse_count(self.until, self._told("until"))
+        if epoch_size is None:
+            raise ConfigError(f"{self._told('until')}={self.until!r} is a part of epoch_size, which is not given")
+        if float(part[1]) > 100:
+            raise ConfigError(f"{self._told('until')} must be at most 100%, but got {self.until!r}")
+        return round(float(part[1]) / 100 * epoch_size)
+
+    def _weights(self, stream: str) -> tuple[float, float]:
+        """The weights of one stream at the beginning and at the end."""
+        given = self.mix[stream]
+        pair = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given, given)
+        if len(pair) != 2 or not all(_is_number(one) and one >= 0 for one in pair):
+            raise ConfigError(
+                f"{self._told(f'mix.{stream}')} must be a weight above 0, or two for a ramp like [0.9, 0.5], but is "
+                f"{given!r}"
+            )
+        if not any(pair):
+            raise ConfigError(f"{self._told(f'mix.{stream}')} is {given!r}; leave {stream!r} out of the mix")
+        return float(pair[0]), float(pair[1])
+
+    def _told(self, setting: str) -> str:
+        """How a message calls one of its settings."""
+        return f"phases.{self.name}.{setting}"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _by_name(values: Mapping[str, float]) -> Mix:
+    return tuple((name, float(values[name])) for name in sorted(values))
+
+
+def mixed_phases(phases: Sequence[Phase], epoch_size: int | None) -> tuple[PhaseMix, ...]:
+    """Phases as order takes them.
+
+    Args:
+        phases: In the order in which they are read.
+        epoch_size: Where the last one ends, unless it says so itself.
+
+    Raises:
+        ConfigError: Two have one name, a border is missing or does not lie after the one before, or the last border is
+            not the epoch's end.
+    """
+    found: list[PhaseMix] = []
+    for number, phase in enumerate(phases):
+        is_last = number == len(phases) - 1
+        if any(one.name == phase.name for one in found):
+            raise ConfigError(f"phases: two phases are called {phase.name!r}; give each a name of its own")
+        stop = phase.stop(epoch_size)
+        if stop is None and is_last:
+            stop = epoch_size
+        if stop is None:
+            way_out = "it, or epoch_size," if is_last else "it"
+            raise ConfigError(f"phases.{phase.name}.until is missing; give {way_out} as samples, like 800m")
+        if found and stop <= found[-1].stop:
+            raise ConfigError(
+                f"phases.{phase.name}.until is {stop}, and phase {found[-1].name!r} before it ends at "
+                f"{found[-1].stop}; borders must rise, counted from the beginning of the epoch"
+            )
+        if stop < 1:
+            raise ConfigError(f"phases.{phase.name}.until must be at least one sample, but is {stop}")
+        found.append(phase.mixed(stop))
+    if epoch_size is not None and found and found[-1].stop != epoch_size:
+        raise ConfigError(
+            f"phases.{found[-1].name}.until is {found[-1].stop}, and epoch_size is {epoch_size}; the last phase ends "
+            "with the epoch, so give one of them"
+        )
+    return tuple(found)
+
+
+def check_streams_of(plan: MixturePlan, streams: Collection[str], from_phase: int = 0) -> None:
+    """Refuse phases that read what is not there.
+
+    Args:
+        plan: The phases.
+        streams: Names of those that there are.
+        from_phase: The first phase to look at: those before have been read, of streams that may have gone.
+
+    Raises:
+        ConfigError: A stream is missing; the message names it and its phase.
+    """
+    for phase in plan.phases[from_phase:]:
+        for name, _ in phase.begin:
+            if name not in streams:
+                raise ConfigError(
+                    f"phases.{phase.name}.mix reads stream {name!r}, and the streams are "
+                    f"{', '.join(map(repr, streams))}; add it to streams, or leave it out of the mix"
+                )
+
+
+def check_all_are_read(phases: Sequence[Phase], streams: Collection[str]) -> None:
+    """Refuse streams that no phase reads.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    read = {name for phase in phases for name in phase.mix}
+    for name in streams:
+        if name not in read:
+            raise ConfigError(f"stream {name!r} is in the mix of no phase; put it into one, or leave the stream out")

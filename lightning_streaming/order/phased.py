@@ -1,0 +1,202 @@
+"""An epoch of phases: its steps one after another, each drawn, shuffled and batched by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.order.batchings import Batched, batched
+from lightning_streaming.order.draw import Draw, Shuffled, drawn_here
+from lightning_streaming.order.partition import BatchGeometry
+from lightning_streaming.order.phases import MixturePlan, Step
+from lightning_streaming.order.sequence import check_entries, digest_of
+from lightning_streaming.order.settings import SettledOrder
+from lightning_streaming.order.stretches import Stretch
+from lightning_streaming.order.weights import DatasetShape, ResolvedWeights
+
+_STEPS_KEPT = 2
+"""Steps whose order is kept: batches that straddle a border need two."""
+
+
+class Mixture:
+    """The streams of a run with phases, and what the steps of any epoch draw of them.
+
+    Args:
+        settings: How each step is ordered.
+        plan: What each step takes of each stream.
+        shard_sizes: Samples in each shard, of each stream by name; of some streams that phases have read before they
+            may be missing.
+        first_ids: Sample id at which each of these begins.
+    """
+
+    def __init__(
+        self,
+        settings: SettledOrder,
+        plan: MixturePlan,
+        shard_sizes: dict[str, NDArray[np.int64]],
+        first_ids: dict[str, int],
+    ) -> None:
+        self.settings = settings
+        self.plan = plan
+        self._shard_sizes = shard_sizes
+        self._first_ids = first_ids
+
+    def has(self, step: int) -> bool:
+        """Whether all streams of a step are here."""
+        return all(name in self._shard_sizes for name in self._names(self.plan.step(step)))
+
+    def _names(self, step: Step) -> list[str]:
+        return [self.plan.streams[stream] for stream in step.streams.tolist()]
+
+    def shuffled(self, epoch: int, step: int, draw: Draw = drawn_here) -> Shuffled:
+        """What a step draws, shuffled.
+
+        Args:
+            epoch: Counts from 0; streams go on in it where they stood at the end of the one before.
+            step: Counts from 0.
+            draw: Draws it, when ids are first asked for.
+
+        Raises:
+            ConfigError: It is of a stream that is not here any more.
+        """
+        taken = self.plan.step(step)
+        names = self._names(taken)
+        for name in names:
+            if name not in self._shard_sizes:
+                raise ConfigError(
+                    f"phase {self.plan.phases[taken.phase].name!r} reads stream {name!r}, which is not among the "
+                    "streams; add it again to read this part of the run"
+                )
+        before = epoch * self.plan.drawn[-1][taken.streams] + taken.starts
+        return Shuffled(
+            self.settings,
+            DatasetShape(shard_sizes=tuple(self._shard_sizes[name] for name in names), weights=_weights_of(taken)),
+            epoch,
+            draw,
+            stretches=tuple(
+                Stretch(stream=name, first_id=self._first_ids[name], start=start)
+                for name, start in zip(names, before.tolist(), strict=True)
+            ),
+            step=step,
+        )
+
+
+def _weights_of(step: Step) -> ResolvedWeights:
+    counts = step.counts.tolist()
+    size = sum(counts)
+    return ResolvedWeights(
+        proportion=tuple(count / size for count in counts),
+        repeat=(0.0,) * len(counts),
+        choose=tuple(counts),
+        epoch_size=size,
+    )
+
+
+class Phased(Batched):
+    """The steps of all phases, one after another; batches straddle their borders, but for composed ones.
+
+    Composed batches begin anew at each border: what fills no whole batch there is left out.
+
+    Args:
+        mixture: What is read.
+        geometry: What global batches are made for.
+        epoch: Counts from 0.
+        draw: Draws a step, when ids of it are first asked for.
+        will_follow: Told which step follows, when ids of a step are first asked for.
+
+    Raises:
+        ConfigError: Batches cannot be composed so of a step.
+    """
+
+    def __init__(
+        self,
+        mixture: Mixture,
+        geometry: BatchGeometry,
+        epoch: int,
+        draw: Draw = drawn_here,
+        will_follow: Callable[[Shuffled], None] | None = None,
+    ) -> None:
+        self._mixture, self._epoch, self._draw, self._will_follow = mixture, epoch, draw, will_follow
+        self._is_composed = mixture.settings.batching_method != "random"
+        if not self._is_composed:
+            # Steps are of whole canonical nodes, so none needs more entries for nodes that share one.
+            nodes = min(geometry.num_nodes, mixture.settings.num_canonical_nodes)
+            geometry = BatchGeometry(
+                num_nodes=nodes, ranks_per_node=geometry.ranks_per_node, batch_size=geometry.batch_size
+            )
+        self._geometry = geometry
+        self._kept: dict[int, Batched] = {}
+
+    def __len__(self) -> int:
+        """Positions of the epoch."""
+        return int(self._stops[-1])
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that all steps draw."""
+        return self._mixture.plan.epoch_size
+
+    @cached_property
+    def _stops(self) -> NDArray[np.int64]:
+        """Position at which each step ends."""
+        plan = self._mixture.plan
+        if self._is_composed:
+            return np.cumsum([len(self._step(step)) for step in range(len(plan))])
+        return plan.stops
+
+    def phase_stops(self) -> NDArray[np.int64]:
+        """Position at which each phase ends."""
+        return self._stops[self._mixture.plan.last_steps]
+
+    def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See :class:`~lightning_streaming.order.batchings.Batched`: those of each step after those before it."""
+        starts = self._mixture.plan.stops
+        return self._by_step(
+            positions, lambda step, at: (int(starts[step - 1]) if step else 0) + self._step(step).places(at)
+        )
+
+    def ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Sample ids at positions in ``[0, len(self))``, of any shape.
+
+        Raises:
+            ConfigError: They are of a stream that is not here any more.
+            SampleIndexError: A position lies outside the epoch.
+        """
+        return self._by_step(positions, lambda step, at: self._drawn(step).ids(at))
+
+    @property
+    def digest(self) -> str:
+        """See :class:`~lightning_streaming.order.sequence.SampleSequence`."""
+        return digest_of(self._epoch, [self._step(step).digest for step in range(len(self._mixture.plan))])
+
+    def _by_step(
+        self, positions: NDArray[np.int64], answer: Callable[[int, NDArray[np.int64]], NDArray[np.int64]]
+    ) -> NDArray[np.int64]:
+        check_entries(positions, len(self))
+        steps = np.searchsorted(self._stops, positions, side="right")
+        found = np.empty_like(positions)
+        for step in np.unique(steps).tolist():
+            here = steps == step
+            first = int(self._stops[step - 1]) if step else 0
+            found[here] = answer(step, positions[here] - first)
+        return found
+
+    def _step(self, number: int) -> Batched:
+        """A step, to count with."""
+        return batched(self._mixture.shuffled(self._epoch, number, self._draw), self._geometry)
+
+    def _drawn(self, number: int) -> Batched:
+        """A step, drawn."""
+        known = self._kept.get(number)
+        if known is None:
+            known = self._step(number)
+            # Anew, rather than changed: several threads may ask.
+            kept = list(self._kept.items())[1 - _STEPS_KEPT :]
+            self._kept = {**dict(kept), number: known}
+            if self._will_follow is not None and number + 1 < len(self._mixture.plan) and self._mixture.has(number + 1):
+                self._will_follow(self._mixture.shuffled(self._epoch, number + 1))
+        return known
