@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.order.batchings import Batched, BatchedDraw, batched
+from lightning_streaming.order.batchings import BatchedDraw, batched
 from lightning_streaming.order.draw import Shuffled
 from lightning_streaming.order.partition import BatchGeometry, Partition
 from lightning_streaming.order.sequence import SampleSequence, digest_of
