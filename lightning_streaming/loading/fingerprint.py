@@ -91,9 +91,15 @@ class Fingerprint:
         self.saved: dict[str, Any] = {"order": order, "streams": streams}
         """As a state carries it."""
         if plan is not None:
-            begun = zip(plan.phases[:phases_begun], plan.phase_stops.tolist(), strict=False)
             self.saved["phases"] = {
-                one.name: {"until": stop, "mix": one.told_mix, "steps": one.steps} for one, stop in begun
+                one.name: {
+                    "until": plan.planned_stops[number],
+                    "mix": one.told_mix,
+                    "steps": one.steps,
+                    # Where the last one ends is still open.
+                    **({} if one.cut is None or number == phases_begun - 1 else {"cut": one.cut}),
+                }
+                for number, one in enumerate(plan.phases[:phases_begun])
             }
         room = _LONGEST_LIST - len(json.dumps(streams))
         self.stream_list = _list_streams(self._facts(), room, with_names=streams is not self._described)
@@ -106,16 +112,17 @@ class Fingerprint:
             saved: The saved one.
             listed: What was saved beside it.
         """
-        streams = saved["streams"]
+        streams, now = saved["streams"], self._described
         found = differences(*({name: of[name] for name in of if name != "streams"} for of in (saved, self.saved)))
         if self._has_phases and "phases" in saved:
             # What has been read of streams that are gone does not matter to what follows; nor where the epoch ends.
             streams = {name: one for name, one in streams.items() if name in self._indexes}
+            streams, now = ({name: _undrawn(one) for name, one in of.items()} for of in (streams, self._described))
             found = [one for one in found if one.setting != "order.epoch_size"]
         if any(one.setting.startswith("phases") for one in found):
-            return found  # how much was drawn of each stream, and of which, follows from them
+            return found  # which streams were read follows from them
         if is_listed(streams):
-            for one in differences({"streams": streams}, {"streams": self._described}):
+            for one in differences({"streams": streams}, {"streams": now}):
                 found += self._with_hashes(one, streams, listed)
             return found
         if streams == self.saved["streams"]:
@@ -173,6 +180,11 @@ def _description(catalog: Catalog, stream: int, place: int, drawn: int) -> dict[
     }
 
 
+def _undrawn(one: Mapping[str, Any]) -> dict[str, Any]:
+    """A stream without how much is drawn of it, which follows from the phases."""
+    return {key: value for key, value in one.items() if key != "samples drawn"}
+
+
 def _selection_of(catalog: Catalog, stream: int) -> dict[str, str]:
     """What a state says of a stream of which not all samples are read."""
     selection = catalog.selections[stream]
@@ -227,6 +239,7 @@ def _read_phases(fields: Fields) -> dict[str, Any]:
             "until": one.whole_number("until", least=1),
             "mix": one.text("mix"),
             "steps": one.whole_number("steps", least=1),
+            **({"cut": one.whole_number("cut", least=1)} if "cut" in one else {}),
         }
         for name, one in phases.items()
     }

@@ -29,6 +29,8 @@ class Phase:
             of ``epoch_size``. The last phase ends with the epoch.
         steps: Into how many steps of one mixture a ramp is cut, at least.
         max_repeats: How often streams may have been read by its end, by name: more is an error before the run.
+        cut: Where it was ended, in samples from the epoch's beginning, though it had begun as one that goes on until
+            later. What was drawn and not read by then comes first in what follows.
 
     Raises:
         ConfigError: A weight, or a border, cannot be one.
@@ -39,6 +41,7 @@ class Phase:
     until: int | float | str | None = None
     steps: int = 16
     max_repeats: Mapping[str, float] = field(default_factory=dict)
+    cut: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -54,6 +57,7 @@ class Phase:
             if not any(self._weights(stream)[place] for stream in self.mix):
                 raise ConfigError(f"{self._told('mix')} has no weight above 0 at its {where}; give one to a stream")
         check_at_least(self._told("steps"), self.steps, 1)
+        check_at_least(self._told("cut"), self.cut, 1)
         for stream, most in self.max_repeats.items():
             if stream not in self.mix:
                 raise ConfigError(f"{self._told('max_repeats')} names {stream!r}, which is not in its mix")
@@ -72,6 +76,7 @@ class Phase:
             end=end,
             steps=self.steps if ramps else 1,
             max_repeats=_by_name(self.max_repeats),
+            cut=self.cut,
         )
 
     def stop(self, epoch_size: int | None) -> int | None:
@@ -135,10 +140,11 @@ def mixed_phases(phases: Sequence[Phase], epoch_size: int | None) -> tuple[Phase
         if stop is None:
             way_out = "it, or epoch_size," if is_last else "it"
             raise ConfigError(f"phases.{phase.name}.until is missing; give {way_out} as samples, like 800m")
-        if found and stop <= found[-1].stop:
+        before = 0 if not found else found[-1].stop if found[-1].cut is None else found[-1].cut
+        if found and stop <= before:
             raise ConfigError(
-                f"phases.{phase.name}.until is {stop}, and phase {found[-1].name!r} before it ends at "
-                f"{found[-1].stop}; borders must rise, counted from the beginning of the epoch"
+                f"phases.{phase.name}.until is {stop}, and phase {found[-1].name!r} before it ends at {before}; "
+                "borders must rise, counted from the beginning of the epoch"
             )
         if stop < 1:
             raise ConfigError(f"phases.{phase.name}.until must be at least one sample, but is {stop}")

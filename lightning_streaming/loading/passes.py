@@ -85,6 +85,8 @@ class CurrentRun:
     @property
     def weights(self) -> ResolvedWeights:
         """Each stream's share of an epoch, in stream order."""
+        if self._run is not None and self._run.settings == self._settings:
+            return self._run.order.weights
         return self.asked.resolved_weights(self._source.catalog, self.settings)
 
     def are_of(self, other: CurrentRun) -> bool:

@@ -31,7 +31,7 @@ from lightning_streaming.order.batchings import Batched, batched
 from lightning_streaming.order.draw import Draw, Shuffled, drawn_here
 from lightning_streaming.order.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
 from lightning_streaming.order.phased import Mixture, Phased
-from lightning_streaming.order.phases import LONGEST_STEP, MixturePlan, PhaseMix, planned
+from lightning_streaming.order.phases import MixturePlan, PhaseMix
 from lightning_streaming.order.settings import OrderSettings, SettledOrder
 from lightning_streaming.order.skips import (
     NOTHING_SKIPPED,
@@ -56,7 +56,12 @@ _SEQUENCES_KEPT = 3
 """Sequences that are kept for the next question: of the epoch under way, the one before and the one after."""
 
 _weights = lru_cache(maxsize=16)(resolve_weights)
-_planned = lru_cache(maxsize=16)(planned)
+
+
+def _sizes_of_read_shards(catalog: Catalog) -> tuple[NDArray[np.int64], ...]:
+    """Samples in each shard, per stream; shards of which nothing is selected have no ids, so no order knows of them."""
+    sizes = zip(catalog.shard_sizes_per_stream, catalog.selections, strict=True)
+    return tuple(of if selection is None else of[of > 0] for of, selection in sizes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,20 +80,25 @@ class RunRequest:
     phases: tuple[PhaseMix, ...] = ()
     """What each part of an epoch takes of each stream, in place of weights and size."""
 
-    def plan(self, settings: OrderSettings) -> MixturePlan | None:
-        """What the steps of its phases take of each stream; None if it has none."""
+    def mixture(self, settings: SettledOrder, catalog: Catalog) -> Mixture | None:
+        """The streams that its phases mix; None if it has none.
+
+        Raises:
+            ConfigError: The phases cannot be read so.
+        """
         if not self.phases:
             return None
-        # Only batches of all streams together straddle borders; to compose others, steps are as long as they can be.
-        longest = LONGEST_STEP if settings.batching_method == "random" else self.phases[-1].stop
-        return _planned(self.phases, settings.num_canonical_nodes or 1, longest)
+        names, samples = catalog.stream_names, catalog.samples_per_stream
+        shard_sizes = dict(zip(names, _sizes_of_read_shards(catalog), strict=True))
+        return Mixture(settings, self.phases, shard_sizes, dict(zip(names, [0, *accumulate(samples)], strict=False)))
 
     def resolved_weights(self, catalog: Catalog, settings: OrderSettings) -> ResolvedWeights:
         """What each stream gives; the seed decides which streams get the samples that rounding leaves over."""
-        plan, sizes = self.plan(settings), catalog.samples_per_stream
-        if plan is not None:
-            return plan.weights(catalog.stream_names, sizes)
-        return _weights(self.weights, tuple(sizes), self.epoch_size, settings.shuffle_seed)
+        settled = settings if isinstance(settings, SettledOrder) else settings.settled(1)
+        mixture = self.mixture(settled, catalog)
+        if mixture is not None:
+            return mixture.plan.weights(catalog.stream_names, catalog.samples_per_stream)
+        return _weights(self.weights, tuple(catalog.samples_per_stream), self.epoch_size, settings.shuffle_seed)
 
     def of_order(self) -> RunRequest:
         """Only what is about order."""
@@ -107,36 +117,20 @@ class RunOrder:
     settings: SettledOrder
     catalog: Catalog
     weights: ResolvedWeights
-    plan: MixturePlan | None = None
-    """What each step of each phase takes of each stream, where there are phases."""
+    mixture: Mixture | None = None
+    """What phases read of the streams, where there are phases."""
     _sequences: dict[tuple[BatchGeometry, int], Batched] = field(default_factory=dict, repr=False)
     _fingerprints: dict[int, Fingerprint] = field(default_factory=dict, repr=False)
 
     @cached_property
-    def _shard_sizes(self) -> tuple[NDArray[np.int64], ...]:
-        """Samples in each shard, per stream."""
-        sizes = zip(self.catalog.shard_sizes_per_stream, self.catalog.selections, strict=True)
-        # Shards of which nothing is selected have no ids: an order need not know of them.
-        return tuple(of if selection is None else of[of > 0] for of, selection in sizes)
-
-    @cached_property
     def shape(self) -> DatasetShape:
         """The data, as far as order knows it."""
-        return DatasetShape(shard_sizes=self._shard_sizes, weights=self.weights)
+        return DatasetShape(shard_sizes=_sizes_of_read_shards(self.catalog), weights=self.weights)
 
-    @cached_property
-    def mixture(self) -> Mixture | None:
-        """The streams that phases mix; None without phases."""
-        if self.plan is None:
-            return None
-        names, samples = self.catalog.stream_names, self.catalog.samples_per_stream
-        first_ids = [0, *accumulate(samples)][:-1]
-        return Mixture(
-            self.settings,
-            self.plan,
-            dict(zip(names, self._shard_sizes, strict=True)),
-            dict(zip(names, first_ids, strict=True)),
-        )
+    @property
+    def plan(self) -> MixturePlan | None:
+        """What each step of each phase takes of each stream; None without phases."""
+        return None if self.mixture is None else self.mixture.plan
 
     def fingerprint(self, phases_begun: int = 0) -> Fingerprint:
         """What a saved position belongs to.
@@ -208,8 +202,8 @@ class RunOrder:
         return self._batched(geometry, epoch, draw, will_follow)
 
     def can_draw_first(self) -> bool:
-        """Whether all streams are here that an epoch begins with: some may have gone since."""
-        return self.mixture is None or self.mixture.has(0)
+        """Whether the beginning of a later epoch can be drawn: of phases, some streams may have gone since."""
+        return self.mixture is None or self.mixture.can_draw(1, 0)
 
     def first_draw(self, epoch: int, draw: Draw = drawn_here) -> Shuffled:
         """What has to be drawn first for an epoch; all of it, where there are no phases."""
@@ -442,7 +436,8 @@ class Run:
         if plan is None:
             return
         begun = self._phases_begun(cursor)
-        first = 0 if cursor.epoch or not begun else begun - 1
+        cuts = [number for number, phase in enumerate(plan.phases) if phase.cut is not None]
+        first = 0 if cursor.epoch or not begun else min([begun - 1, *cuts])
         check_streams_of(plan, catalog.stream_names, first)
         plan.check_repeats(dict(zip(catalog.stream_names, catalog.samples_per_stream, strict=True)), first)
 
@@ -661,8 +656,11 @@ def order_of_pass(asked: RunRequest, catalog: Catalog, start: PassStart) -> RunO
 
 
 def _settled(asked: RunRequest, settings: SettledOrder, catalog: Catalog) -> RunOrder:
-    weights = asked.resolved_weights(catalog, settings)
-    return RunOrder(settings=settings, catalog=catalog, weights=weights, plan=asked.plan(settings))
+    mixture = asked.mixture(settings, catalog)
+    if mixture is None:
+        return RunOrder(settings=settings, catalog=catalog, weights=asked.resolved_weights(catalog, settings))
+    weights = mixture.plan.weights(catalog.stream_names, catalog.samples_per_stream)
+    return RunOrder(settings=settings, catalog=catalog, weights=weights, mixture=mixture)
 
 
 def _check_canonical_nodes(

@@ -29,6 +29,7 @@ from lightning_streaming.order.settings import SettledOrder
 from lightning_streaming.order.shuffles import ShuffleTask, Spans, joined_spans, spans_per_canonical_node
 from lightning_streaming.order.weights import StreamGroup
 
+_LISTED = -2
 _CHUNK = 16_384
 """Places worked on at once: few enough that all about them stays in the processor's cache."""
 
@@ -59,6 +60,10 @@ class BlockwiseOrder:
             chunk = flat[start : start + _CHUNK]
             ids[start : start + _CHUNK] = self.pieces.ids(self.blocks.mixed(chunk))
         return ids.reshape(places.shape)
+
+    def units(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of which unit of its group the sample at each place is, in one dimension; of a step of a phase."""
+        return self.pieces.units_at(self.blocks.mixed(places))
 
 
 def blockwise_order(groups: Iterable[StreamGroup], settings: SettledOrder, epoch: int) -> BlockwiseOrder:
@@ -190,9 +195,13 @@ class _Pieces:
     id_minus_place: NDArray[np.int64]
     """From a place in the piece to a sample id; for a part of a shard, to an index in the shard's permutation."""
     parts: NDArray[np.int64]
-    """Which of ``part_table`` each piece is of; -1 for whole shards."""
+    """Which of ``part_table`` each piece is of; -1 for whole shards, -2 for pieces of ``listed``."""
     part_table: _PartialShards
     """The shards that give a part of their samples."""
+    listed: NDArray[np.int64]
+    """Sample ids that no rule gives: what a cut phase left unread."""
+    units: NDArray[np.int64]
+    """Which unit each piece is of; in a step of a phase."""
 
     def __len__(self) -> int:
         """Places in all pieces."""
@@ -206,6 +215,10 @@ class _Pieces:
     def _permutations(self) -> Permutations:
         return Permutations(self.part_table.shard_sizes)
 
+    def units_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The unit at each place."""
+        return self.units.take(self._lookup.find(places))
+
     def ids(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Sample ids at these places, in one dimension."""
         pieces = self._lookup.find(places)
@@ -214,6 +227,9 @@ class _Pieces:
             parts = self.parts.take(pieces)
             partial = np.flatnonzero(parts >= 0)
             ids[partial] = self._partial_ids(parts[partial], ids[partial])
+        if len(self.listed):
+            of_list = np.flatnonzero(self.parts.take(pieces) == _LISTED)
+            ids[of_list] = self.listed[ids[of_list]]
         return ids
 
     def _partial_ids(self, parts: NDArray[np.int64], indexes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -235,9 +251,10 @@ def _pieces_of(drawn: _DrawnUnits, spans: Spans, first_place: int, first_part: i
     stops = first_place + np.cumsum(spans.sizes)
     parts = drawn.parts[units]
     skipped = spans.firsts - (unit_stops - drawn.sizes)[units]
-    firsts = np.where(parts < 0, drawn.first_ids[units], drawn.offsets[units]) + skipped
-    parts = np.where(parts < 0, -1, parts + first_part)
-    return _Pieces(stops, firsts - (stops - spans.sizes), parts, drawn.part_table)
+    firsts = np.where(parts == -1, drawn.first_ids[units], drawn.offsets[units]) + skipped
+    parts = np.where(parts < 0, parts, parts + first_part)
+    units = units if drawn.of_phase else np.empty(0, np.int64)
+    return _Pieces(stops, firsts - (stops - spans.sizes), parts, drawn.part_table, drawn.listed, units)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -261,11 +278,15 @@ class _DrawnUnits:
     first_ids: NDArray[np.int64]
     """Sample id at which the unit's shard starts."""
     offsets: NDArray[np.int64]
-    """Where in its shard's permutation the part begins; 0 for whole shards."""
+    """Where in its shard's permutation the part begins, or in ``listed`` the run; 0 for whole shards."""
     parts: NDArray[np.int64]
-    """Which of ``part_table`` each unit is; -1 for whole shards."""
+    """Which of ``part_table`` each unit is; -1 for whole shards, -2 for a run of ``listed``."""
     part_table: _PartialShards
     """The shards that give a part of their samples."""
+    listed: NDArray[np.int64]
+    """Sample ids that no rule gives."""
+    of_phase: bool = False
+    """Whether these are the units of a step of a phase."""
 
 
 def _draw_units(group: StreamGroup, settings: SettledOrder, epoch: int) -> _DrawnUnits:
@@ -298,6 +319,7 @@ def _draw_units(group: StreamGroup, settings: SettledOrder, epoch: int) -> _Draw
         np.zeros_like(unit_sizes),
         parts,
         _PartialShards(first_ids[partial], sizes[partial], keys[partial]),
+        np.empty(0, np.int64),
     )
 
 
@@ -305,7 +327,7 @@ def _taken_units(group: StreamGroup, settings: SettledOrder) -> _DrawnUnits:
     """What a step of a phase takes of each stream."""
     units = group.stretch_units(settings.shuffle_seed, is_shuffled=True)
     partial = np.flatnonzero(units.are_parts)
-    parts = np.full(len(units.sizes), -1, np.int64)
+    parts = np.where(units.are_listed, _LISTED, -1)
     parts[partial] = np.arange(len(partial))
     return _DrawnUnits(
         units.sizes,
@@ -313,6 +335,8 @@ def _taken_units(group: StreamGroup, settings: SettledOrder) -> _DrawnUnits:
         units.offsets,
         parts,
         _PartialShards(units.first_ids[partial], units.shard_sizes[partial], units.keys[partial]),
+        units.listed,
+        of_phase=True,
     )
 
 

@@ -12,11 +12,12 @@ from numpy.typing import DTypeLike, NDArray
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.order.blockwise import BlockwiseOrder, blockwise_order
+from lightning_streaming.order.canonical import CanonicalSequence
 from lightning_streaming.order.runs import RunLookup, write_runs
 from lightning_streaming.order.sequence import SampleSequence, digest_of
 from lightning_streaming.order.settings import OrderSettings, SettledOrder
 from lightning_streaming.order.shuffles import ShuffleTask, shuffle_into, shuffle_items
-from lightning_streaming.order.stretches import MOST_STEPS, Stretch
+from lightning_streaming.order.stretches import MOST_STEPS, Stretch, in_pass_order
 from lightning_streaming.order.weights import DatasetShape, StreamGroup
 
 _ORDER_VERSION = 2
@@ -84,7 +85,7 @@ class Shuffled(SampleSequence):
     @property
     def digest(self) -> str:
         """See :class:`~lightning_streaming.order.sequence.SampleSequence`; no matter how it is drawn."""
-        of_step = [self.step, *map(asdict, self.stretches)] if self.stretches else []
+        of_step = [self.step, *(one.facts for one in self.stretches)] if self.stretches else []
         return digest_of(_ORDER_VERSION, asdict(self.settings), self.epoch, self.shape.digest, *of_step)
 
     @property
@@ -111,7 +112,12 @@ class Shuffled(SampleSequence):
     @property
     def is_on_demand(self) -> bool:
         """Whether ids are worked out when asked for, so that nothing is drawn beforehand."""
-        return self.settings.shuffle and self.settings.shuffle_algo == "blockwise"
+        is_blockwise = self.settings.shuffle and self.settings.shuffle_algo == "blockwise"
+        return is_blockwise and not self._has_several_passes
+
+    @cached_property
+    def _has_several_passes(self) -> bool:
+        return any(group.has_several_passes for group in self._groups())
 
     @property
     def is_drawn(self) -> bool:
@@ -174,36 +180,63 @@ class Shuffled(SampleSequence):
 
 
 def _draw_group(group: StreamGroup, settings: SettledOrder, turn: int, out: NDArray[np.integer[Any]]) -> None:
-    drawn = _taken(group, settings, out.dtype) if group.stretches else _resampled(group, settings, turn, out.dtype)
+    if group.stretches:
+        _draw_stretches(group, settings, turn, out)
+        return
+    drawn = resample(group.shard_sizes, group.choose, settings, turn, out.dtype)
     if settings.shuffle:
-        task = ShuffleTask(
-            units=drawn.units,
-            num_canonical_nodes=settings.num_canonical_nodes,
-            seed=settings.shuffle_seed,
-            epoch=turn,
-            block_size=group.block_size,
-        )
-        shuffle_into(settings.shuffle_algo, task, out)
+        shuffle_into(settings.shuffle_algo, _shuffle_task(drawn.units, group, settings, turn), out)
         if drawn.sample_ids is not None:
             _look_up(drawn.sample_ids, out)
     elif drawn.sample_ids is not None:
         out[:] = drawn.sample_ids
     else:
         out[:] = np.arange(len(out), dtype=out.dtype)
-    if group.first_id and not group.stretches:
+    if group.first_id:
         out += group.first_id
 
 
-def _resampled(group: StreamGroup, settings: SettledOrder, epoch: int, dtype: DTypeLike) -> Resampled:
-    return resample(group.shard_sizes, group.choose, settings, epoch, dtype)
+def _shuffle_task(units: NDArray[np.int64], group: StreamGroup, settings: SettledOrder, turn: int) -> ShuffleTask:
+    return ShuffleTask(
+        units=units,
+        num_canonical_nodes=settings.num_canonical_nodes,
+        seed=settings.shuffle_seed,
+        epoch=turn,
+        block_size=group.block_size,
+    )
 
 
-def _taken(group: StreamGroup, settings: SettledOrder, dtype: DTypeLike) -> Resampled:
-    """What a step of a phase takes of each stream."""
+def _draw_stretches(group: StreamGroup, settings: SettledOrder, turn: int, out: NDArray[np.integer[Any]]) -> None:
+    """What a step of a phase takes of each stream, those of a pass before those of the next."""
     units = group.stretch_units(settings.shuffle_seed, is_shuffled=settings.shuffle)
-    sample_ids = np.empty(sum(group.choose), dtype)
+    if settings.shuffle and settings.shuffle_algo == "blockwise":
+        order = blockwise_order([group], settings, turn)
+        of_unit = np.empty(len(out), np.int64)
+        for start in range(0, len(out), _CHUNK):
+            places = np.arange(start, min(start + _CHUNK, len(out)))
+            out[start : start + _CHUNK], of_unit[start : start + _CHUNK] = order.ids(places), order.units(places)
+        in_pass_order(out, units.streams[of_unit], units.passes[of_unit], _reading_order(len(out), settings))
+        return
+    if settings.shuffle:
+        shuffle_into(settings.shuffle_algo, _shuffle_task(units.sizes, group, settings, turn), out)
+    else:
+        out[:] = np.arange(len(out), dtype=out.dtype)
+    if group.has_several_passes:
+        of_unit = RunLookup(np.cumsum(units.sizes)).find(out.astype(np.int64))
+        in_pass_order(out, units.streams[of_unit], units.passes[of_unit], _reading_order(len(out), settings))
+    sample_ids = np.empty(len(out), out.dtype)
     units.write_ids(sample_ids)
-    return Resampled(units=units.sizes, sample_ids=sample_ids)
+    _look_up(sample_ids, out)
+
+
+def _reading_order(num_samples: int, settings: SettledOrder) -> NDArray[np.int64]:
+    """Places in the order in which they are read, each once."""
+    sequence = CanonicalSequence(num_samples=num_samples, num_canonical_nodes=settings.num_canonical_nodes, num_nodes=1)
+    places = sequence.places(np.arange(len(sequence)))
+    if len(places) == num_samples:
+        return places
+    _, first = np.unique(places, return_index=True)
+    return places[np.sort(first)]
 
 
 def _look_up(sample_ids: NDArray[np.integer[Any]], out: NDArray[np.integer[Any]]) -> None:

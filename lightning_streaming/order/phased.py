@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -12,10 +12,10 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.order.batchings import Batched, batched
 from lightning_streaming.order.draw import Draw, Shuffled, drawn_here
 from lightning_streaming.order.partition import BatchGeometry
-from lightning_streaming.order.phases import MixturePlan, Step
+from lightning_streaming.order.phases import LONGEST_STEP, MixturePlan, PhaseMix, Step, planned
 from lightning_streaming.order.sequence import check_entries, digest_of
 from lightning_streaming.order.settings import SettledOrder
-from lightning_streaming.order.stretches import Stretch
+from lightning_streaming.order.stretches import Returned, Stretch, returned_in_order
 from lightning_streaming.order.weights import DatasetShape, ResolvedWeights
 
 _STEPS_KEPT = 2
@@ -27,26 +27,70 @@ class Mixture:
 
     Args:
         settings: How each step is ordered.
-        plan: What each step takes of each stream.
+        phases: One after another.
         shard_sizes: Samples in each shard, of each stream by name; of some streams that phases have read before they
             may be missing.
         first_ids: Sample id at which each of these begins.
+
+    Raises:
+        ConfigError: The phases cannot be read so.
     """
 
     def __init__(
         self,
         settings: SettledOrder,
-        plan: MixturePlan,
-        shard_sizes: dict[str, NDArray[np.int64]],
-        first_ids: dict[str, int],
+        phases: Sequence[PhaseMix],
+        shard_sizes: Mapping[str, NDArray[np.int64]],
+        first_ids: Mapping[str, int],
     ) -> None:
         self.settings = settings
-        self.plan = plan
         self._shard_sizes = shard_sizes
         self._first_ids = first_ids
+        self._returned: list[tuple[int, dict[str, Returned]]] = []
+        is_composed = settings.batching_method != "random"
+        self.is_cut = any(phase.cut is not None for phase in phases)
+        if is_composed and self.is_cut:
+            raise ConfigError(
+                f"batching_method={settings.batching_method!r} composes the batches of a phase as a whole, so none can "
+                "be cut; use batching_method='random'"
+            )
+        # To compose batches, steps are as long as they can be: what fills none is left out at the end of each.
+        longest = phases[-1].stop + settings.num_canonical_nodes if is_composed else LONGEST_STEP
+        self.plan = planned(phases, settings.num_canonical_nodes, longest, self._cut_at)
+        """What each step takes of each stream."""
 
-    def has(self, step: int) -> bool:
-        """Whether all streams of a step are here."""
+    def _cut_at(self, plan: MixturePlan, read: int) -> NDArray[np.int64]:
+        """How much is read of each stream in the last step, if it ends after ``read`` samples; keeps what is left."""
+        self.plan, number = plan, len(plan) - 1
+        step = plan.step(number)
+        one_node = BatchGeometry(num_nodes=1, ranks_per_node=1, batch_size=1)
+        drawn = batched(self.shuffled(0, number), one_node)
+        ids = drawn.ids_between(0, len(drawn))
+        counts = np.zeros(len(plan.streams), np.int64)
+        returned = dict(self._returned[-1][1]) if self._returned else {}
+        for stream, name, start, count in zip(
+            step.streams.tolist(), self._names(step), step.starts.tolist(), step.counts.tolist(), strict=True
+        ):
+            first, stops = self._first_ids[name], np.cumsum(self._shard_sizes[name])
+            left = ids[read:]
+            left = left[(left >= first) & (left < first + stops[-1])]
+            counts[stream] = count - len(left)
+            left = first + returned_in_order(left - first, start + int(counts[stream]), stops)
+            known, stop = returned.get(name), start + count
+            if known is not None and known.stop > stop:  # not all of what an earlier cut returned was drawn again
+                left, stop = np.concatenate([left, known.ids[len(known.ids) - (known.stop - stop) :]]), known.stop
+            returned[name] = Returned(left, stop)
+        self._returned.append((number + 1, returned))
+        return counts
+
+    def _returned_before(self, step: int) -> Mapping[str, Returned]:
+        """What cuts have left before a step, by stream."""
+        return next((found for first, found in reversed(self._returned) if first <= step), {})
+
+    def can_draw(self, epoch: int, step: int) -> bool:
+        """Whether a step can be drawn: some streams may have gone since."""
+        if step >= len(self.plan) or (epoch and self.is_cut):
+            return False
         return all(name in self._shard_sizes for name in self._names(self.plan.step(step)))
 
     def _names(self, step: Step) -> list[str]:
@@ -71,14 +115,20 @@ class Mixture:
                     f"phase {self.plan.phases[taken.phase].name!r} reads stream {name!r}, which is not among the "
                     "streams; add it again to read this part of the run"
                 )
+        if epoch and self.is_cut:
+            raise ConfigError(
+                f"epoch {epoch} would read phases again of which one was cut; end the run with its first epoch, or "
+                "leave the cut out"
+            )
         before = epoch * self.plan.drawn[-1][taken.streams] + taken.starts
+        returned = self._returned_before(step)
         return Shuffled(
             self.settings,
             DatasetShape(shard_sizes=tuple(self._shard_sizes[name] for name in names), weights=_weights_of(taken)),
             epoch,
             draw,
             stretches=tuple(
-                Stretch(stream=name, first_id=self._first_ids[name], start=start)
+                Stretch(stream=name, first_id=self._first_ids[name], start=start, returned=returned.get(name))
                 for name, start in zip(names, before.tolist(), strict=True)
             ),
             step=step,
@@ -197,6 +247,6 @@ class Phased(Batched):
             # Anew, rather than changed: several threads may ask.
             kept = list(self._kept.items())[1 - _STEPS_KEPT :]
             self._kept = {**dict(kept), number: known}
-            if self._will_follow is not None and number + 1 < len(self._mixture.plan) and self._mixture.has(number + 1):
+            if self._will_follow is not None and self._mixture.can_draw(self._epoch, number + 1):
                 self._will_follow(self._mixture.shuffled(self._epoch, number + 1))
         return known

@@ -11,9 +11,10 @@ itself alone: what comes later may be changed when a run goes on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +51,8 @@ class PhaseMix:
     """Steps of one mixture each, at least."""
     max_repeats: Mix = ()
     """How often streams may have been read by its end, at most."""
+    cut: int | None = None
+    """Where it was ended before its end, in samples: it was begun as if it went on."""
 
     @property
     def told_mix(self) -> str:
@@ -74,7 +77,7 @@ class Step:
     starts: NDArray[np.int64]
     """How many samples of each were drawn before, in this epoch."""
     counts: NDArray[np.int64]
-    """How many samples it takes of each, none 0."""
+    """How many samples are drawn of each, none 0; those that a cut leaves unread included."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -88,7 +91,11 @@ class MixturePlan:
     stops: NDArray[np.int64]
     """Where each step ends, in samples."""
     drawn: NDArray[np.int64]
-    """Of shape (steps + 1, streams): samples drawn of each stream before each step, and before the epoch's end."""
+    """Of shape (steps + 1, streams): samples read of each stream before each step, and before the epoch's end."""
+    uncut: Mapping[int, NDArray[np.int64]]
+    """Of steps that are cut: what would have been read of each stream without."""
+    planned_stops: tuple[int, ...]
+    """Where each phase would end if it were not cut, in samples."""
 
     def __len__(self) -> int:
         """Steps."""
@@ -101,7 +108,8 @@ class MixturePlan:
 
     def step(self, number: int) -> Step:
         """One step."""
-        counts = self.drawn[number + 1] - self.drawn[number]
+        read = self.drawn[number + 1] - self.drawn[number]
+        counts = self.uncut.get(number, read)
         streams = np.flatnonzero(counts)
         return Step(
             number=number,
@@ -164,7 +172,16 @@ class MixturePlan:
         )
 
 
-def planned(phases: Sequence[PhaseMix], num_canonical_nodes: int, longest_step: int = LONGEST_STEP) -> MixturePlan:
+CutAt = Callable[[MixturePlan, int], NDArray[np.int64]]
+"""Says how much is read of each stream in the last step of a plan, if it ends after so many samples."""
+
+
+def planned(
+    phases: Sequence[PhaseMix],
+    num_canonical_nodes: int,
+    longest_step: int = LONGEST_STEP,
+    cut_at: CutAt | None = None,
+) -> MixturePlan:
     """Work out what each step of some phases takes of each stream.
 
     Borders between phases are rounded up to a multiple of the canonical nodes, and those between steps to the nearest
@@ -176,37 +193,75 @@ def planned(phases: Sequence[PhaseMix], num_canonical_nodes: int, longest_step: 
         phases: One after another; their ``stop`` rises.
         num_canonical_nodes: Of the epoch's order.
         longest_step: Samples.
+        cut_at: Needed where a phase is cut within a step.
 
     Raises:
-        ConfigError: A phase is shorter than a step can be, or there are too many steps.
+        ConfigError: A phase is shorter than a step can be, a cut lies outside its phase, or there are too many steps.
     """
-    streams = tuple(sorted({name for phase in phases for name, _ in phase.begin}))
-    place_of = {name: place for place, name in enumerate(streams)}
-    stops: list[int] = []
-    of_phase: list[int] = []
-    drawn = [np.zeros(len(streams), np.int64)]
-    owed = np.zeros(len(streams), np.int64)
+    planner = _Planner(phases, num_canonical_nodes, longest_step)
     for number, phase in enumerate(phases):
-        start = stops[-1] if stops else 0
-        stop = -(-phase.stop // num_canonical_nodes) * num_canonical_nodes
-        borders = _step_borders(phase, start, stop, num_canonical_nodes, longest_step)
-        begin, end = (_shares(mix, place_of) for mix in (phase.begin, phase.end))
+        planner.add(number, phase, cut_at)
+    return planner.plan()
+
+
+class _Planner:
+    """A plan in the making, phase by phase."""
+
+    def __init__(self, phases: Sequence[PhaseMix], num_canonical_nodes: int, longest_step: int) -> None:
+        self._phases, self._nodes, self._longest_step = tuple(phases), num_canonical_nodes, longest_step
+        self._streams = tuple(sorted({name for phase in phases for name, _ in phase.begin}))
+        self._place_of = {name: place for place, name in enumerate(self._streams)}
+        self._stops, self._of_phase = [0], list[int]()
+        self._drawn = [np.zeros(len(self._streams), np.int64)]
+        self._owed = np.zeros(len(self._streams), np.int64)
+        self._uncut: dict[int, NDArray[np.int64]] = {}
+        self._planned_stops: list[int] = []
+
+    def plan(self) -> MixturePlan:
+        """What there is of it."""
+        return MixturePlan(
+            phases=self._phases,
+            streams=self._streams,
+            phase_of_step=np.asarray(self._of_phase, np.int64),
+            stops=np.asarray(self._stops[1:], np.int64),
+            drawn=np.stack(self._drawn),
+            uncut=dict(self._uncut),
+            planned_stops=tuple(self._planned_stops),
+        )
+
+    def add(self, number: int, phase: PhaseMix, cut_at: CutAt | None) -> None:
+        """Add the steps of a phase, up to where it is cut."""
+        borders = _step_borders(phase, self._stops[-1], self._nodes, self._longest_step)
+        self._planned_stops.append(borders[-1])
+        cut = phase.cut
+        if cut is not None and not borders[0] < cut <= borders[-1]:
+            raise ConfigError(
+                f"phases.{phase.name}.cut is {cut}, and the phase reads the samples from {borders[0]} up to "
+                f"{borders[-1]}; cut it where it was read, or leave the cut out"
+            )
+        begin, end = (_shares(mix, self._place_of) for mix in (phase.begin, phase.end))
         count = len(borders) - 1
-        for place in range(count):
+        for place, (start, stop) in enumerate(pairwise(borders)):
             # The middle of the step stands for all of it.
             part = (2 * place + 1) / (2 * count)
-            size = borders[place + 1] - borders[place]
-            counts = _counts(begin * (1 - part) + end * part, size, owed)
-            drawn.append(drawn[-1] + counts)
-        stops += borders[1:]
-        of_phase += [number] * count
-    return MixturePlan(
-        phases=tuple(phases),
-        streams=streams,
-        phase_of_step=np.asarray(of_phase, np.int64),
-        stops=np.asarray(stops, np.int64),
-        drawn=np.stack(drawn),
-    )
+            before = self._owed.copy()
+            shares = begin * (1 - part) + end * part
+            self._drawn.append(self._drawn[-1] + _counts(shares, stop - start, self._owed))
+            self._stops.append(stop)
+            self._of_phase.append(number)
+            if cut is not None and cut <= stop:
+                if cut < stop:
+                    self._cut_last(cut - start, before + _parts(shares, cut - start), cut_at)
+                return
+
+    def _cut_last(self, read: int, owed: NDArray[np.int64], cut_at: CutAt | None) -> None:
+        """End the last step after so many of its samples."""
+        assert cut_at is not None, "where a phase is cut, somebody knows what was read"
+        counts = cut_at(self.plan(), read)
+        self._uncut[len(self._of_phase) - 1] = self._drawn[-1] - self._drawn[-2]
+        self._drawn[-1] = self._drawn[-2] + counts
+        self._stops[-1] = self._stops[-2] + read
+        self._owed = owed - counts * _GRID
 
 
 def _shares(mix: Mix, place_of: dict[str, int]) -> NDArray[np.float64]:
@@ -218,9 +273,10 @@ def _shares(mix: Mix, place_of: dict[str, int]) -> NDArray[np.float64]:
     return of_all
 
 
-def _step_borders(phase: PhaseMix, start: int, stop: int, nodes: int, longest_step: int) -> list[int]:
+def _step_borders(phase: PhaseMix, start: int, nodes: int, longest_step: int) -> list[int]:
     """Where the steps of a phase begin, and where the last one ends."""
-    if stop == start:
+    stop = start - (start - phase.stop) // nodes * nodes
+    if stop <= start:
         raise ConfigError(
             f"phases.{phase.name}.until is {phase.stop}, and the phase before it ends at {start}: a phase needs a "
             f"sample for each of the {nodes} canonical nodes; end it later, or set num_canonical_nodes lower"
@@ -229,12 +285,13 @@ def _step_borders(phase: PhaseMix, start: int, stop: int, nodes: int, longest_st
     count = min(max(phase.steps, -(-(stop - start) // longest_step)), most)
     if count > MOST_STEPS:
         raise ConfigError(f"phases.{phase.name}.steps: {count} are needed, and {MOST_STEPS} are the most")
-    inner = [start + _to_multiple((stop - start) * place // count, nodes) for place in range(1, count)]
-    return [start, *inner, stop]
+    inner = [(2 * (stop - start) * place // count + nodes) // (2 * nodes) * nodes for place in range(1, count)]
+    return [start, *(start + one for one in inner), stop]
 
 
-def _to_multiple(number: int, of: int) -> int:
-    return (2 * number + of) // (2 * of) * of
+def _parts(shares: NDArray[np.float64], size: int) -> NDArray[np.int64]:
+    """What so many samples owe each stream, in parts of a sample."""
+    return np.rint(size * shares * _GRID).astype(np.int64)
 
 
 def _counts(shares: NDArray[np.float64], size: int, owed: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -246,7 +303,7 @@ def _counts(shares: NDArray[np.float64], size: int, owed: NDArray[np.int64]) -> 
         owed: What was given too little to each stream before, in parts of a sample; changed in place.
     """
     mixed = np.flatnonzero(shares)
-    owed[mixed] += np.rint(size * shares[mixed] * _GRID).astype(np.int64)
+    owed += _parts(shares, size)
     counts = np.maximum(owed[mixed] // _GRID, 0)
     rest = owed[mixed] - counts * _GRID
     by_rest = np.argsort(-rest, kind="stable")

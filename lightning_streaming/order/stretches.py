@@ -12,8 +12,8 @@ For example two passes over shards of 4 and 2 samples, and three stretches of 5,
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,16 @@ _CHUNK = 1 << 20
 """Ids that are worked out at once."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Returned:
+    """Samples of a stream that were drawn and, because a phase was cut, not read: they are read before all others."""
+
+    ids: NDArray[np.int64]
+    """Sample ids, those of a shard one after another."""
+    stop: int
+    """Up to where the stream's passes were drawn: these samples count as those before it."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stretch:
     """Where in a stream's passes a step begins to read it."""
@@ -38,6 +48,16 @@ class Stretch:
     """Sample id at which it begins."""
     start: int
     """Samples of its passes before, over all epochs."""
+    returned: Returned | None = None
+    """What comes first, as a cut has left it."""
+
+    @property
+    def facts(self) -> tuple[object, ...]:
+        """All that its samples depend on, for a digest."""
+        if self.returned is None:
+            return self.stream, self.first_id, self.start
+        ids = hashlib.blake2b(self.returned.ids.astype("<i8").tobytes()).hexdigest()
+        return self.stream, self.first_id, self.start, self.returned.stop, ids
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +76,14 @@ class StretchUnits:
     """Of the order in which the pass reads the shard; of no meaning where the unit is the whole shard, or in order."""
     are_parts: NDArray[np.bool_]
     """Whether the unit is a part of its shard, which is read in the order of its key."""
+    are_listed: NDArray[np.bool_]
+    """Whether the ids of the unit are those of ``listed`` from its offset on."""
+    passes: NDArray[np.int64]
+    """Of which pass of its stream the unit is."""
+    streams: NDArray[np.int64]
+    """Of which stream it is, by its place among those given."""
+    listed: NDArray[np.int64]
+    """Sample ids of some units."""
 
     def write_ids(self, out: NDArray[np.integer[Any]]) -> None:
         """Fill an array, of length ``sizes.sum()``, with the sample ids of one unit after another."""
@@ -69,7 +97,11 @@ class StretchUnits:
             if parts.size:
                 of = units[parts]
                 indexes[parts] = permutations.permuted(of, indexes[parts], self.keys.take(of))
-            out[start : start + len(places)] = self.first_ids.take(units) + indexes
+            indexes += self.first_ids.take(units)
+            if len(self.listed):
+                listed = np.flatnonzero(self.are_listed.take(units))
+                indexes[listed] = self.listed[indexes[listed]]
+            out[start : start + len(places)] = indexes
 
 
 def stretch_units(
@@ -89,38 +121,104 @@ def stretch_units(
         seed: Of all passes.
         is_shuffled: Whether a pass has an order of its own, rather than that of the stored samples.
     """
-    asked = zip(shard_sizes, counts, stretches, strict=True)
-    return _joined([_of_stream(sizes, count, one, seed, is_shuffled) for sizes, count, one in asked])
+    asked = enumerate(zip(shard_sizes, counts, stretches, strict=True))
+    found = ((stream, _of_stream(sizes, count, one, seed, is_shuffled)) for stream, (sizes, count, one) in asked)
+    return _joined([replace(one, streams=np.full(len(one.sizes), stream)) for stream, one in found])
 
 
 def _of_stream(sizes: NDArray[np.int64], count: int, stretch: Stretch, seed: int, is_shuffled: bool) -> StretchUnits:
-    total = int(sizes.sum())
-    found = []
-    first, last = stretch.start // total, (stretch.start + count - 1) // total
-    whole = range(first, last + 1)
-    for number in dict.fromkeys((first, last)):
-        start, stop = (min(max(place - number * total, 0), total) for place in (stretch.start, stretch.start + count))
-        if (start, stop) != (0, total):
-            found.append(_part_of_pass(sizes, start, stop, stretch, (seed, number), is_shuffled))
-            whole = range(whole.start + (number == first), whole.stop - (number == last))
-    if len(whole) > 0:
-        found.append(_whole_passes(sizes, len(whole), stretch.first_id))
+    """The units of one stream, pass by pass."""
+    start, stop, total, found = stretch.start, stretch.start + count, int(sizes.sum()), []
+    if stretch.returned is not None and start < stretch.returned.stop:
+        ids, shard_stops = stretch.returned.ids, stretch.first_id + np.cumsum(sizes)
+        until, first = min(stop, stretch.returned.stop), stretch.returned.stop - len(stretch.returned.ids)
+        for begin, end in _by_pass(start, until, total):
+            found.append(_listed_units(ids[begin - first : end - first], shard_stops, begin // total))
+        start = until
+    whole = range(-(-start // total), max(stop // total, -(-start // total)))
+    ends = {start // total, whole.start, (stop - 1) // total}  # of the whole passes one stands for all
+    for begin, end in _by_pass(start, stop, total, ends):
+        if end - begin < total:
+            number = begin // total
+            part = (begin - number * total, end - number * total)
+            found.append(_part_of_pass(sizes, part, stretch, (seed, number), is_shuffled))
+        elif begin // total == whole.start:
+            found.append(_whole_passes(sizes, whole, stretch.first_id))
     return _joined(found)
 
 
-def _whole_passes(sizes: NDArray[np.int64], count: int, first_id: int) -> StretchUnits:
+def _by_pass(start: int, stop: int, total: int, passes: Iterable[int] = ()) -> Iterator[tuple[int, int]]:
+    """The part of ``[start, stop)`` in each pass, or in some of them.
+
+    For example from 3 to 14 in passes of 5: 3 to 5, 5 to 10, 10 to 14.
+    """
+    for number in sorted(passes) or range(start // total, -(-stop // total)):
+        begin, end = max(start, number * total), min(stop, (number + 1) * total)
+        if begin < end:
+            yield begin, end
+
+
+def _listed_units(ids: NDArray[np.int64], shard_stops: NDArray[np.int64], number: int) -> StretchUnits:
+    """Of ids of a pass in which those of a shard follow each other, a unit for each shard."""
+    shards = np.searchsorted(shard_stops, ids, side="right")
+    starts = np.flatnonzero(np.diff(shards, prepend=-1))
+    sizes, zeros = np.diff(starts, append=len(ids)), np.zeros_like(starts)
+    no, keys = zeros.astype(np.bool_), zeros.astype(np.uint64)
+    return StretchUnits(zeros, sizes, starts, sizes, keys, no, ~no, zeros + number, zeros, ids)
+
+
+def returned_in_order(left: NDArray[np.int64], start: int, shard_stops: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The samples that a cut leaves of a stream, pass by pass, and in each shard by shard.
+
+    Args:
+        left: Sample ids that were drawn and not read, in the order in which they would have been read.
+        start: Samples of the stream's passes that were read before.
+        shard_stops: Sample id after each shard of the stream, the first id subtracted.
+
+    Returns:
+        The same ids; shards in the order in which they come first.
+    """
+    shards = np.searchsorted(shard_stops, left, side="right")
+    _, firsts, of = np.unique(shards, return_index=True, return_inverse=True)
+    passes = (start + np.arange(len(left))) // (shard_stops[-1] if len(left) else 1)
+    found: NDArray[np.int64] = left[np.lexsort((left, firsts[of], passes))]
+    return found
+
+
+def in_pass_order(
+    items: NDArray[np.integer[Any]],
+    streams: NDArray[np.int64],
+    passes: NDArray[np.int64],
+    reading: NDArray[np.int64],
+) -> None:
+    """Exchange the items of each stream among each other, so that those of a pass are read before those of the next.
+
+    Args:
+        items: What lies at each place of a step; changed in place.
+        streams: Of which stream each item is.
+        passes: Of which pass of it.
+        reading: All places, in the order in which they are read.
+    """
+    for stream in np.unique(streams).tolist():
+        where = reading[streams[reading] == stream]
+        items[where] = items[where[np.argsort(passes[where], kind="stable")]]
+
+
+def _whole_passes(sizes: NDArray[np.int64], passes: range, first_id: int) -> StretchUnits:
     """As they are shuffled with all else of the step, the orders of their shards play no part."""
-    firsts = first_id + np.cumsum(sizes) - sizes
-    firsts, sizes = (np.tile(one[sizes > 0], count) for one in (firsts, sizes))
+    firsts = (first_id + np.cumsum(sizes) - sizes)[sizes > 0]
+    sizes, numbers = sizes[sizes > 0], np.repeat(np.arange(passes.start, passes.stop), len(firsts))
+    firsts, sizes = np.tile(firsts, len(passes)), np.tile(sizes, len(passes))
     zeros = np.zeros_like(sizes)
-    return StretchUnits(firsts, sizes, zeros, sizes, zeros.astype(np.uint64), zeros.astype(np.bool_))
+    no, keys = zeros.astype(np.bool_), zeros.astype(np.uint64)
+    return StretchUnits(firsts, sizes, zeros, sizes, keys, no, no, numbers, zeros, _NO_IDS)
 
 
 def _part_of_pass(
-    sizes: NDArray[np.int64], start: int, stop: int, stretch: Stretch, key: tuple[int, int], is_shuffled: bool
+    sizes: NDArray[np.int64], part: tuple[int, int], stretch: Stretch, key: tuple[int, int], is_shuffled: bool
 ) -> StretchUnits:
-    """What a pass reads from ``start`` to ``stop``, counted within it."""
-    seed, number = key
+    """What a pass reads from one sample up to another, counted within it."""
+    (start, stop), (seed, number) = part, key
     name = int.from_bytes(hashlib.blake2b(stretch.stream.encode(), digest_size=8).digest(), "little")
     generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_PURPOSE, number, name)))
     order = generator.permutation(len(sizes)) if is_shuffled else np.arange(len(sizes))
@@ -131,6 +229,10 @@ def _part_of_pass(
     starts, stops, shards = starts[first:last], stops[first:last], order[first:last]
     offsets = np.maximum(start - starts, 0)
     units = StretchUnits(
+        are_listed=np.zeros(len(shards), np.bool_),
+        passes=np.full(len(shards), number),
+        streams=np.zeros(len(shards), np.int64),
+        listed=_NO_IDS,
         first_ids=stretch.first_id + (np.cumsum(sizes) - sizes)[shards],
         shard_sizes=sizes[shards],
         offsets=offsets,
@@ -139,14 +241,20 @@ def _part_of_pass(
         are_parts=(offsets > 0) | (stops > stop) if is_shuffled else np.zeros(len(shards), np.bool_),
     )
     kept = units.sizes > 0
-    return StretchUnits(*(getattr(units, one.name)[kept] for one in fields(StretchUnits)))
+    of_units = {one.name: getattr(units, one.name)[kept] for one in fields(StretchUnits) if one.name != "listed"}
+    return StretchUnits(**of_units, listed=_NO_IDS)
 
 
+_NO_IDS = np.empty(0, np.int64)
 _PURPOSE = 3
 """Tells these generators from those of other purposes, which ``blockwise`` counts from 0."""
 
 
 def _joined(several: Sequence[StretchUnits]) -> StretchUnits:
+    first, moved = 0, []
+    for one in several:
+        moved.append(replace(one, offsets=one.offsets + first * one.are_listed) if first else one)
+        first += len(one.listed)
     return StretchUnits(
-        *(np.concatenate([getattr(one, field.name) for one in several]) for field in fields(StretchUnits))
+        *(np.concatenate([getattr(one, field.name) for one in moved]) for field in fields(StretchUnits))
     )

@@ -200,3 +200,10 @@ class StreamGroup:
     def stretch_units(self, seed: int, *, is_shuffled: bool) -> StretchUnits:
         """What :attr:`stretches` take, in whole shards and parts of shards."""
         return stretch_units(self.shard_sizes, self.choose, self.stretches, seed, is_shuffled=is_shuffled)
+
+    @property
+    def has_several_passes(self) -> bool:
+        """Whether :attr:`stretches` reach into several passes of a stream."""
+        asked = zip(self.shard_sizes, self.choose, self.stretches, strict=True)
+        totals = ((int(sizes.sum()), count, one.start) for sizes, count, one in asked)
+        return any(start // total != (start + count - 1) // total for total, count, start in totals)
