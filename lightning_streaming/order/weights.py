@@ -204,6 +204,6 @@ class StreamGroup:
     @property
     def has_several_passes(self) -> bool:
         """Whether :attr:`stretches` reach into several passes of a stream."""
-        asked = zip(self.shard_sizes, self.choose, self.stretches, strict=True)
+        asked = zip(self.shard_sizes, self.choose, self.stretches, strict=False)  # without stretches, none
         totals = ((int(sizes.sum()), count, one.start) for sizes, count, one in asked)
         return any(start // total != (start + count - 1) // total for total, count, start in totals)
