@@ -73,7 +73,6 @@ class Fingerprint:
             "sampling_granularity": settings.sampling_granularity,
             "batching_method": settings.batching_method,
         }
-        self._has_phases = plan is not None
         self._indexes = dict(zip(catalog.stream_names, catalog.indexes, strict=True))
         stream_of = {name: stream for stream, name in enumerate(catalog.stream_names)}
         drawn = dict(zip(catalog.stream_names, weights.choose, strict=True))
@@ -90,7 +89,12 @@ class Fingerprint:
             streams = {f"all {len(streams)} streams": whole}
         self.saved: dict[str, Any] = {"order": order, "streams": streams}
         """As a state carries it."""
+        self._phase_starts: dict[str, int] | None = None
+        self._end = 0
         if plan is not None:
+            stops = plan.phase_stops.tolist()
+            self._phase_starts = dict(zip((one.name for one in plan.phases), [0, *stops], strict=False))
+            self._end = stops[phases_begun - 1] if phases_begun else 0
             self.saved["phases"] = {
                 one.name: {
                     "until": plan.planned_stops[number],
@@ -112,23 +116,41 @@ class Fingerprint:
             saved: The saved one.
             listed: What was saved beside it.
         """
-        streams, now = saved["streams"], self._described
+        streams = saved["streams"]
+        if self._phase_starts is not None and "phases" in saved:
+            return self._differences_of_phases(saved, listed)
         found = differences(*({name: of[name] for name in of if name != "streams"} for of in (saved, self.saved)))
-        if self._has_phases and "phases" in saved:
-            # What has been read of streams that are gone does not matter to what follows; nor where the epoch ends.
-            streams = {name: one for name, one in streams.items() if name in self._indexes}
-            streams, now = ({name: _undrawn(one) for name, one in of.items()} for of in (streams, self._described))
-            found = [one for one in found if one.setting != "order.epoch_size"]
         if any(one.setting.startswith("phases") for one in found):
-            return found  # which streams were read follows from them
+            return found  # which streams were read, and how much of them, follows from them
         if is_listed(streams):
-            for one in differences({"streams": streams}, {"streams": now}):
+            for one in differences({"streams": streams}, {"streams": self._described}):
                 found += self._with_hashes(one, streams, listed)
             return found
         if streams == self.saved["streams"]:
             return found
         changes = [] if listed is None else _stream_changes(listed, self._facts())
         return [*found, *(changes or self._in_all(streams))]
+
+    def _differences_of_phases(self, saved: Mapping[str, Any], listed: StreamList | None) -> list[Difference]:
+        """Of what was read before the position: where a state was moved, as far as both know of it."""
+        assert self._phase_starts is not None, "there are phases"
+        known = max((one.get("cut", one["until"]) for one in saved["phases"].values()), default=0)
+        now = {name: one for name, one in self.saved["phases"].items() if self._phase_starts[name] < known}
+        then, start = {}, 0
+        for name, one in saved["phases"].items():
+            if start < self._end:
+                then[name] = one
+            start = one.get("cut", one["until"])
+        of_order = ({**of["order"], "epoch_size": None} for of in (saved, self.saved))
+        found = differences(*({"order": order} for order in of_order)) + differences({"phases": then}, {"phases": now})
+        if any(one.setting.startswith("phases") for one in found):
+            return found  # which streams were read follows from them
+        # Of streams that are gone, nothing is read any more; nor does it matter where the others stand in the list.
+        both = [name for name in saved["streams"] if name in self._described]
+        streams, here = ({name: _undrawn(of[name]) for name in both} for of in (saved["streams"], self._described))
+        for one in differences({"streams": streams}, {"streams": here}):
+            found += self._with_hashes(one, saved["streams"], listed)
+        return found
 
     def _facts(self) -> dict[str, _StreamFacts]:
         return {name: self._facts_of(name) for name in self._described}
@@ -181,8 +203,8 @@ def _description(catalog: Catalog, stream: int, place: int, drawn: int) -> dict[
 
 
 def _undrawn(one: Mapping[str, Any]) -> dict[str, Any]:
-    """A stream without how much is drawn of it, which follows from the phases."""
-    return {key: value for key, value in one.items() if key != "samples drawn"}
+    """A stream without its place, which does not matter, and how much is drawn of it, which follows from the phases."""
+    return {key: value for key, value in one.items() if key not in ("place", "samples drawn")}
 
 
 def _selection_of(catalog: Catalog, stream: int) -> dict[str, str]:
@@ -463,6 +485,11 @@ def refusal(found: Sequence[Difference]) -> str:
     table = f"the saved position belongs to other data or another order:\n{indent(in_words(found), '  ')}"
     way_out = 'resume with on_change="warn" to go on from the same position all the same.'
     hashes = [one for one in found if one.setting.endswith(".hashes")]
+    if any(one.setting.startswith("phases.") for one in found):
+        way_out += (
+            " What follows the phases that have begun may change: `lightning-streaming state branch CHECKPOINT` says how "
+            "to end the last of them where the checkpoint stands."
+        )
     if not hashes:
         return f"{table}\nPut these back, or {way_out}"
     changes = "; ".join(dict.fromkeys(f"{one.saved} → {one.now}" for one in hashes))

@@ -8,6 +8,7 @@ replaces the file in one step, and what was there before stays as CKPT.bak, CKPT
     lightning-streaming state set run/last.ckpt --epoch 1 --sample 51200
     lightning-streaming state skip run/last.ckpt --batches 100
     lightning-streaming state import composer.pt run/last.ckpt
+    lightning-streaming state branch run/last.ckpt
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     _add_set(add_action(actions, "set", "move it to a sample of an epoch", _set_place))
     _add_skip(add_action(actions, "skip", "move it forward", skip))
     _add_import(add_action(actions, "import", "take it from MosaicML Streaming", _import_state))
+    _add_branch(add_action(actions, "branch", "end the running phase there, to go on with others", branch))
 
 
 def run(args: Namespace) -> int:
@@ -92,6 +94,12 @@ def _add_import(parser: ArgumentParser) -> None:
     parser.add_argument("--source", dest="name", metavar="NAME", help="which state of SRC, as show SRC names them")
     parser.add_argument("--loader", metavar="NAME", help='the train loader; by default the only one, or "train"')
     _add_output(parser)
+
+
+def _add_branch(parser: ArgumentParser) -> None:
+    _add_checkpoint(parser)
+    parser.add_argument("--loader", metavar="NAME", help=_LOADER)
+    add_json(parser)
 
 
 def _add_checkpoint(parser: ArgumentParser) -> None:
@@ -150,6 +158,48 @@ def _places(data: Sequence[str], names: Sequence[str]) -> dict[str, str]:
     if len(data) == len(names) == 1 and pairs[0][0] != names[0]:
         return {names[0]: data[0]}
     return {name: place for name, _, place in pairs}
+
+
+def branch(args: Namespace) -> int:
+    """Say what to write into the configuration so that the phase that CKPT stands in ends there.
+
+    The run then goes on from CKPT with whatever phases follow: nothing of CKPT changes. What the phase had drawn and
+    not read comes first in them, so that no sample is lost or read early.
+    """
+    places = find_places(find_state_file(Path(args.checkpoint)).peek(), args.checkpoint)
+    loader = places.choose(args.loader)
+    position = places.loaders[loader].position
+    phases: Mapping[str, Mapping[str, Any]] = (position.fingerprint or {}).get("phases", {})
+    epoch, sample = position.cursor
+    if position.fingerprint is None or "phases" not in position.fingerprint:
+        raise ConfigError(
+            f"the run of {args.checkpoint} has no phases, and nothing else can change within an epoch; give "
+            "it phases from its start, or change its mixture between epochs"
+        )
+    if epoch:
+        raise ConfigError(f"{args.checkpoint} stands in epoch {epoch}, and all phases were read in the one before")
+    running = list(phases)[-1] if phases else ""
+    is_at_end = not phases or sample == phases[running]["until"]
+    if args.json:
+        cut = None if is_at_end else sample
+        print_json({"file": args.checkpoint, "loader": loader, "phases": list(phases), "cut": cut, "sample": sample})
+    elif is_at_end:
+        print(f"{args.checkpoint} stands at sample {sample}, where a phase begins: write other phases from there on.")
+    else:
+        _print_branch(args.checkpoint, phases, running, sample)
+    return FINE
+
+
+def _print_branch(shown: str, phases: Mapping[str, Mapping[str, Any]], running: str, sample: int) -> None:
+    until = phases[running]["until"]
+    print(f"{shown} stands at sample {sample} of phase {running!r}, which was begun to be read until {until}.")
+    print(
+        f"To go on with other phases, add `cut: {sample}` to it, leave all else of it as it was, and write them after:"
+    )
+    print("\n    phases:")
+    for name in phases:
+        print(f"      - {{name: {name}, ..., cut: {sample}}}" if name == running else f"      - {{name: {name}, ...}}")
+    print("      - {name: ..., until: ..., mix: ...}  # what comes next")
 
 
 _BARE = (".pt", ".json")
