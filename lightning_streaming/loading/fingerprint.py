@@ -487,8 +487,8 @@ def refusal(found: Sequence[Difference]) -> str:
     hashes = [one for one in found if one.setting.endswith(".hashes")]
     if any(one.setting.startswith("phases.") for one in found):
         way_out += (
-            " What follows the phases that have begun may change: `lightning-streaming state branch CHECKPOINT` says how "
-            "to end the last of them where the checkpoint stands."
+            " What follows the phases that have begun may change: `lightning-streaming state branch CHECKPOINT` says "
+            "how to end the last of them where the checkpoint stands."
         )
     if not hashes:
         return f"{table}\nPut these back, or {way_out}"
