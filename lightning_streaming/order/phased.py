@@ -54,8 +54,9 @@ class Mixture:
                 f"batching_method={settings.batching_method!r} composes the batches of a phase as a whole, so none can "
                 "be cut; use batching_method='random'"
             )
+        mixed = settings.num_canonical_nodes * settings.shuffle_block_size
         # To compose batches, steps are as long as they can be: what fills none is left out at the end of each.
-        longest = phases[-1].stop + settings.num_canonical_nodes if is_composed else LONGEST_STEP
+        longest = phases[-1].stop + settings.num_canonical_nodes if is_composed else max(mixed, LONGEST_STEP)
         self.plan = planned(phases, settings.num_canonical_nodes, longest, self._cut_at)
         """What each step takes of each stream."""
 

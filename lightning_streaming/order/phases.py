@@ -1,8 +1,8 @@
 """Mixtures that change in the course of an epoch: what each step of each phase takes of each stream.
 
 A phase is a stretch of the epoch with one mixture, or with a ramp from one to another. It is read in steps: a ramp has
-at least so many as were asked for, each of one mixture; and no step is longer than ``LONGEST_STEP``, so that an order
-that has to be drawn is drawn a step at a time.
+at least so many as were asked for, each of one mixture; and no step is much longer than what a shuffle mixes, so that
+an order that has to be drawn is drawn a step at a time.
 
 A stream has a cursor of its own, which runs on from step to step: how many of its samples were drawn before. So a
 sample comes again only when its whole stream has been read. What a step takes follows from the steps before it and from
@@ -24,8 +24,8 @@ from lightning_streaming.order.sequence import digest_of
 from lightning_streaming.order.stretches import MOST_STEPS
 from lightning_streaming.order.weights import ResolvedWeights
 
-LONGEST_STEP = 1 << 24
-"""Samples: several times what a shuffle mixes, and 64 MB of ids."""
+LONGEST_STEP = 1 << 22
+"""Samples, unless a shuffle mixes more: 16 MB of ids, drawn in less than a second."""
 _GRID = 1 << 20
 """Parts of a sample in which shares are counted, so that rounding errors of floats stay without effect."""
 

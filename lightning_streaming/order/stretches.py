@@ -199,9 +199,18 @@ def in_pass_order(
         passes: Of which pass of it.
         reading: All places, in the order in which they are read.
     """
-    for stream in np.unique(streams).tolist():
-        where = reading[streams[reading] == stream]
-        items[where] = items[where[np.argsort(passes[where], kind="stable")]]
+    several = np.zeros(int(streams.max(initial=0)) + 1, np.bool_)
+    firsts = np.full(len(several), np.iinfo(np.int64).max)
+    np.minimum.at(firsts, streams, passes)
+    several[streams[passes > firsts[streams]]] = True
+    where = reading[several[streams[reading]]]
+    # As small numbers, which are sorted in linear time.
+    kinds = (
+        streams[where] * (int((passes - firsts[streams]).max(initial=0)) + 1) + passes[where] - firsts[streams[where]]
+    )
+    kinds = kinds.astype(np.min_scalar_type(int(kinds.max(initial=0))))
+    of_stream = streams[where].astype(np.min_scalar_type(len(several)))
+    items[where[np.argsort(of_stream, kind="stable")]] = items[where[np.argsort(kinds, kind="stable")]]
 
 
 def _whole_passes(sizes: NDArray[np.int64], passes: range, first_id: int) -> StretchUnits:
