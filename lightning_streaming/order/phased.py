@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 
 import numpy as np
@@ -135,6 +136,12 @@ class Mixture:
             step=step,
         )
 
+    def counted(self, step: int) -> Shuffled:
+        """A step to count with and not to read, whatever its epoch: also of streams that are not here any more."""
+        taken = self.plan.step(step)
+        sizes = tuple(np.asarray([count]) for count in taken.counts.tolist())
+        return Shuffled(self.settings, DatasetShape(shard_sizes=sizes, weights=_weights_of(taken)), 0)
+
 
 def _weights_of(step: Step) -> ResolvedWeights:
     counts = step.counts.tolist()
@@ -222,7 +229,8 @@ class Phased(Batched):
     @property
     def digest(self) -> str:
         """See :class:`~lightning_streaming.order.sequence.SampleSequence`."""
-        return digest_of(self._epoch, [self._step(step).digest for step in range(len(self._mixture.plan))])
+        steps = range(len(self._mixture.plan))
+        return digest_of(asdict(self._geometry), [self._mixture.shuffled(self._epoch, step).digest for step in steps])
 
     def _by_step(
         self, positions: NDArray[np.int64], answer: Callable[[int, NDArray[np.int64]], NDArray[np.int64]]
@@ -238,13 +246,13 @@ class Phased(Batched):
 
     def _step(self, number: int) -> Batched:
         """A step, to count with."""
-        return batched(self._mixture.shuffled(self._epoch, number, self._draw), self._geometry)
+        return batched(self._mixture.counted(number), self._geometry)
 
     def _drawn(self, number: int) -> Batched:
         """A step, drawn."""
         known = self._kept.get(number)
         if known is None:
-            known = self._step(number)
+            known = batched(self._mixture.shuffled(self._epoch, number, self._draw), self._geometry)
             # Anew, rather than changed: several threads may ask.
             kept = list(self._kept.items())[1 - _STEPS_KEPT :]
             self._kept = {**dict(kept), number: known}
