@@ -64,21 +64,30 @@ class Mixture:
             ConfigError: It is of a stream that is not here any more.
         """
         taken = self.plan.step(step)
-        names = self._names(taken)
-        for name in names:
+        for name in self._names(taken):
             if name not in self._shard_sizes:
                 raise ConfigError(
                     f"phase {self.plan.phases[taken.phase].name!r} reads stream {name!r}, which is not among the "
                     "streams; add it again to read this part of the run"
                 )
+        return self.counted(epoch, step, draw)
+
+    def counted(self, epoch: int, step: int, draw: Draw = drawn_here) -> Shuffled:
+        """The same to count with, also of streams that are not here any more: these are not looked into."""
+        taken = self.plan.step(step)
+        names = self._names(taken)
+        sizes = [
+            self._shard_sizes.get(name, np.asarray([count]))
+            for name, count in zip(names, taken.counts.tolist(), strict=True)
+        ]
         before = epoch * self.plan.drawn[-1][taken.streams] + taken.starts
         return Shuffled(
             self.settings,
-            DatasetShape(shard_sizes=tuple(self._shard_sizes[name] for name in names), weights=_weights_of(taken)),
+            DatasetShape(shard_sizes=tuple(sizes), weights=_weights_of(taken)),
             epoch,
             draw,
             stretches=tuple(
-                Stretch(stream=name, first_id=self._first_ids[name], start=start)
+                Stretch(stream=name, first_id=self._first_ids.get(name, 0), start=start)
                 for name, start in zip(names, before.tolist(), strict=True)
             ),
             step=step,
@@ -187,13 +196,13 @@ class Phased(Batched):
 
     def _step(self, number: int) -> Batched:
         """A step, to count with."""
-        return batched(self._mixture.shuffled(self._epoch, number, self._draw), self._geometry)
+        return batched(self._mixture.counted(self._epoch, number), self._geometry)
 
     def _drawn(self, number: int) -> Batched:
         """A step, drawn."""
         known = self._kept.get(number)
         if known is None:
-            known = self._step(number)
+            known = batched(self._mixture.shuffled(self._epoch, number, self._draw), self._geometry)
             # Anew, rather than changed: several threads may ask.
             kept = list(self._kept.items())[1 - _STEPS_KEPT :]
             self._kept = {**dict(kept), number: known}
