@@ -196,7 +196,12 @@ class Phased(Batched):
 
     def _step(self, number: int) -> Batched:
         """A step, to count with."""
-        return batched(self._mixture.counted(self._epoch, number), self._geometry)
+        try:
+            return batched(self._mixture.counted(self._epoch, number), self._geometry)
+        except ConfigError as error:
+            plan = self._mixture.plan
+            name = plan.phases[plan.phase_of_step[number]].name
+            raise ConfigError(f"phase {name!r}: {error}") from error
 
     def _drawn(self, number: int) -> Batched:
         """A step, drawn."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -156,11 +157,22 @@ def test_composed_batches_are_of_the_mixture_of_their_phase() -> None:
     assert from_a.tolist() == [6] * 10 + [2] * 10
 
 
+def test_a_stream_of_which_no_batch_can_be_composed_is_named_with_its_phase() -> None:
+    asked = make_settings(num_canonical_nodes=1, batching_method="stratified")
+    phases = [phase("one", 80, {"a": 1.0}), phase("ramp", 880, {"a": (1.0, 0.99), "b": (0.0, 0.02)}, steps=8)]
+    mixture = make_mixture(asked, phases, {"a": [100], "b": [100]})
+    with pytest.raises(ConfigError, match=r"phase 'ramp': stream 'b' has a share of 0.01, less.*raise its weight"):
+        len(Phased(mixture, geometry_of(1, 1, 8), 0))
+    few = make_mixture(replace(asked, batching_method="per_stream"), phases, {"a": [100], "b": [100]})
+    with pytest.raises(ConfigError, match=r"phase 'ramp': stream 'b' draws 1 samples, too few"):
+        len(Phased(few, geometry_of(1, 1, 8), 0))
+
+
 @pytest.mark.parametrize("method", BATCHING_METHODS)
 def test_places_are_all_of_the_epoch_once(method: str) -> None:
-    asked = make_settings(num_canonical_nodes=2, batching_method=method)
+    asked = make_settings(num_canonical_nodes=1, batching_method=method)
     phases = [phase("one", 60, {"a": 3.0, "b": 1.0}), phase("two", 144, {"a": (1.0, 2.0), "b": (3.0, 2.0)}, steps=2)]
-    whole = Phased(make_mixture(asked, phases, {"a": [50], "b": [50]}), geometry_of(2, 1, 3), 0)
+    whole = Phased(make_mixture(asked, phases, {"a": [50], "b": [50]}), geometry_of(1, 1, 3), 0)
     places = whole.places(np.arange(len(whole)))
     assert len(set(places.tolist())) == len(whole)
     assert places.min() >= 0
@@ -181,7 +193,7 @@ def test_positions_may_be_asked_for_in_any_order_and_shape() -> None:
 def three_phases(shards: dict[str, list[int]] | None = None, **said: object) -> Mixture:
     phases = [
         phase("one", 40, {"a": 1.0, "b": 2.0}),
-        phase("two", 120, {"b": (1.0, 0.2), "c": (0.0, 1.0)}, steps=4),
+        phase("two", 120, {"b": (3.0, 1.0), "c": (1.0, 2.0)}, steps=4),
         phase("three", 160, {"c": 1.0, "d": 1.0}),
     ]
     asked = make_settings(num_canonical_nodes=4, shuffle_block_size=20, **said)
@@ -283,7 +295,7 @@ def test_nodes_that_do_not_fit_are_refused_as_without_phases(canonical: int, nod
     leg = Leg(machines=geometry_of(nodes, 1, 2), workers=1, steps=1)
     can = {"stratified": True, "device_per_stream": canonical % nodes == 0}.get(method, fits(canonical, nodes))
     if can:
-        assert len(read_epoch(asked, mixture, 0, [leg])) == 600 // (2 * nodes) * 2 * nodes or method == "random"
+        assert len(read_epoch(asked, mixture, 0, [leg])) > 600 - 2 * nodes
     else:
         with pytest.raises(ConfigError, match="num_canonical_nodes"):
             read_epoch(asked, mixture, 0, [leg])
