@@ -106,16 +106,18 @@ class Fingerprint:
             saved: The saved one.
             listed: What was saved beside it.
         """
-        streams = saved["streams"]
+        streams, described = saved["streams"], self._described
         found = differences(*({name: of[name] for name in of if name != "streams"} for of in (saved, self.saved)))
         if self._has_phases and "phases" in saved:
             # What has been read of streams that are gone does not matter to what follows; nor where the epoch ends.
             streams = {name: one for name, one in streams.items() if name in self._indexes}
+            # Of the same phases the same streams were read; those that the state does not tell of were gone by then.
+            described = {name: one for name, one in described.items() if name in streams}
             found = [one for one in found if one.setting != "order.epoch_size"]
         if any(one.setting.startswith("phases") for one in found):
             return found  # how much was drawn of each stream, and of which, follows from them
         if is_listed(streams):
-            for one in differences({"streams": streams}, {"streams": self._described}):
+            for one in differences({"streams": streams}, {"streams": described}):
                 found += self._with_hashes(one, streams, listed)
             return found
         if streams == self.saved["streams"]:
