@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.order.phases import Mix, MixturePlan, PhaseMix
@@ -103,7 +104,9 @@ class Phase:
     def _weights(self, stream: str) -> tuple[float, float]:
         """The weights of one stream at the beginning and at the end."""
         given = self.mix[stream]
-        pair = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str | bytes) else (given, given)
+        pair: tuple[Any, ...] = (
+            tuple(given) if isinstance(given, Sequence) and not isinstance(given, str | bytes) else (given, given)
+        )
         if len(pair) != 2 or not all(_is_number(one) and one >= 0 for one in pair):
             raise ConfigError(
                 f"{self._told(f'mix.{stream}')} must be a weight above 0, or two for a ramp like [0.9, 0.5], but is "
