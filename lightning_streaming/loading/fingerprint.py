@@ -321,13 +321,15 @@ class StreamList:
 
 
 def _list_streams(streams: Mapping[str, _StreamFacts], room: int, *, with_names: bool) -> StreamList | None:
-    """As much as there is room for; None if that is nothing.
+    """As much as there is room for; None if that is nothing, or if no stream has been read.
 
     Args:
         streams: By name, in their order.
         room: Characters that it may have.
         with_names: Whether nothing else tells their names.
     """
+    if not streams:
+        return None
     kinds = {one.hashes for one in streams.values()}
     hashes = ",".join(kinds.pop()) if len(kinds) == 1 else _VARIOUS
     for names in (tuple(streams), None) if with_names else (None,):

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.order.phases import Mix, MixturePlan, PhaseMix
@@ -54,10 +55,23 @@ class Phase:
         for stream in self.mix:
             self._weights(stream)
         for place, where in enumerate(("beginning", "end")):
-            if not any(self._weights(stream)[place] for stream in self.mix):
+            total = sum(self._weights(stream)[place] for stream in self.mix)
+            if not total:
                 raise ConfigError(f"{self._told('mix')} has no weight above 0 at its {where}; give one to a stream")
+            if not math.isfinite(total):
+                raise ConfigError(f"{self._told('mix')} has weights that are too large at its {where}; scale them down")
+        if self.until is not None and not isinstance(self.until, int | float | str):
+            raise ConfigError(
+                f'{self._told("until")} must be samples, like 800000 or "800m", or a part like "90%", but is '
+                f"{self.until!r}"
+            )
         check_at_least(self._told("steps"), self.steps, 1)
         check_at_least(self._told("cut"), self.cut, 1)
+        if not isinstance(self.max_repeats, Mapping):
+            raise ConfigError(
+                f"{self._told('max_repeats')} must map names of streams to numbers, like {{math: 4}}, but is "
+                f"{self.max_repeats!r}"
+            )
         for stream, most in self.max_repeats.items():
             if stream not in self.mix:
                 raise ConfigError(f"{self._told('max_repeats')} names {stream!r}, which is not in its mix")
@@ -95,7 +109,9 @@ class Phase:
     def _weights(self, stream: str) -> tuple[float, float]:
         """The weights of one stream at the beginning and at the end."""
         given = self.mix[stream]
-        pair = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given, given)
+        pair: tuple[Any, ...] = (
+            tuple(given) if isinstance(given, Sequence) and not isinstance(given, str | bytes) else (given, given)
+        )
         if len(pair) != 2 or not all(_is_number(one) and one >= 0 for one in pair):
             raise ConfigError(
                 f"{self._told(f'mix.{stream}')} must be a weight above 0, or two for a ramp like [0.9, 0.5], but is "
@@ -140,6 +156,11 @@ def mixed_phases(phases: Sequence[Phase], epoch_size: int | None) -> tuple[Phase
         if stop is None:
             way_out = "it, or epoch_size," if is_last else "it"
             raise ConfigError(f"phases.{phase.name}.until is missing; give {way_out} as samples, like 800m")
+        if not is_last and phase.cut is None and epoch_size is not None and stop >= epoch_size:
+            raise ConfigError(
+                f"phases.{phase.name}.until is {stop}, and epoch_size is {epoch_size}, where the last phase ends; end "
+                "it earlier, or raise epoch_size"
+            )
         before = 0 if not found else found[-1].stop if found[-1].cut is None else found[-1].cut
         if found and stop <= before:
             raise ConfigError(

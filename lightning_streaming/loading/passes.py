@@ -152,13 +152,18 @@ class CurrentRun:
         self._run, self._settings, self._initial_nodes = run, run.settings, run.initial_nodes
 
     def begin(self, cursor: Cursor, world: World, batch_size: int, drop_last: bool) -> PassStart:
-        """Begin a pass at ``cursor``, or where it leads to, and say what there is to say about it."""
+        """Begin a pass at ``cursor``, or where it leads to, and say what there is to say about it.
+
+        Raises:
+            ConfigError: A phase needs a stream that is gone.
+        """
         run = self.on(world, batch_size, drop_last)
         late = [] if self._has_begun else run.skipped_too_late(cursor)
         if late:
             words = "%sskip: batches %s have been read already, so nothing is left out for them"
             _log.warning(words, run.message_prefix, ", ".join(map(str, late)))
         cursor = self.normalise(run, cursor)
+        run.check_phases(cursor)
         for why in run.why_uneven(cursor):
             _log.warning("%s", why)
         self._has_begun = True

@@ -153,13 +153,18 @@ class RunOrder:
         ended = np.searchsorted(self._phase_stops(geometry, 0), cursor.sample_in_epoch, side="left")
         return min(int(ended) + bool(cursor.sample_in_epoch), len(self.plan.phases))
 
+    def phases_ended(self, cursor: Cursor, geometry: BatchGeometry) -> int:
+        """How many phases of its epoch a reader has left behind."""
+        if self.plan is None:
+            return 0
+        return int(np.searchsorted(self._phase_stops(geometry, cursor.epoch), cursor.sample_in_epoch, side="right"))
+
     def phase(self, cursor: Cursor, geometry: BatchGeometry) -> str | None:
         """The name of the phase that is read from a cursor on; None without phases."""
         if self.plan is None:
             return None
-        stops = self._phase_stops(geometry, cursor.epoch)
-        place = int(np.searchsorted(stops, cursor.sample_in_epoch, side="right"))
-        return self.plan.phases[min(place, len(stops) - 1)].name
+        phases = self.plan.phases
+        return phases[min(self.phases_ended(cursor, geometry), len(phases) - 1)].name
 
     def _phase_stops(self, geometry: BatchGeometry, epoch: int) -> NDArray[np.int64]:
         sequence = self.sequence(geometry, epoch)
@@ -435,9 +440,8 @@ class Run:
         plan, catalog = self.order.plan, self.order.catalog
         if plan is None:
             return
-        begun = self._phases_begun(cursor)
         cuts = [number for number, phase in enumerate(plan.phases) if phase.cut is not None]
-        first = 0 if cursor.epoch or not begun else min([begun - 1, *cuts])
+        first = min([self.order.phases_ended(cursor, self._composed(cursor)), *cuts])
         check_streams_of(plan, catalog.stream_names, first)
         plan.check_repeats(dict(zip(catalog.stream_names, catalog.samples_per_stream, strict=True)), first)
 

@@ -206,7 +206,7 @@ class Stratified(BatchedDraw):
     def __init__(self, inner: Shuffled, geometry: BatchGeometry) -> None:
         super().__init__(inner, geometry)
         self._row_size = geometry.global_batch_size
-        self._shares = shares_of_batch(np.asarray(inner.shape.weights.proportion), self._row_size)
+        self._shares = shares_of_batch(np.asarray(inner.shape.weights.proportion), self._row_size, inner.told_stream)
         self._stops = np.cumsum(self._shares)
         self._streams = _Streams(inner, 1, geometry.ranks_per_node)
         self._rows = int((self._streams.lengths // self._shares).min())
@@ -232,7 +232,9 @@ class Stratified(BatchedDraw):
         return self._streams.places(streams, entries)
 
 
-def shares_of_batch(proportions: NDArray[np.float64], batch_size: int) -> NDArray[np.int64]:
+def shares_of_batch(
+    proportions: NDArray[np.float64], batch_size: int, told: Callable[[int], str] = str
+) -> NDArray[np.int64]:
     """Samples of each stream in a global batch: its proportion rounded down, and one more for the largest remainders.
 
     Of equal remainders those of the last streams come first, as in the reference where it is defined.
@@ -240,6 +242,7 @@ def shares_of_batch(proportions: NDArray[np.float64], batch_size: int) -> NDArra
     Args:
         proportions: Share of each stream; sums to 1.
         batch_size: Samples in a global batch.
+        told: What an error calls a stream.
 
     Raises:
         ConfigError: A stream would get none.
@@ -252,8 +255,8 @@ def shares_of_batch(proportions: NDArray[np.float64], batch_size: int) -> NDArra
     if shares.min() < 1:
         stream = int(shares.argmin())
         raise ConfigError(
-            f"stream {stream} has a share of {proportions[stream]:.2g}, less than one sample of a global batch of "
-            f"{batch_size}; raise its weight or the batch size, or use batching_method='random'"
+            f"stream {told(stream)} has a share of {proportions[stream]:.2g}, less than one sample of a global batch "
+            f"of {batch_size}; raise its weight or the batch size, or use batching_method='random'"
         )
     return shares
 
@@ -387,7 +390,7 @@ class _Streams:
     """
 
     def __init__(self, inner: Shuffled, num_nodes: int, ranks_per_node: int) -> None:
-        settings, self._choose = inner.settings, inner.shape.weights.choose
+        settings, self._choose, self._told_stream = inner.settings, inner.shape.weights.choose, inner.told_stream
         if not all(self._choose):
             raise ConfigError(
                 f"stream {self._choose.index(0)} draws no sample, so batching_method={settings.batching_method!r} "
@@ -407,7 +410,7 @@ class _Streams:
 
     def told(self, stream: int) -> str:
         """What an error about a stream begins with."""
-        return f"stream {stream} draws {self._choose[stream]} samples"
+        return f"stream {self._told_stream(stream)} draws {self._choose[stream]} samples"
 
     def rows(self, row_size: int, told: str) -> list[int]:
         """How many rows each stream fills.

@@ -93,6 +93,10 @@ class Shuffled(SampleSequence):
         """A number of its own for every epoch, and for every step of every epoch: what its shuffle is drawn with."""
         return self.epoch * MOST_STEPS + self.step if self.stretches else self.epoch
 
+    def told_stream(self, stream: int) -> str:
+        """What an error calls a stream: its name, where that is known."""
+        return repr(self.stretches[stream].stream) if self.stretches else str(stream)
+
     @property
     def dtype(self) -> np.dtype[np.integer[Any]]:
         """The smallest that :meth:`draw_into` can fill: 4 bytes wherever they hold every sample id and every place."""

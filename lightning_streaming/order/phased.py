@@ -32,6 +32,7 @@ class Mixture:
         shard_sizes: Samples in each shard, of each stream by name; of some streams that phases have read before they
             may be missing.
         first_ids: Sample id at which each of these begins.
+        longest_step: Samples that are drawn together at most. None: as many as are mixed with each other.
 
     Raises:
         ConfigError: The phases cannot be read so.
@@ -43,6 +44,7 @@ class Mixture:
         phases: Sequence[PhaseMix],
         shard_sizes: Mapping[str, NDArray[np.int64]],
         first_ids: Mapping[str, int],
+        longest_step: int | None = None,
     ) -> None:
         self.settings = settings
         self._shard_sizes = shard_sizes
@@ -58,7 +60,7 @@ class Mixture:
         mixed = settings.num_canonical_nodes * settings.shuffle_block_size
         # To compose batches, steps are as long as they can be: what fills none is left out at the end of each.
         longest = phases[-1].stop + settings.num_canonical_nodes if is_composed else max(mixed, LONGEST_STEP)
-        self.plan = planned(phases, settings.num_canonical_nodes, longest, self._cut_at)
+        self.plan = planned(phases, settings.num_canonical_nodes, longest_step or longest, self._cut_at)
         """What each step takes of each stream."""
 
     def _cut_at(self, plan: MixturePlan, read: int) -> NDArray[np.int64]:
@@ -140,7 +142,9 @@ class Mixture:
         """A step to count with and not to read, whatever its epoch: also of streams that are not here any more."""
         taken = self.plan.step(step)
         sizes = tuple(np.asarray([count]) for count in taken.counts.tolist())
-        return Shuffled(self.settings, DatasetShape(shard_sizes=sizes, weights=_weights_of(taken)), 0)
+        named = tuple(Stretch(stream=name, first_id=0, start=0) for name in self._names(taken))
+        shape = DatasetShape(shard_sizes=sizes, weights=_weights_of(taken))
+        return Shuffled(self.settings, shape, 0, stretches=named, step=step)
 
 
 def _weights_of(step: Step) -> ResolvedWeights:
@@ -246,7 +250,12 @@ class Phased(Batched):
 
     def _step(self, number: int) -> Batched:
         """A step, to count with."""
-        return batched(self._mixture.counted(number), self._geometry)
+        try:
+            return batched(self._mixture.counted(number), self._geometry)
+        except ConfigError as error:
+            plan = self._mixture.plan
+            name = plan.phases[plan.phase_of_step[number]].name
+            raise ConfigError(f"phase {name!r}: {error}") from error
 
     def _drawn(self, number: int) -> Batched:
         """A step, drawn."""

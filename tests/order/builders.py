@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ from numpy.typing import NDArray
 from lightning_streaming.order.batchings import BatchedDraw, batched
 from lightning_streaming.order.draw import Shuffled
 from lightning_streaming.order.partition import BatchGeometry, Partition
+from lightning_streaming.order.phased import Mixture
+from lightning_streaming.order.phases import LONGEST_STEP, PhaseMix
 from lightning_streaming.order.sequence import SampleSequence, digest_of
 from lightning_streaming.order.settings import OrderSettings, SettledOrder
 from lightning_streaming.order.shuffles import ShuffleTask, shuffle_into
@@ -75,3 +79,33 @@ def partition_of(length: int, start: int, nodes: int, ranks: int, batch_size: in
 def epoch_of(settings: SettledOrder, shape: DatasetShape, geometry: BatchGeometry, epoch: int = 0) -> BatchedDraw:
     """The whole chain of an epoch, nothing skipped."""
     return batched(Shuffled(settings, shape, epoch), geometry)
+
+
+def phase(name: str, stop: int, mix: Mapping[str, float | tuple[float, float]], steps: int = 1) -> PhaseMix:
+    """A phase; two weights of a stream are a ramp."""
+    pairs = {stream: one if isinstance(one, tuple) else (one, one) for stream, one in sorted(mix.items())}
+    begin, end = (tuple((stream, pair[place]) for stream, pair in pairs.items()) for place in (0, 1))
+    return PhaseMix(name=name, stop=stop, begin=begin, end=end, steps=steps)
+
+
+def make_mixture(
+    settings: SettledOrder,
+    phases: Sequence[PhaseMix],
+    shards: Mapping[str, Sequence[int]],
+    longest_step: int = LONGEST_STEP,
+) -> Mixture:
+    """Streams of these shard sizes, mixed in phases."""
+    first_ids = [0, *accumulate(sum(sizes) for sizes in shards.values())]
+    return Mixture(
+        settings,
+        phases,
+        {name: np.asarray(sizes, np.int64) for name, sizes in shards.items()},
+        dict(zip(shards, first_ids, strict=False)),
+        longest_step,
+    )
+
+
+def ids_of(mixture: Mixture, name: str) -> range:
+    """The sample ids of one of its streams."""
+    first = mixture._first_ids[name]
+    return range(first, first + int(mixture._shard_sizes[name].sum()))

@@ -1,0 +1,235 @@
+"""What a user writes about phases: refused at once, by field and with the way out, where it cannot be read."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_streaming import Phase, Stream
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.mixture import mixed_phases
+from tests.helpers import make_dataset, raises
+from tests.loading.phased import NAMES, PHASES, phased_loader, read, write_streams
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_streams(tmp_path_factory.mktemp("streams"))
+
+
+ANY: Any = {"web": 1}
+
+
+def phase(name: str = "one", mix: Any = ANY, **said: Any) -> Phase:
+    return Phase(**{"name": name, "mix": mix, **said})
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [-1, float("nan"), float("inf"), "1", None, True, [1], [1, 2, 3], [1, -1], [1, "a"], {}, b"12", [[1, 2], 1]],
+)
+def test_a_weight_is_a_number_or_two(weight: Any) -> None:
+    with raises(ConfigError, "phases.one.mix.web must be a weight above 0, or two for a ramp", repr(weight)):
+        phase(mix={"web": weight, "code": 1})
+
+
+@pytest.mark.parametrize("weight", [0, 0.0, [0, 0], (0.0, 0)])
+def test_a_weight_of_0_is_no_weight(weight: Any) -> None:
+    with raises(ConfigError, "phases.one.mix.web", "leave 'web' out of the mix"):
+        phase(mix={"web": weight, "code": 1})
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"name": ""}, ["phases: a phase needs a name", "''"]),
+        ({"name": 3}, ["phases: a phase needs a name", "3"]),
+        ({"mix": {}}, ["phases.one.mix must map names of streams to weights"]),
+        ({"mix": ["web"]}, ["phases.one.mix must map names of streams to weights"]),
+        ({"mix": {"web": [1, 0]}}, ["phases.one.mix has no weight above 0 at its end"]),
+        ({"mix": {"web": [0, 1], "code": [0, 2]}}, ["phases.one.mix has no weight above 0 at its beginning"]),
+        ({"mix": {"web": 1e308, "code": 1e308}}, ["phases.one.mix has weights that are too large", "scale them down"]),
+        ({"until": [3]}, ["phases.one.until must be samples", "[3]"]),
+        ({"steps": 0}, ["phases.one.steps", "at least 1"]),
+        ({"steps": 1.5}, ["phases.one.steps", "whole number"]),
+        ({"steps": "8"}, ["phases.one.steps", "whole number"]),
+        ({"max_repeats": {"web": 0}}, ["phases.one.max_repeats must be numbers above 0", "'web' has 0"]),
+        ({"max_repeats": {"web": float("nan")}}, ["phases.one.max_repeats must be numbers above 0"]),
+        ({"max_repeats": {"web": "2"}}, ["phases.one.max_repeats must be numbers above 0"]),
+        ({"max_repeats": {"code": 2}}, ["phases.one.max_repeats names 'code', which is not in its mix"]),
+        ({"max_repeats": [2]}, ["phases.one.max_repeats must map names of streams to numbers"]),
+        ({"max_repeats": None}, ["phases.one.max_repeats must map names of streams to numbers"]),
+    ],
+)
+def test_what_no_phase_can_be(said: dict[str, Any], words: list[str]) -> None:
+    with raises(ConfigError, *words):
+        phase(**said)
+
+
+BORDERS: list[tuple[Sequence[Any], int | None, list[str]]] = [
+    ([80, 80, None], 160, ["phases.1.until is 80", "phase '0' before it ends at 80", "borders must rise"]),
+    ([90, "50%", None], 160, ["phases.1.until is 80", "ends at 90", "borders must rise"]),
+    ([None, 80, None], 160, ["phases.0.until is missing", "like 800m"]),
+    ([80, None], None, ["phases.1.until is missing; give it, or epoch_size,"]),
+    (["50%", 160], None, ["phases.0.until='50%' is a part of epoch_size, which is not given"]),
+    (["101%", None], 160, ["phases.0.until must be at most 100%"]),
+    ([0, None], 160, ["phases.0.until must be at least one sample"]),
+    ([0.9, None], 160, ["phases.0.until must be at least one sample"]),
+    (["0%", None], 160, ["phases.0.until must be at least one sample"]),
+    ([-4, None], 160, ["phases.0.until must be a finite number that is not negative"]),
+    ([float("nan"), None], 160, ["phases.0.until must be a finite number"]),
+    (["soon", None], 160, ["phases.0.until must be a number", "'soon'"]),
+    (["-5%", None], 160, ["phases.0.until must be a number", "'-5%'"]),
+    (["%", None], 160, ["phases.0.until must be a number"]),
+    ([200, None], 160, ["phases.0.until is 200, and epoch_size is 160", "raise epoch_size"]),
+    (["100%", None], 160, ["phases.0.until is 160, and epoch_size is 160", "end it earlier"]),
+    ([80, 120], 160, ["phases.1.until is 120, and epoch_size is 160", "give one of them"]),
+    ([80, 200], 160, ["phases.1.until is 200, and epoch_size is 160", "give one of them"]),
+]
+
+
+@pytest.mark.parametrize(("borders", "epoch_size", "words"), BORDERS)
+def test_borders_rise_to_the_end_of_the_epoch(borders: Sequence[Any], epoch_size: int | None, words: list[str]) -> None:
+    phases = [phase(str(number), until=until) for number, until in enumerate(borders)]
+    with raises(ConfigError, *words):
+        mixed_phases(phases, epoch_size)
+
+
+@pytest.mark.parametrize(
+    ("borders", "epoch_size", "stops"),
+    [
+        (["50%", None], 160, [80, 160]),
+        ([" 12.5 % ", "0.1k", "100%"], 160, [20, 100, 160]),
+        ([1e2, "1m"], None, [100, 10**6]),
+        (["99.99%", 10**12], 10**12, [999_900_000_000, 10**12]),
+    ],
+)
+def test_borders_are_samples_or_parts_of_the_epoch(
+    borders: Sequence[Any], epoch_size: int | None, stops: list[int]
+) -> None:
+    phases = [phase(str(number), until=until) for number, until in enumerate(borders)]
+    assert [one.stop for one in mixed_phases(phases, epoch_size)] == stops
+
+
+def test_two_phases_have_two_names() -> None:
+    with raises(ConfigError, "two phases are called 'one'"):
+        mixed_phases([phase(until=20), phase()], 160)
+
+
+def test_only_a_ramp_has_steps() -> None:
+    level, ramp = mixed_phases([phase(until=20, steps=5), phase("ramp", {"web": (1, 2), "code": 1}, steps=5)], 160)
+    assert (level.steps, ramp.steps) == (1, 5)
+    assert (level.told_mix, ramp.told_mix) == ("web 1.0", "code 1.0, web 1.0 to 2.0")
+
+
+def test_mixes_of_many_streams_are_told_apart_in_short() -> None:
+    many = {f"stream{number}": 1.0 for number in range(100)}
+    told = [mixed_phases([phase(mix={**many, "stream7": one})], 10)[0].told_mix for one in (1.0, 1.5, [1.0, 1.5])]
+    assert len(set(told)) == 3
+    assert all(one.startswith("of 100 streams, ") and len(one) < 100 for one in told)
+
+
+def streams(root: Path, **said: Any) -> dict[str, Stream]:
+    return {name: Stream(remote=str(root / name), **said) for name in ("web", "code")}
+
+
+BOTH = {"web": 1, "code": 2}
+
+
+@pytest.mark.parametrize("said", [{"proportion": 1}, {"repeat": 2}, {"choose": 20}])
+def test_streams_of_phases_have_no_weights_of_their_own(root: Path, said: dict[str, Any]) -> None:
+    with raises(ConfigError, "stream 'web' can have no proportion, repeat or choose", "leave these, or phases, out"):
+        make_dataset(streams=streams(root, **said), phases=[phase(mix=BOTH)], epoch_size=160)
+
+
+def test_phases_need_streams_by_name(root: Path) -> None:
+    for asked in ({"remote": str(root / "web")}, {"streams": list(streams(root).values())}):
+        with raises(ConfigError, "phases name streams, so streams= must map names"):
+            make_dataset(**asked, phases=[phase(mix=BOTH)], epoch_size=160)
+
+
+@pytest.mark.parametrize("phases", ["one", {"one": BOTH}, [{"name": "one", "mix": BOTH}], phase(mix=BOTH)])
+def test_phases_are_a_list_of_them(root: Path, phases: Any) -> None:
+    with raises(ConfigError, "phases must be a list of Phase(name=..., mix=..., until=...)"):
+        make_dataset(streams=streams(root), phases=phases, epoch_size=160)
+
+
+def test_a_stream_that_no_phase_reads_is_refused(root: Path) -> None:
+    with raises(ConfigError, "stream 'code' is in the mix of no phase", "leave the stream out"):
+        make_dataset(streams=streams(root), phases=[phase()], epoch_size=160)
+
+
+LATE: dict[str, tuple[list[Phase], dict[str, Any], list[str]]] = {
+    "a stream that is not there": (
+        [phase(mix={"web": 1, "cod": 1, "code": 1})],
+        {},
+        ["phases.one.mix reads stream 'cod'", "'web', 'code'", "add it to streams"],
+    ),
+    "too many repeats": (
+        [phase(until=40, mix={"web": 1}), phase("two", mix={"code": [1, 2], "web": 1}, max_repeats={"code": 2})],
+        {},
+        ["by the end of phase 'two', stream 'code'", "of its 29 samples", "max_repeats allows 2;", "add data"],
+    ),
+    "a phase shorter than the canonical nodes": (
+        [phase(mix=BOTH, until=62), phase("two", mix=BOTH, until=64), phase("three", mix=BOTH)],
+        {"num_canonical_nodes": 64},
+        ["phases.two.until is 64", "each of the 64 canonical nodes", "set num_canonical_nodes lower"],
+    ),
+    "a last phase that rounding leaves nothing": (
+        [phase(mix=BOTH, until=158), phase("two", mix=BOTH)],
+        {"num_canonical_nodes": 64},
+        ["phases.two.until is 160", "the phase before it ends at 192"],
+    ),
+    "a share of less than one sample of a batch": (
+        [phase(mix={"web": 1, "code": 0.01})],
+        {"batching_method": "stratified", "shuffle_algo": "py1s"},
+        ["phase 'one': stream 'code' has a share of 0.013", "batching_method='random'"],
+    ),
+    "less than one batch": (
+        [phase(mix={"web": 1, "code": 0.01})],
+        {"batching_method": "per_stream", "shuffle_algo": "py1s", "batch_size": 8},
+        ["phase 'one': stream 'code' draws 2 samples", "lower the batch size"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LATE)
+def test_what_only_the_data_tells_is_refused_before_a_worker_starts(root: Path, case: str) -> None:
+    phases, asked, words = LATE[case]
+    for question in (len, lambda loader: next(iter(loader)), lambda loader: loader.state_dict()):
+        loader = phased_loader(root, phases, ("web", "code"), workers=2, **asked)
+        with raises(ConfigError, *words):
+            question(loader)
+
+
+def test_errors_may_be_sent_to_other_processes(root: Path) -> None:
+    found: list[ConfigError] = []
+    for asked in ({"names": ("web",)}, {"epoch_size": 40}):
+        with pytest.raises(ConfigError) as caught:
+            len(phased_loader(root, **asked))
+        found.append(caught.value)
+    for error in found:
+        copy = pickle.loads(pickle.dumps(error))
+        assert (type(copy), str(copy)) == (ConfigError, str(error))
+
+
+def test_no_phases_are_none(root: Path) -> None:
+    assert sorted(read(phased_loader(root, []))) == sorted(read(phased_loader(root, None)))
+
+
+def test_a_dataset_tells_what_phases_were_asked_for(root: Path) -> None:
+    told = phased_loader(root).dataset.config()["phases"]
+    assert [one["name"] for one in told] == ["broad", "ramp", "anneal"]
+    assert told[1]["mix"]["web"] == [0.9, 0.5]
+    assert phased_loader(root, None).dataset.config()["phases"] is None
+
+
+def test_phases_are_values() -> None:
+    copied = pickle.loads(pickle.dumps(PHASES))
+    assert copied == PHASES
+    assert isinstance(PHASES[0].mix, Mapping)
+    assert {name for one in PHASES for name in one.mix} == set(NAMES)

@@ -1,0 +1,174 @@
+"""What each step of each phase takes of each stream: whole counts, close to what the weights ask for."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import log
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.order.phases import LONGEST_STEP, MixturePlan, PhaseMix, planned
+from tests.order.builders import phase
+
+NODES = st.sampled_from([1, 2, 3, 8, 64])
+_weights = st.floats(1e-9, 1e6)
+
+
+@st.composite
+def phase_lists(draw: st.DrawFn, most_streams: int = 30, longest: int = 3000) -> list[PhaseMix]:
+    """One to five phases of streams that come and go, with weights of any size and some ramps, from or to 0."""
+    names = [f"s{number:02}" for number in range(draw(st.integers(1, most_streams)))]
+    phases, stop = [], 0
+    for number in range(draw(st.integers(1, 5))):
+        stop += draw(st.integers(64, longest))
+        mixed = draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
+        mix: dict[str, float | tuple[float, float]] = {name: draw(_weights) for name in mixed}
+        if draw(st.booleans()):
+            for name in mixed[1:]:
+                mix[name] = (draw(_weights), draw(_weights | st.just(0.0)))
+        phases.append(phase(f"p{number}", stop, mix, draw(st.integers(1, 40))))
+    return phases
+
+
+def exact_by_step(plan: MixturePlan) -> list[dict[str, Fraction]]:
+    """What the weights ask for of each stream, from the beginning up to the end of each step, in no floats."""
+    sizes = np.diff(plan.stops, prepend=0).tolist()
+    steps_of = np.bincount(plan.phase_of_step).tolist()
+    found, asked, step = [], dict.fromkeys(plan.streams, Fraction(0)), 0
+    for one, steps in zip(plan.phases, steps_of, strict=True):
+        begin, end = (
+            {name: Fraction(weight) / sum(Fraction(other) for _, other in mix) for name, weight in mix}
+            for mix in (one.begin, one.end)
+        )
+        for place in range(steps):
+            part = Fraction(2 * place + 1, 2 * steps)
+            for name in begin:
+                asked[name] += sizes[step] * (begin[name] * (1 - part) + end[name] * part)
+            found.append(dict(asked))
+            step += 1
+    return found
+
+
+@given(phases=phase_lists(), nodes=NODES, longest=st.sampled_from([64, 500, LONGEST_STEP]))
+@settings(deadline=None)
+def test_steps_are_whole_and_close_to_what_the_weights_ask_for(
+    phases: list[PhaseMix], nodes: int, longest: int
+) -> None:
+    plan = planned(phases, nodes, longest)
+    sizes = np.diff(plan.stops, prepend=0)
+    assert (sizes > 0).all()
+    assert not (plan.stops % nodes).any()
+    assert (sizes < longest + nodes).all()
+    assert plan.phase_stops.tolist() == [-(-one.stop // nodes) * nodes for one in phases]
+    counts = np.diff(plan.drawn, axis=0)
+    assert (counts >= 0).all()
+    assert (counts.sum(axis=1) == sizes).all()
+    # Streams that come and go can add up what they are owed; see the test of the most that is owed.
+    most = 1 + log(1 + len(plan))
+    for drawn, asked in zip(plan.drawn[1:].tolist(), exact_by_step(plan), strict=True):
+        for name, count in zip(plan.streams, drawn, strict=True):
+            assert abs(count - asked[name]) < most
+    for number, one in enumerate(phases):
+        read = {plan.streams[stream] for step in _steps(plan, number) for stream in plan.step(step).streams}
+        assert read <= {name for name, _ in one.begin}
+
+
+def _steps(plan: MixturePlan, number: int) -> list[int]:
+    return list(np.flatnonzero(plan.phase_of_step == number).tolist())
+
+
+@given(phases=phase_lists(), nodes=NODES, longest=st.sampled_from([64, LONGEST_STEP]), data=st.data())
+@settings(deadline=None)
+def test_what_phases_take_does_not_depend_on_those_after_them(
+    phases: list[PhaseMix], nodes: int, longest: int, data: st.DataObject
+) -> None:
+    kept = data.draw(st.integers(1, len(phases)))
+    after = [phase("new", phases[kept - 1].stop + 640, {"a": 1.0, "s00": 2.0, "s05x": (0.0, 1.0), "z": 3.0}, 7)]
+    plan, other = planned(phases, nodes, longest), planned([*phases[:kept], *after], nodes, longest)
+    steps = int(plan.last_steps[kept - 1]) + 1
+    assert other.stops[:steps].tolist() == plan.stops[:steps].tolist()
+    for step in range(steps):
+        mine, theirs = plan.step(step), other.step(step)
+        assert [plan.streams[one] for one in mine.streams] == [other.streams[one] for one in theirs.streams]
+        assert (mine.phase, mine.counts.tolist(), mine.starts.tolist()) == (
+            theirs.phase,
+            theirs.counts.tolist(),
+            theirs.starts.tolist(),
+        )
+
+
+@pytest.mark.parametrize("streams", [2, 8, 30, 100])
+def test_the_most_that_streams_are_owed_grows_with_the_logarithm_of_their_number(streams: int) -> None:
+    # Each phase is of one sample, for those who got none so far: whoever is last waits for 1/n + ... + 1/2 of one.
+    # No rule that does not know what comes does better: the phases could be written against it.
+    left = [f"s{number:03}" for number in range(streams)]
+    phases: list[PhaseMix] = []
+    while len(left) > 1:
+        phases.append(phase(f"p{len(phases)}", len(phases) + 1, dict.fromkeys(left, 1.0)))
+        plan = planned(phases, 1)
+        left = [name for name in left if name not in plan.drawn_by(len(phases) - 1)]
+    owed = exact_by_step(plan)[-1][left[0]]
+    assert owed == sum(Fraction(1, number) for number in range(2, streams + 1))
+
+
+def test_a_ramp_is_read_in_steps_between_its_two_ends() -> None:
+    plan = planned([phase("ramp", 400, {"a": (1.0, 0.0), "b": (0.0, 1.0)}, steps=4)], 4)
+    assert plan.stops.tolist() == [100, 200, 300, 400]
+    # 7/8, 5/8, 3/8 and 1/8 of 100 each; what rounding took from a step, the next one gives.
+    assert plan.drawn[:, 0].tolist() == [0, 88, 150, 188, 200]
+    assert plan.phase_of_step.tolist() == [0, 0, 0, 0]
+
+
+def test_two_weights_that_are_equal_are_no_ramp_between_them() -> None:
+    level = planned([phase("level", 100, {"a": (0.3, 0.3), "b": (0.7, 0.7)}, steps=3)], 1)
+    assert level.drawn[-1].tolist() == [30, 70]
+    assert planned([phase("level", 100, {"a": 0.3, "b": 0.7})], 1).drawn.tolist() == [[0, 0], [30, 70]]
+
+
+def test_only_the_ratios_of_weights_count() -> None:
+    small, large = (
+        planned([phase("one", 1000, {"a": 3 * scale, "b": 5 * scale})], 1).drawn.tolist() for scale in (1e-300, 1e300)
+    )
+    assert small == large == [[0, 0], [375, 625]]
+
+
+def test_borders_are_rounded_up_to_whole_canonical_nodes() -> None:
+    plan = planned([phase("first", 65, {"a": 1.0}), phase("second", 129, {"b": 1.0})], 64)
+    assert plan.phase_stops.tolist() == [128, 192]
+    assert plan.epoch_size == 192
+
+
+@pytest.mark.parametrize(("first", "second", "nodes"), [(65, 128, 64), (1, 3, 4)])
+def test_a_phase_that_rounding_leaves_nothing_is_refused(first: int, second: int, nodes: int) -> None:
+    phases = [phase("first", first, {"a": 1.0}), phase("short", second, {"a": 1.0})]
+    with pytest.raises(ConfigError, match=f"phases.short.until is {second}.*each of the {nodes} canonical nodes"):
+        planned(phases, nodes)
+
+
+def test_a_phase_has_no_more_steps_than_samples_for_canonical_nodes() -> None:
+    plan = planned([phase("ramp", 24, {"a": (1.0, 0.0), "b": (0.0, 1.0)}, steps=1000)], 8)
+    assert plan.stops.tolist() == [8, 16, 24]
+
+
+def test_too_many_steps_are_refused() -> None:
+    ramp = phase("ramp", 10**8, {"a": (1.0, 0.0), "b": (0.0, 1.0)}, steps=2**21)
+    with pytest.raises(ConfigError, match=r"phases.ramp.steps: 2097152 are needed"):
+        planned([ramp], 1)
+
+
+def test_long_phases_are_cut_so_that_a_step_can_be_drawn() -> None:
+    plan = planned([phase("long", 10**10, {"a": 1.0, "b": 2.0})], 64)
+    assert len(plan) == -(-(10**10) // LONGEST_STEP)
+    assert np.diff(plan.stops, prepend=0).max() <= LONGEST_STEP + 64
+
+
+def test_the_epoch_as_a_whole_weighs_streams_as_its_steps_do() -> None:
+    plan = planned([phase("one", 60, {"a": 1.0, "b": 2.0}), phase("two", 100, {"b": 1.0})], 1)
+    weights = plan.weights(["b", "unread", "a"], [40, 5, 10])
+    assert weights.choose == (80, 0, 20)
+    assert weights.repeat == (2.0, 0.0, 2.0)
+    assert (sum(weights.proportion), weights.epoch_size) == (1.0, 100)
