@@ -293,6 +293,8 @@ def _list_streams(streams: Mapping[str, _StreamFacts], room: int, *, with_names:
         room: Characters that it may have.
         with_names: Whether nothing else tells their names.
     """
+    if not streams:  # no phase has begun
+        return None
     kinds = {one.hashes for one in streams.values()}
     hashes = ",".join(kinds.pop()) if len(kinds) == 1 else _VARIOUS
     for names in (tuple(streams), None) if with_names else (None,):

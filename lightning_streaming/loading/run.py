@@ -404,7 +404,7 @@ class Run:
     def saved(self, cursor: Cursor) -> SavedPosition:
         """A cursor with all that makes it mean the same again."""
         keeps_batches = self.order.is_composed and cursor.sample_in_epoch
-        fingerprint = self._fingerprint(cursor)
+        fingerprint = self.order.fingerprint(self._phases_begun(cursor))
         return SavedPosition(
             cursor=cursor,
             shuffle_seed=self.settings.shuffle_seed,
@@ -417,13 +417,13 @@ class Run:
         )
 
     def differences(self, saved: SavedPosition) -> list[Difference]:
-        """What of data and order is not what it was at a saved position; of phases, up to there."""
-        return (
-            self._fingerprint(saved.cursor).differences(saved.fingerprint, saved.streams) if saved.fingerprint else []
-        )
-
-    def _fingerprint(self, cursor: Cursor) -> Fingerprint:
-        return self.order.fingerprint(self._phases_begun(cursor))
+        """What of data and order is not what it was at a saved position; of phases, those that had begun there."""
+        if not saved.fingerprint:
+            return []
+        plan = self.order.plan
+        # As the state tells, not as its cursor does: the place may have been moved since, over borders of phases.
+        begun = 0 if plan is None else min(len(saved.fingerprint.get("phases", ())), len(plan.phases))
+        return self.order.fingerprint(begun).differences(saved.fingerprint, saved.streams)
 
     def _phases_begun(self, cursor: Cursor) -> int:
         return self.order.phases_begun(cursor, self._composed(cursor)) if self.order.plan else 0
