@@ -356,15 +356,16 @@ def _print_loader(name: str, loader: SavedLoader, epoch_size: int | None, stream
 
 def _print_phases(name: str, position: SavedPosition, fingerprint: Mapping[str, Any]) -> None:
     """Print the phases that had begun, and how far this epoch has come with each."""
-    rows, begins, sample = [], 0, position.cursor.sample_in_epoch
+    begins, sample = 0, position.cursor.sample_in_epoch
+    # Of composed batches, places are not those of what is drawn.
+    tells_now = fingerprint["order"]["batching_method"] == "random"
+    rows = []
     for phase, one in fingerprint["phases"].items():
         ends = one["until"]
         now = "read" if ends <= sample else "under way" if begins < sample else "to be read"
-        rows.append((printable_name(phase), f"{begins:,}", f"{ends:,}", now, one["mix"]))
+        rows.append((printable_name(phase), f"{begins:,}", f"{ends:,}", *([now] if tells_now else []), one["mix"]))
         begins = ends
-    heads = ("phase", "begins", "ends", "this epoch", "weights")
-    if fingerprint["order"]["batching_method"] != "random":  # places in batches are not those of what is drawn
-        heads, rows = (*heads[:3], heads[4]), [(*row[:3], row[4]) for row in rows]
+    heads = ("phase", "begins", "ends", *(["this epoch"] if tells_now else []), "weights")
     print_table(f"phases begun, {name}", heads, rows, right=heads[1:3])
 
 
