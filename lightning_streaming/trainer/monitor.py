@@ -152,7 +152,7 @@ class _Watched:
             name=self._name, num_workers=loader.num_workers, persistent_workers=loader.persistent_workers
         )
         self._place = loader.cursor()
-        self._phases = [phase.name for phase in passes_of(loader.dataset).run.asked.phases]
+        self._phases: list[str] = [phase.name for phase in passes_of(loader.dataset).run.asked.phases]
 
 
 @dataclass
