@@ -9,7 +9,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 
-from lightning_streaming import MDSWriter, Stream, StreamingConfig, StreamingDataModule
+from lightning_streaming import MDSWriter, Phase, Stream, StreamingConfig, StreamingDataModule
 from lightning_streaming.trainer.cli import StreamingCLI, main
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
@@ -93,10 +93,15 @@ def test_help_keeps_the_lines_of_its_examples(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize(
     ("key", "explained"),
-    [("data.train", StreamingConfig), ("data.test", StreamingConfig), ("data.val.streams", Stream)],
+    [
+        ("data.train", StreamingConfig),
+        ("data.test", StreamingConfig),
+        ("data.val.streams", Stream),
+        ("data.train.phases", Phase),
+    ],
 )
 def test_help_of_nested_data_explains_every_field(
-    key: str, explained: type[StreamingConfig] | type[Stream], capsys: pytest.CaptureFixture[str]
+    key: str, explained: type[StreamingConfig] | type[Stream] | type[Phase], capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = " ".join(output_of("fit", f"--{key}.help", capsys=capsys).split())
     prefix = f"--{key}.NAME" if explained is Stream else f"--{key}"
@@ -339,6 +344,7 @@ def phased_yaml(run_yaml: str) -> str:
 def test_printed_and_saved_phases_run_again(phased_yaml: str, capsys: pytest.CaptureFixture[str]) -> None:
     printed = output_of("fit", "--config", phased_yaml, "--print_config", capsys=capsys)
     assert "# Mixtures of the streams that follow each other within an epoch" in printed
+    assert printed.count("# Where it ends, in samples from the epoch's beginning") == 1
     Path("printed.yaml").write_text(printed)
     first = StreamingCLI(["fit", "--config", phased_yaml])
     saved = Path("config.yaml").read_text()
