@@ -89,12 +89,7 @@ class Fingerprint:
             streams = {f"all {len(streams)} streams": whole}
         self.saved: dict[str, Any] = {"order": order, "streams": streams}
         """As a state carries it."""
-        self._phase_starts: dict[str, int] | None = None
-        self._end = 0
         if plan is not None:
-            stops = plan.phase_stops.tolist()
-            self._phase_starts = dict(zip((one.name for one in plan.phases), [0, *stops], strict=False))
-            self._end = stops[phases_begun - 1] if phases_begun else 0
             self.saved["phases"] = {
                 one.name: {
                     "until": plan.planned_stops[number],
@@ -117,7 +112,7 @@ class Fingerprint:
             listed: What was saved beside it.
         """
         streams = saved["streams"]
-        if self._phase_starts is not None and "phases" in saved:
+        if "phases" in saved and "phases" in self.saved:
             return self._differences_of_phases(saved, listed)
         found = differences(*({name: of[name] for name in of if name != "streams"} for of in (saved, self.saved)))
         if any(one.setting.startswith("phases") for one in found):
@@ -132,20 +127,13 @@ class Fingerprint:
         return [*found, *(changes or self._in_all(streams))]
 
     def _differences_of_phases(self, saved: Mapping[str, Any], listed: StreamList | None) -> list[Difference]:
-        """Of what was read before the position: where a state was moved, as far as both know of it."""
-        assert self._phase_starts is not None, "there are phases"
-        known = max((one.get("cut", one["until"]) for one in saved["phases"].values()), default=0)
-        now = {name: one for name, one in self.saved["phases"].items() if self._phase_starts[name] < known}
-        then, start = {}, 0
-        for name, one in saved["phases"].items():
-            if start < self._end:
-                then[name] = one
-            start = one.get("cut", one["until"])
-        of_order = ({**of["order"], "epoch_size": None} for of in (saved, self.saved))
-        found = differences(*({"order": order} for order in of_order)) + differences({"phases": then}, {"phases": now})
+        """The same with phases: where the epoch ends does not matter, nor what was read of streams that are gone."""
+        then, now = (
+            {"order": {**of["order"], "epoch_size": None}, "phases": of["phases"]} for of in (saved, self.saved)
+        )
+        found = differences(then, now)
         if any(one.setting.startswith("phases") for one in found):
             return found  # which streams were read follows from them
-        # Of streams that are gone, nothing is read any more; nor does it matter where the others stand in the list.
         both = [name for name in saved["streams"] if name in self._described]
         streams, here = ({name: _undrawn(of[name]) for name in both} for of in (saved["streams"], self._described))
         for one in differences({"streams": streams}, {"streams": here}):
@@ -328,7 +316,7 @@ def _list_streams(streams: Mapping[str, _StreamFacts], room: int, *, with_names:
         room: Characters that it may have.
         with_names: Whether nothing else tells their names.
     """
-    if not streams:
+    if not streams:  # no phase has begun
         return None
     kinds = {one.hashes for one in streams.values()}
     hashes = ",".join(kinds.pop()) if len(kinds) == 1 else _VARIOUS

@@ -403,7 +403,7 @@ class Run:
     def saved(self, cursor: Cursor) -> SavedPosition:
         """A cursor with all that makes it mean the same again."""
         keeps_batches = self.order.is_composed and cursor.sample_in_epoch
-        fingerprint = self._fingerprint(cursor)
+        fingerprint = self.order.fingerprint(self._phases_begun(cursor))
         return SavedPosition(
             cursor=cursor,
             shuffle_seed=self.settings.shuffle_seed,
@@ -416,13 +416,18 @@ class Run:
         )
 
     def differences(self, saved: SavedPosition) -> list[Difference]:
-        """What of data and order is not what it was at a saved position; of phases, up to there."""
-        return (
-            self._fingerprint(saved.cursor).differences(saved.fingerprint, saved.streams) if saved.fingerprint else []
-        )
-
-    def _fingerprint(self, cursor: Cursor) -> Fingerprint:
-        return self.order.fingerprint(self._phases_begun(cursor))
+        """What of data and order is not what it was at a saved position; of phases, those that had begun there."""
+        if not saved.fingerprint:
+            return []
+        plan = self.order.plan
+        # As the state tells, not as its cursor does: the place may have been moved since, over borders of phases.
+        begun = 0 if plan is None else min(len(saved.fingerprint.get("phases", ())), len(plan.phases))
+        found = self.order.fingerprint(begun).differences(saved.fingerprint, saved.streams)
+        if plan is not None and begun and not saved.cursor.epoch:
+            last, until = plan.phases[begun - 1], plan.planned_stops[begun - 1]
+            if last.cut is not None and last.cut < saved.cursor.sample_in_epoch <= until:
+                found.append(Difference(f"phases.{last.name}.cut", "'absent'", repr(last.cut)))
+        return found
 
     def _phases_begun(self, cursor: Cursor) -> int:
         return self.order.phases_begun(cursor, self._composed(cursor)) if self.order.plan else 0

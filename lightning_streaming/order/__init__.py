@@ -12,6 +12,9 @@ entries it has, the sample ids of any of them at once, and a digest of all it de
     settings       what the user says about order, and the names of its algorithms
     shuffles       the shuffle algorithms: permutations, drawn
     blockwise      the same without drawing: a permutation worked out place by place
+    phases         MixturePlan    of an epoch whose mixture changes: what each step of each phase takes of each stream
+    stretches      which samples these are: the next ones of the stream's passes
+    phased         Phased         the steps one after another, each shuffled and batched by itself, as one Batched
     canonical      how canonical nodes are read in turn
     quality        what an order costs a node
     permutation, runs   arithmetic that several of these use
@@ -22,5 +25,5 @@ To add a step, write a ``SampleSequence`` on an inner one, in a file of its own,
 What follows ``Batched`` says with ``positions`` and ``entries_before`` where its entries lie, as ``Skipped`` does; so a
 saved position means the same with and without it.
 
-The order is that of MosaicML Streaming 0.13, bit for bit, but for ``blockwise``, which it does not have.
+The order is that of MosaicML Streaming 0.13, bit for bit, but for ``blockwise`` and phases, which it does not have.
 """

@@ -5,7 +5,7 @@
     console         exit codes, progress, JSON, errors; tables and values for people
     stored_dataset  where a dataset is, how its files get from there, checked; what its index adds up to
 
-    inspect         shows what a dataset holds, and its first samples
+    inspect         shows what a dataset holds, and its first samples; inspect_run what a configured run reads
     verify          checks a dataset, and repairs it
     copy            copies a dataset, checked
     merge           joins datasets; writing.merge does the work

@@ -1,5 +1,5 @@
 """Show what a dataset holds: columns, samples, shards, sizes, compression, hashes, and its first samples. Or what the
-configuration of a run reads: of each stage and stream the samples stored, selected and drawn.
+configuration of a run reads: of each stage, stream and phase the samples stored, selected and drawn.
 
 Of a dataset on a store only the index and what the samples need is read: ranges of an uncompressed shard, or one
 compressed shard, which is fetched into a temporary directory.
@@ -26,8 +26,9 @@ from lightning_streaming.files import join_under
 from lightning_streaming.formats.encodings import is_unsafe
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.shard import LoneSamples, check_shard, open_shard, table_part
-from lightning_streaming.tools.commands import add_dataset, add_json, add_storage_options, not_negative, read_run_files
+from lightning_streaming.tools.commands import add_dataset, add_json, add_storage_options, not_negative
 from lightning_streaming.tools.console import FINE, counted, print_json, print_table, printable_name, render
+from lightning_streaming.tools.inspect_run import inspect_run
 from lightning_streaming.tools.stored_dataset import (
     Column,
     StoredDataset,
@@ -60,7 +61,7 @@ def run(args: Namespace) -> int:
     if args.config:
         if args.samples is not None or args.storage_options or args.allow_unsafe_types:
             raise ConfigError("--config shows no samples, and says itself how stores are reached; give it alone")
-        return _inspect_run(args.config, as_json=args.json)
+        return inspect_run(args.config, as_json=args.json)
     place = find_dataset(args.dataset, args.storage_options)
     index = place.read_index()
     samples: list[dict[str, Any]] = []
@@ -81,54 +82,6 @@ def run(args: Namespace) -> int:
     if failure is not None:
         raise failure
     return FINE
-
-
-def _inspect_run(files: Sequence[str], *, as_json: bool) -> int:
-    data = read_run_files(files, {}, stage=None).datamodule
-    configs = {stage: config for stage, config in data.configs.items() if config is not None}
-    if not configs:
-        raise ConfigError(
-            f"{', '.join(files)}: there is no data; write data.train, data.val, data.test or data.predict"
-        )
-    stages = [_stage_reads(stage, data.build_dataset(stage, config)) for stage, config in configs.items()]
-    if as_json:
-        print_json({"stages": stages})
-        return FINE
-    heads = ("stream", "stored", "selected", "drawn", "share", "passes", "only")
-    for stage in stages:
-        rows = [
-            (
-                printable_name(one["stream"]),
-                f"{one['stored']:,}",
-                f"{one['selected']:,}",
-                f"{one['drawn']:,}",
-                f"{one['share']:.1%}",
-                f"{one['passes']:.4g}",
-                one["only"],
-            )
-            for one in stage["streams"]
-        ]
-        title = f"{stage['stage']}: {counted(stage['epoch_size'], 'sample')} per epoch"
-        kept = len(heads) - all(not one["only"] for one in stage["streams"])
-        print_table(title, heads[:kept], [row[:kept] for row in rows], right=heads[1:-1])
-    return FINE
-
-
-def _stage_reads(stage: str, dataset: Any) -> dict[str, Any]:
-    """What an epoch of a stage reads of each stream; selections that nobody evaluated yet are evaluated now."""
-    streams = [
-        {
-            "stream": name,
-            "stored": stream.num_stored,
-            "selected": stream.num_selected,
-            "drawn": stream.choose,
-            "share": stream.proportion,
-            "passes": stream.repeat,
-            "only": stream.selection.in_words(),
-        }
-        for name, stream in dataset.streams.items()
-    ]
-    return {"stage": stage, "epoch_size": dataset.epoch_size, "streams": streams}
 
 
 def summarize(index: DatasetIndex) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from lightning_streaming.order.skips import EpochPosition
 from lightning_streaming.tools import checkpoints, state_moves
 from lightning_streaming.tools.checkpoints import Places, SavedLoader, find_places, find_state_file, settled
 from lightning_streaming.tools.commands import add_action, add_json, add_storage_options, not_negative, positive
-from lightning_streaming.tools.console import FINE, counted, print_json, print_table
+from lightning_streaming.tools.console import FINE, counted, print_json, print_table, printable_name
 from lightning_streaming.tools.state_moves import StreamSeen
 from lightning_streaming.tools.stored_dataset import find_dataset
 
@@ -61,6 +61,8 @@ def _add_show(parser: ArgumentParser) -> None:
         help="directory or URL of a stream; given for all of them, also what this epoch has read of each is counted. "
         "NAME= may be left out where there is only one",
     )
+    words = "configuration of the run, in place of --data; several may be given. Needed of a run with where=, or phases"
+    parser.add_argument("--config", metavar="C", action="append", default=[], help=words)
     add_json(parser)
     add_storage_options(parser, of="the store of --data")
 
@@ -123,11 +125,12 @@ def show(args: Namespace) -> int:
     """
     places = find_places(find_state_file(Path(args.checkpoint)).peek(), args.checkpoint)
     chosen = places.loaders
-    if args.loader is not None or args.data:
+    if args.loader is not None or args.data or args.config:
         name = places.choose(args.loader)
         chosen = {name: places.loaders[name]}
-    options = args.storage_options
-    counted = {name: _count(loader, args.data, options) for name, loader in chosen.items()}
+    if args.data and args.config:
+        raise ConfigError("--config says where the data is; give it, or --data for each stream")
+    counted = {name: _count(loader, args) for name, loader in chosen.items()}
     if args.json:
         loaders = {name: _loader_as_json(loader, *counted[name]) for name, loader in chosen.items()}
         print_json({"file": args.checkpoint, "trainer": _trainer_as_json(places), "loaders": loaders})
@@ -138,17 +141,22 @@ def show(args: Namespace) -> int:
     return FINE
 
 
-def _count(loader: SavedLoader, data: Sequence[str], options: Mapping[str, Any]) -> tuple[int | None, list[StreamSeen]]:
-    """The size of an epoch and what was read of each stream, as far as the state or the data tell."""
-    seen = state_moves.seen_by_fingerprint(loader.position)
-    if not data:
+def _count(loader: SavedLoader, args: Namespace) -> tuple[int | None, list[StreamSeen]]:
+    """The size of an epoch and what was read of each stream, as far as the state, data or configuration tell."""
+    seen, data, options = state_moves.seen_by_fingerprint(loader.position), args.data, args.storage_options
+    if not data and not args.config:
         return loader.epoch_size, seen
-    if loader.position.fingerprint is None:  # then it was not weighted, as far as anybody can know
+    if loader.position.fingerprint is None and data:  # then it was not weighted, as far as anybody can know
         sizes = [find_dataset(place.partition("=")[2] or place, options).read_index().num_samples for place in data]
         return sum(sizes), []
     if not seen:
-        raise ConfigError("the state does not list its streams, so --data has nothing to count by")
-    counts = state_moves.this_epoch_by_data(loader.position, _places(data, [one.name for one in seen]), options)
+        raise ConfigError("the state does not list its streams, so there is nothing to count by --data or --config")
+    names = [one.name for one in seen]
+    if args.config:
+        by_name = state_moves.this_epoch_by_config(loader.position, args.config)
+        counts = [by_name.get(name, 0) for name in names]
+    else:
+        counts = state_moves.this_epoch_by_data(loader.position, _places(data, names), options)
     return loader.epoch_size, [replace(one, this_epoch=count) for one, count in zip(seen, counts, strict=True)]
 
 
@@ -179,6 +187,12 @@ def branch(args: Namespace) -> int:
     if epoch:
         raise ConfigError(f"{args.checkpoint} stands in epoch {epoch}, and all phases were read in the one before")
     running = list(phases)[-1] if phases else ""
+    start = max((one.get("cut", one["until"]) for name, one in phases.items() if name != running), default=0)
+    if phases and not start < sample <= phases[running]["until"]:
+        raise ConfigError(
+            f"{args.checkpoint} was moved to sample {sample}, which is not in phase {running!r}, the last that the run had "
+            "begun; go on from a checkpoint as the run saved it"
+        )
     is_at_end = not phases or sample == phases[running]["until"]
     if args.json:
         cut = None if is_at_end else sample
@@ -372,19 +386,43 @@ def _print_loader(name: str, loader: SavedLoader, epoch_size: int | None, stream
         *((key.replace("_", " "), _value(value)) for key, value in fingerprint.get("order", {}).items()),
     ]
     print_table(name, (), rows)
-    if not listed:
+    phases = fingerprint.get("phases", {})
+    if phases:
+        _print_phases(name, position, fingerprint)
+    if not fingerprint:
         print("no fingerprint: it is not known to which data and order this place belongs\n")
+    elif not listed:
+        print("no phase had begun, so nothing was read of any stream\n")
     elif not streams:
         print(f"{', '.join(listed)}: too many for the state to tell each\n")
     else:
-        heads = ("stream", "samples", "per epoch", "before", "this epoch", "in all", "digest")
+        heads = ("stream", "samples", "drawn" if phases else "per epoch", "before", "this epoch", "in all", "digest")
         cells = [
             (one.name, *map(_value, (one.samples, one.drawn, one.before, one.this_epoch, one.total)), stream["digest"])
             for one, stream in zip(streams, listed.values(), strict=True)
         ]
-        print_table(f"samples read, {name}", heads, cells, right=heads[1:-1], whole=heads[1:])
+        title = f"samples read, {name}"
+        if phases:
+            title += f"; drawn: from an epoch's beginning to the end of {printable_name(list(phases)[-1])}"
+        print_table(title, heads, cells, right=heads[1:-1], whole=heads[1:])
         if any(one.this_epoch is None for one in streams):
-            print("what this epoch has read of each stream is told with --data NAME=PLACE for each of them\n")
+            how = "--config RUN.YAML" if phases else "--data NAME=PLACE for each of them"
+            print(f"what this epoch has read of each stream is told with {how}\n")
+
+
+def _print_phases(name: str, position: SavedPosition, fingerprint: Mapping[str, Any]) -> None:
+    """Print the phases that had begun, and how far this epoch has come with each."""
+    begins, sample = 0, position.cursor.sample_in_epoch
+    # Of composed batches, places are not those of what is drawn.
+    tells_now = fingerprint["order"]["batching_method"] == "random"
+    rows = []
+    for phase, one in fingerprint["phases"].items():
+        ends = one["until"]
+        now = "read" if ends <= sample else "under way" if begins < sample else "to be read"
+        rows.append((printable_name(phase), f"{begins:,}", f"{ends:,}", *([now] if tells_now else []), one["mix"]))
+        begins = ends
+    heads = ("phase", "begins", "ends", *(["this epoch"] if tells_now else []), "weights")
+    print_table(f"phases begun, {name}", heads, rows, right=heads[1:3])
 
 
 def _print_moves(written: Path, backup: Path | None, before: Places | None, after: Places, *, as_json: bool) -> None:

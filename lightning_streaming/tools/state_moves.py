@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import ConfigError, UnsupportedError
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.passes import drawn_sequence, passes_of
+from lightning_streaming.loading.run import Run
 from lightning_streaming.loading.state import LARGEST, MOST_EPOCHS, Cursor, SavedPosition, SavedTrainer
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.order.partition import BatchGeometry
-from lightning_streaming.order.skips import Skipped, skipped_in_epoch
+from lightning_streaming.order.skips import Skipped, SkippedPositions, skipped_in_epoch
 from lightning_streaming.tools.checkpoints import Places, SavedLoader, settled
+from lightning_streaming.tools.commands import read_run_files
 from lightning_streaming.world import World
 
 
@@ -195,7 +197,8 @@ class StreamSeen:
     name: str
     samples: int
     drawn: int
-    """Samples of it in each epoch."""
+    """Samples of it in each epoch; of a run with phases, from an epoch's beginning to the end of those that the state
+    tells."""
     before: int | None
     """Samples of it in the epochs that are finished; None where the run has skipped some, and maybe of others."""
     this_epoch: int | None
@@ -212,11 +215,12 @@ def seen_by_fingerprint(position: SavedPosition) -> list[StreamSeen]:
     streams: Mapping[str, Mapping[str, Any]] = (position.fingerprint or {}).get("streams", {})
     if any("samples drawn" not in stream for stream in streams.values()):
         return []
+    phases = (position.fingerprint or {}).get("phases")
     epoch, sample = position.cursor
     skipped = position.skipped.values()
     alone = skipped_in_epoch(skipped, epoch).kept_before(sample) if len(streams) == 1 else None
     has_skipped = any(start < stop and start[0] < epoch for start, stop in skipped)
-    return [
+    seen = [
         StreamSeen(
             name=name,
             samples=stream["samples"],
@@ -226,6 +230,28 @@ def seen_by_fingerprint(position: SavedPosition) -> list[StreamSeen]:
         )
         for name, stream in streams.items()
     ]
+    return seen if phases is None else [_in_phases(one, position) for one in seen]
+
+
+def _in_phases(one: StreamSeen, position: SavedPosition) -> StreamSeen:
+    """What the state of a run with phases alone tells of a stream.
+
+    Args:
+        one: What it would tell if there were no phases.
+        position: The state.
+    """
+    assert position.fingerprint is not None, "it lists its streams"
+    order, (epoch, sample) = position.fingerprint["order"], position.cursor
+    nothing = 0 if sample == 0 else None
+    if order["batching_method"] != "random":  # some of what is drawn is left out
+        return replace(one, before=None if epoch else 0, this_epoch=nothing)
+    told_to = max((phase["until"] for phase in position.fingerprint["phases"].values()), default=0)
+    # The place may have been moved to an epoch of which the state does not tell all phases.
+    before = one.before if epoch == 0 or told_to == order["epoch_size"] else None
+    if one.drawn == told_to >= sample:
+        return replace(one, before=before)  # no other stream was read
+    skips_here = any(start < stop and start[0] <= epoch <= stop[0] for start, stop in position.skipped.values())
+    return replace(one, before=before, this_epoch=one.drawn if sample == told_to and not skips_here else nothing)
 
 
 def this_epoch_by_data(position: SavedPosition, places: Mapping[str, str], options: Mapping[str, Any]) -> list[int]:
@@ -245,10 +271,15 @@ def this_epoch_by_data(position: SavedPosition, places: Mapping[str, str], optio
     if places.keys() != listed.keys():
         raise ConfigError(f"the state has the streams {', '.join(listed)}; give --data NAME=PLACE for each of them")
     selected = [name for name, stream in listed.items() if "selection" in stream]
+    if "phases" in position.fingerprint:
+        raise UnsupportedError(
+            "the state is of a run with phases, of which it tells too little to count by --data; give --config "
+            "run.yaml, the configuration of the run"
+        )
     if selected:
         raise UnsupportedError(
             f"the state was saved with where=, split= or select= of {', '.join(selected)}, which it does not hold; "
-            "`lightning-streaming trace --config run.yaml --ckpt CHECKPOINT` tells what was and will be read"
+            "give --config run.yaml, the configuration of the run"
         )
     with TemporaryDirectory() as cache:
         streams = {
@@ -271,22 +302,69 @@ def this_epoch_by_data(position: SavedPosition, places: Mapping[str, str], optio
             dataset.close()
 
 
+def this_epoch_by_config(position: SavedPosition, files: Sequence[str]) -> dict[str, int]:
+    """Count each stream's samples of this epoch by its order, as the configuration of the run has it.
+
+    Args:
+        position: A state.
+        files: Of the configuration; what a later one says overrides an earlier one.
+
+    Returns:
+        By stream; also of streams that are gone, as far as they were read by steps of phases that are finished.
+
+    Raises:
+        ConfigError: The configuration has no data to train on, or it cannot be read so.
+        StateMismatchError: It is not that of the state's run.
+    """
+    data = read_run_files(files, {}).datamodule
+    dataset = data.build_dataset("train", data.configs["train"])
+    dataset.load_state_dict(position.as_state())
+    world, batch_size = _machines(position)
+    try:
+        run = passes_of(dataset).run.on(world, batch_size)
+        begins = run.normalise(position.cursor)
+        return _count_in_run(run, begins, skipped_in_epoch(position.skipped.values(), begins.epoch))
+    finally:
+        dataset.close()
+
+
+def _count_in_run(run: Run, cursor: Cursor, skipped: SkippedPositions) -> dict[str, int]:
+    names, plan = run.order.catalog.stream_names, run.order.plan
+    counts, first = dict.fromkeys(names, 0), 0
+    if plan is not None and not run.order.is_composed and not skipped.runs:
+        # Steps that were read to their end are known without their order, and without streams that are gone.
+        step = int(np.searchsorted(plan.stops, cursor.sample_in_epoch, side="right"))
+        counts |= dict(zip(plan.streams, plan.drawn[step].tolist(), strict=True))
+        first = int(plan.stops[step - 1]) if step else 0
+    starts = np.cumsum([0, *run.order.catalog.samples_per_stream])
+    sequence = Skipped(drawn_sequence(run.epoch(cursor)), skipped)
+    for name, count in zip(names, _count(sequence, cursor, starts, first), strict=True):
+        counts[name] += count
+    return counts
+
+
 def _dataset(position: SavedPosition, streams: Mapping[str, Stream]) -> StreamingDataset:
     assert position.fingerprint is not None, "it lists its streams"
     # Without the epoch's size, which is the sum of what is drawn from each.
     order = {name: position.fingerprint["order"][name] for name in _ORDER}
     order = {name: value for name, value in order.items() if value is not None}
-    geometry = position.geometry or BatchGeometry(
-        num_nodes=position.initial_physical_nodes or 1, ranks_per_node=1, batch_size=1
-    )
-    world = World(num_nodes=geometry.num_nodes, ranks_per_node=geometry.ranks_per_node, rank=0)
-    dataset = StreamingDataset(streams=streams, batch_size=geometry.batch_size, world=world, **order)
+    world, batch_size = _machines(position)
+    dataset = StreamingDataset(streams=streams, batch_size=batch_size, world=world, **order)
     dataset.load_state_dict(position.as_state())
     return dataset
 
 
-def _count(sequence: Skipped, cursor: Cursor, starts: NDArray[np.int64]) -> list[int]:
+def _machines(position: SavedPosition) -> tuple[World, int]:
+    """Who may have read up to a position, and in batches of which size, as far as its order depends on that."""
+    geometry = position.geometry or BatchGeometry(
+        num_nodes=position.initial_physical_nodes or 1, ranks_per_node=1, batch_size=1
+    )
+    world = World(num_nodes=geometry.num_nodes, ranks_per_node=geometry.ranks_per_node, rank=0)
+    return world, geometry.batch_size
+
+
+def _count(sequence: Skipped, cursor: Cursor, starts: NDArray[np.int64], begin: int = 0) -> list[int]:
     read, counts = sequence.entries_before(cursor.sample_in_epoch), np.zeros(len(starts) - 1, np.int64)
-    for first in range(0, read, _AT_A_TIME):
+    for first in range(begin, read, _AT_A_TIME):
         counts += np.histogram(sequence.ids(np.arange(first, min(first + _AT_A_TIME, read))), starts)[0]
     return [int(count) for count in counts]

@@ -1,4 +1,4 @@
-"""Tell which samples a step of training reads, and when a sample is read; without training.
+"""Tell which samples a step of training reads, and when a sample is read, and in which phase; without training.
 
 C is a configuration of `lightning-streaming fit`. Its data module is made as training would make it, and the order is
 worked out from it: only the indexes of the streams are read, no trainer runs, no shard is fetched.
@@ -34,7 +34,7 @@ from lightning_streaming.loading.sample_access import find_sample
 from lightning_streaming.loading.sample_key import SampleKey
 from lightning_streaming.loading.state import Cursor
 from lightning_streaming.order.batchings import Batched
-from lightning_streaming.order.partition import Partition
+from lightning_streaming.order.partition import BatchGeometry, Partition
 from lightning_streaming.tools.commands import add_json, add_run, not_negative, positive
 from lightning_streaming.tools.console import FINE, counted, print_json, print_note, print_table, printable_name, render
 from lightning_streaming.tools.traced_run import TracedRun, traced_run
@@ -176,13 +176,16 @@ def _as_json(run: TracedRun, read: Read, fields: Mapping[str, str] | None) -> di
         "ranks": list(range(read.rank, read.rank + run.replication)),
         "place": read.place,
         "sample": read.sample,
+        "phase": read.phase,
         "key": read.key.as_dict(),
         "fields": fields,
     }
 
 
 def _print_reads(title: str, reads: Sequence[Mapping[str, Any]], heads: Sequence[str]) -> None:
-    """Print one line for each read; of its fields the first few, where there are any."""
+    """Print one line for each read, with its phase, where there are any; and of its fields the first few, likewise."""
+    if any(read["phase"] is not None for read in reads):
+        heads = [*heads, "phase"]
     if any(read["fields"] is not None for read in reads):
         heads = [*heads, "fields"]
     rows = []
@@ -193,6 +196,7 @@ def _print_reads(title: str, reads: Sequence[Mapping[str, Any]], heads: Sequence
             "step": f"{read['step']:,}",
             "rank": "-".join(map(str, ranks)),
             "position": f"{key['position']:,}",
+            "phase": printable_name(read["phase"] or ""),
             "sample": f"{printable_name(key['stream'])}:{key['shard']}:{key['index']}",
             "fields": _fields(read["fields"] or {}),
         }
@@ -257,6 +261,8 @@ class Read:
     """Place in the batch."""
     sample: int
     """Id over all streams, as ``dataset[sample]`` takes it."""
+    phase: str | None
+    """The phase of the epoch that reads it; None without phases."""
     key: SampleKey
 
 
@@ -331,6 +337,8 @@ class _EpochReads:
     epoch: int
     plan: Batched
     partition: Partition
+    composed: BatchGeometry
+    """What the epoch's batches are made for."""
     of_pass_seed: int
 
     @classmethod
@@ -339,7 +347,14 @@ class _EpochReads:
         begins = order.normalise(run.begins if epoch == run.begins.epoch else Cursor(epoch, 0))
         read = order.epoch(begins)
         seed = order.settings.shuffle_seed
-        return cls(run=run, epoch=epoch, plan=drawn_sequence(read), partition=read.partition, of_pass_seed=seed)
+        return cls(
+            run=run,
+            epoch=epoch,
+            plan=drawn_sequence(read),
+            partition=read.partition,
+            composed=read.composed,
+            of_pass_seed=seed,
+        )
 
     def in_batches(self, batches: range, ranks: Sequence[int]) -> Iterator[Read]:
         """What these ranks read in batches, which are counted from the first one that the run reads."""
@@ -394,6 +409,7 @@ class _EpochReads:
             rank=rank,
             place=place,
             sample=sample,
+            phase=self.run.order.order.phase(Cursor(self.epoch, position), self.composed),
             key=key,
         )
 

@@ -31,6 +31,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.mixture import Phase
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.storage.secrets import redact, shown_options, without_hidden
 from lightning_streaming.trainer import DESCRIPTION
@@ -95,7 +96,7 @@ class StreamingCLI(LightningCLI):
         super().add_core_arguments_to_parser(parser)
         parser.set_defaults({"data": {"class_path": "lightning_streaming.StreamingDataModule"}})
         parser.add_argument(_DEBUG, action=_KeepTracebacks, dest="debug")
-        for below, explains in (("", StreamingConfig), (".streams", Stream)):
+        for below, explains in (("", StreamingConfig), (".streams", Stream), (".phases", Phase)):
             options = [f"--data.{stage}{below}.help" for stage in STAGES]
             parser.add_argument(*options, action=_ExplainFields, dest=f"data.explain{below}", explains=explains)
 
@@ -327,6 +328,7 @@ _WIDTH = 120
 _LINE = re.compile(r"(?P<indent> *)(?P<key>[^\s:#-][^:]*):(?P<value>.*)")
 _STAGE = re.compile(rf"data\.({'|'.join(STAGES)})")
 _STREAMS = re.compile(rf"{_STAGE.pattern}\.streams")
+_PHASES = re.compile(rf"{_STAGE.pattern}\.phases")
 _TOP = {
     "seed_everything": "Seed of weights and all else that is random; the order of the data has its own, shuffle_seed.",
     "trainer": "Arguments of lightning.pytorch.Trainer.",
@@ -369,15 +371,16 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def _explanation(parent: str, key: str, classes: Mapping[str, str], explained: set[str]) -> str:
-    """What a field means; each field of the streams is explained at the first stream alone."""
+    """What a field means; each field of streams, or of phases, is explained at the first of them alone."""
     if not parent:
         return _TOP.get(key, "")
     if _STAGE.fullmatch(parent):
         return _of_class(StreamingConfig).get(key, "")
     above, _, _ = parent.rpartition(".")
-    if _STREAMS.fullmatch(above):
-        known = "" if f"streams.{key}" in explained else _of_class(Stream).get(key, "")
-        explained.add(f"streams.{key}")
+    kind = Stream if _STREAMS.fullmatch(above) else Phase if _PHASES.fullmatch(parent) else None
+    if kind is not None:
+        known = "" if f"{kind.__name__}.{key}" in explained else _of_class(kind).get(key, "")
+        explained.add(f"{kind.__name__}.{key}")
         return known
     return _of_class(_find(classes[parent])).get(key, "") if parent in classes else ""
 

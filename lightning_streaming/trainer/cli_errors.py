@@ -16,7 +16,7 @@ import traceback
 from argparse import ArgumentError
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
@@ -34,6 +34,7 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 
 from lightning_streaming import errors
 from lightning_streaming.errors import ConfigError, FormatError, IntegrityError, StateMismatchError, StreamingError
+from lightning_streaming.loading.mixture import Phase
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.replaced_names import replaced_argument
 from lightning_streaming.storage.secrets import is_secret_name, secrets_of, secrets_of_options
@@ -48,6 +49,7 @@ _BASES: Mapping[str, type] = {"model": LightningModule, "data": LightningDataMod
 _DEFAULTS: Mapping[str, type] = {"data": StreamingDataModule, "trainer": Trainer}
 _ABOUT_CLASSES = ("class_path", "init_args", "dict_kwargs")
 _STREAM = '{remote: "s3://corpus/code"}'
+_EXAMPLES: Mapping[Any, str] = {Stream: _STREAM, Phase: "{name: broad, until: 800m, mix: {web: 0.9, code: 0.1}}"}
 _WORDS: Mapping[Any, str] = {
     bool: "true or false",
     int: "a whole number",
@@ -159,22 +161,28 @@ def _faults(name: str, value: Any, kind: Any, classes: _Classes) -> Iterator[str
             yield f"{name}.class_path: {wrong}"
             return
     if isinstance(value, Mapping):
-        fields = _fields_below(name, value, kinds, path)
-        if fields is None:
+        below = _fields_below(name, value, kinds, path)
+        if below is None:
+            if kinds and all(map(_is_list, kinds)):
+                yield f"{name} must be a list{_like_elements(kinds)}, but is a mapping"
             return
         inner = value.get("init_args")
         for key, one in {**value, **(inner if isinstance(inner, Mapping) else {})}.items():
             field = f"{name}.{key}"
-            if str(key) in fields:
-                yield from _faults(field, one, fields[str(key)], classes)
+            if str(key) in below:
+                yield from _faults(field, one, below[str(key)], classes)
             elif key not in _ABOUT_CLASSES and not str(key).endswith("+"):
                 said = next((words for one in kinds if (words := replaced_argument(one, str(key)))), None)
-                no_such_field = _no_such_field(field, fields, str(value.get("class_path", "")))
+                no_such_field = _no_such_field(field, below, str(value.get("class_path", "")))
                 yield f"there is no field {field}: {said}" if said else no_such_field
     elif isinstance(value, list) and any(_is_list(one) for one in kinds):
         element = next(get_args(one)[0] for one in kinds if _is_list(one))
-        for one in value:
-            yield from _faults(name, one, element, classes)
+        for place, one in enumerate(value):
+            is_told_apart = is_dataclass(element) and isinstance(one, Mapping)
+            which = f"{name}.{one.get('name', place)}" if is_told_apart else name
+            yield from _faults(which, one, element, classes)
+            if is_told_apart:
+                yield from (f"{which}.{missing} is missing" for missing in _missing_of(element, one))
     elif not (isinstance(value, str | None) and _may_be_path(kinds, value)) and not _takes(kind, value):
         yield _wrong_value(name, kinds, value)
 
@@ -187,6 +195,21 @@ def _alternatives(kind: Any) -> list[Any]:
 
 def _is_list(kind: Any) -> bool:
     return get_origin(kind) in (list, Sequence) and bool(get_args(kind))
+
+
+def _missing_of(kind: Any, given: Mapping[str, Any]) -> list[str]:
+    """The fields of a dataclass that must be given, and are not."""
+    return [
+        one.name
+        for one in fields(kind)
+        if one.default is MISSING and one.default_factory is MISSING and given.get(one.name) is None
+    ]
+
+
+def _like_elements(kinds: Iterable[Any]) -> str:
+    """An example of a list, where there is one of its elements."""
+    examples = [_EXAMPLES[get_args(one)[0]] for one in kinds if _is_list(one) and get_args(one)[0] in _EXAMPLES]
+    return f", like [{examples[0]}]" if examples else ""
 
 
 def _may_be_path(kinds: Iterable[Any], value: str | None) -> bool:
@@ -249,11 +272,13 @@ def _no_such_field(field: str, known: Collection[str], class_path: str = "") -> 
 
 def _wrong_value(name: str, kinds: Sequence[Any], value: Any) -> str:
     """Say what the value must be."""
-    is_stream = any(is_dataclass(one) for one in kinds)
-    is_mapping = is_stream or any(get_origin(one) is Mapping for one in kinds)
-    if is_mapping or name in ("model", *_DEFAULTS):
-        example = _STREAM if is_stream else "{train: ...}" if name == "data" else f"{{code: {_STREAM}}}"
-        example = f", like {example}" if is_stream or name == "data" or name.endswith(".streams") else ""
+    is_mapping = any(is_dataclass(one) or get_origin(one) is Mapping for one in kinds)
+    is_list = any(map(_is_list, kinds))
+    if (is_mapping and not is_list) or name in ("model", *_DEFAULTS):
+        known = [_EXAMPLES[one] for one in kinds if isinstance(one, type) and one in _EXAMPLES]
+        of_name = "{train: ...}" if name == "data" else f"{{code: {_STREAM}}}" if name.endswith(".streams") else ""
+        example = next(iter(known), of_name or (_STREAM if any(map(is_dataclass, kinds)) else ""))
+        example = f", like {example}" if example else ""
         found = "a list" if isinstance(value, list) else "text" if isinstance(value, str) else "a number"
         return f"{name} must be a mapping{example}, but is {'empty' if value is None else found}"
     literals = [repr(one) for kind in kinds if get_origin(kind) is Literal for one in get_args(kind)]
@@ -354,6 +379,8 @@ def _plain(value: Any) -> Any:
     """Namespaces as mappings."""
     if isinstance(value, Mapping):
         return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
     return _plain(vars(value)) if hasattr(value, "__dict__") and not callable(value) else value
 
 

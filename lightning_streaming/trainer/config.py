@@ -85,14 +85,14 @@ def shown(value: Any, name: str = "", hide: _Hide = shown_options) -> Any:
     """A part of a configuration without secrets: itself if it has none, else a copy.
 
     Args:
-        value: A stage or a stream, storage options, or what holds them at any depth: namespaces, mappings, lists.
-            Stages and streams become mappings of their fields.
+        value: A stage, a stream or a phase, storage options, or what holds them at any depth: namespaces, mappings,
+            lists. Stages, streams and phases become mappings of their fields.
         name: Its field.
         hide: Makes of storage options what may be shown.
     """
     if isinstance(value, StorageOptions) or (name == "storage_options" and isinstance(value, Mapping)):
         return hide(value)
-    if isinstance(value, Stream | StreamingConfig):
+    if isinstance(value, Stream | Phase | StreamingConfig):
         return {one.name: shown(getattr(value, one.name), one.name, hide) for one in fields(value)}
     if isinstance(value, jsonargparse.Namespace):
         copied = copy(value)
@@ -122,5 +122,5 @@ def _represent(dumper: Any, value: Any) -> Any:
 
 
 # Known to all of the process, because loggers write hyperparameters with yaml.dump, which would else write every field.
-for _kind in (Stream, StreamingConfig, StorageOptions):
+for _kind in (Stream, Phase, StreamingConfig, StorageOptions):
     yaml.add_representer(_kind, _represent)

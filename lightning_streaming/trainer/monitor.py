@@ -11,8 +11,9 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_streaming.loading.dataloader import StreamingDataLoader
+from lightning_streaming.loading.dataloader import StreamingDataLoader, run_of
 from lightning_streaming.loading.measures import LoaderStatistics, WaitTimes
+from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.trainer import lightning_internals
 
 
@@ -21,8 +22,9 @@ class StreamingMonitor(Callback):
 
     Each ``log_every_n_steps`` it gives the trainer's loggers the numbers of the steps since, under names that begin
     with ``data/``, or ``data/<loader>/`` if there are several; docs/monitoring.md lists them. They are those of global
-    rank 0, except ``global_samples_per_s``: ranks do not talk to each other for it. When the fit ends and has waited
-    for data for a tenth of its time or more, it says so in one line, with what to do about it.
+    rank 0, except ``global_samples_per_s``: ranks do not talk to each other for it. Where a mixture has phases, a line
+    tells at each border which one is read from there on. When the fit ends and has waited for data for a tenth of its
+    time or more, it says so in one line, with what to do about it.
 
     It only reads :meth:`~lightning_streaming.StreamingDataLoader.statistics`, and saves nothing in checkpoints.
     """
@@ -43,8 +45,17 @@ class StreamingMonitor(Callback):
         """See which loaders there are now: Lightning may have made them anew."""
         self._look(trainer)
 
+    def on_train_batch_start(self, trainer: Trainer, *_: Any, **__: Any) -> None:
+        """Say which phase is read, if another one was before."""
+        for watched in self._watched.values() if trainer.is_global_zero else ():
+            line = watched.tell_phase()
+            if line:
+                rank_zero_info(line)
+
     def on_train_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         """Tell the loggers, if this is a step to do so."""
+        for watched in self._watched.values() if trainer.is_global_zero else ():
+            watched.end_batch()
         step = lightning_internals.logging_step(trainer)
         if step is None or not trainer.loggers or not trainer.is_global_zero:
             return
@@ -57,6 +68,8 @@ class StreamingMonitor(Callback):
             metrics |= {
                 f"{prefix}{key}": value for key, value in _metrics(watched.take(), seconds, watched.num_ranks).items()
             }
+            if watched.phase is not None:
+                metrics[f"{prefix}phase"] = watched.phase
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=step)
 
@@ -94,6 +107,8 @@ class _Watched:
         self._name = name
         self._since_taken = self.in_fit = LoaderStatistics()
         self._seen = loader.statistics()
+        self.phase: int | None = None
+        """The phase of the batch's first sample, counted from 0; None without phases."""
         self._begin(loader)
 
     def look(self, loader: StreamingDataLoader) -> None:
@@ -112,6 +127,23 @@ class _Watched:
         taken, self._since_taken = self._since_taken, LoaderStatistics()
         return taken
 
+    def tell_phase(self) -> str | None:
+        """Where a batch begins: which phase it is read from, if the one before was read from another."""
+        loader = self._loader()
+        if loader is None or not self._phases:
+            return None
+        phase = run_of(loader).phase(self._place)
+        if self.phase is not None and phase == self._phases[self.phase]:
+            return None
+        self.phase = self._phases.index(str(phase))
+        return f"{self._name}: reading phase {phase!r}, number {self.phase}, at {self._place}."
+
+    def end_batch(self) -> None:
+        """Take note of where the next batch begins."""
+        loader = self._loader()
+        if loader is not None and self._phases:
+            self._place = loader.cursor()
+
     def _begin(self, loader: StreamingDataLoader) -> None:
         # A weak reference: nothing but Lightning is to keep a loader, or its workers would live on.
         self._loader = weakref.ref(loader)
@@ -119,6 +151,8 @@ class _Watched:
         self.setup = LoadingSetup(
             name=self._name, num_workers=loader.num_workers, persistent_workers=loader.persistent_workers
         )
+        self._place = loader.cursor()
+        self._phases: list[str] = [phase.name for phase in passes_of(loader.dataset).run.asked.phases]
 
 
 @dataclass

@@ -19,7 +19,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
-from lightning_streaming import MDSWriter, Stream, StreamingDataLoader, StreamingDataset, StreamingStateCallback
+from lightning_streaming import MDSWriter, Phase, Stream, StreamingDataLoader, StreamingDataset, StreamingStateCallback
 from lightning_streaming.errors import ConfigError, StateError, StateMismatchError
 from tests.helpers import read_together, worlds
 
@@ -39,6 +39,8 @@ class Setup:
     ranks: int = 2
     batch_size: int = 2
     names: Sequence[str] = ("a", "b")
+    places: Sequence[str] = tuple(SAMPLES)
+    """Which of the data each stream is."""
     cache: Path | None = None
     stream: Mapping[str, Any] = field(default_factory=dict)
     order: Mapping[str, Any] = field(default_factory=dict)
@@ -46,7 +48,7 @@ class Setup:
 
     def loaders(self) -> list[StreamingDataLoader]:
         """The loader of each rank."""
-        places = zip(self.names, SAMPLES, strict=True)
+        places = zip(self.names, self.places, strict=True)
         streams = {
             name: Stream(
                 remote=str(self.data / place),
@@ -180,7 +182,11 @@ REFUSED: dict[str, dict[str, Change]] = {
 }
 """Changes that are refused with a StateMismatchError."""
 
+PHASES_AHEAD = "[phases](mixtures.md#what-may-change-when-a-run-goes-on) that have not begun"
+PHASES_BEGUN = "phases that have begun, and the data of streams that they read"
 ELSEWHERE = {
+    PHASES_AHEAD,
+    PHASES_BEGUN,
     "`limit_train_batches`, `max_steps`, `max_epochs`, validation settings",
     "`skip`",
     "names of train loaders",
@@ -265,6 +271,75 @@ def test_skip_leaves_out_what_lies_ahead(saved: tuple[Setup, list[int], Mapping[
     assert skipping.read(state)[0] == read[8:16] + read[24:]
     _, states = skipping.read(state)
     assert setup.read(states[0])[0] == read[12:]
+
+
+FIRST, SECOND = Phase(name="first", until=6, mix={"a": 1}), Phase(name="second", until=24, mix={"b": 1})
+THIRD = Phase(name="third", mix={"a": 1, "b": 1})
+
+
+def phased(*phases: Phase, epoch_size: int = 48, **settings: Any) -> Change:
+    order = {"phases": phases, "epoch_size": epoch_size}
+    return lambda setup, _: replace(setup, order=order, **settings)
+
+
+@pytest.fixture(scope="module")
+def saved_in_second(saved: tuple[Setup, list[int], Mapping[str, Any]]) -> tuple[Setup, list[int], Mapping[str, Any]]:
+    """Like ``saved``, of phases; 8 samples are read."""
+    setup = phased(FIRST, SECOND, THIRD)(saved[0], Path())
+    read, states = setup.read()
+    return setup, read, states[BEFORE - 1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        phased(FIRST, SECOND, replace(THIRD, mix={"a": [1, 0], "b": [0, 1]}, steps=3)),
+        phased(FIRST, SECOND, replace(THIRD, name="other", until=36), Phase(name="more", mix={"b": 1})),
+        phased(FIRST, SECOND, epoch_size=24),
+        phased(FIRST, SECOND, THIRD, epoch_size=96),
+        phased(FIRST, SECOND, replace(THIRD, mix={"new": 1}), names=("a", "b", "new"), places=("a", "b", "a")),
+        phased(FIRST, SECOND, THIRD, names=("b", "a"), places=("b", "a"), ranks=1, batch_size=3),
+    ],
+)
+def test_phases_ahead_may_change(
+    change: Change, saved_in_second: tuple[Setup, list[int], Mapping[str, Any]], tmp_path: Path
+) -> None:
+    assert table()[PHASES_AHEAD].startswith("yes: weights, borders, more or fewer phases, the epoch's end, new streams")
+    setup, read, state = saved_in_second
+    changed = change(setup, tmp_path)
+    rest, _ = changed.read(state)
+    assert rest[:16] == read[8:24]
+    names = {place: name for name, place in zip(changed.names, changed.places, strict=True)}
+    if names == {"a": "a", "b": "b"} and changed.ranks * changed.batch_size == 4:
+        assert rest == changed.read()[0][8:]
+
+
+def test_a_stream_that_only_finished_phases_read_may_go(
+    saved_in_second: tuple[Setup, list[int], Mapping[str, Any]], tmp_path: Path
+) -> None:
+    assert table()[PHASES_AHEAD].endswith("streams that only finished phases read may go")
+    setup, read, state = saved_in_second
+    gone = phased(FIRST, SECOND, replace(THIRD, mix={"b": 1}), names=("b",), places=("b",))(setup, tmp_path)
+    assert gone.read(state)[0][:16] == read[8:24]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (phased(replace(FIRST, name="other"), SECOND, THIRD), "phases.first"),
+        (phased(FIRST, replace(SECOND, until=26), THIRD), "phases.second.until"),
+        (phased(replace(FIRST, mix={"a": 1, "b": 1}), SECOND, THIRD), "phases.first.mix"),
+        (lambda setup, root: phased(FIRST, SECOND, THIRD)(rewritten({"a": 30, "b": 19})(setup, root), root), "b"),
+        (ordered(phases=None), "phases"),
+    ],
+)
+def test_phases_that_have_begun_stay(
+    change: Change, named: str, saved_in_second: tuple[Setup, list[int], Mapping[str, Any]], tmp_path: Path
+) -> None:
+    assert table()[PHASES_BEGUN] == "no: the same"
+    setup, _, state = saved_in_second
+    with pytest.raises(StateMismatchError, match=named):
+        change(setup, tmp_path).read(state)
 
 
 class Recorder(LightningModule):

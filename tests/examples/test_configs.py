@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ STEPS_PER_EPOCH = {
     "held_out_split": 85,
     "linked_batch_size": 125,
     "one_dataset": 125,
+    "phases": 200,
     "resume": 250,
     "validation_set": 125,
     "weighted_mixture": 200,
@@ -142,6 +144,27 @@ def test_what_a_configuration_reads_is_told_before_it_runs() -> None:
     mixture = run("inspect", "--config", CONFIGS / "weighted_mixture.yaml").out
     assert "train: 6,400 samples per epoch" in mixture
     assert "75.0%" in mixture
+
+
+@pytest.mark.usefixtures("in_example_directory")
+def test_phases_are_read_as_they_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    (stage,) = run("inspect", "--config", CONFIGS / "phases.yaml", "--json").json["stages"]
+    head = (CONFIGS / "phases.yaml").read_text()
+    assert [(one["phase"], one["ends"], one["steps"]) for one in stage["phases"]] == [
+        ("broad", 3200, 1),
+        ("ramp", 5760, 8),
+        ("anneal", 6400, 1),
+    ]
+    assert all(f"to {one['ends']}  " in head for one in stage["phases"])
+    assert [one["drawn"] for one in stage["phases"][0]["streams"]] == [2880, 320]
+    with caplog.at_level(logging.INFO):
+        step_log = "--trainer.callbacks+=examples.step_log.StepLog"
+        assert fit("phases", step_log, "--data.train.epoch_size=640", max_steps=-1).trainer.global_step == 20
+    ids = [sample for step in logged("demo_output/phases") for sample in step["ids"]]
+    are_code = [sample < 1_000_000 for sample in ids]
+    assert (len(ids), sum(are_code[:320]), sum(are_code[576:])) == (640, 288, 32)
+    told = [message.split("'")[1] for message in caplog.messages if "reading phase" in message]
+    assert told == ["broad", "ramp", "anneal"]
 
 
 @pytest.mark.usefixtures("in_example_directory")

@@ -18,6 +18,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_streaming import (
     KeyedBatch,
     MDSWriter,
+    Phase,
     SampleKey,
     Stream,
     StreamingConfig,
@@ -28,6 +29,7 @@ from lightning_streaming import (
 )
 from lightning_streaming.tools.trace import reads_of_key, reads_of_sample, reads_of_step
 from lightning_streaming.tools.traced_run import TracedRun, run_on
+from tests.phased_data import PHASES, phased_train, write_streams
 from tests.tools.running import run
 
 SIZES = {"web": 37, "books": 12}
@@ -38,6 +40,14 @@ ORDERS: list[dict[str, Any]] = [
     {"shuffle": True, "epoch_size": 40, "proportion": {"web": 1, "books": 3}},
     {"shuffle": False},
     {"shuffle": True, "skip": ["2-3", "9"]},
+    {
+        "shuffle": True,
+        "epoch_size": 61,
+        "phases": [
+            Phase(name="early", until=20, mix={"web": 3, "books": 1}),
+            Phase(name="late", mix={"web": [1, 0], "books": [0, 1]}, steps=3),
+        ],
+    },
 ]
 
 
@@ -377,3 +387,30 @@ def test_what_cannot_be_traced_is_refused(args: list[object], words: str, data: 
     refused = run("trace", "--config", config, *args)
     assert (refused.code, refused.out) == (2, "")
     assert words in refused.err
+
+
+@pytest.mark.parametrize("batching", ["random", "per_stream"])
+def test_each_read_tells_its_phase(tmp_path: Path, batching: str) -> None:
+    phases = [*PHASES[:1], {**PHASES[1], "until": 84, "steps": 1}, PHASES[2]]
+    described = phased_train(write_streams(tmp_path), phases=phases, batching_method=batching)
+    config = write_config(tmp_path / "run.yaml", described, {"batch_size": 4}, devices=1)
+    reads = [read for step in range(25) for read in traced("--config", config, "--step", step)]
+    by_stream = {"broad": {"web", "code"}, "ramp": {"web", "code", "math"}, "anneal": {"math", "code"}}
+    told = [read["phase"] for read in reads]
+    assert list(dict.fromkeys(told)) == ["broad", "ramp", "anneal"]
+    assert told == sorted(told, key=list(by_stream).index)
+    assert all(read["key"]["stream"] in by_stream[read["phase"]] for read in reads)
+    if batching == "random":
+        assert [told.count(name) for name in by_stream] == [52, 32, 16]
+    (first, *_), last = reads, reads[-1]
+    assert traced("--config", config, "--sample", json.dumps(last["key"])) == [last]
+    place = ":".join(str(first["key"][part]) for part in ("stream", "shard", "index"))
+    table = run("trace", "--config", config, "--sample", place).out
+    assert "broad" in table
+    assert "phase" in table
+
+
+def test_without_phases_the_table_names_none(data: Path, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "run.yaml", train(data, ORDERS[0]), {"batch_size": 4}, devices=1)
+    assert "phase" not in run("trace", "--config", config, "--step", 3).out
+    assert {read["phase"] for read in traced("--config", config, "--step", 3)} == {None}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 
-from lightning_streaming import MDSWriter, Stream, StreamingConfig, StreamingDataModule
+from lightning_streaming import MDSWriter, Phase, Stream, StreamingConfig, StreamingDataModule
 from lightning_streaming.trainer.cli import StreamingCLI, main
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
@@ -93,10 +93,15 @@ def test_help_keeps_the_lines_of_its_examples(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize(
     ("key", "explained"),
-    [("data.train", StreamingConfig), ("data.test", StreamingConfig), ("data.val.streams", Stream)],
+    [
+        ("data.train", StreamingConfig),
+        ("data.test", StreamingConfig),
+        ("data.val.streams", Stream),
+        ("data.train.phases", Phase),
+    ],
 )
 def test_help_of_nested_data_explains_every_field(
-    key: str, explained: type[StreamingConfig] | type[Stream], capsys: pytest.CaptureFixture[str]
+    key: str, explained: type[StreamingConfig] | type[Stream] | type[Phase], capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = " ".join(output_of("fit", f"--{key}.help", capsys=capsys).split())
     prefix = f"--{key}.NAME" if explained is Stream else f"--{key}"
@@ -318,3 +323,91 @@ def test_run_goes_on_in_the_same_directory(run_yaml: str) -> None:
     (checkpoint,) = Path("checkpoints").glob("*.ckpt")
     cli = StreamingCLI(["fit", "--config", run_yaml, "--ckpt_path", str(checkpoint), "--trainer.max_steps=5"])
     assert cli.trainer.global_step == 5
+
+
+PHASED = RUN.replace(", proportion: 0.5", "").replace(
+    "trainer:",
+    """      epoch_size: 12
+      phases:
+        - {name: first, until: 50%, mix: {a: 1, b: 3}}
+        - {name: second, mix: {a: [1, 0], b: 1}, steps: 2}
+trainer:""",
+)
+
+
+@pytest.fixture
+def phased_yaml(run_yaml: str) -> str:
+    Path(run_yaml).write_text(PHASED)
+    return run_yaml
+
+
+def test_printed_and_saved_phases_run_again(phased_yaml: str, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = output_of("fit", "--config", phased_yaml, "--print_config", capsys=capsys)
+    assert "# Mixtures of the streams that follow each other within an epoch" in printed
+    assert printed.count("# Where it ends, in samples from the epoch's beginning") == 1
+    Path("printed.yaml").write_text(printed)
+    first = StreamingCLI(["fit", "--config", phased_yaml])
+    saved = Path("config.yaml").read_text()
+    assert "python" not in saved
+    Path("saved.yaml").write_text(saved)
+    for file in ("printed.yaml", "saved.yaml"):
+        cli = StreamingCLI(["fit", "--config", file, f"--trainer.default_root_dir={file}.d"])
+        assert cli.datamodule.configs["train"] == first.datamodule.configs["train"]
+        assert cli.trainer.global_step == 3
+
+
+def test_phases_are_given_on_the_command_line(phased_yaml: str) -> None:
+    phases = '[{"name": "all", "mix": {"a": 2, "b": 1}}]'
+    cli = StreamingCLI(["fit", "--config", phased_yaml, f"--data.train.phases={phases}"])
+    (stream_a, stream_b) = cli.datamodule.datasets["train"].streams.values()
+    assert (stream_a.choose, stream_b.choose) == (8, 4)
+    more = '{"name": "third", "until": 16, "mix": {"b": 1}}'
+    args = ["--data.train.epoch_size=16", "--data.train.phases", phases.replace('"mix"', '"until": 4, "mix"')]
+    cli = StreamingCLI(["fit", "--config", phased_yaml, *args, f"--data.train.phases+={more}"])
+    assert [one.name for one in cli.datamodule.configs["train"].phases] == ["all", "third"]
+
+
+@pytest.mark.parametrize(
+    ("phases", "reason"),
+    [
+        ("{name: x, mix: {a: 1, b: big}}", "data.train.phases.x.mix.b must be a number or a list, but got 'big'"),
+        (
+            "{name: x, mix: {a: 1, b: -1}}",
+            "data.train: phases.x.mix.b must be a weight above 0, or two for a ramp like [0.9, 0.5], but is -1",
+        ),
+        ("{name: x, mix: {a: 1, b: [1, 2, 3]}}", "data.train: phases.x.mix.b must be a weight above 0, or two for a r"),
+        ("{name: x, mix: {a: 1, b: 1}, untill: 6}", "data.train.phases.x.untill; did you mean data.train.phases.x.unt"),
+        ("{name: x, mix: {a: 1, b: 1}, steps: few}", "data.train.phases.x.steps must be a whole number, but got 'few'"),
+        ("{name: x, mix: {a: 1, b: 1}, steps: 0}", "data.train: phases.x.steps must be a whole number of at least 1"),
+        ("{mix: {a: 1, b: 1}}", "data.train.phases.0.name is missing"),
+        ("{name: x}", "data.train.phases.x.mix is missing"),
+        ("{name: x, until: soon, mix: {a: 1, b: 1}}", "data.train: phases.x.until must be a number, or a number follo"),
+        ("{name: x, mix: {a: 1}}", "data.train: stream 'b' is in the mix of no phase"),
+        ("all", "data.train.phases must be a mapping, like {name: broad, until: 800m, mix: {web: 0.9, code: 0.1}}, bu"),
+    ],
+)
+def test_a_wrong_phase_is_named_with_its_field(
+    phases: str, reason: str, phased_yaml: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start, end = PHASED.index("        - {name: first"), PHASED.index("trainer:")
+    Path("wrong.yaml").write_text(f"{PHASED[:start]}        - {phases}\n{PHASED[end:]}")
+    in_file = error_of("fit", "--config", "wrong.yaml", capsys=capsys)
+    on_line = error_of("fit", "--config", phased_yaml, f"--data.train.phases=[{phases}]", capsys=capsys)
+    for error in (in_file, on_line):
+        assert reason in error
+        assert len(error.splitlines()) <= 8
+
+
+def test_phases_must_be_a_list(phased_yaml: str, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = "--data.train.phases={name: x, mix: {a: 1, b: 1}}"
+    error = error_of("fit", "--config", phased_yaml, wrong, capsys=capsys)
+    assert "error: data.train.phases must be a list, like [{name: broad, until: 800m" in error
+
+
+def test_phases_that_read_what_is_not_there_end_the_run_with_a_line(
+    phased_yaml: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    phases = '[{"name": "x", "mix": {"a": 1, "b": 1, "c": 1}}]'
+    ended = main(["fit", "--config", phased_yaml, f"--data.train.phases={phases}"])
+    assert ended is not None
+    assert "phases.x.mix reads stream 'c', and the streams are 'a', 'b'" in ended.words

@@ -13,6 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader
 
 from lightning_streaming import (
+    Phase,
     Stream,
     StreamingConfig,
     StreamingDataLoader,
@@ -140,6 +141,28 @@ def test_checkpoints_load_with_weights_only(data: Path, tmp_path: Path) -> None:
     state = checkpoint["callbacks"]["lightning_streaming.StreamingStateCallback"]["loaders"]["train"]
     assert (state["epoch"], state["sample_in_epoch"], state["num_canonical_nodes"]) == (0, 12, 1)
     assert "StreamingDataModule" not in checkpoint
+
+
+class Remembered(StreamingDataModule):
+    """Saves its arguments in checkpoints."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.save_hyperparameters()
+
+
+def test_phases_among_hyperparameters_are_plain_values_and_make_the_same_data_again(data: Path, tmp_path: Path) -> None:
+    streams = {name: Stream(remote=str(data / name)) for name in "ab"}
+    phases = [Phase(name="one", until="50%", mix={"a": 1}), Phase(name="two", mix={"a": [1, 0], "b": [0, 1]}, steps=2)]
+    config_of_phases = StreamingConfig(streams=streams, phases=phases, epoch_size=24)
+    module = Remembered(train=config_of_phases, val=config(data, "val"), batch_size=4)
+    trainer = quiet_trainer(tmp_path)
+    trainer.fit(Recorder(), datamodule=module)
+    trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    saved = torch.load(tmp_path / "saved.ckpt", weights_only=True)["datamodule_hyper_parameters"]
+    assert saved["train"]["phases"][1]["mix"] == {"a": [1, 0], "b": [0, 1]}
+    again = StreamingDataModule(**{name: saved[name] for name in ("train", "batch_size")})
+    assert again.configs["train"] == module.configs["train"]
 
 
 class Augmenting(StreamingDataModule):

@@ -24,6 +24,7 @@ from lightning_streaming import (
 )
 from lightning_streaming.trainer.monitor import LoadingSetup, advice
 from tests.helpers import make_dataset, make_loader, write_dataset
+from tests.phased_data import phased_dataset, phased_train, write_streams
 
 NAMES = {
     "wait_ms",
@@ -240,3 +241,32 @@ def test_advice_names_the_reason_and_the_way_out(wait: WaitTimes, setup: Loading
 @pytest.mark.parametrize("statistics", [LoaderStatistics(), LoaderStatistics(batches=9, wait=WaitTimes(decode=0.9))])
 def test_there_is_no_advice_for_a_run_that_did_not_wait(statistics: LoaderStatistics) -> None:
     assert advice(statistics, 10.0, SETUP) is None
+
+
+def test_the_phase_of_each_step_is_logged_and_each_border_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train = phased_train(write_streams(tmp_path))
+    with caplog.at_level(logging.INFO):
+        fit(tmp_path, StreamingDataLoader(phased_dataset(train, 8)), max_steps=20, max_epochs=-1)
+    # 52 samples are of phase 0, up to 84 of phase 1, up to 120 of phase 2: as the first sample of each batch is.
+    first = [8 * step % 120 for step in range(20)]
+    assert [row["data/phase"] for row in logged(tmp_path)] == [(at >= 52) + (at >= 84) for at in first]
+    lines = [message for message in caplog.messages if "reading phase" in message]
+    assert lines == [
+        "train: reading phase 'broad', number 0, at epoch 0, sample 0.",
+        "train: reading phase 'ramp', number 1, at epoch 0, sample 56.",
+        "train: reading phase 'anneal', number 2, at epoch 0, sample 88.",
+        "train: reading phase 'broad', number 0, at epoch 1, sample 0.",
+    ]
+
+
+def test_a_run_that_goes_on_within_a_phase_tells_which(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train = phased_train(write_streams(tmp_path))
+    path = tmp_path / "saved.ckpt"
+    fit(tmp_path / "first", StreamingDataLoader(phased_dataset(train, 8)), max_steps=9).save_checkpoint(path)
+    with caplog.at_level(logging.INFO):
+        loader = StreamingDataLoader(phased_dataset(train, 4))
+        fit(tmp_path / "second", loader, ckpt_path=path, max_steps=12)
+    assert [row["data/phase"] for row in logged(tmp_path / "second")] == [1, 1, 1]
+    assert "train: reading phase 'ramp', number 1, at epoch 0, sample 72." in caplog.messages

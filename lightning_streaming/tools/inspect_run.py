@@ -1,0 +1,158 @@
+"""What a run reads that is configured so: of each stage, stream and phase the samples, before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.loading.run import Run
+from lightning_streaming.order.phases import MixturePlan, PhaseMix
+from lightning_streaming.tools.commands import count_ranks, read_run_files
+from lightning_streaming.tools.console import FINE, counted, print_json, print_table, printable_name
+from lightning_streaming.world import World
+
+
+def inspect_run(files: Sequence[str], *, as_json: bool) -> int:
+    """Print what each stage reads.
+
+    Args:
+        files: Of the configuration; what a later one says overrides an earlier one.
+        as_json: Whether to print it for programs.
+
+    Raises:
+        ConfigError: The configuration has no data, or its data cannot be read so.
+        StorageError: An index could not be fetched.
+    """
+    written = read_run_files(files, {}, stage=None)
+    configs = {stage: config for stage, config in written.datamodule.configs.items() if config is not None}
+    if not configs:
+        raise ConfigError(
+            f"{', '.join(files)}: there is no data; write data.train, data.val, data.test or data.predict"
+        )
+    world = _world(written.trainer)
+    stages = [
+        _stage_reads(stage, written.datamodule.build_dataset(stage, config), world) for stage, config in configs.items()
+    ]
+    if as_json:
+        print_json({"stages": stages})
+        return FINE
+    for stage in stages:
+        _print_stage(stage)
+    return FINE
+
+
+def _world(trainer: Mapping[str, Any]) -> World:
+    """The machines of the run: how many nodes it begins on decides how many canonical nodes there are."""
+    return World(num_nodes=int(trainer.get("num_nodes") or 1), ranks_per_node=count_ranks(trainer)[0], rank=0)
+
+
+def _stage_reads(stage: str, dataset: Any, world: World) -> dict[str, Any]:
+    """What an epoch of a stage reads of each stream; selections that nobody evaluated yet are evaluated now."""
+    dataset.world = world
+    run = passes_of(dataset).run.on(dataset.current_world())
+    weights = run.order.weights
+    shares = zip(dataset.streams.items(), weights.choose, weights.proportion, weights.repeat, strict=True)
+    streams = [
+        {
+            "stream": name,
+            "stored": stream.num_stored,
+            "selected": stream.num_selected,
+            "drawn": drawn,
+            "share": share,
+            "passes": passes,
+            "only": stream.selection.in_words(),
+        }
+        for (name, stream), drawn, share, passes in shares
+    ]
+    phases = {} if run.order.plan is None else {"phases": _phases_read(run, run.order.plan)}
+    return {"stage": stage, "epoch_size": weights.epoch_size, "streams": streams, **phases}
+
+
+def _phases_read(run: Run, plan: MixturePlan) -> list[dict[str, Any]]:
+    """What each phase of the first epoch reads of each stream."""
+    catalog = run.order.catalog
+    sizes = dict(zip(catalog.stream_names, catalog.samples_per_stream, strict=True))
+    stops, steps = [0, *plan.phase_stops.tolist()], [-1, *plan.last_steps.tolist()]
+    phases = []
+    for number, phase in enumerate(plan.phases):
+        before, drawn = plan.drawn_by(number - 1) if number else {}, plan.drawn_by(number)
+        phases.append(
+            {
+                "phase": phase.name,
+                "begins": stops[number],
+                "ends": stops[number + 1],
+                "steps": steps[number + 1] - steps[number],
+                "streams": [
+                    _stream_in_phase(
+                        phase, name, drawn.get(name, 0), before.get(name, 0), stops[number + 1] - stops[number], sizes
+                    )
+                    for name, _ in phase.begin
+                ],
+            }
+        )
+    return phases
+
+
+def _stream_in_phase(
+    phase: PhaseMix, name: str, drawn: int, before: int, size: int, sizes: Mapping[str, int]
+) -> dict[str, Any]:
+    begin, end = dict(phase.begin), dict(phase.end)
+    return {
+        "stream": name,
+        "begin_share": begin[name] / sum(begin.values()),
+        "end_share": end[name] / sum(end.values()),
+        "drawn": drawn - before,
+        "share": (drawn - before) / size,
+        "drawn_by_end": drawn,
+        "passes_by_end": drawn / sizes[name],
+        "max_repeats": dict(phase.max_repeats).get(name),
+    }
+
+
+def _print_stage(stage: Mapping[str, Any]) -> None:
+    heads = ("stream", "stored", "selected", "drawn", "share", "passes", "only")
+    rows = [
+        (
+            printable_name(one["stream"]),
+            f"{one['stored']:,}",
+            f"{one['selected']:,}",
+            f"{one['drawn']:,}",
+            f"{one['share']:.1%}",
+            f"{one['passes']:.4g}",
+            one["only"],
+        )
+        for one in stage["streams"]
+    ]
+    title = f"{stage['stage']}: {counted(stage['epoch_size'], 'sample')} per epoch"
+    kept = len(heads) - all(not one["only"] for one in stage["streams"])
+    print_table(title, heads[:kept], [row[:kept] for row in rows], right=heads[1:-1])
+    if "phases" in stage:
+        _print_phases(stage["stage"], stage["phases"])
+
+
+def _print_phases(stage: str, phases: Sequence[Mapping[str, Any]]) -> None:
+    heads = ["phase", "ends", "stream", "drawn", "share", "so far", "passes"]
+    ramps = any(one["begin_share"] != one["end_share"] for phase in phases for one in phase["streams"])
+    if ramps:
+        heads[heads.index("stream") : heads.index("stream")] = ["steps"]
+        heads[heads.index("share") + 1 : heads.index("share") + 1] = ["to"]
+    rows = []
+    for phase in phases:
+        for place, one in enumerate(phase["streams"]):
+            is_ramp = one["begin_share"] != one["end_share"]
+            cells = {
+                "stream": printable_name(one["stream"]),
+                "drawn": f"{one['drawn']:,}",
+                "share": f"{one['begin_share'] if is_ramp else one['share']:.1%}",
+                "to": f"{one['end_share']:.1%}" if is_ramp else "",
+                "so far": f"{one['drawn_by_end']:,}",
+                "passes": f"{one['passes_by_end']:.4g}",
+            }
+            if place == 0:
+                cells |= {"phase": printable_name(phase["phase"])}
+                cells |= {head: f"{phase[head]:,}" for head in ("ends", "steps")}
+            rows.append([cells.get(head, "") for head in heads])
+    right = [head for head in heads if head not in ("phase", "stream")]
+    print_table(f"{stage}: phases of an epoch", heads, rows, right=right, whole=heads)

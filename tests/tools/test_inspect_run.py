@@ -1,0 +1,79 @@
+"""``inspect --config``: what a run will read of each stream in each phase is what it reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.phased_data import PHASES, SIZES, counted_by_stream, ids_of_epoch, phased_train, write_config, write_streams
+from tests.tools.running import run
+
+
+@pytest.fixture(autouse=True)
+def _without_deprecations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # instantiate_classes, as Lightning calls it, too
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_streams(tmp_path)
+
+
+def test_what_is_told_of_phases_is_what_they_read(data: Path) -> None:
+    train = phased_train(data)
+    (stage,) = run("inspect", "--config", write_config(data / "run.yaml", train), "--json").json["stages"]
+    ids = ids_of_epoch(train)
+    assert stage["epoch_size"] == len(ids) == 120
+    assert {one["stream"]: one["drawn"] for one in stage["streams"]} == counted_by_stream(ids)
+    places = [(one["phase"], one["begins"], one["ends"], one["steps"]) for one in stage["phases"]]
+    assert places == [("broad", 0, 52, 1), ("ramp", 52, 84, 4), ("anneal", 84, 120, 1)]
+    for phase in stage["phases"]:
+        read = counted_by_stream(ids[phase["begins"] : phase["ends"]])
+        so_far = counted_by_stream(ids[: phase["ends"]])
+        for one in phase["streams"]:
+            name = one["stream"]
+            assert one["drawn"] == read[name]
+            assert one["share"] == read[name] / (phase["ends"] - phase["begins"])
+            assert one["drawn_by_end"] == so_far[name]
+            assert one["passes_by_end"] == so_far[name] / SIZES[name]
+    ramp = {one["stream"]: (one["begin_share"], one["end_share"]) for one in stage["phases"][1]["streams"]}
+    assert ramp == {"code": (0.1, 0.3), "math": (0.0, 0.2), "web": (0.9, 0.5)}
+    assert [one["max_repeats"] for one in stage["phases"][2]["streams"]] == [None, 4.0]
+
+
+def test_phases_are_shown_as_a_table(data: Path) -> None:
+    shown = run("inspect", "--config", write_config(data / "run.yaml", phased_train(data)))
+    assert (shown.code, shown.err) == (0, "")
+    rows = [line.split() for line in shown.out.partition("phases of an epoch")[2].splitlines() if line.strip()]
+    assert rows[0] == ["phase", "ends", "steps", "stream", "drawn", "share", "to", "so", "far", "passes"]
+    assert rows[2] == ["broad", "52", "1", "code", "5", "9.6%", "5", "0.125"]
+    assert rows[4][:4] == ["ramp", "84", "4", "code"]
+    assert rows[4][5:7] == ["10.0%", "30.0%"]
+    assert rows[-1][0] == "math"
+
+
+def test_without_a_ramp_the_table_has_no_columns_for_one(data: Path) -> None:
+    plain = [PHASES[0], {**PHASES[2], "mix": {"math": 1, "code": 1}}]
+    streams = {name: {"remote": str(data / name)} for name in SIZES}
+    train = phased_train(data, phases=plain, streams=streams)
+    shown = run("inspect", "--config", write_config(data / "run.yaml", train)).out
+    assert "steps" not in shown.partition("phases of an epoch")[2]
+    assert "to" not in shown.partition("phases of an epoch")[2].split()
+
+
+def test_borders_are_those_of_as_many_nodes_as_the_run_has(data: Path) -> None:
+    train = {**phased_train(data), "shuffle_algo": "py1br", "num_canonical_nodes": None}
+    ends = []
+    for nodes in (1, 3):
+        config = write_config(data / "run.yaml", train, num_nodes=nodes, devices=1)
+        (stage,) = run("inspect", "--config", config, "--json").json["stages"]
+        ends.append([one["ends"] for one in stage["phases"]])
+    assert ends == [[50, 84, 120], [51, 84, 120]]
+
+
+def test_what_would_be_read_too_often_is_told_before_the_run(data: Path) -> None:
+    phases = [*PHASES[:2], {**PHASES[2], "max_repeats": {"math": 1}}]
+    refused = run("inspect", "--config", write_config(data / "run.yaml", phased_train(data, phases=phases)))
+    assert refused.code == 2
+    assert "by the end of phase 'anneal', stream 'math' would have been read 1.2" in refused.err
