@@ -129,6 +129,11 @@ class MixturePlan:
         """The last step of each phase."""
         return np.searchsorted(self.phase_of_step, np.arange(len(self.phases)), side="right") - 1
 
+    def num_until(self, names: Sequence[str]) -> int:
+        """Phases up to the last one of these, with it; as many as there are names, where that is not one."""
+        known = [phase.name for phase in self.phases]
+        return known.index(names[-1]) + 1 if names and names[-1] in known else min(len(names), len(known))
+
     def drawn_by(self, phase: int) -> dict[str, int]:
         """Samples of each stream that are drawn by the end of a phase, of those that are."""
         drawn = self.drawn[self.last_steps[phase] + 1].tolist()

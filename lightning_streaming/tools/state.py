@@ -190,8 +190,8 @@ def branch(args: Namespace) -> int:
     start = max((one.get("cut", one["until"]) for name, one in phases.items() if name != running), default=0)
     if phases and not start < sample <= phases[running]["until"]:
         raise ConfigError(
-            f"{args.checkpoint} was moved to sample {sample}, which is not in phase {running!r}, the last that the run had "
-            "begun; go on from a checkpoint as the run saved it"
+            f"{args.checkpoint} was moved to sample {sample}, which is not in phase {running!r}, the last that the run "
+            "had begun; go on from a checkpoint as the run saved it"
         )
     is_at_end = not phases or sample == phases[running]["until"]
     if args.json:
