@@ -28,6 +28,9 @@ LONGEST_STEP = 1 << 24
 _GRID = 1 << 20
 """Parts of a sample in which shares are counted, so that rounding errors of floats stay without effect."""
 
+_MOST_COUNTED = 1 << 42
+"""Samples of a step whose shares can be counted so."""
+
 _LONGEST_MIX = 200
 """Characters."""
 
@@ -189,9 +192,14 @@ def planned(phases: Sequence[PhaseMix], num_canonical_nodes: int, longest_step: 
     for number, phase in enumerate(phases):
         start = stops[-1] if stops else 0
         stop = -(-phase.stop // num_canonical_nodes) * num_canonical_nodes
-        borders = _step_borders(phase, start, stop, num_canonical_nodes, longest_step)
+        borders = _step_borders(phase, start, stop, num_canonical_nodes, min(longest_step, _MOST_COUNTED))
         begin, end = (_shares(mix, place_of) for mix in (phase.begin, phase.end))
         count = len(borders) - 1
+        if len(stops) + count > MOST_STEPS:
+            raise ConfigError(
+                f"phases.{phase.name}.steps: {count} are needed besides the {len(stops)} of the phases before it, and "
+                f"an epoch can have {MOST_STEPS}; ask for fewer"
+            )
         for place in range(count):
             # The middle of the step stands for all of it.
             part = (2 * place + 1) / (2 * count)
@@ -228,7 +236,10 @@ def _step_borders(phase: PhaseMix, start: int, stop: int, nodes: int, longest_st
     most = (stop - start) // nodes
     count = min(max(phase.steps, -(-(stop - start) // longest_step)), most)
     if count > MOST_STEPS:
-        raise ConfigError(f"phases.{phase.name}.steps: {count} are needed, and {MOST_STEPS} are the most")
+        raise ConfigError(
+            f"phases.{phase.name}.steps: {count} are needed, and an epoch can have {MOST_STEPS}; ask for fewer, or end "
+            "the phase earlier"
+        )
     inner = [start + _to_multiple((stop - start) * place // count, nodes) for place in range(1, count)]
     return [start, *inner, stop]
 
