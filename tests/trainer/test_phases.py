@@ -1,0 +1,47 @@
+"""A Trainer stops in a phase, and goes on with another future: the weights see each sample in its turn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_streaming import Phase
+from lightning_streaming.errors import StateMismatchError
+from tests.trainer.harness import Run, SaveThenStop, write_data
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+
+FIRST = Phase(name="first", until=16, mix={"a": 3, "b": 1})
+RAMP = Phase(name="ramp", until=40, mix={"a": [1, 0.5], "b": [0, 1]}, steps=3)
+LAST = Phase(name="last", mix={"b": 1})
+OTHER = Phase(name="other", mix={"a": 1, "b": 1})
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+def run_of(data: Path, directory: Path, *phases: Phase, workers: int = 0) -> Run:
+    order: dict[str, Any] = {"phases": list(phases), "epoch_size": 56, "num_canonical_nodes": 4}
+    return Run(data=data, directory=directory, order=order, workers=workers, trainer={"max_epochs": 2})
+
+
+@pytest.mark.parametrize("stop", [2, 4, 7, 13])
+def test_it_goes_on_with_another_future(data: Path, tmp_path: Path, stop: int) -> None:
+    saved = tmp_path / "saved.ckpt"
+    began = run_of(data, tmp_path, FIRST, RAMP, LAST)
+    stopped, _ = began.fit(callbacks=[SaveThenStop("on_train_batch_end", stop, saved)])
+    changed = run_of(data, tmp_path, FIRST, RAMP, OTHER, workers=1)
+    if stop == 13:  # the last phase has begun
+        with pytest.raises(StateMismatchError, match=r"phases\.last"):
+            changed.fit(ckpt_path=saved)
+        changed = began
+    onward, trainer = changed.fit(ckpt_path=saved)
+    uncut, _ = replace(changed, directory=tmp_path / "uncut", workers=0).fit()
+    assert len(stopped.seen) == 4 * stop
+    assert onward.seen == uncut.seen
+    assert (len(onward.seen), trainer.global_step) == (112, 28)
