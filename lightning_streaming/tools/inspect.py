@@ -49,6 +49,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_dataset(parser, or_else=True)
     words = "show what a run reads that is configured so; of several, a later one overrides what an earlier one says"
     parser.add_argument("--config", metavar="C", action="append", default=[], help=words)
+    words = (
+        "with --config: of the training that goes on from this checkpoint; streams that it has done with may be gone"
+    )
+    parser.add_argument("--ckpt", dest="checkpoint", metavar="CKPT", help=words)
     parser.add_argument("--samples", metavar="N", type=not_negative, help="how many samples to show; 2 by default")
     add_json(parser)
     add_storage_options(parser)
@@ -61,7 +65,9 @@ def run(args: Namespace) -> int:
     if args.config:
         if args.samples is not None or args.storage_options or args.allow_unsafe_types:
             raise ConfigError("--config shows no samples, and says itself how stores are reached; give it alone")
-        return inspect_run(args.config, as_json=args.json)
+        return inspect_run(args.config, args.checkpoint, as_json=args.json)
+    if args.checkpoint is not None:
+        raise ConfigError("--ckpt is of a run; give the run's configuration with it, as --config run.yaml")
     place = find_dataset(args.dataset, args.storage_options)
     index = place.read_index()
     samples: list[dict[str, Any]] = []

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.run import Run
 from lightning_streaming.order.phases import MixturePlan, PhaseMix
+from lightning_streaming.tools.checkpoints import find_places, find_state_file
 from lightning_streaming.tools.commands import count_ranks, read_run_files
 from lightning_streaming.tools.console import FINE, counted, print_json, print_table, printable_name
 from lightning_streaming.world import World
 
 
-def inspect_run(files: Sequence[str], *, as_json: bool) -> int:
+def inspect_run(files: Sequence[str], checkpoint: str | None = None, *, as_json: bool) -> int:
     """Print what each stage reads.
 
     Args:
         files: Of the configuration; what a later one says overrides an earlier one.
+        checkpoint: What training goes on from, if it does.
         as_json: Whether to print it for programs.
 
     Raises:
         ConfigError: The configuration has no data, or its data cannot be read so.
+        StateError: The checkpoint has no place to go on from, or is of another run.
         StorageError: An index could not be fetched.
     """
     written = read_run_files(files, {}, stage=None)
@@ -31,10 +35,13 @@ def inspect_run(files: Sequence[str], *, as_json: bool) -> int:
         raise ConfigError(
             f"{', '.join(files)}: there is no data; write data.train, data.val, data.test or data.predict"
         )
-    world = _world(written.trainer)
-    stages = [
-        _stage_reads(stage, written.datamodule.build_dataset(stage, config), world) for stage, config in configs.items()
-    ]
+    world, stages = _world(written.trainer), []
+    for stage, config in configs.items():
+        dataset = written.datamodule.build_dataset(stage, config)
+        if stage == "train" and checkpoint is not None:
+            places = find_places(find_state_file(Path(checkpoint)).peek(), checkpoint)
+            dataset.load_state_dict(places.loaders[places.choose(None)].position.as_state())
+        stages.append(_stage_reads(stage, dataset, world))
     if as_json:
         print_json({"stages": stages})
         return FINE
@@ -106,7 +113,7 @@ def _stream_in_phase(
         "drawn": drawn - before,
         "share": (drawn - before) / size,
         "drawn_by_end": drawn,
-        "passes_by_end": drawn / sizes[name],
+        "passes_by_end": drawn / sizes[name] if name in sizes else None,
         "max_repeats": dict(phase.max_repeats).get(name),
     }
 
@@ -148,7 +155,7 @@ def _print_phases(stage: str, phases: Sequence[Mapping[str, Any]]) -> None:
                 "share": f"{one['begin_share'] if is_ramp else one['share']:.1%}",
                 "to": f"{one['end_share']:.1%}" if is_ramp else "",
                 "so far": f"{one['drawn_by_end']:,}",
-                "passes": f"{one['passes_by_end']:.4g}",
+                "passes": "-" if one["passes_by_end"] is None else f"{one['passes_by_end']:.4g}",
             }
             if place == 0:
                 cells |= {"phase": printable_name(phase["phase"])}

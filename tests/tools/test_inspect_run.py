@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from tests.phased_data import PHASES, SIZES, counted_by_stream, ids_of_epoch, phased_train, write_config, write_streams
+from lightning_streaming import StreamingDataLoader
+from tests.phased_data import (
+    PHASES,
+    SIZES,
+    counted_by_stream,
+    ids_of_epoch,
+    phased_dataset,
+    phased_train,
+    write_config,
+    write_streams,
+)
 from tests.tools.running import run
 
 
@@ -70,6 +81,26 @@ def test_borders_are_those_of_as_many_nodes_as_the_run_has(data: Path) -> None:
         (stage,) = run("inspect", "--config", config, "--json").json["stages"]
         ends.append([one["ends"] for one in stage["phases"]])
     assert ends == [[50, 84, 120], [51, 84, 120]]
+
+
+def test_a_run_that_goes_on_may_have_done_with_streams(data: Path) -> None:
+    phases = [{**PHASES[0], "until": 52}, {"name": "late", "mix": {"math": 1}}]
+    train = phased_train(data, phases=phases, num_canonical_nodes=4)
+    del train["streams"]["code"], train["streams"]["web"]
+    whole = {**train, "streams": {**phased_train(data)["streams"]}}
+    loader = StreamingDataLoader(phased_dataset(whole, 4))
+    for _ in zip(range(15), loader, strict=False):
+        pass
+    (data / "saved.json").write_text(json.dumps(loader.state_dict()))
+    config = write_config(data / "run.yaml", {**train, "num_canonical_nodes": None})
+    assert "phases.broad.mix reads stream 'code'" in run("inspect", "--config", config).err
+    shown = run("inspect", "--config", config, "--ckpt", data / "saved.json", "--json")
+    assert (shown.code, shown.err) == (0, "")
+    (stage,) = shown.json["stages"]
+    assert [(one["phase"], one["ends"]) for one in stage["phases"]] == [("broad", 52), ("late", 120)]
+    assert [one["passes_by_end"] for phase in stage["phases"] for one in phase["streams"]] == [None, None, 68 / 20]
+    assert run("inspect", "--config", config, "--ckpt", data / "saved.json").code == 0
+    assert "--ckpt is of a run" in run("inspect", data / "math", "--ckpt", data / "saved.json").err
 
 
 def test_what_would_be_read_too_often_is_told_before_the_run(data: Path) -> None:

@@ -112,14 +112,14 @@ class PhasedRun:
         with self.start() as running:
             assert running.stdout is not None
             is_paused = any(line.strip() == PAUSED for line in iter(running.stdout.readline, ""))
-            os.killpg(running.pid, signal.SIGKILL)
             assert is_paused, "it ended before"
+            os.killpg(running.pid, signal.SIGKILL)
 
     def run_to_end(self) -> None:
         """Train to the end."""
         with self.start() as running:
             try:
-                running.communicate(timeout=60)
+                running.communicate(timeout=120)
             except BaseException:
                 os.killpg(running.pid, signal.SIGKILL)
                 raise
