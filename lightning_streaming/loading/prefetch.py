@@ -183,7 +183,8 @@ class NodePlan:
     num_samples: int
     """About how many samples the node reads."""
     own: Callable[[], Iterator[NDArray[np.int64]]]
-    """Gives the shard of each of the worker's samples in order, as arrays one after another."""
+    """Gives the shards that each of the worker's samples needs, in order, as arrays of shape (samples, shards), -1 for
+    none, one after another. What one column names no other does."""
     of_node: Callable[[], Iterator[BatchShards]]
     """Gives the same of all samples of the node."""
 
@@ -244,8 +245,10 @@ class LastUses:
         last, last_batch = np.full((2, plan.num_shards), -1, np.int64)
         samples_before = 0
         for shards in plan.own():
-            # Where a shard is named more than once, numpy keeps the last.
-            last[shards] = np.arange(samples_before, samples_before + len(shards))
+            for column in shards.T:
+                # Where a shard is named more than once, numpy keeps the last.
+                here = np.flatnonzero(column >= 0)
+                last[column[here]] = samples_before + here
             samples_before += len(shards)
             if self._closed:
                 return

@@ -98,7 +98,9 @@ class WorkerPass:
                 prefetcher = stack.enter_context(closing(ShardPrefetcher(needs, source.fetch_ahead, lookahead)))
             if source.cache_limit is not None:
                 last_uses = stack.enter_context(closing(LastUses(_node_plan(partition, source.catalog))))
-            yield Reading(partition, self, prefetcher, last_uses)
+            reading = Reading(partition, self, prefetcher, last_uses)
+            with source.opened_by(reading.open):
+                yield reading
 
 
 class Reading:
@@ -126,6 +128,8 @@ class Reading:
         self._prefetcher = prefetcher
         self._last_uses = last_uses
         self._batches_read = 0
+        self._joined: NDArray[np.int64] | None = None
+        """Shards of joined datasets that the samples of the window need, from the first that is not read yet."""
 
     def windows(self) -> Iterator[_Window]:
         """The worker's samples in order, some batches at a time."""
@@ -138,6 +142,7 @@ class Reading:
             if not is_near_end and samples_before > near_end_at:
                 is_near_end = True
                 self._near_end()
+            self._joined = window.joined
             yield window
 
     def last_uses(self, shards: NDArray[np.int64]) -> NDArray[np.bool_] | None:
@@ -158,8 +163,29 @@ class Reading:
         readers = self._source.readers
         reader = readers.get(shard)
         if reader is None:
-            return self._open(shard)
+            return self.open(shard)
         readers.move_to_end(shard)
+        return reader
+
+    def _let_go_of_joined(self, samples: int) -> None:
+        """Let go of shards of joined datasets that were needed last by some of the next samples."""
+        if self._joined is None:
+            return
+        read, self._joined = self._joined[:samples], self._joined[samples:]
+        for shards in read.T:
+            are_last = self.last_uses(shards)
+            for shard in () if are_last is None else np.unique(shards[are_last & (shards >= 0)]).tolist():
+                self.let_go(shard)
+
+    def open(self, shard: int) -> ShardReader:
+        """Open a shard that is not open; measured, and fetched if need be."""
+        began = perf_counter_ns()
+        if self._prefetcher is not None:
+            self._prefetcher.retry_if_failed(shard)
+        reader = self._source.open(shard)
+        self._meter.opened(began, self._source.take_misses(shard))
+        if self._prefetcher is not None:
+            self._prefetcher.moved_on()
         return reader
 
     def let_go(self, shard: int) -> None:
@@ -175,21 +201,12 @@ class Reading:
 
     def have_read(self, batches: int) -> None:
         """Take note that so many more batches were read, and are not handed out yet."""
+        self._let_go_of_joined(batches * self.batch_size)
         self._batches_read += batches
         self.about_to_read(0)
         for finished in () if self._last_uses is None else self._last_uses.finished(self._batches_read):
             self._source.finish(finished)
         self._source.rest()
-
-    def _open(self, shard: int) -> ShardReader:
-        began = perf_counter_ns()
-        if self._prefetcher is not None:
-            self._prefetcher.retry_if_failed(shard)
-        reader = self._source.open(shard)
-        self._meter.opened(began, self._source.catalog, shard)
-        if self._prefetcher is not None:
-            self._prefetcher.moved_on()
-        return reader
 
 
 def _default_lookahead(partition: WorkerPartition, catalog: Catalog) -> Lookahead:
@@ -343,22 +360,31 @@ class _Window(NamedTuple):
     positions: NDArray[np.int64]
     shards: NDArray[np.int64]
     indexes: NDArray[np.int64]
+    joined: NDArray[np.int64] | None
+    """Shards of joined datasets, as :meth:`Catalog.joined_shards` tells them."""
+
+    def needed(self) -> NDArray[np.int64]:
+        """All shards that are known to be needed; of shape (samples, shards), -1 for none."""
+        own = self.shards[:, None]
+        return own if self.joined is None else np.hstack([own, self.joined])
 
 
 def _located(partition: WorkerPartition, catalog: Catalog) -> Iterator[_Window]:
     """The worker's samples in order, some batches at a time."""
     for positions in partition.windows():
         shards, indexes = catalog.places(partition.sequence.ids(positions))
-        yield _Window(positions, shards, indexes)
+        yield _Window(positions, shards, indexes, catalog.joined_shards(shards, indexes))
 
 
 def _shard_needs(partition: WorkerPartition, catalog: Catalog) -> Iterator[ShardNeed]:
     """Shards in the order in which this worker first needs them, once per window of samples."""
     samples_before = 0
     for window in _located(partition, catalog):
-        shards, first_uses = np.unique(window.shards, return_index=True)
+        needed = window.needed()
+        shards, first_uses = np.unique(needed, return_index=True)
         for use in np.argsort(first_uses, kind="stable"):
-            yield ShardNeed(samples_before + int(first_uses[use]), int(shards[use]))
+            if shards[use] >= 0:
+                yield ShardNeed(samples_before + int(first_uses[use]) // needed.shape[1], int(shards[use]))
         samples_before += len(window.positions)
 
 
@@ -369,15 +395,23 @@ def _node_plan(partition: WorkerPartition, catalog: Catalog) -> NodePlan:
         for batches, positions in partition.windows_of_node():
             is_sample = positions >= 0
             ids = partition.sequence.ids(positions[is_sample])
-            yield BatchShards(np.repeat(batches, is_sample.sum(axis=1)), catalog.shard_of(ids))
+            of_samples = np.repeat(batches, is_sample.sum(axis=1))
+            if catalog.joins is None:
+                yield BatchShards(of_samples, catalog.shard_of(ids))
+                continue
+            shards, indexes = catalog.places(ids)
+            yield BatchShards(of_samples, shards)
+            joined = catalog.joined_shards(shards, indexes)
+            for column in () if joined is None else joined.T:
+                yield BatchShards(of_samples[column >= 0], column[column >= 0])
 
     return NodePlan(
         worker=partition.worker,
         num_workers=partition.num_workers,
-        num_shards=len(catalog.shards),
+        num_shards=len(catalog.shards) if catalog.joins is None else catalog.joins.num_shards,
         num_samples=partition.epoch_partition.num_batches()
         * partition.epoch_partition.geometry.batch_size
         * partition.epoch_partition.geometry.ranks_per_node,
-        own=lambda: (window.shards for window in _located(partition, catalog)),
+        own=lambda: (window.needed() for window in _located(partition, catalog)),
         of_node=of_node,
     )
