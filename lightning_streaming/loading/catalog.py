@@ -67,7 +67,6 @@ class Catalog:
             if not samples:
                 raise ConfigError(f"stream {name!r} has no samples; write some to it or leave it out")
         self.samples_per_shard: NDArray[np.int64] = np.concatenate(self.shard_sizes_per_stream)
-        self.shards_per_stream = [len(sizes) for sizes in self.shard_sizes_per_stream]
         self.stream_of_shard: NDArray[np.int64] = np.repeat(np.arange(len(indexes)), self.shards_per_stream)
         self._runs = RunLookup(np.cumsum(self.samples_per_shard))
         self.shards: Sequence[ShardInfo] = _AllShards(self.indexes)
@@ -75,6 +74,11 @@ class Catalog:
         """Samples of all streams together, before weighting."""
         self.joins = joins
         self._selected = _SelectedPlaces(self, stored) if any(one is not None for one in self.selections) else None
+
+    @cached_property
+    def shards_per_stream(self) -> list[int]:
+        """Shards of each stream."""
+        return [len(sizes) for sizes in self.shard_sizes_per_stream]
 
     @cached_property
     def first_sample_of_shard(self) -> NDArray[np.int64]:

@@ -221,7 +221,7 @@ class _Making:
         make_directories(parts, root)
         with suppress(PermissionError):  # another user's, who died
             remove_partials(self.path)
-        counted = _Buckets(self.rows, self.index.num_samples)
+        counted = _KeyRanges(self.rows, self.index.num_samples)
         groups = []
         for group, part in self._parts(parts):
             groups.append(group)
@@ -238,7 +238,7 @@ class _Making:
         return kept
 
     def _in_memory(self) -> NDArray[np.uint64]:
-        counted, parts = _Buckets(self.rows, self.index.num_samples), []
+        counted, parts = _KeyRanges(self.rows, self.index.num_samples), []
         for _, part in self._parts(None):
             parts.append(part)
             counted.add(part)
@@ -247,7 +247,7 @@ class _Making:
         return table
 
     def _fill(
-        self, table: NDArray[np.uint64], counted: _Buckets, parts: Callable[[], Iterator[NDArray[np.uint64]]]
+        self, table: NDArray[np.uint64], counted: _KeyRanges, parts: Callable[[], Iterator[NDArray[np.uint64]]]
     ) -> None:
         for part in parts():
             counted.put(part, table)
@@ -308,7 +308,7 @@ class _Making:
         return found
 
 
-class _Buckets:
+class _KeyRanges:
     """Which rows of a table have keys of which range; ranges are even, as keys are.
 
     Args:

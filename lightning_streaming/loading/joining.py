@@ -169,6 +169,10 @@ class StreamJoins:
         sizes = index.samples_per_shard()
         self._first_shard, self._samples_before = first_shard, np.cumsum(sizes) - sizes
 
+    def in_words(self) -> str:
+        """What an error adds that lists the stream's own columns."""
+        return f"; joined with it are {', '.join(repr(final) for one in self.all for final in one.all_names.values())}"
+
     def numbers(self, shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many samples are stored in the stream before each of these."""
         numbers: NDArray[np.int64] = self._samples_before[shards - self._first_shard] + indexes

@@ -401,16 +401,17 @@ class SampleSource:
             stream = int(catalog.stream_of_shard[place])
             joins = None if catalog.joins is None else catalog.joins.streams.get(stream)
             cache = self._caches[catalog.stream_names[stream]]
-            self._check_wanted(cache, info, self._columns if joins is None else joins.own_columns)
+            columns, more = (self._columns, "") if joins is None else (joins.own_columns, joins.in_words())
+            self._check_wanted(cache, info, columns, more)
         for one in catalog.joins or ():
             for _, info in one.index.shards.examples() if one.names else ():
                 self._check_wanted(one.cache, info, one.columns)
 
-    def _check_wanted(self, cache: ShardCache, info: ShardInfo, columns: Sequence[str] | None) -> None:
+    def _check_wanted(self, cache: ShardCache, info: ShardInfo, columns: Sequence[str] | None, more: str = "") -> None:
         try:
             check_wanted(info, allow_unsafe_types=self.allow_unsafe_types, columns=columns)
         except ConfigError as error:
-            raise ConfigError(f"{cache.label}: {error}") from None
+            raise ConfigError(f"{cache.label}: {error}{more}") from None
 
     def _check_limit(self, catalog: Catalog) -> None:
         # Whoever reads a sample needs its shard and those that are joined with it.
