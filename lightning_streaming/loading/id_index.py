@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,17 +59,23 @@ class IdIndex:
 
     Args:
         table: Rows of uint64: keys, ascending; the other bits of hashes, where ids are text; numbers of samples. Of
-            shape (2 or 3, samples). May be a file's, mapped into memory.
+            shape (2 or 3, samples + 1), where the first of the last column is a checksum. May be a file's, mapped into
+            memory.
         kept_at: That file; None if there is none.
     """
 
     def __init__(self, table: NDArray[np.uint64], kept_at: Path | None = None) -> None:
-        self._table = table
+        self._table = table[:, :-1]
+        self._checksum = table[0, -1]
         self.kept_at = kept_at
 
     def __len__(self) -> int:
         """Samples."""
         return int(self._table.shape[1])
+
+    def is_whole(self) -> bool:
+        """Whether it is as it was made: it is not looked through as a whole before something does not fit."""
+        return bool(self._checksum == _checksum(self._table))
 
     def place(self, value: Any) -> int:
         """The number of the sample that has an id; -1 if none has."""
@@ -88,6 +95,14 @@ class IdIndex:
                     break
                 row += 1
         return places
+
+
+def _checksum(table: NDArray[np.uint64]) -> int:
+    checksum = 0
+    for row in table:
+        for first in range(0, len(row), _ROWS_PER_BUCKET):
+            checksum = crc32(row[first : first + _ROWS_PER_BUCKET].data, checksum)
+    return checksum
 
 
 def _keys(values: ColumnValues, is_text: bool) -> NDArray[np.uint64]:
@@ -190,9 +205,14 @@ class _Making:
         """Of a table: 3 where ids are text."""
         return 2 + any(encodings_of(info)[self.on] in _TEXT for _, info in self.index.shards.examples())
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the table, with its checksum."""
+        return self.rows, self.index.num_samples + 1
+
     def done(self) -> IdIndex:
         if not self.index.num_samples:
-            return IdIndex(np.empty((self.rows, 0), np.uint64))
+            return IdIndex(np.zeros((self.rows, 1), np.uint64))
         found = self._kept()
         if found is not None:
             return found
@@ -212,7 +232,7 @@ class _Making:
 
     def _kept(self) -> IdIndex | None:
         table = map_bits(self.path)
-        if table is None or table.dtype != np.uint64 or table.shape != (self.rows, self.index.num_samples):
+        if table is None or table.dtype != np.uint64 or table.shape != self.shape:
             return None
         return IdIndex(table, self.path)
 
@@ -227,7 +247,7 @@ class _Making:
             groups.append(group)
             counted.add(part)
         with appears_whole(self.path) as partial:
-            table = np.lib.format.open_memmap(partial, "w+", np.uint64, (self.rows, self.index.num_samples))
+            table = np.lib.format.open_memmap(partial, "w+", np.uint64, self.shape)
             self._fill(table, counted, lambda: (self._of_group(None, group, parts) for group in groups))
             with partial.open("rb") as file:
                 adopt_file(file.fileno(), root)
@@ -242,7 +262,7 @@ class _Making:
         for _, part in self._parts(None):
             parts.append(part)
             counted.add(part)
-        table = np.empty((self.rows, self.index.num_samples), np.uint64)
+        table = np.zeros(self.shape, np.uint64)
         self._fill(table, counted, lambda: iter(parts))
         return table
 
@@ -255,6 +275,7 @@ class _Making:
             here = table[:, bucket]
             here[:] = here[:, np.lexsort(here[:-1][::-1])]
             self._check_once(here)
+        table[0, -1] = _checksum(table[:, :-1])
 
     def _check_once(self, rows: NDArray[np.uint64]) -> None:
         """Refuse an id that two samples have."""

@@ -76,8 +76,10 @@ def _join(name: object, one: Any) -> Join:
     if isinstance(one, Join):
         return one
     if isinstance(one, Mapping):
+        # YAML reads a key that is written on, without quotes, as true; which JSON then has as a text.
+        arguments = {"on" if key is True or key == "true" else key: value for key, value in one.items()}
         try:
-            return Join(**one)
+            return Join(**arguments)
         except ConfigError as error:
             raise type(error)(f"join {name!r}: {error}") from None
     if isinstance(one, str) or hasattr(one, "__fspath__"):

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.cache import ShardCache
-from lightning_streaming.errors import ConfigError
+from lightning_streaming.errors import ConfigError, StorageError
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.shard import ShardReader
 from lightning_streaming.formats.shard_table import column_names
@@ -96,26 +96,34 @@ class JoinedDataset:
 
         Raises:
             ConfigError: Its id is not here.
+            StorageError: The index of ids is damaged.
         """
-        on, place = self.asked.on, number
-        if on is not None:
-            assert self.ids is not None, "it is made with the catalog"
-            place = self.ids.place(sample[on])
-            if place < 0:
-                raise ConfigError(
-                    f"{self.cache.label}: no sample has {on}={sample[on]!r}, which sample {number} of the stream has; "
-                    "add it there, or leave such samples of the stream out with where= or select="
-                )
-        shard, index = self._runs.find_one(place)
+        on = self.asked.on
+        shard, index = self._runs.find_one(number if on is None else self._place_of(sample[on], number))
         found = read(self.first_shard + shard, index)
         if on is not None and found[on] != sample[on]:
+            self._check_ids()
             raise ConfigError(
-                f"{self.cache.label}: sample {place} has {on}={found[on]!r}, but its index of ids says "
-                f"{sample[on]!r}; the shards were changed and not their index.json, or the index of ids is damaged: "
-                f"remove {self.ids and self.ids.kept_at}"
+                f"{self.cache.label}: the sample that had {on}={sample[on]!r} when ids were looked at has "
+                f"{found[on]!r} by now; shards that change need another index.json: write that anew, with hashes"
             )
         for column, final in self.names.items():
             sample[final] = found[column]
+
+    def _place_of(self, value: Any, number: int) -> int:
+        assert self.ids is not None, "it is made with the catalog"
+        place = self.ids.place(value)
+        if place < 0:
+            self._check_ids()
+            raise ConfigError(
+                f"{self.cache.label}: no sample has {self.asked.on}={value!r}, which sample {number} of the stream "
+                "has; add it there, or leave such samples of the stream out with where= or select="
+            )
+        return place
+
+    def _check_ids(self) -> None:
+        if self.ids is not None and not self.ids.is_whole():
+            raise StorageError(f"{self.cache.label}: {self.ids.kept_at} is damaged; remove it, and start again")
 
 
 def _final_names(asked: Join, index: DatasetIndex, label: str) -> dict[str, str]:
@@ -154,10 +162,10 @@ class StreamJoins:
         self._label = label
         own = dict.fromkeys(name for _, info in index.shards.examples() for name in column_names(info))
         _check_counts(label, index, joined)
-        _check_names(label, own, joined)
         for one in joined:
             if one.asked.on is not None:
                 check_ids(one.asked.on, (label, index), (one.cache.label, one.index))
+        _check_names(label, own, joined)
         theirs = {final for one in joined for final in one.all_names.values()}
         self.read = tuple(one for one in joined if one.names)
         """Those of which a column is wanted."""

@@ -111,7 +111,24 @@ def _inspect_run(files: Sequence[str], *, as_json: bool) -> int:
         title = f"{stage['stage']}: {counted(stage['epoch_size'], 'sample')} per epoch"
         kept = len(heads) - all(not one["only"] for one in stage["streams"])
         print_table(title, heads[:kept], [row[:kept] for row in rows], right=heads[1:-1])
+        _print_joins(stage["streams"])
     return FINE
+
+
+def _print_joins(streams: Sequence[Mapping[str, Any]]) -> None:
+    rows = [
+        (
+            printable_name(stream["stream"]),
+            printable_name(one["join"]),
+            one["how"],
+            f"{one['stored']:,}",
+            ", ".join(map(printable_name, one["columns"])) or "none that is read",
+        )
+        for stream in streams
+        for one in stream["joins"]
+    ]
+    if rows:
+        print_table("joined with them", ("stream", "join", "how", "stored", "columns"), rows, right=("stored",))
 
 
 def _stage_reads(stage: str, dataset: Any) -> dict[str, Any]:
@@ -125,6 +142,15 @@ def _stage_reads(stage: str, dataset: Any) -> dict[str, Any]:
             "share": stream.proportion,
             "passes": stream.repeat,
             "only": stream.selection.in_words(),
+            "joins": [
+                {
+                    "join": one.name,
+                    "how": one.asked.in_words(),
+                    "stored": one.index.num_samples,
+                    "columns": list(one.names.values()),
+                }
+                for one in stream.joined
+            ],
         }
         for name, stream in dataset.streams.items()
     ]

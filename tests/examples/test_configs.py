@@ -137,6 +137,7 @@ def test_what_a_configuration_reads_is_told_before_it_runs() -> None:
         "share": 1.0,
         "passes": 1.0,
         "only": "where='id % 4 <> 0', split='[0%:90%]'",
+        "joins": [],
     }
     assert stages.keys() == {"train", "val", "test"}
     mixture = run("inspect", "--config", CONFIGS / "weighted_mixture.yaml").out

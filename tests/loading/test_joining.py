@@ -24,7 +24,7 @@ from lightning_streaming import (
     StreamingDataLoader,
     StreamingDataset,
 )
-from lightning_streaming.errors import ConfigError, ShardCorruptError, StateMismatchError
+from lightning_streaming.errors import ConfigError, EncodingError, ShardCorruptError, StateMismatchError
 from tests.helpers import (
     assert_resumes_at_every_step,
     json_copy,
@@ -67,7 +67,8 @@ def cuts(total: int, seed: int) -> list[int]:
     if not total:
         return []
     borders = np.sort(np.random.default_rng(seed).integers(0, total + 1, 9))
-    return np.diff(borders, prepend=0, append=total).tolist()
+    sizes: list[int] = np.diff(borders, prepend=0, append=total).tolist()
+    return sizes
 
 
 def write_images(root: Path, samples: int = SAMPLES, seed: int = 1) -> Path:
@@ -455,7 +456,12 @@ def test_damaged_shards_are_named_by_their_join(data: Path, tmp_path: Path) -> N
     for path in (tmp_path / "data" / "clips").glob("shard.*"):
         path.write_bytes(path.read_bytes()[:-1])
     dataset = joined_dataset(tmp_path / "data")
-    with pytest.raises(ShardCorruptError, match=r"^stream '0', join 'clip': .*must have"):
+    with pytest.raises(ShardCorruptError, match=r"^stream '0', join 'clip': the index promises"):
+        list(dataset)
+    for path in (tmp_path / "data" / "captions").glob("shard.*"):
+        path.write_bytes(path.read_bytes().replace(b"of ", b"\xff\xff "))
+    dataset = joined_dataset(tmp_path / "data", columns=["text"])
+    with pytest.raises(EncodingError, match=r"^stream '0', join 'captions': .*column 'text'"):
         list(dataset)
 
 
