@@ -65,8 +65,8 @@ class IdIndex:
     """
 
     def __init__(self, table: NDArray[np.uint64], kept_at: Path | None = None) -> None:
-        self._table = table[:, :-1]
-        self._checksum = table[0, -1]
+        plain = np.asarray(table)  # of which single numbers are had sooner than of a file's
+        self._table, self._checksum = plain[:, :-1], plain[0, -1]
         self.kept_at = kept_at
 
     def __len__(self) -> int:
@@ -85,14 +85,17 @@ class IdIndex:
         """The numbers of the samples that have these ids, -1 where none has; of shape (ids,)."""
         is_text = len(self._table) == 3
         wanted = _keys(values, is_text)
-        first = np.searchsorted(self._table[0], wanted[0])
-        places = np.full(len(first), -1, np.int64)
-        for at, row in enumerate(first.tolist()):
-            # Of hashes that begin alike, all are looked at: hardly ever more than one.
+        rows = np.searchsorted(self._table[0], wanted[0])
+        here = np.flatnonzero(rows < len(self))
+        is_found = (self._table[:-1, rows[here]] == wanted[:, here]).all(axis=0)
+        places = np.full(len(rows), -1, np.int64)
+        places[here[is_found]] = self._table[-1, rows[here[is_found]]]
+        for at in here[~is_found].tolist() if is_text else ():
+            # Of hashes that begin alike, the next ones are looked at: there are hardly ever any.
+            row = int(rows[at]) + 1
             while row < len(self) and self._table[0, row] == wanted[0, at]:
-                if not is_text or self._table[1, row] == wanted[1, at]:
+                if self._table[1, row] == wanted[1, at]:
                     places[at] = self._table[-1, row]
-                    break
                 row += 1
         return places
 

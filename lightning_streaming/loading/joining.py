@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError, StorageError
+from lightning_streaming.formats.columns import ColumnValues
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.shard import ShardReader
 from lightning_streaming.formats.shard_table import column_names
@@ -85,6 +86,14 @@ class JoinedDataset:
     def shards_at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """The shards of its samples with these numbers."""
         return self.first_shard + self._runs.find(numbers)
+
+    def shards_of_ids(self, values: ColumnValues) -> NDArray[np.int32]:
+        """The shards of its samples with these ids, -1 where there is none."""
+        assert self.ids is not None, "it is made with the catalog"
+        places = self.ids.places(values)
+        shards = np.full(len(places), -1, np.int32)
+        shards[places >= 0] = self.shards_at(places[places >= 0])
+        return shards
 
     def put_into(self, sample: dict[str, Any], number: int, read: ReadSample) -> None:
         """Add the columns of the sample that belongs to the stream's.
@@ -241,6 +250,8 @@ class Joins:
         self._by_position = {
             place: [one for one in stream.read if one.asked.on is None] for place, stream in streams.items()
         }
+        self.by_id = [place for place, stream in streams.items() if any(one.asked.on for one in stream.read)]
+        """Streams with which datasets are joined by id, and read."""
         self.most_by_position = max(map(len, self._by_position.values()), default=0)
         """Datasets that are joined with one stream by position, and read; at most."""
 

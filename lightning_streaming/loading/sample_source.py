@@ -11,6 +11,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.quota import CacheQuota, check_limit, coldest_first, largest_shard_bytes, reader_share
 from lightning_streaming.cache.shard_cache import Absence, Miss
@@ -29,6 +32,7 @@ from lightning_streaming.formats.shard import (
 from lightning_streaming.formats.shard_table import check_selection
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.id_index import index_ids
+from lightning_streaming.loading.joined_ahead import JoinedAhead
 from lightning_streaming.loading.joining import (
     JoinedDataset,
     JoinedReader,
@@ -229,6 +233,20 @@ class SampleSource:
             if absence is not None or shard in self._open.readers:  # the reader was faster
                 self._ahead.end(shard)
         return absence is not Absence.NO_ROOM
+
+    def find_joined(self) -> Callable[[int, NDArray[np.int64]], list[int]]:
+        """What finds, in threads of one pass, the shards of datasets that are joined by id with some samples.
+
+        It takes the samples' shard and their indexes there.
+        """
+        ahead = JoinedAhead(self._room)
+
+        def find(shard: int, indexes: NDArray[np.int64]) -> list[int]:
+            joins = self._joins_of(shard)
+            joined = [] if joins is None else [one for one in joins.read if one.asked.on is not None]
+            return ahead.shards(shard, indexes, self._cache_of(shard), joined)
+
+        return find
 
     def read(self, shard: int, index: int, *, alone: bool = False, retry: int = 1) -> dict[str, Any]:
         """One sample, decoded: column name to value.

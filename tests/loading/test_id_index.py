@@ -212,7 +212,7 @@ def test_the_tools_count_and_clear_it_as_they_do_selections(tmp_path: Path) -> N
     assert indexed(root).kept_at is not None
     before = run("cache", "info", tmp_path / "local", "--json").json
     assert before["caches"][0]["selections"]["files"] == 2  # with its lock
-    assert run("cache", "clear", tmp_path / "local").code == 0
+    assert run("cache", "clear", tmp_path / "local", "--yes").code == 0
     assert not list(selections(root).glob("*.npy"))
 
 

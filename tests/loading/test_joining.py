@@ -24,7 +24,13 @@ from lightning_streaming import (
     StreamingDataLoader,
     StreamingDataset,
 )
-from lightning_streaming.errors import ConfigError, EncodingError, ShardCorruptError, StateMismatchError
+from lightning_streaming.errors import (
+    ConfigError,
+    EncodingError,
+    ObjectNotFoundError,
+    ShardCorruptError,
+    StateMismatchError,
+)
 from tests.helpers import (
     assert_resumes_at_every_step,
     json_copy,
@@ -487,6 +493,44 @@ def test_joined_shards_are_fetched_ahead_and_counted(data: Path, tmp_path: Path)
     assert wait_until(lambda: {path.name for path in (tmp_path / "clip").glob("shard.*")} == needed)
     del samples
     assert dataset.cache_usage >= sum(path.stat().st_size for path in (tmp_path / "clip").glob("shard.*"))
+
+
+@pytest.mark.parametrize("limit", [None, "300kb"])
+def test_shards_joined_by_id_are_fetched_ahead(data: Path, tmp_path: Path, limit: str | None) -> None:
+    chosen = [0, 1, 2, 3, 4, 50]
+    local = tmp_path / "local"
+    asked: dict[str, Any] = {"shuffle": False, "batch_size": 2, "predownload": 1000, "select": chosen}
+    dataset = joined_dataset(data, local, columns=["text"], cache_limit=limit, **asked)
+    assert dataset.size == 6
+    whole = {path.name for path in (data / "captions").glob("shard.*")}
+    for path in (local / "captions").glob("shard.*"):
+        path.unlink()  # what making the index of ids has fetched
+    order = np.random.default_rng(3).permutation(SAMPLES + MORE)
+    places = np.flatnonzero(np.isin(order, chosen))
+    stops = np.cumsum(cuts(SAMPLES + MORE, 3))
+    needed = {f"shard.{int(np.searchsorted(stops, place, side='right')):05}.mds" for place in places}
+    samples = iter(dataset)
+    assert next(samples)["text"] == f"of {image(0)['id']}"
+    assert wait_until(lambda: {path.name for path in (local / "captions").glob("shard.*")} == needed)
+    assert needed < whole
+    assert [sample["text"] for sample in samples] == [f"of {image(number)['id']}" for number in chosen[1:]]
+
+
+def test_a_failure_of_fetching_ahead_is_raised_by_who_needs_it(http_store: HttpStore, tmp_path: Path) -> None:
+    root = http_store.root
+    write_shards(root / "images", [2] * 10, IMAGES, image)
+    write_shards(root / "captions", [5] * 4, CAPTIONS, lambda number: caption_of(image(number)["id"]))
+    urls = {name: f"{http_store.url}/{name}" for name in ("images", "captions")}
+    join = {"captions": {"remote": urls["captions"], "on": "id", "local": str(tmp_path / "captions")}}
+    asked: dict[str, Any] = {"remote": urls["images"], "local": str(tmp_path / "images"), "join": join}
+    dataset = StreamingDataset(**asked, batch_size=2, shuffle=False, predownload=1000, download_retry=0)
+    assert dataset.size == 20
+    (root / "captions" / "shard.00003.mds").unlink()
+    (tmp_path / "captions" / "shard.00003.mds").unlink()
+    samples = iter(dataset)
+    assert [next(samples)["text"] for _ in range(15)] == [f"of {image(number)['id']}" for number in range(15)]
+    with pytest.raises(ObjectNotFoundError, match=r"stream '0', join 'captions': .*shard\.00003\.mds"):
+        next(samples)
 
 
 def test_a_limit_holds_for_joined_shards_too(tmp_path: Path) -> None:
