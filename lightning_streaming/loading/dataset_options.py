@@ -49,7 +49,7 @@ class StreamOptions:
     local: str | None = None
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     select: Select | None = field(default=None, repr=False)
-    join: Mapping[str, str | Join | Mapping[str, Any]] | None = field(default=None, repr=False)
+    join: Mapping[str, Any] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,7 +79,18 @@ class IdIndex:
 
     def place(self, value: Any) -> int:
         """The number of the sample that has an id; -1 if none has."""
-        return int(self.places([value])[0])
+        # As places does, but numpy takes long for one of anything.
+        if len(self._table) == 2:
+            key, other = _mixed_one(_in_64_bits(value)), None
+        else:
+            digest = _hash(value)
+            key, other = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
+        row = int(self._table[0].searchsorted(np.uint64(key)))
+        while row < len(self) and self._table[0, row] == key:
+            if other is None or self._table[1, row] == other:
+                return int(self._table[-1, row])
+            row += 1  # hashes that begin alike
+        return -1
 
     def places(self, values: ColumnValues) -> NDArray[np.int64]:
         """The numbers of the samples that have these ids, -1 where none has; of shape (ids,)."""
@@ -118,6 +129,14 @@ def _keys(values: ColumnValues, is_text: bool) -> NDArray[np.uint64]:
     else:
         numbers = np.array([_in_64_bits(one) for one in values], np.uint64)
     return splitmix(numbers)[None]
+
+
+def _mixed_one(number: int) -> int:
+    """What ``splitmix`` makes of one number of 64 bits."""
+    mixed = (number + 0x9E3779B97F4A7C15) % 2**64
+    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB % 2**64
+    return mixed ^ (mixed >> 31)
 
 
 def _hash(value: Any) -> bytes:

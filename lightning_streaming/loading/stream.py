@@ -64,7 +64,7 @@ class Stream(SelectionOptions):
     download_timeout: float | None = None
     validate_hash: str | None = None
     keep_zip: bool | None = None
-    join: Mapping[str, str | Join | Mapping[str, Any]] | None = None
+    join: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.remote is None and self.local is None:

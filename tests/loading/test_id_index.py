@@ -60,8 +60,9 @@ def test_each_id_is_found_and_no_other(ids: list[Any], cut: int, per_bucket: int
         sizes = [min(cut, len(ids)), len(ids) - min(cut, len(ids))]
         root = write_shards(Path(directory) / "x", sizes, {"id": kind}, lambda number: {"id": ids[number]})
         index = indexed(root)
-        assert index.places(ids).tolist() == list(range(len(ids)))
-        assert [index.place(one) for one in absent] == [ids.index(one) if one in ids else -1 for one in absent]
+        expected = [*range(len(ids)), *(ids.index(one) if one in ids else -1 for one in absent)]
+        assert index.places(ids + absent).tolist() == expected
+        assert [index.place(one) for one in ids + absent] == expected
         assert len(index) == len(ids)
         assert index.is_whole()
         assert (index.kept_at is None) == (not ids)
@@ -80,6 +81,7 @@ def test_hashes_that_begin_alike_are_told_apart(tmp_path: Path, monkeypatch: pyt
     root = write_shards(tmp_path / "x", [20], {"id": "str"}, lambda number: {"id": f"n{number}"})
     index = indexed(root)
     assert index.places([f"n{number}" for number in range(21)]).tolist() == [*range(20), -1]
+    assert [index.place(f"n{number}") for number in range(21)] == [*range(20), -1]
 
 
 def test_an_id_beyond_64_bits_is_refused(tmp_path: Path) -> None:
