@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -240,8 +241,7 @@ class _Making:
             return found
         with ExitStack() as stack:
             if not may_be_kept(self.path, self.cache.directory, stack, "makes the index of ids"):
-                _logger.warning("%s is not writable: each process makes its index of ids anew", self.path.parent)
-                return IdIndex(self._in_memory())
+                return self._unkept()
             found = self._kept()
             if found is not None:
                 return found
@@ -249,6 +249,8 @@ class _Making:
                 return self._made()
             except StreamingError:
                 raise
+            except PermissionError:  # in place of another user's, which is damaged
+                return self._unkept()
             except OSError as error:  # the disk is full
                 raise unwritable(self.cache.directory.path, error) from error
 
@@ -270,6 +272,9 @@ class _Making:
             counted.add(part)
         with appears_whole(self.path) as partial:
             table = np.lib.format.open_memmap(partial, "w+", np.uint64, self.shape)
+            if hasattr(os, "posix_fallocate"):  # else a full disk would end the process where it writes to the map
+                with partial.open("r+b") as file:
+                    os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
             self._fill(table, counted, lambda: (self._of_group(None, group, parts) for group in groups))
             with partial.open("rb") as file:
                 adopt_file(file.fileno(), root)
@@ -279,14 +284,15 @@ class _Making:
             raise StorageError(f"{self.path} was written just now and cannot be read; is the disk full, or failing?")
         return kept
 
-    def _in_memory(self) -> NDArray[np.uint64]:
+    def _unkept(self) -> IdIndex:
+        _logger.warning("%s is not writable: each process makes its index of ids anew", self.path.parent)
         counted, parts = _KeyRanges(self.rows, self.index.num_samples), []
         for _, part in self._parts(None):
             parts.append(part)
             counted.add(part)
         table = np.zeros(self.shape, np.uint64)
         self._fill(table, counted, lambda: iter(parts))
-        return table
+        return IdIndex(table)
 
     def _fill(
         self, table: NDArray[np.uint64], counted: _KeyRanges, parts: Callable[[], Iterator[NDArray[np.uint64]]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from lightning_streaming import StreamingDataset
 from lightning_streaming.cache import CacheConfig, ShardCache
-from lightning_streaming.errors import ConfigError, StorageError
+from lightning_streaming.errors import ConfigError, DiskFullError, StorageError
 from lightning_streaming.formats.columns import read_columns
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.loading import id_index, scanning
@@ -167,19 +168,37 @@ def test_processes_that_want_it_at_once_make_it_once(tmp_path: Path) -> None:
     assert read.empty()
 
 
+@pytest.mark.parametrize("refused", ["lock", "index"])
 def test_where_nothing_may_be_written_it_is_made_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refused: str
 ) -> None:
     root = write_shards(tmp_path / "x", [3] * 5)
 
     def denied(*_: Any) -> Any:
-        raise StorageError("denied")
+        raise StorageError("denied") if refused == "lock" else PermissionError("denied")
 
-    monkeypatch.setattr(scanning, "made_by_one", denied)
+    if refused == "lock":
+        monkeypatch.setattr(scanning, "made_by_one", denied)
+    else:
+        monkeypatch.setattr(id_index, "adopt_file", denied)
     index = indexed(root)
     assert index.kept_at is None
     assert index.places(np.arange(16)).tolist() == [*range(15), -1]
     assert "is not writable: each process makes its index of ids anew" in caplog.text
+
+
+def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = write_shards(tmp_path / "x", [3] * 5)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(DiskFullError, match=r"stream 'x': no room left in .*No space left on device"):
+        indexed(root)
+    monkeypatch.undo()
+    assert indexed(root).place(3) == 3
+    assert not list(selections(root).glob("*.part"))
 
 
 def test_a_long_way_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
