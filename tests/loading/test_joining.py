@@ -24,6 +24,7 @@ from lightning_streaming import (
     StreamingDataLoader,
     StreamingDataset,
 )
+from lightning_streaming.cache.usage import FINISHED_BEFORE
 from lightning_streaming.errors import (
     ConfigError,
     EncodingError,
@@ -563,13 +564,35 @@ def test_a_limit_holds_for_joined_shards_too(tmp_path: Path) -> None:
         small[0]
 
 
+def test_a_pass_marks_what_it_needs_no_more_of_joined_data(tmp_path: Path) -> None:
+    write_shards(tmp_path / "images", [5] * 12, IMAGES, image)
+    write_shards(tmp_path / "clips", [4] * 15, CLIPS, clip)
+    join = {"clip": {"remote": str(tmp_path / "clips"), "local": str(tmp_path / "kept")}}
+    dataset = make_dataset(
+        tmp_path / "images", local=str(tmp_path / "local"), join=join, cache_limit=10**6, shuffle=False
+    )
+    samples = iter(dataset)
+    for _ in range(33):
+        next(samples)
+    assert sum(path.endswith(".mds") for path in mapped_under(tmp_path / "kept")) <= 2  # others were let go of
+    assert len(list(samples)) == 27
+    finished = [path.stat().st_atime_ns < FINISHED_BEFORE for path in sorted((tmp_path / "kept").glob("shard.*"))]
+    assert finished == sorted(finished, reverse=True)  # in order of reading; and the last two batches end nothing
+    assert finished.count(True) >= len(finished) - 3
+
+
+def mapped_under(directory: Path) -> set[str]:
+    """Files of a directory that this process has mapped."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {line.split()[-1] for line in lines if f"{directory}/" in line}
+
+
 def test_joined_data_may_lie_on_a_store(data: Path, http_store: HttpStore, tmp_path: Path) -> None:
     shutil.copytree(data / "captions", http_store.root / "captions")
     join = {"captions": {"remote": f"{http_store.url}/captions", "on": "id", "local": str(tmp_path / "captions")}}
     dataset = make_dataset(data / "images", join=join)
     assert dataset[9]["text"] == f"of {image(9)['id']}"
-    statistics = StreamingDataLoader(dataset)
-    assert len(list(statistics)) == -(-SAMPLES // 4)
+    assert len(list(StreamingDataLoader(dataset))) == -(-SAMPLES // 4)
 
 
 def test_what_is_fetched_of_joined_data_is_measured(data: Path, tmp_path: Path) -> None:
