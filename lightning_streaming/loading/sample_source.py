@@ -62,7 +62,8 @@ class SampleSource:
         caches: Where each stream's files are, by stream name.
         allow_unsafe_types: Whether columns may be unpickled.
         columns: Names of the columns to decode; None for all.
-        cache_limit: Most bytes that the streams' directories may hold together; None for no limit.
+        cache_limit: Most bytes that the directories of streams and joined datasets may hold together; None for no
+            limit.
         selections: Which samples of a stream are read; all, of streams that are not there.
         joins: The datasets that are joined with a stream, by its name and theirs.
 
@@ -102,8 +103,8 @@ class SampleSource:
 
         Raises:
             ConfigError: A stream holds no sample, or none is selected; a condition cannot be evaluated; a shard lacks a
-                column that is to be read, or has one that is unsafe where that is not allowed; or the cache limit is
-                too small: the message says which would do.
+                column that is to be read, or has one that is unsafe where that is not allowed; a dataset cannot be
+                joined; or the cache limit is too small: the message says which would do.
         """
         if self.known_catalog is None:
             indexes = {name: cache.read_index() for name, cache in self._caches.items()}
@@ -122,9 +123,8 @@ class SampleSource:
         """The joined datasets, but for their ids."""
         if not self._joins:
             return None
-        streams, own_shards = {}, sum(len(index.shards) for index in indexes.values())
-        first = 0
-        following = own_shards
+        own_shards = sum(len(index.shards) for index in indexes.values())
+        streams, first, following = {}, 0, own_shards
         for place, (name, index) in enumerate(indexes.items()):
             joined = []
             for join, source in self._joins.get(name, {}).items():
