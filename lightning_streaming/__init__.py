@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from lightning_streaming.formats.encodings import register_encoding, registered_encodings
     from lightning_streaming.loading.dataloader import StreamingDataLoader
     from lightning_streaming.loading.dataset import StreamingDataset
+    from lightning_streaming.loading.join_options import Join
     from lightning_streaming.loading.measures import LoaderStatistics, WaitTimes
     from lightning_streaming.loading.mixture import Phase
     from lightning_streaming.loading.ranks import gather_in_order, restore_state_global, save_state_global
@@ -34,6 +35,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CSVWriter",
     "JSONWriter",
+    "Join",
     "KeyedBatch",
     "LoaderStatistics",
     "LocalDataset",
@@ -74,6 +76,7 @@ __all__ = [
 _MODULE_OF = {
     "CSVWriter": "writing.writers",
     "JSONWriter": "writing.writers",
+    "Join": "loading.join_options",
     "KeyedBatch": "loading.sample_key",
     "LoaderStatistics": "loading.measures",
     "LocalDataset": "loading.sample_access",

@@ -31,15 +31,20 @@ def write_dataset(root: Path, samples: int = 29, *, first_id: int = 0, **writer:
     return root
 
 
-def write_shards(root: Path, sizes: Sequence[int]) -> Path:
-    """Write samples whose ``id`` counts from 0, in shards of these sizes; gives ``root``."""
-    recipe = make_mds_encoder({"id": "int"}, parse_settings(None, None, None))
+def write_shards(
+    root: Path,
+    sizes: Sequence[int],
+    columns: dict[str, str] | None = None,
+    make: Callable[[int], dict[str, Any]] = lambda number: {"id": number},
+) -> Path:
+    """Write samples, of which ``id`` counts from 0 unless told otherwise, in shards of these sizes; gives ``root``."""
+    recipe = make_mds_encoder(columns or {"id": "int"}, parse_settings(None, None, None))
     root.mkdir(parents=True)
     first, infos = 0, []
     for number, size in enumerate(sizes):
         gathered = ShardBuffer(0)
         for index in range(first, first + size):
-            gathered.append(recipe.parts({"id": index}))
+            gathered.append(recipe.parts(make(index)))
         with gathered.samples() as samples:
             made = recipe.make(number, samples)
             for file in made.files:

@@ -1,5 +1,7 @@
 """The files of selections in a cache directory: who has one mapped or makes one, and removing those that nobody needs.
 
+Indexes of ids are kept as selections are.
+
     selections/2f6c...e1.npy      the bits: mapped, and locked (shared), by every process that reads them
     selections/2f6c...e1.parts/   while it is made: the bits of some shards each
     selections/2f6c...e1.lock     held by the one process that makes it
@@ -59,17 +61,18 @@ def are_bits(path: Path) -> bool:
 
 
 @contextmanager
-def made_by_one(path: Path, root: Path) -> Iterator[None]:
+def made_by_one(path: Path, root: Path, work: str) -> Iterator[None]:
     """Be the one process that makes a selection, however long that takes; where there are no locks others may, too.
 
     Args:
         path: Where its bits will be; the directory is there.
         root: The cache directory.
+        work: What this process does, as others are told who wait for it.
 
     Raises:
         StorageError: The lock may not be written to.
     """
-    descriptor = _hold_lock(path.with_suffix(".lock"), root)
+    descriptor = _hold_lock(path.with_suffix(".lock"), root, work)
     try:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
@@ -78,7 +81,7 @@ def made_by_one(path: Path, root: Path) -> Iterator[None]:
         shared_files.unlock_and_close(descriptor)
 
 
-def _hold_lock(lock: Path, root: Path) -> int:
+def _hold_lock(lock: Path, root: Path, work: str) -> int:
     began, has_told = time.monotonic(), False
     for _ in shared_files.pauses(longest=_LONGEST_PAUSE):
         descriptor, is_free = shared_files.open_shared(lock, root), True
@@ -89,9 +92,7 @@ def _hold_lock(lock: Path, root: Path) -> int:
         shared_files.unlock_and_close(descriptor)
         if not is_free and not has_told and time.monotonic() > began + _TOLD_SECONDS:
             has_told = True
-            _logger.warning(
-                "waiting for %s, which evaluates the selection that is wanted", shared_files.lock_owner(lock)
-            )
+            _logger.warning("waiting for %s, which %s that is wanted", shared_files.lock_owner(lock), work)
     raise AssertionError("pauses without end")
 
 

@@ -349,7 +349,8 @@ def _compile_decoder(
         (name, _encoding(encoding_name, size, wanted=_wanted(name, wanted)), size)
         for name, encoding_name, size in zip(names, encoding_names, sizes, strict=True)
     ]
-    varying, last = sizes.count(None), max(place for place, column in enumerate(columns) if column[1] is not None)
+    varying = sizes.count(None)
+    last = max((place for place, column in enumerate(columns) if column[1] is not None), default=-1)
     return SampleDecoder(
         header=struct.Struct(f"<{varying}I"),
         smallest_bytes=4 * varying + sum(size or 0 for size in sizes),

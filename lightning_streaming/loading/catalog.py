@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import ConfigError, SampleIndexError
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.mds_samples import plain_schema
+from lightning_streaming.loading.joining import Joins
 from lightning_streaming.loading.selection import Selection
 from lightning_streaming.order.runs import RunLookup
 
@@ -41,13 +42,17 @@ class Catalog:
     Args:
         indexes: The index of each stream, by name, in stream order.
         selections: Which samples are selected, of streams of which not all are.
+        joins: The datasets that are joined with streams; None where there are none.
 
     Raises:
         ConfigError: A stream holds no sample.
     """
 
     def __init__(
-        self, indexes: Mapping[str, DatasetIndex], selections: Mapping[str, Selection] = MappingProxyType({})
+        self,
+        indexes: Mapping[str, DatasetIndex],
+        selections: Mapping[str, Selection] = MappingProxyType({}),
+        joins: Joins | None = None,
     ) -> None:
         self.stream_names = list(indexes)
         self.indexes = tuple(indexes.values())
@@ -62,13 +67,18 @@ class Catalog:
             if not samples:
                 raise ConfigError(f"stream {name!r} has no samples; write some to it or leave it out")
         self.samples_per_shard: NDArray[np.int64] = np.concatenate(self.shard_sizes_per_stream)
-        self.shards_per_stream = [len(sizes) for sizes in self.shard_sizes_per_stream]
         self.stream_of_shard: NDArray[np.int64] = np.repeat(np.arange(len(indexes)), self.shards_per_stream)
         self._runs = RunLookup(np.cumsum(self.samples_per_shard))
         self.shards: Sequence[ShardInfo] = _AllShards(self.indexes)
         self.num_samples = sum(self.samples_per_stream)
         """Samples of all streams together, before weighting."""
+        self.joins = joins
         self._selected = _SelectedPlaces(self, stored) if any(one is not None for one in self.selections) else None
+
+    @cached_property
+    def shards_per_stream(self) -> list[int]:
+        """Shards of each stream."""
+        return [len(sizes) for sizes in self.shard_sizes_per_stream]
 
     @cached_property
     def first_sample_of_shard(self) -> NDArray[np.int64]:
@@ -127,6 +137,16 @@ class Catalog:
         shards = self.shard_of(sample_ids)
         indexes = sample_ids - self.first_sample_of_shard[shards]
         return shards, indexes if self._selected is None else self._selected.stored(shards, indexes)
+
+    def joined_shards(self, shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """The shards of joined datasets that some samples need, as far as their positions tell.
+
+        Returns:
+            Array of shape (samples, joins), -1 where there is none; None where no position tells of any.
+        """
+        if self.joins is None or not self.joins.most_by_position:
+            return None
+        return self.joins.shards_at(self.stream_of_shard[shards], shards, indexes)
 
     def ids(self, shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Sample ids of many samples at once, which are selected: the inverse of :meth:`places`."""

@@ -240,10 +240,11 @@ def _digest(value: Any, key: bytes) -> bytes:
 
 def _mixed(numbers: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
     """Each number mixed with the seed: two rounds of SplitMix64 (Steele, Lea and Flood, 2014)."""
-    return _splitmix(numbers ^ _splitmix(np.array([seed], np.int64).view(np.uint64)))
+    return splitmix(numbers ^ splitmix(np.array([seed], np.int64).view(np.uint64)))
 
 
-def _splitmix(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def splitmix(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """One round of SplitMix64: a bijection that spreads numbers evenly."""
     mixed: NDArray[np.uint64] = numbers + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

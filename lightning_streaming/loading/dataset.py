@@ -66,7 +66,9 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         self.world = options.world
         caches = {name: ShardCache(stream.cache_config(name, defaults)) for name, stream in named.items()}
         selections = selections_of(named, defaults)
-        source = SampleSource(caches, options.allow_unsafe_types, options.columns, options.cache_bytes(), selections)
+        joins = {name: stream.join_sources(name, defaults) for name, stream in named.items()}
+        unsafe, limit = options.allow_unsafe_types, options.cache_bytes()
+        source = SampleSource(caches, unsafe, options.columns, limit, selections, joins)
         super().__init__(source, options.on_demand, options.transform, options.seed_global_rng, settings.shuffle_seed)
         misses = {name: cache.misses for name, cache in caches.items()}
         asked = RunRequest(

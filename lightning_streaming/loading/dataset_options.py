@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.join_options import Join, named_joins
 from lightning_streaming.loading.mixture import Phase, check_all_are_read, mixed_phases
 from lightning_streaming.loading.selection import Select
 from lightning_streaming.loading.stream import Asked, Stream, StreamDefaults, named_streams
@@ -25,7 +26,7 @@ from lightning_streaming.world import World
 
 _Part = TypeVar("_Part", OrderSettings, StreamDefaults)
 
-_NOT_SHOWN = {"remote", "local", "storage_options", "select", "world", "stream_name", "stream_config"}
+_NOT_SHOWN = {"remote", "local", "storage_options", "select", "join", "world", "stream_name", "stream_config"}
 """What the streams say, may be secret, or belongs to the machines."""
 
 
@@ -43,6 +44,8 @@ class StreamOptions:
             either.
         phases: Mixtures of the streams that follow each other within an epoch, in place of ``proportion``, ``repeat``
             and ``choose``; see docs/mixtures.md.
+        join: Datasets whose columns are read together with those of the only stream, by name: each a path or URL, or
+            arguments of :class:`~lightning_streaming.Join`.
     """
 
     streams: Asked | None = None
@@ -51,6 +54,7 @@ class StreamOptions:
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     select: Select | None = field(default=None, repr=False)
     phases: Sequence[Phase] | None = None
+    join: Mapping[str, Any] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +103,7 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
         self.mixed_phases()
         if self.storage_options is not None:
             object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
+        object.__setattr__(self, "join", named_joins(self.join))
 
     def samples_per_epoch(self) -> int | None:
         """The epoch size as a number; None for None, 0 and "", as MosaicML Streaming has it."""
@@ -181,7 +186,7 @@ class DatasetOptions(DataOptions):
         Raises:
             ConfigError: They were given in two ways, or in none, or are no streams.
         """
-        only = {name: getattr(self, name) for name in ("remote", "local", "storage_options", "select")}
+        only = {name: getattr(self, name) for name in ("remote", "local", "storage_options", "select", "join")}
         return named_streams(self.streams, only, self.stream_config)
 
     def cache_bytes(self) -> int | None:
@@ -225,7 +230,13 @@ def _describe_stream(stream: Stream) -> dict[str, Any]:
         "remote": None if stream.remote is None else mask_url(str(stream.remote)),  # a Path is taken too
         "local": None if stream.local is None else str(stream.local),
         "select": _describe_select(stream.select),
+        "join": {name: _describe_join(one) for name, one in stream.joined().items()} or None,
     }
+
+
+def _describe_join(join: Join) -> dict[str, Any]:
+    remote = None if join.remote is None else mask_url(str(join.remote))
+    return {"remote": remote, "local": join.local, "on": join.on, "columns": join.columns, "prefix": join.prefix}
 
 
 def _describe_select(select: Select | None) -> str | None:

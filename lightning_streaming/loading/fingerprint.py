@@ -145,8 +145,9 @@ class Fingerprint:
 
     def _facts_of(self, name: str) -> _StreamFacts:
         one, table = self._described[name], self._indexes[name].shards
+        more = f"{one.get('selection', '')}{one.get('joins', '')}"
         return _StreamFacts(
-            outline=f"{one['shards']} {one['samples drawn']} {table.outline()}{one.get('selection', '')}",
+            outline=f"{one['shards']} {one['samples drawn']} {table.outline()}{more}",
             hashes=table.hash_names(),
             samples=one["samples"],
         )
@@ -187,6 +188,7 @@ def _description(catalog: Catalog, stream: int, place: int, drawn: int) -> dict[
         "samples drawn": drawn,
         "digest": catalog.indexes[stream].data_digest,
         **_selection_of(catalog, stream),
+        **_joins_of(catalog, stream),
     }
 
 
@@ -199,6 +201,12 @@ def _selection_of(catalog: Catalog, stream: int) -> dict[str, str]:
     """What a state says of a stream of which not all samples are read."""
     selection = catalog.selections[stream]
     return {} if selection is None or len(selection) == selection.num_stored else {"selection": selection.digest}
+
+
+def _joins_of(catalog: Catalog, stream: int) -> dict[str, Any]:
+    """What a state says of the datasets that are joined with a stream, if any are."""
+    joins = None if catalog.joins is None else catalog.joins.streams.get(stream)
+    return {} if joins is None else {"joins": {one.name: one.facts() for one in joins.all}}
 
 
 def _in_short(hashes: tuple[str, ...]) -> str:

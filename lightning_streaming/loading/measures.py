@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lightning_streaming.cache.shard_cache import Misses
+from lightning_streaming.cache.shard_cache import Miss, Misses
 from lightning_streaming.loading.catalog import Catalog
 
 
@@ -181,11 +181,14 @@ class BatchMeter:
         """Say that the first sample of the next batch is wanted."""
         self._began = perf_counter_ns()
 
-    def opened(self, began: int, catalog: Catalog, shard: int) -> None:
-        """Note that a shard was opened, for which the reader has waited since ``began``, by ``perf_counter_ns``."""
+    def opened(self, began: int, missed: Sequence[Miss]) -> None:
+        """Note that a shard was opened, for which the reader has waited since ``began``, by ``perf_counter_ns``.
+
+        Args:
+            began: When it was wanted.
+            missed: Its files that were not here then.
+        """
         ended = perf_counter_ns()
-        stream = catalog.stream_names[int(catalog.stream_of_shard[shard])]
-        missed = self._misses[stream].take(catalog.shards[shard])
         if missed:  # else it was only mapped, as a part of decoding
             unpacking = sum(max(0, min(ended, miss.unpack_ended) - max(began, miss.unpack_began)) for miss in missed)
             self._took["decompress_ns"] += unpacking

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -55,6 +56,8 @@ class ShardNeed(NamedTuple):
     """How many samples the worker reads before it needs the shard."""
     shard: int
     """Shard, counted over all streams."""
+    indexes: NDArray[np.int64] | None = None
+    """Where not the shard itself is meant, but what is joined by the ids of its samples: which of them."""
 
 
 class ShardPrefetcher:
@@ -67,13 +70,20 @@ class ShardPrefetcher:
             threads then wait until the reader has moved on.
         lookahead: Samples to look ahead of the reader.
         num_threads: Shards fetched at a time.
+        find: Finds what is joined by ids, for needs that mean that.
     """
 
     def __init__(
-        self, needs: Iterator[ShardNeed], fetch: Callable[[int], bool], lookahead: Lookahead, num_threads: int = 4
+        self,
+        needs: Iterator[ShardNeed],
+        fetch: Callable[[int], bool],
+        lookahead: Lookahead,
+        num_threads: int = 4,
+        find: Callable[[int, NDArray[np.int64]], list[int]] = lambda *_: [],
     ) -> None:
         self._needs = needs
         self._fetch = fetch
+        self._find = find
         self._lookahead = lookahead
         self._changed = threading.Condition()
         # These change only while holding it, except the failures.
@@ -81,6 +91,7 @@ class ShardPrefetcher:
         self._moves = 0
         self._waiting_for_room: int | None = None
         self._closed = False
+        self._under_way = Counter[int]()
         self._failures: dict[int, Exception] = {}
         for number in range(num_threads):
             # Daemon threads: a download that stalls must not keep a process alive that wants to end.
@@ -114,24 +125,45 @@ class ShardPrefetcher:
 
     def _fetch_in_order(self) -> None:
         """What each thread does."""
-        while (shard := self._next_shard()) is not None:
-            moves = self._moves
-            try:
-                while not self._fetch(shard) and self._wait_for_room(shard, moves):
-                    moves = self._moves
-            except Exception as error:  # noqa: BLE001  kept for the reader, who raises it when it needs the shard
-                self._failures[shard] = error
-            finally:
-                self._found_room(shard)
+        while (need := self._next_need()) is not None:
+            for shard in self._shards_of(need):
+                self._fetch_with_room(shard)
+            with self._changed:
+                self._under_way[need.shard] -= need.indexes is None
+                self._changed.notify_all()
 
-    def _next_shard(self) -> int | None:
-        """Wait until the next shard in order comes within the lookahead; None when there is nothing more to fetch."""
+    def _shards_of(self, need: ShardNeed) -> list[int]:
+        if need.indexes is None:
+            return [need.shard]
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or not self._under_way[need.shard])
+            if self._closed:
+                return []
+        try:
+            return self._find(need.shard, need.indexes)
+        except Exception as error:  # noqa: BLE001  as below
+            self._failures[need.shard] = error
+            return []
+
+    def _fetch_with_room(self, shard: int) -> None:
+        moves = self._moves
+        try:
+            while not self._fetch(shard) and self._wait_for_room(shard, moves):
+                moves = self._moves
+        except Exception as error:  # noqa: BLE001  kept for the reader, who raises it when it needs the shard
+            self._failures[shard] = error
+        finally:
+            self._found_room(shard)
+
+    def _next_need(self) -> ShardNeed | None:
+        """Wait until the next need in order comes within the lookahead; None when there is nothing more to fetch."""
         with self._changed:
             need = None if self._closed else next(self._needs, None)
             if need is None:
                 return None
+            self._under_way[need.shard] += need.indexes is None
             self._changed.wait_for(lambda: self._closed or (self._is_near(need) and self._waiting_for_room is None))
-            return None if self._closed else need.shard
+            return None if self._closed else need
 
     def _is_near(self, need: ShardNeed) -> bool:
         ahead = self._lookahead.later if self._samples_read else self._lookahead.at_first
@@ -183,7 +215,8 @@ class NodePlan:
     num_samples: int
     """About how many samples the node reads."""
     own: Callable[[], Iterator[NDArray[np.int64]]]
-    """Gives the shard of each of the worker's samples in order, as arrays one after another."""
+    """Gives the shards that each of the worker's samples needs, in order, as arrays of shape (samples, shards), -1 for
+    none, one after another. What one column names no other does."""
     of_node: Callable[[], Iterator[BatchShards]]
     """Gives the same of all samples of the node."""
 
@@ -244,8 +277,10 @@ class LastUses:
         last, last_batch = np.full((2, plan.num_shards), -1, np.int64)
         samples_before = 0
         for shards in plan.own():
-            # Where a shard is named more than once, numpy keeps the last.
-            last[shards] = np.arange(samples_before, samples_before + len(shards))
+            for column in shards.T:
+                # Where a shard is named more than once, numpy keeps the last.
+                here = np.flatnonzero(column >= 0)
+                last[column[here]] = samples_before + here
             samples_before += len(shards)
             if self._closed:
                 return

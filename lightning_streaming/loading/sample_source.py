@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from multiprocessing.util import register_after_fork
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.quota import CacheQuota, check_limit, coldest_first, largest_shard_bytes, reader_share
-from lightning_streaming.cache.shard_cache import Absence
-from lightning_streaming.cache.usage import FINISHED_BEFORE, CacheEntry
+from lightning_streaming.cache.shard_cache import Absence, Miss
+from lightning_streaming.cache.usage import CacheEntry
 from lightning_streaming.errors import ConfigError, FormatError, ObjectNotFoundError, ShardCorruptError, StreamingError
 from lightning_streaming.formats.encodings import register_encoding, registered_encodings
-from lightning_streaming.formats.index import ShardInfo
+from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.shard import (
     LoneSamples,
     ShardReader,
@@ -28,6 +31,17 @@ from lightning_streaming.formats.shard import (
 )
 from lightning_streaming.formats.shard_table import check_selection
 from lightning_streaming.loading.catalog import Catalog
+from lightning_streaming.loading.id_index import index_ids
+from lightning_streaming.loading.joined_ahead import JoinedAhead
+from lightning_streaming.loading.joining import (
+    JoinedDataset,
+    JoinedReader,
+    Joins,
+    JoinSource,
+    StreamJoins,
+    joined_label,
+)
+from lightning_streaming.loading.open_shards import OpenShards, RoomWatch, ShardsAhead, raw_bytes
 from lightning_streaming.loading.selecting import select_samples
 from lightning_streaming.loading.selection import SelectionRequest
 from lightning_streaming.storage.downloads import share_connections
@@ -36,13 +50,6 @@ _RANDOM_READERS = 8
 """Readers by sample number keep open what one of so many readers in order may: they rest for nobody knows how long."""
 _MOST_TABLES = 64
 """Shards whose offsets are remembered; four bytes for each of their samples."""
-_MOST_FILES = 256
-"""Shard files mapped at a time; each holds a file descriptor, of which a process often may have 1024."""
-_SECONDS_BETWEEN_LOOKS = 0.005
-"""For each directory: small batches come faster than it pays to look."""
-_SHARDS_LEFT = 2
-"""A disk with room for fewer of the largest is as good as full. Whoever maps a shard looks before it rests, so all who
-rest leave as much to a reader who goes on, however many they are."""
 
 
 class SampleSource:
@@ -55,8 +62,10 @@ class SampleSource:
         caches: Where each stream's files are, by stream name.
         allow_unsafe_types: Whether columns may be unpickled.
         columns: Names of the columns to decode; None for all.
-        cache_limit: Most bytes that the streams' directories may hold together; None for no limit.
+        cache_limit: Most bytes that the directories of streams and joined datasets may hold together; None for no
+            limit.
         selections: Which samples of a stream are read; all, of streams that are not there.
+        joins: The datasets that are joined with a stream, by its name and theirs.
 
     Raises:
         ConfigError: ``columns`` is not a list of names.
@@ -69,6 +78,7 @@ class SampleSource:
         columns: Sequence[str] | None = None,
         cache_limit: int | None = None,
         selections: Mapping[str, SelectionRequest] = MappingProxyType({}),
+        joins: Mapping[str, Mapping[str, JoinSource]] = MappingProxyType({}),
     ) -> None:
         self._caches = dict(caches)
         self.allow_unsafe_types = allow_unsafe_types
@@ -77,10 +87,10 @@ class SampleSource:
         self._selections: dict[str, tuple[SelectionRequest, str | None]] = {
             name: (one, None) for name, one in selections.items() if not one.is_all
         }
-        self._room = CacheQuota((cache.directory for cache in self._caches.values()), cache_limit)
+        self._joins = {name: dict(joined) for name, joined in joins.items() if joined}
+        self._room = CacheQuota((cache.directory for cache in self._all_caches()), cache_limit)
         self.known_catalog: Catalog | None = None  # as long as no index has been read
-        self._shards_limit = 0  # without one, of no meaning
-        self._room_watch = _RoomWatch(self._room)
+        self._room_watch = RoomWatch(self._room)
         self._open = OpenShards(self._stamp_used)
         self._ahead = ShardsAhead()
         self._offsets: OrderedDict[int, LoneSamples] = OrderedDict()
@@ -93,20 +103,43 @@ class SampleSource:
 
         Raises:
             ConfigError: A stream holds no sample, or none is selected; a condition cannot be evaluated; a shard lacks a
-                column that is to be read, or has one that is unsafe where that is not allowed; or the cache limit is
-                too small: the message says which would do.
+                column that is to be read, or has one that is unsafe where that is not allowed; a dataset cannot be
+                joined; or the cache limit is too small: the message says which would do.
         """
         if self.known_catalog is None:
-            catalog = Catalog({name: cache.read_index() for name, cache in self._caches.items()})
+            indexes = {name: cache.read_index() for name, cache in self._caches.items()}
+            catalog = Catalog(indexes, joins=self._read_joins(indexes))
             self._check_columns(catalog)
             self._check_limit(catalog)
-            if self._selections:
-                selected = self._selected_of(catalog)
+            if self._selections or self._joins:
+                catalog = self._selected_of(catalog)
+                self._index_ids(catalog)
                 self._room.forget_fixed_bytes()
-                self._check_limit(catalog)  # again: what was selected just now takes room too
-                catalog = selected
+                self._check_limit(catalog)  # again: what was made just now takes room too
             self.known_catalog = catalog
         return self.known_catalog
+
+    def _read_joins(self, indexes: Mapping[str, DatasetIndex]) -> Joins | None:
+        """The joined datasets, but for their ids."""
+        if not self._joins:
+            return None
+        own_shards = sum(len(index.shards) for index in indexes.values())
+        streams, first, following = {}, 0, own_shards
+        for place, (name, index) in enumerate(indexes.items()):
+            joined = []
+            for join, source in self._joins.get(name, {}).items():
+                one = JoinedDataset(join, source, source.cache.read_index(), following, self._columns)
+                joined.append(one)
+                following += len(one.index.shards)
+            if joined:
+                streams[place] = StreamJoins(self._caches[name].label, index, first, joined, self._columns)
+            first += len(index.shards)
+        return Joins(own_shards, streams)
+
+    def _index_ids(self, catalog: Catalog) -> None:
+        for one in catalog.joins or ():
+            if one.asked.on is not None and one.names:
+                one.ids = index_ids(one.asked.on, one.index, one.cache, self._room)
 
     def _selected_of(self, catalog: Catalog) -> Catalog:
         """The samples of a catalog that are selected."""
@@ -121,16 +154,16 @@ class SampleSource:
                     "mend the condition, or leave the stream out"
                 )
         self._selections = {name: (asked, selections[name].key) for name, (asked, _) in self._selections.items()}
-        return Catalog(indexes, selections)
+        return Catalog(indexes, selections, catalog.joins)
 
     def may_be_plain(self) -> bool:
-        """Whether all shards are alike, and their samples nothing but numbers and arrays."""
-        return self.catalog.may_be_plain(self._columns)
+        """Whether all shards are alike, and their samples nothing but numbers and arrays, all in one shard."""
+        return self.catalog.joins is None and self.catalog.may_be_plain(self._columns)
 
     @property
     def is_remote(self) -> bool:
         """Whether any stream's shards may have to be fetched first."""
-        return not all(cache.reads_in_place for cache in self._caches.values())
+        return not all(cache.reads_in_place for cache in self._all_caches())
 
     @property
     def cache_limit(self) -> int | None:
@@ -150,10 +183,12 @@ class SampleSource:
         """Let errors say where the streams are configured, like ``data.val``."""
         for name, cache in self._caches.items():  # a stream without a name is the only one there
             cache.label = place if list(self._caches) == ["0"] else f"stream {name!r} of {place}"
+            for join, source in self._joins.get(name, {}).items():
+                source.cache.label = joined_label(cache.label, join)
 
     def prepare(self) -> None:
         """Make ready for worker processes: import what fetching needs, and leave them the room that there is."""
-        for cache in self._caches.values():
+        for cache in self._all_caches():
             cache.prepare()
         if self._room.limit is not None:
             self._open.close_all()
@@ -161,6 +196,8 @@ class SampleSource:
     def begin_pass(self, readers: int) -> None:
         """Say that this process reads in order now, among so many of this node that do, and share with these."""
         self._open.forget_inherited()
+        for cache in islice(self._all_caches(), len(self._caches), None):  # those of streams are cleared by their meter
+            cache.misses.clear()
         share_connections(readers)
         self._share_room(readers)
 
@@ -196,6 +233,20 @@ class SampleSource:
             if absence is not None or shard in self._open.readers:  # the reader was faster
                 self._ahead.end(shard)
         return absence is not Absence.NO_ROOM
+
+    def find_joined(self) -> Callable[[int, NDArray[np.int64]], list[int]]:
+        """What finds, in threads of one pass, the shards of datasets that are joined by id with some samples.
+
+        It takes the samples' shard and their indexes there.
+        """
+        ahead = JoinedAhead(self._room)
+
+        def find(shard: int, indexes: NDArray[np.int64]) -> list[int]:
+            joins = self._joins_of(shard)
+            joined = [] if joins is None else [one for one in joins.read if one.asked.on is not None]
+            return ahead.shards(shard, indexes, self._cache_of(shard), joined)
+
+        return find
 
     def read(self, shard: int, index: int, *, alone: bool = False, retry: int = 1) -> dict[str, Any]:
         """One sample, decoded: column name to value.
@@ -247,9 +298,7 @@ class SampleSource:
         for attempts_left in range(retry, -1, -1):
             with cache.hold(info, self._room, self._open.close_all) as directory:
                 try:
-                    reader = open_shard(
-                        info, directory, allow_unsafe_types=self.allow_unsafe_types, columns=self._columns
-                    )
+                    reader = self._reader_of(shard, info, directory)
                 except (ShardCorruptError, ObjectNotFoundError) as error:
                     damage = error
                 except StreamingError as error:
@@ -261,6 +310,39 @@ class SampleSource:
             if not attempts_left or not cache.discard(info):
                 raise self.named(damage, shard) from damage
         raise AssertionError("the last attempt returns or raises")
+
+    def _reader_of(self, shard: int, info: ShardInfo, directory: Path) -> ShardReader:
+        columns = self._columns_of(shard)
+        reader = open_shard(info, directory, allow_unsafe_types=self.allow_unsafe_types, columns=columns)
+        joins = self._joins_of(shard)
+        return reader if joins is None else JoinedReader(reader, joins, shard, self._read_joined)
+
+    def _read_joined(self, shard: int, index: int) -> dict[str, Any]:
+        """One sample of a joined dataset."""
+        readers = self._open.readers
+        reader = readers.get(shard)
+        if reader is None:
+            reader = (self._open.opens or self.open)(shard)
+        else:
+            readers.move_to_end(shard)
+        try:
+            return reader[index]
+        except FormatError as error:
+            raise self.named(error, shard) from error
+
+    @contextmanager
+    def opened_by(self, opens: Callable[[int], ShardReader]) -> Iterator[None]:
+        """Let a pass open what samples need beside their own shard, in place of :meth:`open`."""
+        self._open.opens = opens
+        try:
+            yield
+        finally:
+            self._open.opens = None
+
+    def take_misses(self, shard: int) -> list[Miss]:
+        """What was noted of a shard's files that were not here when they were wanted."""
+        cache, info = self._cache_of(shard)
+        return cache.misses.take(info)
 
     def let_go(self, shard: int) -> None:
         """Say that this reader needs a shard no more in this pass."""
@@ -317,8 +399,11 @@ class SampleSource:
         self._open.close_all()
 
     def named(self, error: StreamingError, shard: int) -> StreamingError:
-        """The same error, saying which stream it is about."""
-        return type(error)(f"{self._caches[self._stream_of(shard)].label}: {error}")
+        """The same error, saying which stream it is about, and which join."""
+        own = self._caches[self._stream_of(shard)].label if shard < len(self.catalog.shards) else None
+        label = own or self._cache_of(shard)[0].label
+        # One of a joined dataset is named when it comes by way of the stream's own shard.
+        return error if str(error).startswith(label) else type(error)(f"{label}: {error}")
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "known_catalog": None, "_offsets": OrderedDict(), "encodings": registered_encodings()}
@@ -330,60 +415,104 @@ class SampleSource:
 
     def _check_columns(self, catalog: Catalog) -> None:
         """Look at every shard now, rather than in the step that first needs one that lacks a column, or is unsafe."""
-        place = 0
+        for place, info in catalog.examples():
+            stream = int(catalog.stream_of_shard[place])
+            joins = None if catalog.joins is None else catalog.joins.streams.get(stream)
+            cache = self._caches[catalog.stream_names[stream]]
+            columns, more = (self._columns, "") if joins is None else (joins.own_columns, joins.in_words())
+            self._check_wanted(cache, info, columns, more)
+        for one in catalog.joins or ():
+            for _, info in one.index.shards.examples() if one.names else ():
+                self._check_wanted(one.cache, info, one.columns)
+
+    def _check_wanted(self, cache: ShardCache, info: ShardInfo, columns: Sequence[str] | None, more: str = "") -> None:
         try:
-            for place, info in catalog.examples():  # noqa: B007  # the handler tells it
-                check_wanted(info, allow_unsafe_types=self.allow_unsafe_types, columns=self._columns)
+            check_wanted(info, allow_unsafe_types=self.allow_unsafe_types, columns=columns)
         except ConfigError as error:
-            name = catalog.stream_names[int(catalog.stream_of_shard[place])]
-            raise ConfigError(f"{self._caches[name].label}: {error}") from None
+            raise ConfigError(f"{cache.label}: {error}{more}") from None
 
     def _check_limit(self, catalog: Catalog) -> None:
-        indexes = zip(self._caches.values(), catalog.indexes, strict=True)
-        fetched = [index for cache, index in indexes if cache.needs_room(index)]
+        # Whoever reads a sample needs its shard and those that are joined with it.
         largest = self._room_watch.largest_shard = max(
-            (largest_shard_bytes(index.shards) for index in fetched), default=0
+            sum(largest_shard_bytes(index.shards) for cache, index in together if cache.needs_room(index))
+            for together in self._read_together(catalog)
         )
         index_bytes = self._room.fixed_bytes()
         check_limit(self._room.limit, index_bytes, largest)
         if self._room.limit is not None:
-            self._shards_limit = max(0, self._room.limit - index_bytes)
+            self._room_watch.shards_limit = max(0, self._room.limit - index_bytes)
             self._share_room(_RANDOM_READERS)
+
+    def _read_together(self, catalog: Catalog) -> Iterator[list[tuple[ShardCache, DatasetIndex]]]:
+        """Of each stream its own dataset and those that are joined with it."""
+        joins = {} if catalog.joins is None else catalog.joins.streams
+        for place, own in enumerate(zip(self._caches.values(), catalog.indexes, strict=True)):
+            yield [own, *((one.cache, one.index) for one in (joins[place].read if place in joins else ()))]
 
     def _share_room(self, readers: int) -> None:
         if self._room.limit is not None:
             self._room.expect(readers, self._room_watch.largest_shard)
-            self._open.most_bytes = self._ahead.most_bytes = reader_share(self._shards_limit, readers)
+            self._open.most_bytes = self._ahead.most_bytes = reader_share(self._room_watch.shards_limit, readers)
 
     def _read_alone(self, shard: int, index: int) -> dict[str, Any] | None:
         """One sample by its bytes alone; None where its shard is here, or cannot be read like that."""
         cache, info = self._checked(shard)
         if info.compression is not None or cache.has(info):
             return None
+        columns = self._columns_of(shard)
         try:
             samples = self._offsets.get(shard)
             if samples is None:
                 table = cache.read_bytes(*table_part(info))
-                samples = LoneSamples(info, table, allow_unsafe_types=self.allow_unsafe_types, columns=self._columns)
+                samples = LoneSamples(info, table, allow_unsafe_types=self.allow_unsafe_types, columns=columns)
                 self._offsets[shard] = samples
                 if len(self._offsets) > _MOST_TABLES:
                     self._offsets.popitem(last=False)
             self._offsets.move_to_end(shard)
-            return samples.decode(index, cache.read_bytes(*samples.part(index)))
+            sample = samples.decode(index, cache.read_bytes(*samples.part(index)))
         except FormatError as error:
             raise self.named(error, shard) from error
+        joins = self._joins_of(shard)
+        return sample if joins is None else joins.complete(sample, shard, index, partial(self.read, alone=True))
 
     def _checked(self, shard: int) -> tuple[ShardCache, ShardInfo]:
         """A shard and its cache, looked at before anything is downloaded."""
         cache, info = self._cache_of(shard)
         try:
-            check_shard(info, allow_unsafe_types=self.allow_unsafe_types, columns=self._columns)
+            check_shard(info, allow_unsafe_types=self.allow_unsafe_types, columns=self._columns_of(shard))
         except StreamingError as error:
             raise self.named(error, shard) from error
         return cache, info
 
     def _cache_of(self, shard: int) -> tuple[ShardCache, ShardInfo]:
-        return self._caches[self._stream_of(shard)], self.catalog.shards[shard]
+        if shard < len(self.catalog.shards):
+            return self._caches[self._stream_of(shard)], self.catalog.shards[shard]
+        joined, info = self._joined(shard)
+        return joined.cache, info
+
+    def _columns_of(self, shard: int) -> Sequence[str] | None:
+        """The columns of a shard that are decoded; None for all."""
+        if shard >= len(self.catalog.shards):
+            return self._joined(shard)[0].columns
+        joins = self._joins_of(shard)
+        return self._columns if joins is None else joins.own_columns
+
+    def _joins_of(self, shard: int) -> StreamJoins | None:
+        """What is joined with a stream's shard."""
+        catalog = self.catalog
+        if catalog.joins is None or shard >= len(catalog.shards):
+            return None
+        return catalog.joins.streams.get(int(catalog.stream_of_shard[shard]))
+
+    def _joined(self, shard: int) -> tuple[JoinedDataset, ShardInfo]:
+        assert self.catalog.joins is not None, "or there would be no such shard"
+        return self.catalog.joins.find(shard)
+
+    def _all_caches(self) -> Iterator[ShardCache]:
+        """Those of streams, and of what is joined with them."""
+        yield from self._caches.values()
+        for joined in self._joins.values():
+            yield from (source.cache for source in joined.values())
 
     def _coldest(self) -> Iterator[int]:
         """Shards that have files of ours on this node, the one used longest ago first."""
@@ -403,156 +532,3 @@ class SampleSource:
 
     def _stream_of(self, shard: int) -> str:
         return self.catalog.stream_names[int(self.catalog.stream_of_shard[shard])]
-
-
-class OpenShards:
-    """Readers of mapped shards. A copy in another process, or in a forked child, starts with none.
-
-    Args:
-        on_close: Called with each shard after it was closed.
-        most_bytes: Raw bytes mapped at a time, though never less than one shard; None for no limit.
-    """
-
-    def __init__(self, on_close: Callable[[int], object], most_bytes: int | None = None) -> None:
-        self.most_bytes = most_bytes
-        self.readers: OrderedDict[int, ShardReader] = OrderedDict()
-        """The reader of each open shard, the one used longest ago first. To be looked into before each sample: whoever
-        reads other samples meanwhile may close any. Whoever uses one moves it to the end."""
-        self._on_close = on_close
-        self._sizes: dict[int, tuple[int, int]] = {}
-        self._num_files = 0
-        self._num_bytes = 0
-        self._process = os.getpid()
-        # Else a worker that never reads would hold what its parent had open, and its locks, for as long as it lives.
-        register_after_fork(self, OpenShards.forget_inherited)
-
-    def __getstate__(self) -> tuple[Any, ...]:
-        return self._on_close, self.most_bytes
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.__init__(*state)  # type: ignore[misc]
-
-    def make_room(self, info: ShardInfo) -> None:
-        """Close what was used longest ago, so that one more shard may be opened."""
-        most_bytes = self.most_bytes
-        while self.readers and (
-            self._num_files + len(info.files) > _MOST_FILES
-            or (most_bytes is not None and self._num_bytes + raw_bytes(info) > most_bytes)
-        ):
-            self.close(next(iter(self.readers)))
-
-    def add(self, shard: int, info: ShardInfo, reader: ShardReader) -> None:
-        """Keep the reader of a shard that was opened."""
-        self.readers[shard] = reader
-        self._sizes[shard] = num_files, num_bytes = len(info.files), raw_bytes(info)
-        self._num_files += num_files
-        self._num_bytes += num_bytes
-
-    def close(self, shard: int) -> None:
-        """Unmap a shard, if it is open."""
-        reader = self.readers.pop(shard, None)
-        if reader is not None:
-            num_files, num_bytes = self._sizes.pop(shard)
-            self._num_files -= num_files
-            self._num_bytes -= num_bytes
-            reader.close()
-            self._on_close(shard)
-
-    def close_all(self) -> None:
-        """Unmap every shard."""
-        while self.readers:
-            self.close(next(iter(self.readers)))
-
-    def forget_inherited(self) -> None:
-        """In a forked child: unmap what the parent had open, whose locks would last as long as the child.
-
-        Processes of ``multiprocessing`` do so when they start; after a bare ``os.fork`` it is for who begins to read.
-        """
-        if self._process == os.getpid():
-            return
-        while self.readers:
-            self.readers.popitem()[1].close()
-        self._sizes.clear()
-        self._num_files = self._num_bytes = 0
-        self._process = os.getpid()
-
-
-class ShardsAhead:
-    """What one reader's threads have fetched and it has not begun to read. May be used by several threads."""
-
-    def __init__(self) -> None:
-        self.most_bytes: int | None = None
-        """Bytes that may be fetched ahead at the cost of other shards; None for no limit."""
-        self._lock = threading.Lock()
-        self._fetched: dict[int, tuple[int, int]] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"most_bytes": self.most_bytes}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__()  # type: ignore[misc]
-        self.most_bytes = state["most_bytes"]
-
-    def spare_since(self, size: int) -> int | None:
-        """What one more shard of so many bytes must not push out: what was used since then; None if anything may go.
-
-        Beyond this reader's part of the room, only what nobody needs any more this epoch may go.
-        """
-        with self._lock:
-            since = min((time for time, _ in self._fetched.values()), default=None)
-            ahead = sum(size for _, size in self._fetched.values())
-        if self.most_bytes is not None and ahead + size > self.most_bytes:
-            return FINISHED_BEFORE
-        return since
-
-    def begin(self, shard: int, size: int) -> None:
-        """Say that a shard is being fetched."""
-        with self._lock:
-            self._fetched[shard] = (time.time_ns(), size)
-
-    def end(self, shard: int) -> None:
-        """Say that a shard has found its reader, or could not be fetched."""
-        with self._lock:
-            self._fetched.pop(shard, None)
-
-    def clear(self) -> None:
-        """Say that nobody will read what was fetched."""
-        with self._lock:
-            self._fetched.clear()
-
-
-class _RoomWatch:
-    """What one reader knows of the room there is.
-
-    Args:
-        room: The directories that shards are fetched into.
-    """
-
-    def __init__(self, room: CacheQuota) -> None:
-        self._room = room
-        self._looks_at = 0.0
-        self._is_scarce = False
-        self.largest_shard = 0
-        """Bytes of the largest shard, raw and compressed; 0 where none is fetched, and there is nothing to look at."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_looks_at": 0.0}
-
-    def look_next_time(self) -> None:
-        """Say that one more shard is mapped, so that what was seen before counts no more."""
-        self._looks_at = 0.0
-
-    def is_felt(self) -> bool:
-        """Whether somebody waits for room, or would have to if all who rest kept what they have."""
-        if not self.largest_shard:
-            return False
-        now = time.monotonic()
-        if now >= self._looks_at:
-            self._looks_at = now + _SECONDS_BETWEEN_LOOKS * self._room.num_directories
-            self._is_scarce = self._room.is_scarce(_SHARDS_LEFT * self.largest_shard)
-        return self._is_scarce
-
-
-def raw_bytes(info: ShardInfo) -> int:
-    """Bytes of a shard's raw files."""
-    return sum(raw.bytes for raw, _ in info.files)

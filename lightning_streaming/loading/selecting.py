@@ -9,50 +9,43 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Event, Thread
-from typing import Any, NamedTuple
-from zlib import crc32
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.quota import CacheQuota
-from lightning_streaming.cache.selection_files import made_by_one, map_bits, selection_path
-from lightning_streaming.cache.shared_files import adopt_file, make_directories, unwritable
+from lightning_streaming.cache.selection_files import selection_path
+from lightning_streaming.cache.shared_files import make_directories, unwritable
 from lightning_streaming.errors import (
     ConfigError,
-    DiskFullError,
-    ObjectNotFoundError,
-    ShardCorruptError,
     StorageError,
     StreamingError,
 )
-from lightning_streaming.files import appears_whole, remove_partials
-from lightning_streaming.formats.columns import ColumnValues, check_columns_tell, encodings_of, joined, read_columns
+from lightning_streaming.files import remove_partials
+from lightning_streaming.formats.columns import check_columns_tell, encodings_of
 from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.loading.conditions import Condition, FunctionCondition, PartCondition, SqlCondition
+from lightning_streaming.loading.scanning import (
+    SAMPLES_AT_ONCE,
+    ShardGroup,
+    ShardScan,
+    may_be_kept,
+    part_path,
+    read_checked,
+    write_checked,
+    write_part,
+)
 from lightning_streaming.loading.selection import Select, Selection, SelectionRequest, as_numbers, packed_bytes
 from lightning_streaming.storage import Location
 from lightning_streaming.storage.sinks import system_errors
-
-_SAMPLES_AT_ONCE = 1 << 20
-_SHARDS_AT_ONCE = 32
-"""Shards that are evaluated, and kept, together."""
-_BYTES_AT_ONCE = 1 << 28
-"""Of the shards of all threads, unless one has more: a column of long texts may be nearly all of them."""
-_MOST_THREADS = 8
-_CHECKSUM_BYTES = 8
 
 _logger = logging.getLogger(__name__)
 
@@ -122,7 +115,6 @@ class _Work:
     cache: ShardCache
     room: CacheQuota | None
     progress: Progress | None
-    stopped: Event = field(default_factory=Event)
 
     @property
     def num_samples(self) -> int:
@@ -160,11 +152,7 @@ class _Work:
             return found
         _ = self.conditions, self.chosen  # to refuse what cannot be, before anything is made
         with ExitStack() as stack:
-            try:
-                self._begin(path, stack)
-            except DiskFullError:
-                raise
-            except (OSError, StorageError):
+            if not may_be_kept(path, self.cache.directory, stack, "evaluates the selection"):
                 return self._unkept(path, self._evaluate(None))
             found = self._kept()
             if found is not None:
@@ -175,15 +163,6 @@ class _Work:
                 raise
             except OSError as error:  # the disk is full
                 raise unwritable(self.cache.directory.path, error) from error
-
-    def _begin(self, path: Path, stack: ExitStack) -> None:
-        root = self.cache.directory.path
-        self.cache.directory.prepare()
-        make_directories(path.parent, root)
-        if not os.access(path.parent, os.W_OK):
-            raise PermissionError(path.parent)
-        # Whoever holds it may take hours; it is given back when they die.
-        stack.enter_context(made_by_one(path, root))
 
     def _unkept(self, path: Path, bits: NDArray[np.uint8]) -> Selection:
         _logger.warning("%s is not writable: each process evaluates the selection anew", path.parent)
@@ -199,7 +178,7 @@ class _Work:
             remove_partials(path)
         bits = self._evaluate(parts)
         try:
-            self._write(path, bits)
+            write_checked(path, bits, self.cache.directory.path)
         except PermissionError:  # in place of another user's, which is damaged
             return self._unkept(path, bits)
         shutil.rmtree(parts, ignore_errors=True)
@@ -208,17 +187,13 @@ class _Work:
             raise StorageError(f"{path} was written just now and cannot be read; is the disk full, or failing?")
         return kept
 
-    def _write(self, path: Path, bits: NDArray[np.uint8]) -> None:
-        with appears_whole(path) as partial, partial.open("wb") as file:
-            np.save(file, np.concatenate([bits, _checksum(bits)]))
-            adopt_file(file.fileno(), self.cache.directory.path)
-
     def _evaluate(self, parts: Path | None) -> NDArray[np.uint8]:
         bits = np.zeros(packed_bytes(self.num_samples), np.uint8)
         _ = self.chosen  # before there are threads
         self.cache.prepare()
         progress, done = self.progress or self._log_progress(), 0
-        for group, wanted in self._wanted(parts):
+        scan = ShardScan(index=self.index, cache=self.cache, room=self.room)
+        for group, wanted in scan.outcomes(lambda group: self._of_group(scan, group, parts)):
             _put(bits, group.first, wanted)
             done += len(wanted)
             progress(done, self.num_samples)
@@ -226,7 +201,7 @@ class _Work:
 
     def _log_progress(self) -> Progress:
         label, told = self.cache.label, 0
-        if self.num_samples > _SAMPLES_AT_ONCE and any(condition.columns for condition in self.conditions):
+        if self.num_samples > SAMPLES_AT_ONCE and any(condition.columns for condition in self.conditions):
             _logger.warning(
                 "evaluating %s over %d samples of %s; `lightning-streaming select` does it ahead",
                 self.asked.in_words(),
@@ -236,72 +211,27 @@ class _Work:
 
         def tell(done: int, total: int) -> None:
             nonlocal told
-            if total > _SAMPLES_AT_ONCE and 10 * done // total > told:
+            if total > SAMPLES_AT_ONCE and 10 * done // total > told:
                 told = 10 * done // total
                 _logger.info("%s: %d %% of %d samples have been looked at for the selection", label, 10 * told, total)
 
         return tell
 
-    def _wanted(self, parts: Path | None) -> Iterator[tuple[_ShardGroup, NDArray[np.bool_]]]:
-        """The truth values of some samples each, as they come."""
-        num_threads = min(_MOST_THREADS, os.cpu_count() or 1)
-        groups = _groups(self.sizes, self.index.shards.data_bytes(), _BYTES_AT_ONCE // num_threads)
-        waiting, threads = 0, list[Thread]()
-        # Ctrl-C cannot leave these queues locked, as it can what concurrent.futures waits with.
-        todo: SimpleQueue[_ShardGroup | None] = SimpleQueue()
-        done: SimpleQueue[_Outcome] = SimpleQueue()
-        try:
-            for _ in range(num_threads):
-                thread = Thread(target=self._work_off, args=(todo, done, parts), name="selecting", daemon=True)
-                thread.start()
-                threads.append(thread)
-            for group in islice(groups, 2 * _MOST_THREADS):
-                todo.put(group)
-                waiting += 1
-            while waiting:
-                group, wanted = done.get()
-                if isinstance(wanted, BaseException):
-                    raise wanted
-                waiting -= 1
-                for another in islice(groups, 1):
-                    todo.put(another)
-                    waiting += 1
-                yield group, wanted
-        finally:
-            self.stopped.set()
-            for _ in threads:
-                todo.put(None)
-            for thread in threads:
-                thread.join()
-
-    def _work_off(self, todo: SimpleQueue[_ShardGroup | None], done: SimpleQueue[_Outcome], parts: Path | None) -> None:
-        """What each thread does."""
-        while (group := todo.get()) is not None and not self.stopped.is_set():
-            done.put((group, self._outcome(group, parts)))
-
-    def _outcome(self, group: _ShardGroup, parts: Path | None) -> NDArray[np.bool_] | BaseException:
-        try:
-            return self._of_group(group, parts)
-        except BaseException as error:  # noqa: BLE001  raised again where it is waited for
-            return error
-
-    def _of_group(self, group: _ShardGroup, parts: Path | None) -> NDArray[np.bool_]:
-        path = None if parts is None else parts / f"{group.shards.start}-{group.shards.stop}.npy"
+    def _of_group(self, scan: ShardScan, group: ShardGroup, parts: Path | None) -> NDArray[np.bool_]:
+        path = None if parts is None else part_path(parts, group)
         if path is not None:
-            kept = _checked(map_bits(path), -(-group.samples // 8))
+            kept = read_checked(path, -(-group.samples // 8))
             if kept is not None:
                 return np.unpackbits(kept, count=group.samples, bitorder="little").view(np.bool_)
         wanted = np.ones(group.samples, np.bool_)
         if self.chosen is not None:
             wanted &= self.chosen[group.first : group.first + group.samples]
-        self._narrow(group, wanted)
+        self._narrow(scan, group, wanted)
         if path is not None:
-            # Of another user; or who has no lock made the whole, and removed them.
-            with suppress(PermissionError, FileNotFoundError):
-                self._write(path, np.packbits(wanted, bitorder="little"))
+            write_part(path, np.packbits(wanted, bitorder="little"), self.cache.directory.path)
         return wanted
 
-    def _narrow(self, group: _ShardGroup, wanted: NDArray[np.bool_]) -> None:
+    def _narrow(self, scan: ShardScan, group: ShardGroup, wanted: NDArray[np.bool_]) -> None:
         """Clear the truth values of samples that do not meet all conditions; shards without one set are not read."""
         sizes = self.sizes[group.shards.start : group.shards.stop]
         stops = np.cumsum(sizes)
@@ -310,76 +240,17 @@ class _Work:
         if not read or not self.conditions:
             return
         places = np.concatenate([np.arange(stops[shard] - sizes[shard], stops[shard]) for shard in read])
-        columns = self._columns([group.shards[shard] for shard in read])
+        names = list(dict.fromkeys(name for condition in self.conditions for name in condition.columns))
+        columns = scan.columns([group.shards[shard] for shard in read], names)
         for condition in self.conditions:
             wanted[places] &= condition.met(columns, group.first + places)
-
-    def _columns(self, shards: Sequence[int]) -> dict[str, ColumnValues]:
-        """What the conditions look at, of some shards together."""
-        names = list(dict.fromkeys(name for condition in self.conditions for name in condition.columns))
-        if not names:
-            return {}
-        read = [self._read(shard, names) for shard in shards]
-        return {name: joined([columns[name] for columns in read]) for name in names}
-
-    def _read(self, shard: int, names: Sequence[str]) -> dict[str, ColumnValues]:
-        """Columns of one shard, which is fetched again if it is damaged on this node, or has vanished."""
-        info = self.index.shards[shard]
-        for attempts_left in (1, 0):
-            if self.stopped.is_set():  # by Ctrl-C, or by what is wrong with another shard
-                raise CancelledError
-            with self.cache.hold(info, self.room) as directory:
-                try:
-                    return read_columns(info, directory, names)
-                except (ShardCorruptError, ObjectNotFoundError) as error:
-                    damage = error
-            if not attempts_left or not self.cache.discard(info):
-                raise damage
-        raise AssertionError("the last attempt returns or raises")
 
 
 def _kept(cache: ShardCache, key: str, num_samples: int) -> Selection | None:
     """What was made before, and is whole."""
     path = selection_path(cache.directory.path, key)
-    bits = _checked(map_bits(path), packed_bytes(num_samples))
+    bits = read_checked(path, packed_bytes(num_samples))
     return None if bits is None else Selection(bits, num_samples, key, kept_at=path)
-
-
-def _checked(found: NDArray[Any] | None, num_bytes: int) -> NDArray[np.uint8] | None:
-    """The bits that a file holds before their checksum, if they are so many and fit it."""
-    if found is None or found.dtype != np.uint8 or found.shape != (num_bytes + _CHECKSUM_BYTES,):
-        return None
-    bits: NDArray[np.uint8] = found[:-_CHECKSUM_BYTES]
-    return bits if (found[-_CHECKSUM_BYTES:] == _checksum(bits)).all() else None
-
-
-def _checksum(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    return np.array([crc32(bits.data)], "<u8").view(np.uint8)
-
-
-class _ShardGroup(NamedTuple):
-    """Shards that are evaluated together."""
-
-    shards: range
-    first: int
-    """Number of their first sample."""
-    samples: int
-
-
-_Outcome = tuple[_ShardGroup, NDArray[np.bool_] | BaseException]
-"""The truth values of a group's samples; or what went wrong."""
-
-
-def _groups(sizes: NDArray[np.int64], data_bytes: NDArray[np.int64], most_bytes: int) -> Iterator[_ShardGroup]:
-    begin = first = samples = held = 0
-    for shard, (size, bytes_) in enumerate(zip(sizes.tolist(), data_bytes.tolist(), strict=True)):
-        is_full = samples + size > _SAMPLES_AT_ONCE or held + bytes_ > most_bytes
-        if shard > begin and (is_full or shard - begin == _SHARDS_AT_ONCE):
-            yield _ShardGroup(range(begin, shard), first, samples)
-            begin, first, samples, held = shard, first + samples, 0, 0
-        samples, held = samples + size, held + bytes_
-    if len(sizes):
-        yield _ShardGroup(range(begin, len(sizes)), first, samples)
 
 
 def _put(bits: NDArray[np.uint8], first: int, wanted: NDArray[np.bool_]) -> None:

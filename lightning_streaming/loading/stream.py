@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_streaming.cache import CacheConfig
+from lightning_streaming.cache import CacheConfig, ShardCache
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import ShardInfo
+from lightning_streaming.loading.join_options import Join, named_joins
+from lightning_streaming.loading.joining import JoinedDataset, JoinSource, joined_label
 from lightning_streaming.loading.selection import SelectionOptions, SelectionRequest, Where, parse_split
 from lightning_streaming.order.weights import StreamWeight
 from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
@@ -48,6 +50,8 @@ class Stream(SelectionOptions):
         download_timeout: Seconds without a byte arriving after which an attempt ends.
         validate_hash: Hash to check downloaded files with. None: one that the index offers.
         keep_zip: Keep compressed files beside the decompressed ones.
+        join: Datasets whose columns are read together with its own, by name: each a path or URL, or arguments of
+            :class:`~lightning_streaming.Join`, like ``{"remote": "s3://captions", "on": "id"}``.
     """
 
     remote: str | None = None
@@ -60,11 +64,13 @@ class Stream(SelectionOptions):
     download_timeout: float | None = None
     validate_hash: str | None = None
     keep_zip: bool | None = None
+    join: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.remote is None and self.local is None:
             raise ConfigError("a stream needs remote=, local=, or both")
         object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
+        object.__setattr__(self, "join", named_joins(self.join))
         self.weight()
         self.selection(StreamDefaults())
 
@@ -94,6 +100,26 @@ class Stream(SelectionOptions):
             validate_hash=told.validate_hash,
             keep_zip=told.keep_zip,
         )
+
+    def joined(self) -> Mapping[str, Join]:
+        """The datasets whose columns are read together with its own."""
+        return named_joins(self.join) or {}
+
+    def join_sources(self, name: str, defaults: StreamDefaults) -> dict[str, JoinSource]:
+        """Where and how the files of joined datasets are fetched: as the stream's own, but from elsewhere."""
+        own = self.cache_config(name, defaults)
+        made = {}
+        for join, asked in self.joined().items():
+            config = replace(
+                own,
+                name=f"{name}.join.{join}",
+                remote=None if asked.remote is None else str(asked.remote),
+                local=asked.local,
+                storage_options=asked.storage_options,
+            )
+            made[join] = JoinSource(asked, ShardCache(config))
+            made[join].cache.label = joined_label(f"stream {name!r}", join)
+        return made
 
     def selection(self, defaults: StreamDefaults) -> SelectionRequest:
         """Which of its samples are read; what it leaves open is taken from ``defaults``.
@@ -168,9 +194,10 @@ def named_streams(
     if not streams:
         own = {name: value for name, value in only.items() if value is not None}
         return {"0": Stream(**{**(stream_config or {}), **own})}
-    if only["storage_options"] or stream_config or only["select"] is not None:
-        told = "storage_options" if only["storage_options"] else "stream_config" if stream_config else "select"
-        raise ConfigError(f"with streams=, {told} belong to each stream")
+    said = {"storage_options": only["storage_options"], "stream_config": stream_config, "join": only["join"]}
+    told = [*(name for name, value in said.items() if value), *(["select"] if only["select"] is not None else [])]
+    if told:
+        raise ConfigError(f"with streams=, {told[0]} belong to each stream")
     given = streams.items() if isinstance(streams, Mapping) else ((str(at), one) for at, one in enumerate(streams))
     named = {name: one.asked if isinstance(one, DatasetStream) else one for name, one in given}
     for name, stream in named.items():
@@ -273,6 +300,12 @@ class DatasetStream:
     def selection(self) -> SelectionRequest:
         """Which of its samples are read."""
         return self.asked.selection(self._defaults)
+
+    @property
+    def joined(self) -> Sequence[JoinedDataset]:
+        """The datasets whose columns are read together with its own."""
+        joins = self._source.catalog.joins
+        return joins.streams[self.place].all if joins is not None and self.place in joins.streams else ()
 
     @property
     def num_stored(self) -> int:

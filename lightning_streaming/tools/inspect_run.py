@@ -70,6 +70,15 @@ def _stage_reads(stage: str, dataset: Any, world: World) -> dict[str, Any]:
             "share": share,
             "passes": passes,
             "only": stream.selection.in_words(),
+            "joins": [
+                {
+                    "join": one.name,
+                    "how": one.asked.in_words(),
+                    "stored": one.index.num_samples,
+                    "columns": list(one.names.values()),
+                }
+                for one in stream.joined
+            ],
         }
         for (name, stream), drawn, share, passes in shares
     ]
@@ -135,8 +144,25 @@ def _print_stage(stage: Mapping[str, Any]) -> None:
     title = f"{stage['stage']}: {counted(stage['epoch_size'], 'sample')} per epoch"
     kept = len(heads) - all(not one["only"] for one in stage["streams"])
     print_table(title, heads[:kept], [row[:kept] for row in rows], right=heads[1:-1])
+    _print_joins(stage["streams"])
     if "phases" in stage:
         _print_phases(stage["stage"], stage["phases"])
+
+
+def _print_joins(streams: Sequence[Mapping[str, Any]]) -> None:
+    rows = [
+        (
+            printable_name(stream["stream"]),
+            printable_name(one["join"]),
+            one["how"],
+            f"{one['stored']:,}",
+            ", ".join(map(printable_name, one["columns"])) or "none that is read",
+        )
+        for stream in streams
+        for one in stream["joins"]
+    ]
+    if rows:
+        print_table("joined with them", ("stream", "join", "how", "stored", "columns"), rows, right=("stored",))
 
 
 def _print_phases(stage: str, phases: Sequence[Mapping[str, Any]]) -> None:

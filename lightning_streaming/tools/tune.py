@@ -147,6 +147,7 @@ def _measure_and_advise(run: TunedRun, args: Namespace) -> dict[str, Any]:
     candidates = args.num_workers or doublings(max(1, tune_measure.usable_cores() // run.world.ranks_per_node))
     run.use(tune_measure.quiet(run.config))
     with closing(run.loader(0)) as home, TemporaryDirectory(prefix="lightning-streaming-tune-") as directory:
+        tune_measure.check_joins(home.dataset)
         room = tune_advice.room_of(home.dataset) if args.disk is None else args.disk
         is_far = not all(map(tune_measure.is_in_place, tune_measure.cache_configs(home.dataset).values()))
         with tune_measure.default_caches_in(Path(directory, "default")):

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.cache import CacheConfig
 from lightning_streaming.cache.config import CACHE_VARIABLE
-from lightning_streaming.errors import ConfigError, SampleError, StorageError, StreamingError
+from lightning_streaming.errors import ConfigError, SampleError, StorageError, StreamingError, UnsupportedError
 from lightning_streaming.formats.index import ShardInfo, dump_index
 from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.dataset import StreamingDataset
@@ -151,6 +151,20 @@ def cache_configs(dataset: StreamingDataset) -> dict[str, CacheConfig]:
 def is_in_place(cache: CacheConfig) -> bool:
     """Whether a stream's own directory is read, so that nothing has to be fetched."""
     return cache.source_directory() is not None
+
+
+def check_joins(dataset: StreamingDataset) -> None:
+    """Refuse data of several datasets: what is measured is an excerpt, of which joined samples would be missing.
+
+    Raises:
+        UnsupportedError: Naming stream and join.
+    """
+    for name, stream in dataset.streams.items():
+        for join in stream.asked.joined():
+            raise UnsupportedError(
+                f"stream {name!r} has join {join!r}; tune does not measure joined data yet: leave join out, with what "
+                "needs its columns, to tune for the stream's own data"
+            )
 
 
 def sizes_of(dataset: StreamingDataset) -> Sizes:

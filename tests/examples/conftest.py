@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from examples.custom_datamodule import write_digits
+from examples.joined_columns import write_columns
 from examples.write_dataset import FIRST_ID, code_files, document_files, write_blocks
 
 
@@ -19,6 +20,7 @@ def example_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("examples") / "demo_output"
     write_blocks(code_files(), root / "data" / "code", most=4000, first_id=FIRST_ID["code"])
     write_blocks(document_files(), root / "data" / "docs", most=4000, first_id=FIRST_ID["docs"])
+    write_columns(root / "data")
     write_digits(root / "digits")
     return root
 

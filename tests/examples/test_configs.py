@@ -23,6 +23,7 @@ STEPS_PER_EPOCH = {
     "custom_datamodule": 24,
     "demo": 90,
     "held_out_split": 85,
+    "joined_columns": 125,
     "linked_batch_size": 125,
     "one_dataset": 125,
     "phases": 200,
@@ -69,6 +70,18 @@ class ValidationLog(Callback):
 
     def on_validation_batch_end(self, trainer: Trainer, module: Any, outputs: Any, batch: Any, *_: Any) -> None:
         self.seen[-1] += batch["id"].tolist()
+
+
+class LinesLog(Callback):
+    """Remembers the lines of each block, as a joined dataset tells them, and as they are."""
+
+    def __init__(self) -> None:
+        self.lines: list[int] = []
+        self.expected: list[int] = []
+
+    def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, batch: Any, *_: Any) -> None:
+        self.lines += batch["lines"].tolist()
+        self.expected += (batch["tokens"] == ord("\n")).sum(dim=1).tolist()
 
 
 def logged(directory: str) -> list[dict[str, Any]]:
@@ -139,6 +152,7 @@ def test_what_a_configuration_reads_is_told_before_it_runs() -> None:
         "share": 1.0,
         "passes": 1.0,
         "only": "where='id % 4 <> 0', split='[0%:90%]'",
+        "joins": [],
     }
     assert stages.keys() == {"train", "val", "test"}
     mixture = run("inspect", "--config", CONFIGS / "weighted_mixture.yaml").out
@@ -165,6 +179,23 @@ def test_phases_are_read_as_they_are_told(caplog: pytest.LogCaptureFixture) -> N
     assert (len(ids), sum(are_code[:320]), sum(are_code[576:])) == (640, 288, 32)
     told = [message.split("'")[1] for message in caplog.messages if "reading phase" in message]
     assert told == ["broad", "ramp", "anneal"]
+
+
+@pytest.mark.usefixtures("in_example_directory")
+def test_columns_of_several_datasets_are_in_each_batch() -> None:
+    callback = "--trainer.callbacks+=tests.examples.test_configs.LinesLog"
+    cli = fit("joined_columns", callback)
+    (log,) = (one for one in vars(cli.trainer)["callbacks"] if isinstance(one, LinesLog))
+    assert log.lines == log.expected
+    assert len(log.lines) == 64
+    shown = run("inspect", "--config", CONFIGS / "joined_columns.yaml", "--json").json
+    assert shown["stages"][0]["streams"][0]["joins"] == [
+        {"join": "weights", "how": "by position", "stored": 4000, "columns": ["weight"]},
+        {"join": "notes", "how": "on 'id'", "stored": 4000, "columns": ["lines"]},
+    ]
+    told = run("inspect", "--config", CONFIGS / "joined_columns.yaml").out
+    assert "joined with them" in told
+    assert "by position" in told
 
 
 @pytest.mark.usefixtures("in_example_directory")

@@ -27,8 +27,8 @@ from torch.utils.data import default_collate
 from lightning_streaming import MDSWriter, SampleKey, StreamingDataLoader, StreamingDataset
 from lightning_streaming.errors import ConfigError, ObjectNotFoundError, SampleError
 from lightning_streaming.formats.mds import MDSReader
-from lightning_streaming.loading.batches import by_shard
 from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.loading.reading import by_shard
 from lightning_streaming.loading.workers import SharedPassStart, WorkerBatches, WorkerChannel
 from tests.helpers import ids, make_loader, write_dataset
 

@@ -28,7 +28,7 @@ from lightning_streaming.errors import (
 )
 from lightning_streaming.formats import encodings
 from lightning_streaming.formats.encodings import register_encoding, registered_encodings
-from lightning_streaming.loading import sample_source
+from lightning_streaming.loading import open_shards
 from lightning_streaming.storage import Location
 from lightning_streaming.writing.merge import merge
 from tests.formats.golden_datasets import SPLIT, expectations, read_index, value_of
@@ -239,7 +239,7 @@ class TestLoader:
             len(StreamingDataset(remote=str(tmp_path), columns=["weight"], batch_size=1))
 
     def test_open_shards_are_counted_by_their_files(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sample_source, "_MOST_FILES", 4)
+        monkeypatch.setattr(open_shards, "_MOST_FILES", 4)
         put_dataset(tmp_path, "csv", [1] * 8)
         dataset = StreamingDataset(remote=str(tmp_path))
         assert read_all(dataset) == [sample_of(index) for index in range(8)]

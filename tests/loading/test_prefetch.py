@@ -174,7 +174,7 @@ def plan_of(batches: list[list[int]], worker: int = 0, num_workers: int = 1) -> 
         num_workers=num_workers,
         num_shards=6,
         num_samples=sum(map(len, batches)),
-        own=lambda: (np.asarray(batch, np.int64) for batch in batches[worker::num_workers]),
+        own=lambda: (np.asarray(batch, np.int64)[:, None] for batch in batches[worker::num_workers]),
         of_node=of_node,
     )
 

@@ -27,10 +27,11 @@ from lightning_streaming.formats.index import INDEX_BASENAME, ShardInfo, parse_i
 from lightning_streaming.formats.mds import map_file
 from lightning_streaming.formats.shard import open_shard
 from lightning_streaming.loading import catalog as catalog_module
-from lightning_streaming.loading import sample_source
+from lightning_streaming.loading import open_shards
 from lightning_streaming.loading.catalog import Catalog, SamplePlace
+from lightning_streaming.loading.open_shards import OpenShards, ShardsAhead, raw_bytes
 from lightning_streaming.loading.passes import passes_of
-from lightning_streaming.loading.sample_source import OpenShards, SampleSource, ShardsAhead, raw_bytes
+from lightning_streaming.loading.sample_source import SampleSource
 from tests.cache.helpers import disk_of
 from tests.formats.small_shards import put_dataset
 from tests.helpers import ids, make_dataset, make_loader, write_dataset, write_shards
@@ -124,7 +125,7 @@ def test_what_was_used_longest_ago_is_closed_for_more_bytes_or_files(
     _open(opened, infos, tmp_path, 2)
     assert closed == [1]
     opened.most_bytes = None
-    monkeypatch.setattr(sample_source, "_MOST_FILES", 4)  # of two shards
+    monkeypatch.setattr(open_shards, "_MOST_FILES", 4)  # of two shards
     _open(opened, infos, tmp_path, 3)
     assert (closed, list(opened.readers)) == ([1, 0], [2, 3])
     opened.close_all()

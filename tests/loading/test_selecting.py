@@ -33,7 +33,7 @@ from lightning_streaming.cache import shared_files
 from lightning_streaming.errors import ConfigError, SampleIndexError, StateError, StorageError, StreamingError
 from lightning_streaming.formats.columns import read_columns
 from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.loading import selecting
+from lightning_streaming.loading import scanning, selecting
 from lightning_streaming.order.settings import SHUFFLE_ALGOS
 from lightning_streaming.writing.merge import merge_under
 from tests.helpers import assert_resumes_at_every_step, ids, json_copy, make_dataset, make_loader, write_dataset
@@ -373,7 +373,7 @@ def test_shards_of_which_nothing_is_selected_are_never_fetched(http_store: HttpS
 def test_what_was_evaluated_is_not_evaluated_again(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(data, tmp_path / "x")
     expected = read(tmp_path / "x", where="score < 0.25")
-    monkeypatch.setattr(selecting, "read_columns", None)
+    monkeypatch.setattr(scanning, "read_columns", None)
     assert read(tmp_path / "x", where="score < 0.25") == expected
     with pytest.raises(TypeError):
         read(tmp_path / "x", where="score < 0.26")
@@ -414,7 +414,7 @@ def test_a_disk_that_takes_nothing_is_told(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_evaluation_goes_on_where_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selecting, "_SHARDS_AT_ONCE", 1)
+    monkeypatch.setattr(scanning, "SHARDS_AT_ONCE", 1)
     root = write_dataset(tmp_path / "x", 60)
     path, whole = root / "shard.00007.mds", (root / "shard.00007.mds").read_bytes()
     path.write_bytes(whole[:-3])
@@ -427,7 +427,7 @@ def test_evaluation_goes_on_where_it_failed(tmp_path: Path, monkeypatch: pytest.
         looked_at.append(info.raw_data.basename)
         return read_columns(info, *of)
 
-    monkeypatch.setattr(selecting, "read_columns", watched)
+    monkeypatch.setattr(scanning, "read_columns", watched)
     assert make_dataset(root, where="id > 30").size == 29
     assert "shard.00007.mds" in looked_at
     assert len(looked_at) < 12
@@ -450,7 +450,7 @@ def test_a_shard_that_is_damaged_on_this_node_is_fetched_again(http_store: HttpS
 
 
 def test_a_part_that_is_damaged_is_evaluated_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selecting, "_SHARDS_AT_ONCE", 1)
+    monkeypatch.setattr(scanning, "SHARDS_AT_ONCE", 1)
     root = write_dataset(tmp_path / "x", 60)
     path, whole = root / "shard.00007.mds", (root / "shard.00007.mds").read_bytes()
     path.write_bytes(whole[:-3])
@@ -482,7 +482,7 @@ def test_bits_that_were_selected_just_now_count_for_the_limit(http_store: HttpSt
 def test_what_is_there_of_a_selection_is_for_all_who_share_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selecting, "_SHARDS_AT_ONCE", 1)
+    monkeypatch.setattr(scanning, "SHARDS_AT_ONCE", 1)
     root, local = write_dataset(tmp_path / "x", 60), tmp_path / "local"
     (root / "shard.00007.mds").write_bytes(b"")
     local.mkdir()
@@ -532,7 +532,7 @@ def test_an_evaluation_that_may_take_long_is_told(
     root = write_dataset(tmp_path / "x", 60)
     read(root, where="id > 30")
     assert not caplog.messages
-    monkeypatch.setattr(selecting, "_SAMPLES_AT_ONCE", 50)
+    monkeypatch.setattr(selecting, "SAMPLES_AT_ONCE", 50)
     read(root, select=[3])
     read(root, where="id > 30")
     assert not caplog.messages

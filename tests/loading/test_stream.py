@@ -46,7 +46,7 @@ def test_a_stream_needs_a_place() -> None:
         Stream(split="train")
 
 
-NO_ONLY_STREAM = dict.fromkeys(("remote", "local", "storage_options", "select"))
+NO_ONLY_STREAM = dict.fromkeys(("remote", "local", "storage_options", "select", "join"))
 
 
 @pytest.mark.parametrize("name", ["get_shards", "prepare_shard", "set_up_local", "apply_default", "_download_file"])
@@ -84,6 +84,7 @@ REFUSED: dict[str, list[Any]] = {
     "split_by": [3],
     "split_seed": [1.5, "a", 2**63, True],
     "select": [[[1], [2]], [1.5], ["a"], [[1], [2, 3]]],
+    "join": ["x", {"a": 3}, {"": "x"}, {3: "x"}, {"a": {"on": "id"}}, {"a": {"remote": "x", "on": 3}}, {"a": {"x": 1}}],
     "storage_options": [],
     "download_retry": [-1, -3],
     "download_timeout": [0, -1, float("nan"), float("inf")],

@@ -279,6 +279,15 @@ def test_what_cannot_be_tuned_is_refused(args: list[object], words: str, tmp_pat
     assert words in refused("--config", config, *QUICK, *args).err
 
 
+def test_joined_data_is_refused_before_anything_is_fetched(tmp_path: Path) -> None:
+    root = write_data(tmp_path / "data")
+    train = {"streams": streams(root)}
+    train["streams"]["web"]["join"] = {"again": {"remote": f"{root}/web", "prefix": "b_"}}
+    config = write_config(tmp_path / "run.yaml", train)
+    told = refused("--config", config, *QUICK).err
+    assert "stream 'web' has join 'again'; tune does not measure joined data yet: leave join out" in told
+
+
 @pytest.mark.parametrize(
     ("module", "words"),
     [

@@ -308,6 +308,57 @@ def test_saved_configuration_holds_no_secrets_and_runs_again(run_yaml: str) -> N
     assert kept == {"endpoint_url": "http://localhost", "auto_mkdir": False}
 
 
+@pytest.fixture
+def joining_yaml(run_yaml: str) -> str:
+    """Both streams have joins: one by position and one by id, whose key is written as people write it in YAML."""
+    with MDSWriter(out="data/names", columns={"id": "int", "name": "str"}) as writer:
+        for number in range(107, -1, -1):
+            writer.write({"id": number, "name": f"n{number}"})
+    path, written = Path(run_yaml), Path(run_yaml).read_text()
+    by_id = "join: {names: {remote: data/names, on: id}}"
+    by_position = f"join: {{again: {{remote: data/b, prefix: b_}}, {by_id.removeprefix('join: {')}"
+    written = written.replace("{remote: data/a,", f"{{remote: data/a, {by_id},")
+    path.write_text(written.replace("{remote: data/b,", f"{{remote: data/b, {by_position},"))
+    return run_yaml
+
+
+def test_joins_are_read_from_yaml_and_saved_without_secrets(joining_yaml: str) -> None:
+    written = Path(joining_yaml).read_text()
+    secret = "remote: data/names, storage_options: {auto_mkdir: false, token: open sesame}"
+    Path(joining_yaml).write_text(written.replace("remote: data/names", secret, 1))
+    main(["fit", "--config", joining_yaml, "--data.train.columns=[id,name]"])
+    assert "sesame" not in Path("config.yaml").read_text()
+    cli = StreamingCLI(["fit", "--config", "config.yaml"])
+    assert cli.trainer.global_step == 3
+    batch = next(iter(cli.datamodule.train_dataloader()))
+    assert batch["name"] == [f"n{number}" for number in batch["id"].tolist()]
+    streams = cli.datamodule.datasets["train"].streams
+    assert [(one.name, one.asked.on) for one in streams["b"].joined] == [("again", None), ("names", "id")]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "reason"),
+    [
+        (
+            "prefix: b_",
+            "prefixx: b_",
+            "data.train.streams.b: join 'again': Join takes no argument 'prefixx': did you mean prefix=?",
+        ),
+        ("on: id", "on: 3", "on of a join must be the name of a column of both datasets, but is 3"),
+        ("remote: data/b, prefix: b_", "prefix: b_", "join 'again': a join needs remote=, local=, or both"),
+    ],
+)
+def test_what_is_wrong_with_a_join_is_told(
+    joining_yaml: str, right: str, wrong: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = Path(joining_yaml).read_text()
+    assert right in written
+    Path(joining_yaml).write_text(written.replace(right, wrong))
+    error = error_of("fit", "--config", joining_yaml, capsys=capsys)
+    assert reason in error
+    assert "Traceback" not in error
+
+
 def test_a_configuration_may_name_modules_within_the_package(run_yaml: str) -> None:
     within = "lightning_streaming.trainer"
     content = RUN.replace("data:\n", f"data:\n  class_path: {within}.datamodule.StreamingDataModule\n")

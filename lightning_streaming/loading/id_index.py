@@ -1,0 +1,396 @@
+"""Where the sample of an id is in a dataset: made once per node, kept beside the dataset's cached index, and mapped.
+
+Each id has a key of 64 bits, spread evenly: whole numbers are mixed by a bijection, of text and bytes a hash is taken,
+whose other 64 bits are kept too. The file has the keys in order, the other bits in the same order if there are any, and
+the numbers of the samples, one array after another.
+
+While it is made, each group of shards has a file of its own. From these rows go to the buckets of the whole that have
+their keys, and then each bucket is sorted: so memory is that of a bucket, whatever the dataset.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.cache import ShardCache
+from lightning_streaming.cache.quota import CacheQuota
+from lightning_streaming.cache.selection_files import map_bits, selection_path
+from lightning_streaming.cache.shared_files import adopt_file, make_directories, unwritable
+from lightning_streaming.errors import ConfigError, StorageError, StreamingError
+from lightning_streaming.files import appears_whole, remove_partials
+from lightning_streaming.formats.columns import ColumnValues, encodings_of, listed
+from lightning_streaming.formats.index import DatasetIndex
+from lightning_streaming.loading.conditions import splitmix
+from lightning_streaming.loading.scanning import (
+    SAMPLES_AT_ONCE,
+    ShardGroup,
+    ShardScan,
+    may_be_kept,
+    part_path,
+    read_checked,
+    write_part,
+)
+
+_VERSION = 1
+"""Of what a file holds; part of its name."""
+_ROWS_PER_BUCKET = 1 << 21
+_TEXT = ("str", "bytes")
+_WHOLE_NUMBERS = ("int", "str_int", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
+
+_logger = logging.getLogger(__name__)
+
+
+class IdIndex:
+    """Finds samples by id.
+
+    Args:
+        table: Rows of uint64: keys, ascending; the other bits of hashes, where ids are text; numbers of samples. Of
+            shape (2 or 3, samples + 1), where the first of the last column is a checksum. May be a file's, mapped into
+            memory.
+        kept_at: That file; None if there is none.
+    """
+
+    def __init__(self, table: NDArray[np.uint64], kept_at: Path | None = None) -> None:
+        plain = np.asarray(table)  # of which single numbers are had sooner than of a file's
+        self._table, self._checksum = plain[:, :-1], plain[0, -1]
+        self.kept_at = kept_at
+
+    def __len__(self) -> int:
+        """Samples."""
+        return int(self._table.shape[1])
+
+    def is_whole(self) -> bool:
+        """Whether it is as it was made: it is not looked through as a whole before something does not fit."""
+        return bool(self._checksum == _checksum(self._table))
+
+    def place(self, value: Any) -> int:
+        """The number of the sample that has an id; -1 if none has."""
+        # As places does, but numpy takes long for one of anything.
+        if len(self._table) == 2:
+            key, other = _mixed_one(_in_64_bits(value)), None
+        else:
+            digest = _hash(value)
+            key, other = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
+        row = int(self._table[0].searchsorted(np.uint64(key)))
+        while row < len(self) and self._table[0, row] == key:
+            if other is None or self._table[1, row] == other:
+                return int(self._table[-1, row])
+            row += 1  # hashes that begin alike
+        return -1
+
+    def places(self, values: ColumnValues) -> NDArray[np.int64]:
+        """The numbers of the samples that have these ids, -1 where none has; of shape (ids,)."""
+        is_text = len(self._table) == 3
+        wanted = _keys(values, is_text)
+        rows = np.searchsorted(self._table[0], wanted[0])
+        here = np.flatnonzero(rows < len(self))
+        is_found = (self._table[:-1, rows[here]] == wanted[:, here]).all(axis=0)
+        places = np.full(len(rows), -1, np.int64)
+        places[here[is_found]] = self._table[-1, rows[here[is_found]]]
+        for at in here[~is_found].tolist() if is_text else ():
+            # Of hashes that begin alike, the next ones are looked at: there are hardly ever any.
+            row = int(rows[at]) + 1
+            while row < len(self) and self._table[0, row] == wanted[0, at]:
+                if self._table[1, row] == wanted[1, at]:
+                    places[at] = self._table[-1, row]
+                row += 1
+        return places
+
+
+def _checksum(table: NDArray[np.uint64]) -> int:
+    checksum = 0
+    for row in table:
+        for first in range(0, len(row), _ROWS_PER_BUCKET):
+            checksum = crc32(row[first : first + _ROWS_PER_BUCKET].data, checksum)
+    return checksum
+
+
+def _keys(values: ColumnValues, is_text: bool) -> NDArray[np.uint64]:
+    """The keys of ids: of shape (1, ids) of whole numbers; (2, ids) of text or bytes, with the other bits."""
+    if is_text:
+        digests = b"".join(_hash(one) for one in values)
+        return np.ascontiguousarray(np.frombuffer(digests, "<u8").reshape(-1, 2).T.astype(np.uint64))
+    if isinstance(values, np.ndarray):
+        numbers = values.astype(np.int64).view(np.uint64)
+    else:
+        numbers = np.array([_in_64_bits(one) for one in values], np.uint64)
+    return splitmix(numbers)[None]
+
+
+def _mixed_one(number: int) -> int:
+    """What ``splitmix`` makes of one number of 64 bits."""
+    mixed = (number + 0x9E3779B97F4A7C15) % 2**64
+    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB % 2**64
+    return mixed ^ (mixed >> 31)
+
+
+def _hash(value: Any) -> bytes:
+    data = value if isinstance(value, bytes) else str(value).encode(errors="surrogatepass")
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _in_64_bits(number: Any) -> int:
+    """A whole number as 64 bits have it. Those below zero look like large ones, which no column of theirs has."""
+    value = int(number)
+    if not -(2**63) <= value < 2**64:
+        raise ConfigError(f"ids that are whole numbers can have 64 bits, but one is {value}; join on text instead")
+    return value % 2**64
+
+
+def check_ids(on: str, stream: tuple[str, DatasetIndex], joined: tuple[str, DatasetIndex]) -> None:
+    """Refuse a column of ids that one of two datasets lacks, or that cannot hold the same ids in both.
+
+    Args:
+        on: The column.
+        stream: What errors call the stream, and its index.
+        joined: The same of the joined dataset.
+
+    Raises:
+        ConfigError: Naming the dataset, and what it has.
+    """
+    kinds = {label: _kind_of_ids(on, label, index) for label, index in (stream, joined)}
+    if len(set(kinds.values())) > 1:
+        told = " and ".join(f"{kind} in {label}" for label, kind in kinds.items())
+        raise ConfigError(f"on={on!r} is a column of {told}, so no id of one is in the other; write it alike in both")
+
+
+def _kind_of_ids(on: str, label: str, index: DatasetIndex) -> str:
+    kinds = []
+    for _, info in index.shards.examples():
+        known = encodings_of(info)
+        if on not in known:
+            raise ConfigError(f"{label} has no column on={on!r}; it has {', '.join(map(repr, known))}")
+        kind = "whole numbers" if known[on] in _WHOLE_NUMBERS else known[on]
+        if kind not in ("whole numbers", *_TEXT):
+            raise ConfigError(f"on={on!r} of {label} is {known[on]!r}; ids are whole numbers, str or bytes")
+        kinds.append(kind)
+    if len(set(kinds)) > 1:
+        raise ConfigError(f"on={on!r} of {label} is of several kinds: {', '.join(dict.fromkeys(kinds))}")
+    return kinds[0] if kinds else "no samples"
+
+
+def index_ids(on: str, index: DatasetIndex, cache: ShardCache, room: CacheQuota | None = None) -> IdIndex:
+    """The index of a dataset's ids; made now, unless a process of this node did before.
+
+    Args:
+        on: Column of the ids, which :func:`check_ids` accepts.
+        index: The dataset's.
+        cache: Where its files are.
+        room: Where what is fetched is counted; None for no limit.
+
+    Raises:
+        ConfigError: Two samples have the same id; says which.
+        FormatError: A shard is damaged.
+        StorageError: A shard could not be fetched, or what was found could not be kept.
+    """
+    try:
+        return _Making(on=on, index=index, cache=cache, room=room).done()
+    except StreamingError as error:
+        if str(error).startswith(cache.label):
+            raise
+        raise type(error)(f"{cache.label}: {error}") from error
+    except OSError as error:
+        raise StorageError(f"{cache.label}: the index of {on!r} cannot be made or kept: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Making:
+    """One index to be made."""
+
+    on: str
+    index: DatasetIndex
+    cache: ShardCache
+    room: CacheQuota | None
+
+    @cached_property
+    def path(self) -> Path:
+        facts = json.dumps(["ids", _VERSION, sys.byteorder, self.index.data_digest, self.on])
+        return selection_path(self.cache.directory.path, hashlib.blake2b(facts.encode(), digest_size=16).hexdigest())
+
+    @cached_property
+    def rows(self) -> int:
+        """Of a table: 3 where ids are text."""
+        return 2 + any(encodings_of(info)[self.on] in _TEXT for _, info in self.index.shards.examples())
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the table, with its checksum."""
+        return self.rows, self.index.num_samples + 1
+
+    def done(self) -> IdIndex:
+        if not self.index.num_samples:
+            return IdIndex(np.zeros((self.rows, 1), np.uint64))
+        found = self._kept()
+        if found is not None:
+            return found
+        with ExitStack() as stack:
+            if not may_be_kept(self.path, self.cache.directory, stack, "makes the index of ids"):
+                return self._unkept()
+            found = self._kept()
+            if found is not None:
+                return found
+            try:
+                return self._made()
+            except StreamingError:
+                raise
+            except PermissionError:  # in place of another user's, which is damaged
+                return self._unkept()
+            except OSError as error:  # the disk is full
+                raise unwritable(self.cache.directory.path, error) from error
+
+    def _kept(self) -> IdIndex | None:
+        table = map_bits(self.path)
+        if table is None or table.dtype != np.uint64 or table.shape != self.shape:
+            return None
+        return IdIndex(table, self.path)
+
+    def _made(self) -> IdIndex:
+        root, parts = self.cache.directory.path, self.path.with_suffix(".parts")
+        make_directories(parts, root)
+        with suppress(PermissionError):  # another user's, who died
+            remove_partials(self.path)
+        counted = _KeyRanges(self.rows, self.index.num_samples)
+        groups = []
+        for group, part in self._parts(parts):
+            groups.append(group)
+            counted.add(part)
+        with appears_whole(self.path) as partial:
+            table = np.lib.format.open_memmap(partial, "w+", np.uint64, self.shape)
+            if hasattr(os, "posix_fallocate"):  # else a full disk would end the process where it writes to the map
+                with partial.open("r+b") as file:
+                    os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+            self._fill(table, counted, lambda: (self._of_group(None, group, parts) for group in groups))
+            with partial.open("rb") as file:
+                adopt_file(file.fileno(), root)
+        shutil.rmtree(parts, ignore_errors=True)
+        kept = self._kept()
+        if kept is None:
+            raise StorageError(f"{self.path} was written just now and cannot be read; is the disk full, or failing?")
+        return kept
+
+    def _unkept(self) -> IdIndex:
+        _logger.warning("%s is not writable: each process makes its index of ids anew", self.path.parent)
+        counted, parts = _KeyRanges(self.rows, self.index.num_samples), []
+        for _, part in self._parts(None):
+            parts.append(part)
+            counted.add(part)
+        table = np.zeros(self.shape, np.uint64)
+        self._fill(table, counted, lambda: iter(parts))
+        return IdIndex(table)
+
+    def _fill(
+        self, table: NDArray[np.uint64], counted: _KeyRanges, parts: Callable[[], Iterator[NDArray[np.uint64]]]
+    ) -> None:
+        for part in parts():
+            counted.put(part, table)
+        for bucket in counted.spans():
+            here = table[:, bucket]
+            here[:] = here[:, np.lexsort(here[:-1][::-1])]
+            self._check_once(here)
+        table[0, -1] = _checksum(table[:, :-1])
+
+    def _check_once(self, rows: NDArray[np.uint64]) -> None:
+        """Refuse an id that two samples have."""
+        again = np.flatnonzero((rows[:-1, 1:] == rows[:-1, :-1]).all(axis=0))
+        if not len(again):
+            return
+        first, second = sorted(rows[-1, again[0] : again[0] + 2].tolist())
+        value = self._value_of(first)
+        more = f", and {len(again) - 1} more ids are there twice" if len(again) > 1 else ""
+        raise ConfigError(
+            f"samples {first} and {second} both have {self.on}={value!r}{more}; write each once, or join on a column "
+            "that tells samples apart"
+        )
+
+    def _value_of(self, number: int) -> Any:
+        stops = np.cumsum(self.index.samples_per_shard())
+        shard = int(np.searchsorted(stops, number, side="right"))
+        before = int(stops[shard]) - self.index.shards[shard].samples
+        scan = ShardScan(index=self.index, cache=self.cache, room=self.room)
+        return listed(scan.columns([shard], [self.on])[self.on])[number - before]
+
+    def _parts(self, parts: Path | None) -> Iterator[tuple[ShardGroup, NDArray[np.uint64]]]:
+        """The rows of some samples each, their keys ascending, as they come."""
+        scan = ShardScan(index=self.index, cache=self.cache, room=self.room)
+        total, done, told = self.index.num_samples, 0, 0
+        self.cache.prepare()
+        if total > SAMPLES_AT_ONCE:
+            _logger.warning("making the index of column %r over %d samples of %s", self.on, total, self.cache.label)
+        for group, found in scan.outcomes(lambda group: self._of_group(scan, group, parts)):
+            done += group.samples
+            if total > SAMPLES_AT_ONCE and 10 * done // total > told:
+                told = 10 * done // total
+                _logger.info("%s: %d %% of %d ids have been read for the index", self.cache.label, 10 * told, total)
+            yield group, found
+
+    def _of_group(self, scan: ShardScan | None, group: ShardGroup, parts: Path | None) -> NDArray[np.uint64]:
+        """Rows of a group: kept before, or made now by way of a scan."""
+        path = None if parts is None else part_path(parts, group)
+        if path is not None:
+            kept = read_checked(path, 8 * self.rows * group.samples)
+            if kept is not None:
+                return kept.view(np.uint64).reshape(self.rows, group.samples)
+        scan = scan or ShardScan(index=self.index, cache=self.cache, room=self.room)  # it was kept a moment ago
+        values = scan.columns(group.shards, [self.on])[self.on]
+        found = np.empty((self.rows, group.samples), np.uint64)
+        found[:-1] = _keys(values, self.rows == 3)
+        found[-1] = np.arange(group.first, group.first + group.samples)
+        found = found[:, np.argsort(found[0], kind="stable")]
+        if path is not None:
+            write_part(path, np.ascontiguousarray(found).reshape(-1).view(np.uint8), self.cache.directory.path)
+        return found
+
+
+class _KeyRanges:
+    """Which rows of a table have keys of which range; ranges are even, as keys are.
+
+    Args:
+        rows: Of the table.
+        samples: Its columns.
+    """
+
+    def __init__(self, rows: int, samples: int) -> None:
+        self._rows = rows
+        buckets = max(1, -(-samples // _ROWS_PER_BUCKET))
+        self._borders = np.array([2**64 * bucket // buckets for bucket in range(1, buckets)], np.uint64)
+        self._counts = np.zeros(buckets, np.int64)
+        self._filled: NDArray[np.int64] | None = None
+
+    def add(self, part: NDArray[np.uint64]) -> None:
+        """Count rows that will be put."""
+        self._counts += np.diff(self._cuts(part))
+
+    def put(self, part: NDArray[np.uint64], table: NDArray[np.uint64]) -> None:
+        """Put rows that were counted where those of their bucket are."""
+        if self._filled is None:
+            self._filled = np.cumsum(self._counts) - self._counts
+        cuts = self._cuts(part)
+        for bucket, (start, stop) in enumerate(zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)):
+            at = int(self._filled[bucket])
+            table[:, at : at + stop - start] = part[:, start:stop]
+            self._filled[bucket] += stop - start
+
+    def spans(self) -> Iterator[slice]:
+        """The places of each bucket."""
+        stops = np.cumsum(self._counts).tolist()
+        return (slice(start, stop) for start, stop in zip([0, *stops[:-1]], stops, strict=True))
+
+    def _cuts(self, part: NDArray[np.uint64]) -> NDArray[np.int64]:
+        inner = np.searchsorted(part[0], self._borders)
+        return np.concatenate([[0], inner, [part.shape[1]]]).astype(np.int64)
