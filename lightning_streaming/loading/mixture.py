@@ -29,7 +29,8 @@ class Phase:
         until: Where it ends, in samples from the epoch's beginning over all ranks, like 800000 or "800m"; or like "90%"
             of ``epoch_size``. The last phase ends with the epoch.
         steps: Into how many steps of one mixture a ramp is cut, at least.
-        max_repeats: How often streams may have been read by its end, by name: more is an error before the run.
+        max_repeats: How often streams may have been read by its end, in one epoch, by name: more is an error before the
+            run.
         cut: Where it was ended, in samples from the epoch's beginning, though it had begun as one that goes on until
             later. What was drawn and not read by then comes first in what follows.
 

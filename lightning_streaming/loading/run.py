@@ -446,8 +446,11 @@ class Run:
         plan, catalog = self.order.plan, self.order.catalog
         if plan is None:
             return
+        # To keep ranks even, the last of them may read again what lies that far before the end.
+        most = max(len(self._sequence(cursor)) - 2 * self.machines.num_ranks, 0)
+        needed = Cursor(cursor.epoch, min(cursor.sample_in_epoch, most))
         cuts = [number for number, phase in enumerate(plan.phases) if phase.cut is not None]
-        first = min([self.order.phases_ended(cursor, self._composed(cursor)), *cuts])
+        first = min([self.order.phases_ended(needed, self._composed(cursor)), *cuts])
         check_streams_of(plan, catalog.stream_names, first)
         plan.check_repeats(dict(zip(catalog.stream_names, catalog.samples_per_stream, strict=True)), first)
 

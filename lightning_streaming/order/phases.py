@@ -195,7 +195,9 @@ def planned(
     Borders between phases are rounded up to a multiple of the canonical nodes, and those between steps to the nearest
     one, so that each canonical node has as many samples of a step as the others. Counts are those of the largest
     remainder: what is owed to a stream, by a step and by those before it, rounded down, and one sample more where most
-    is left over. So a stream has at any border what its weights ask for, to within about a sample.
+    is left over. So a stream has at any border what its weights ask for, to within about a sample; only where each
+    phase reads the streams that were given least before, n of them can come to be owed 1/2 + 1/3 + ... + 1/n of one, as
+    under any rule that does not know what follows.
 
     Args:
         phases: One after another; their ``stop`` rises.

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lightning_streaming import Phase
+from lightning_streaming import Phase, World
 from lightning_streaming.errors import ConfigError, StateError, StateMismatchError
 from lightning_streaming.loading.state import Cursor
 from tests.helpers import State, assert_resumes_at_every_step, json_copy, raises
@@ -178,6 +178,19 @@ def test_an_epoch_that_needs_a_stream_that_is_gone_says_so_before_it_begins(root
     whole = phased_loader(root)
     read(whole)
     assert read(gone_on(root, at_end)) == read(whole)
+
+
+def test_ranks_that_are_kept_even_need_the_phase_before_a_very_short_one(root: Path) -> None:
+    phases = [Phase(name="long", until=152, mix={"web": 1, "code": 1}), Phase(name="short", mix={"math": 1})]
+    _, state = cut(root, 38, phases=phases, names=("web", "code", "math"))
+    few, many = (World(ranks_per_node=ranks, rank=ranks - 1) for ranks in (2, 16))
+    asked: dict[str, Any] = {"phases": phases, "batch_size": 1}
+    assert len(read(gone_on(root, state, **asked, names=("math",), world=few))) == 4
+    # The last of 16 ranks read again what others read in the phase before.
+    with raises(ConfigError, "phases.long.mix", "add it to streams"):
+        len(gone_on(root, state, **asked, names=("math",), world=many).state_dict())
+    (again,) = read(gone_on(root, state, **asked, names=("web", "code", "math"), world=many))
+    assert stream_of(again) in ("web", "code")
 
 
 def test_data_that_was_not_read_yet_may_change(root: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from lightning_streaming.order.settings import BATCHING_METHODS, SHUFFLE_ALGOS, 
 from tests.order.builders import geometry_of, ids_of, make_mixture, make_settings, phase
 from tests.order.legs import ALONE, Leg, legs_on, read_epoch, sequence_of
 
-UNHURRIED = settings(deadline=None, max_examples=40)
+UNHURRIED = settings(deadline=None, max_examples=25)
 COMPOSED = ("device_per_stream", "per_stream", "stratified")
 ORDERS = ["", *SHUFFLE_ALGOS]
 epochs = st.integers(0, 2)
