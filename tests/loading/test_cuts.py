@@ -1,0 +1,176 @@
+"""Phases that are cut where a checkpoint stands: nothing is lost, nothing comes again before its stream is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lightning_streaming import Phase, StreamingDataLoader, World
+from lightning_streaming.errors import ConfigError, StateMismatchError
+from lightning_streaming.order.settings import SHUFFLE_ALGOS
+from tests.helpers import State, raises
+from tests.loading import phased
+from tests.loading.phased import ANNEAL, BROAD, FIRST_ID, NAMES, SIZES, phased_loader, read, write_streams
+
+BORDERS = (40, 120, 160)
+RAMP = replace(phased.RAMP, until=120)
+PHASES = (BROAD, RAMP, replace(ANNEAL, until=160))
+UNHURRIED = settings(deadline=None, max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+OTHERS = (*NAMES, "mid")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_streams(tmp_path_factory.mktemp("streams"))
+
+
+def cut(root: Path, steps: int, **asked: Any) -> tuple[list[int], State]:
+    """What a run reads in so many batches, and its state then."""
+    return phased.cut(root, steps, **{"phases": PHASES, "epoch_size": None, **asked})
+
+
+def gone_on(root: Path, state: State, **asked: Any) -> StreamingDataLoader:
+    """The loader that goes on from a state."""
+    return phased.gone_on(root, state, **{"epoch_size": None, **asked})
+
+
+def with_cut(phases: Sequence[Phase], place: int, *future: Phase) -> list[Phase]:
+    """The phases that have begun at a place, the last of them cut there, and what follows."""
+    number = next(number for number, border in enumerate(BORDERS) if place <= border)
+    running = phases[number] if place == BORDERS[number] else replace(phases[number], cut=place)
+    return [*phases[:number], running, *future]
+
+
+def futures(place: int) -> list[Phase]:
+    """All streams at first, and one that was not there before; then some of them."""
+    mix = {"web": 3, "code": 1, "mid": 2}
+    return [
+        Phase(name="next", until=place + 61, mix=mix),
+        Phase(name="last", until=place + 190, mix=dict.fromkeys(OTHERS, 1)),
+    ]
+
+
+def check_passes(ids: Sequence[int]) -> None:
+    """Each pass over a stream reads all of it before the next begins."""
+    for name, size in SIZES.items():
+        of_stream = [one for one in ids if FIRST_ID[name] <= one < FIRST_ID[name] + size]
+        for start in range(0, len(of_stream), size):
+            assert len(set(of_stream[start : start + size])) == len(of_stream[start : start + size]), name
+
+
+@pytest.mark.parametrize("algo", ["", *(name for name in SHUFFLE_ALGOS if name != "py1b")])
+@UNHURRIED
+@given(steps=st.integers(1, 39), nodes=st.sampled_from([1, 4]), later=st.integers(1, 50))
+def test_a_cut_loses_nothing_and_repeats_nothing(root: Path, algo: str, steps: int, nodes: int, later: int) -> None:
+    asked: dict[str, Any] = {"shuffle": bool(algo), "num_canonical_nodes": nodes, "shuffle_block_size": 40}
+    if algo:
+        asked["shuffle_algo"] = algo
+    before, state = cut(root, steps, **asked)
+    asked |= {"phases": with_cut(PHASES, 4 * steps, *futures(4 * steps)), "names": OTHERS}
+    after = read(gone_on(root, state, **asked))
+    whole = read(phased_loader(root, **{**asked, "epoch_size": None}))
+    assert before + after == whole
+    check_passes(whole)
+    until, later_state = cut(root, later, **asked)
+    assert until + read(gone_on(root, later_state, **asked)) == whole
+
+
+@UNHURRIED
+@given(first=st.integers(1, 20), second=st.integers(1, 14), third=st.integers(1, 14))
+def test_phases_may_be_cut_again_and_again(root: Path, first: int, second: int, third: int) -> None:
+    found, state = cut(root, first)
+    phases = with_cut(PHASES, 4 * first, Phase(name="next", until=4 * first + 60, mix={"web": 2, "math": 1}))
+    place = 4 * first
+    for number, steps in enumerate((second, third)):
+        loader = gone_on(root, state, phases=phases, names=NAMES[:3])
+        found += read(loader, steps)
+        state, place = loader.state_dict(), place + 4 * steps
+        end = phases[-1].stop(None)
+        assert end is not None
+        cut_here = replace(phases[-1], cut=place if place < end else None)
+        mix = {"web": 1, "code": 2, "math": 1}
+        phases = [*phases[:-1], cut_here, Phase(name=f"more {number}", until=place + 60, mix=mix)]
+    found += read(gone_on(root, state, phases=phases, names=NAMES[:3]))
+    assert found == read(phased_loader(root, phases=phases, names=NAMES[:3], epoch_size=None))
+    check_passes(found)
+
+
+@pytest.mark.parametrize("algo", ["py1e", "blockwise"])
+def test_a_cut_is_the_same_on_other_machines(root: Path, algo: str) -> None:
+    before, state = cut(root, 17, shuffle_algo=algo)
+    asked: dict[str, Any] = {"phases": with_cut(PHASES, 68, *futures(68)), "names": OTHERS}
+    asked["shuffle_algo"] = algo
+    whole = read(phased_loader(root, **{**asked, "epoch_size": None}))
+    loaders = [
+        gone_on(root, state, world=World(num_nodes=2, ranks_per_node=1, rank=rank), batch_size=3, **asked)
+        for rank in range(2)
+    ]
+    batches = [[batch["id"].tolist() for batch in loader] for loader in loaders]
+    place = len(before)
+    for mine, other in zip(*batches, strict=True):
+        if place + 6 <= len(whole):
+            assert sorted(mine + other) == sorted(whole[place : place + 6])
+        place += 6
+
+
+def test_what_was_cut_stays_cut(root: Path) -> None:
+    _, state = cut(root, 20)
+    phases, asked = with_cut(PHASES, 80, *futures(80)), {"names": OTHERS}
+    loader = gone_on(root, state, phases=phases, **asked)
+    read(loader, 5)
+    state = loader.state_dict()
+    for other in (60, 84):
+        changed = [replace(one, cut=other) if one.cut else one for one in phases]
+        with raises(StateMismatchError, f"saved 80, now {other}"):
+            read(gone_on(root, state, phases=changed, **asked))
+    uncut = [BROAD, RAMP, *(replace(one, until=200 + number) for number, one in enumerate(futures(80)))]
+    with raises(StateMismatchError, "phases.ramp.cut", "80     'absent'"):
+        read(gone_on(root, state, phases=uncut, **asked))
+
+
+@pytest.mark.parametrize("place", [44, 76])
+def test_a_phase_is_not_cut_where_it_was_read_on(root: Path, place: int) -> None:
+    _, state = cut(root, 20)
+    with raises(StateMismatchError, f"phases.ramp.cut: saved 'absent', now {place}", "state branch"):
+        read(gone_on(root, state, phases=with_cut(PHASES, place, *futures(place)), names=OTHERS))
+
+
+@pytest.mark.parametrize(
+    ("phases", "words"),
+    [
+        ([replace(BROAD, cut=48), ANNEAL], ["phases.broad.cut is 48", "from 0 up to 40"]),
+        ([BROAD, replace(RAMP, cut=40), ANNEAL], ["phases.ramp.cut is 40", "from 40 up to 120"]),
+        ([replace(BROAD, cut=20), replace(ANNEAL, until=20)], ["phases.anneal.until is 20", "ends at 20"]),
+    ],
+)
+def test_a_cut_lies_within_its_phase(root: Path, phases: list[Phase], words: list[str]) -> None:
+    names = tuple(name for name in NAMES if any(name in phase.mix for phase in phases))
+    epoch_size = None if phases[-1].until else 160
+    with raises(ConfigError, *words):
+        len(phased_loader(root, phases=phases, names=names, epoch_size=epoch_size))
+
+
+@pytest.mark.parametrize("value", [0, -4, 2.5, "10"])
+def test_a_cut_is_a_number_of_samples(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"phases\.broad\.cut"):
+        replace(BROAD, cut=value)
+
+
+def test_composed_batches_cannot_be_cut(root: Path) -> None:
+    with raises(ConfigError, "batching_method='per_stream'", "none can be cut"):
+        phases = [replace(BROAD, cut=20), replace(RAMP, until=100), ANNEAL]
+        len(phased_loader(root, phases=phases, batching_method="per_stream"))
+
+
+def test_an_epoch_with_a_cut_is_the_only_one(root: Path) -> None:
+    loader = phased_loader(root, phases=[replace(BROAD, cut=20), RAMP, ANNEAL])
+    assert len(read(loader)) == 160
+    assert loader.state_dict()["epoch"] == 1
+    with raises(ConfigError, "epoch 1 would read phases again of which one was cut"):
+        read(loader)
