@@ -1,0 +1,72 @@
+"""``lightning-streaming state branch``: how to end the phase that a checkpoint stands in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_streaming import Phase
+from tests.helpers import make_loader, write_dataset
+from tests.loading.phased import ANNEAL, BROAD, RAMP, cut, gone_on, phased_loader, read, write_streams
+from tests.tools.running import run
+
+PHASES = (BROAD, replace(RAMP, until=120), replace(ANNEAL, until=160))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_streams(tmp_path_factory.mktemp("streams"))
+
+
+def saved(directory: Path, root: Path, steps: int, phases: Sequence[Phase] = PHASES) -> tuple[Path, dict[str, Any]]:
+    """A file with the state after so many batches, and the state."""
+    _, state = cut(root, steps, phases=phases, epoch_size=None)
+    path = directory / "state.json"
+    path.write_text(json.dumps(state))
+    return path, dict(state)
+
+
+def test_what_it_says_is_what_the_run_goes_on_with(root: Path, tmp_path: Path) -> None:
+    path, state = saved(tmp_path, root, 20)
+    told = run("state", "branch", path)
+    assert "sample 80 of phase 'ramp'" in told.out
+    assert "{name: broad, ...}" in told.out
+    assert "{name: ramp, ..., cut: 80}" in told.out
+    place = run("state", "branch", path, "--json").json
+    assert (place["cut"], place["phases"]) == (80, ["broad", "ramp"])
+    phases = [PHASES[0], replace(PHASES[1], cut=place["cut"]), Phase(name="next", until=130, mix={"news": 1, "web": 1})]
+    assert len(read(gone_on(root, state, phases=phases, epoch_size=None))) == 132 - 80  # in whole canonical nodes
+
+
+@pytest.mark.parametrize(("steps", "phases"), [(0, []), (10, ["broad"]), (30, ["broad", "ramp"])])
+def test_nothing_is_cut_where_a_phase_begins(root: Path, tmp_path: Path, steps: int, phases: list[str]) -> None:
+    path, _ = saved(tmp_path, root, steps)
+    assert "where a phase begins" in run("state", "branch", path).out
+    place = run("state", "branch", path, "--json").json
+    assert (place["cut"], place["phases"], place["sample"]) == (None, phases, 4 * steps)
+
+
+def test_a_run_without_phases_has_nothing_to_cut(tmp_path: Path) -> None:
+    loader = make_loader(write_dataset(tmp_path / "data", 20))
+    read(loader, 2)
+    (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    told = run("state", "branch", tmp_path / "state.json")
+    assert (told.code, "has no phases" in told.err) == (2, True)
+
+
+def test_an_epoch_that_has_ended_has_nothing_to_cut(root: Path, tmp_path: Path) -> None:
+    loader = phased_loader(root, phases=PHASES, epoch_size=None)
+    read(loader)
+    (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    assert "stands in epoch 1" in run("state", "branch", tmp_path / "state.json").err
+
+
+def test_a_place_that_was_moved_is_not_cut(root: Path, tmp_path: Path) -> None:
+    path, _ = saved(tmp_path, root, 20)
+    run("state", "set", path, "--epoch", 0, "--sample", 12)
+    assert "was moved to sample 12" in run("state", "branch", path).err
