@@ -120,9 +120,13 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
         Raises:
             ConfigError: They cannot follow each other so, or the streams do not fit them.
         """
-        if not self.phases:
+        if self.phases is None:
             return ()
-        if not isinstance(self.phases, Sequence) or not all(isinstance(one, Phase) for one in self.phases):
+        if (
+            not self.phases
+            or not isinstance(self.phases, Sequence)
+            or not all(isinstance(one, Phase) for one in self.phases)
+        ):
             raise ConfigError(f"phases must be a list of Phase(name=..., mix=..., until=...), but got {self.phases!r}")
         if not isinstance(self.streams, Mapping):
             raise ConfigError("phases name streams, so streams= must map names to them, like {'web': Stream(...)}")

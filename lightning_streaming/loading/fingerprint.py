@@ -483,7 +483,7 @@ def refusal(found: Sequence[Difference]) -> str:
     table = f"the saved position belongs to other data or another order:\n{indent(in_words(found), '  ')}"
     way_out = 'resume with on_change="warn" to go on from the same position all the same.'
     hashes = [one for one in found if one.setting.endswith(".hashes")]
-    if any(one.setting.startswith("phases.") for one in found):
+    if any(one.setting.startswith("phases.") and one.setting.endswith((".until", ".cut")) for one in found):
         way_out += (
             " What follows the phases that have begun may change: `lightning-streaming state branch CHECKPOINT` says "
             "how to end the last of them where the checkpoint stands."

@@ -78,6 +78,8 @@ def _join(name: object, one: Any) -> Join:
     if isinstance(one, Mapping):
         # YAML reads a key that is written on, without quotes, as true; which JSON then has as a text.
         arguments = {"on" if key is True or key == "true" else key: value for key, value in one.items()}
+        if len(arguments) < len(one) or not all(isinstance(key, str) for key in arguments):
+            raise ConfigError(f"join {name!r} must map names of arguments to values, each once, but got {dict(one)!r}")
         try:
             return Join(**arguments)
         except ConfigError as error:

@@ -10,11 +10,13 @@ from typing import Any
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.order.phases import Mix, MixturePlan, PhaseMix
+from lightning_streaming.replaced_names import tells_unknown_arguments
 from lightning_streaming.units import check_at_least, parse_count
 
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 
 
+@tells_unknown_arguments
 @dataclass(frozen=True, kw_only=True)
 class Phase:
     """A part of an epoch with one mixture of streams, or with a ramp from one to another.
@@ -99,6 +101,10 @@ class Phase:
         if self.until is None:
             return None
         part = _PERCENT.fullmatch(self.until) if isinstance(self.until, str) else None
+        if part is None and isinstance(self.until, float) and math.isfinite(self.until) and self.until % 1:
+            raise ConfigError(
+                f'{self._told("until")} must be whole samples, or a part like "90%", but is {self.until!r}'
+            )
         if part is None:
             return parse_count(self.until, self._told("until"))
         if epoch_size is None:
@@ -156,6 +162,8 @@ def mixed_phases(phases: Sequence[Phase], epoch_size: int | None) -> tuple[Phase
             stop = epoch_size
         if stop is None:
             way_out = "it, or epoch_size," if is_last else "it"
+            if phase.cut is not None:
+                way_out = "where the phase was to end before it was cut,"
             raise ConfigError(f"phases.{phase.name}.until is missing; give {way_out} as samples, like 800m")
         if not is_last and phase.cut is None and epoch_size is not None and stop >= epoch_size:
             raise ConfigError(
@@ -169,7 +177,7 @@ def mixed_phases(phases: Sequence[Phase], epoch_size: int | None) -> tuple[Phase
                 "borders must rise, counted from the beginning of the epoch"
             )
         if stop < 1:
-            raise ConfigError(f"phases.{phase.name}.until must be at least one sample, but is {stop}")
+            raise ConfigError(f"phases.{phase.name}.until must be at least one sample, but is {phase.until!r}")
         found.append(phase.mixed(stop))
     if epoch_size is not None and found and found[-1].stop != epoch_size:
         raise ConfigError(

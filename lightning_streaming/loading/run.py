@@ -159,6 +159,18 @@ class RunOrder:
             return 0
         return int(np.searchsorted(self._phase_stops(geometry, cursor.epoch), cursor.sample_in_epoch, side="right"))
 
+    def check_phases(self, first: int = 0) -> None:
+        """Refuse phases that cannot be read, from one of them on.
+
+        Raises:
+            ConfigError: A stream is missing, or would be read more often than it may.
+        """
+        if self.plan is None:
+            return
+        names = self.catalog.stream_names
+        check_streams_of(self.plan, names, first)
+        self.plan.check_repeats(dict(zip(names, self.catalog.samples_per_stream, strict=True)), first)
+
     def phase(self, cursor: Cursor, geometry: BatchGeometry) -> str | None:
         """The name of the phase that is read from a cursor on; None without phases."""
         if self.plan is None:
@@ -443,7 +455,7 @@ class Run:
         Raises:
             ConfigError: A stream is missing, or would be read more often than it may.
         """
-        plan, catalog = self.order.plan, self.order.catalog
+        plan = self.order.plan
         if plan is None:
             return
         # To keep ranks even, the last of them may read again what lies that far before the end.
@@ -451,8 +463,7 @@ class Run:
         needed = Cursor(cursor.epoch, min(cursor.sample_in_epoch, most))
         cuts = [number for number, phase in enumerate(plan.phases) if phase.cut is not None]
         first = min([self.order.phases_ended(needed, self._composed(cursor)), *cuts])
-        check_streams_of(plan, catalog.stream_names, first)
-        plan.check_repeats(dict(zip(catalog.stream_names, catalog.samples_per_stream, strict=True)), first)
+        self.order.check_phases(first)
 
     # The same run elsewhere, or later.
 
@@ -595,9 +606,7 @@ def new_run(
     initial_nodes = initial_nodes or machines.num_nodes
     order = _settled(asked, asked.settings.settled(initial_nodes), catalog)
     _check_canonical_nodes(order, ConfigError, "num_canonical_nodes is", "ask for fewer")
-    if order.plan is not None:
-        check_streams_of(order.plan, catalog.stream_names)
-        order.plan.check_repeats(dict(zip(catalog.stream_names, catalog.samples_per_stream, strict=True)))
+    order.check_phases()
     return Run(order=order, machines=machines, skip=asked.skip, initial_nodes=initial_nodes, reader=reader)
 
 

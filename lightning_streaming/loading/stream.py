@@ -197,7 +197,7 @@ def named_streams(
     said = {"storage_options": only["storage_options"], "stream_config": stream_config, "join": only["join"]}
     told = [*(name for name, value in said.items() if value), *(["select"] if only["select"] is not None else [])]
     if told:
-        raise ConfigError(f"with streams=, {told[0]} belong to each stream")
+        raise ConfigError(f"with streams=, {told[0]} is said of each stream")
     given = streams.items() if isinstance(streams, Mapping) else ((str(at), one) for at, one in enumerate(streams))
     named = {name: one.asked if isinstance(one, DatasetStream) else one for name, one in given}
     for name, stream in named.items():

@@ -71,13 +71,13 @@ class Mixture:
         drawn = batched(self.shuffled(0, number), one_node)
         ids = drawn.ids_between(0, len(drawn))
         counts = np.zeros(len(plan.streams), np.int64)
+        left_of = self._by_stream(ids[read:], self._names(step))
         returned = dict(self._returned[-1][1]) if self._returned else {}
         for stream, name, start, count in zip(
             step.streams.tolist(), self._names(step), step.starts.tolist(), step.counts.tolist(), strict=True
         ):
             first, stops = self._first_ids[name], np.cumsum(self._shard_sizes[name])
-            left = ids[read:]
-            left = left[(left >= first) & (left < first + stops[-1])]
+            left = left_of[name]
             counts[stream] = count - len(left)
             left = first + returned_in_order(left - first, start + int(counts[stream]), stops)
             known, stop = returned.get(name), start + count
@@ -86,6 +86,14 @@ class Mixture:
             returned[name] = Returned(left, stop)
         self._returned.append((number + 1, returned))
         return counts
+
+    def _by_stream(self, ids: NDArray[np.int64], names: Sequence[str]) -> dict[str, NDArray[np.int64]]:
+        """Sample ids of some streams apart, each in their order."""
+        by_id = sorted(names, key=self._first_ids.__getitem__)
+        streams = np.searchsorted([self._first_ids[name] for name in by_id], ids, side="right")
+        order = np.argsort(streams, kind="stable")
+        stops = np.searchsorted(streams[order], np.arange(len(by_id)) + 1, side="right")
+        return dict(zip(by_id, np.split(ids[order], stops[:-1]), strict=True))
 
     def _returned_before(self, step: int) -> Mapping[str, Returned]:
         """What cuts have left before a step, by stream."""
@@ -115,14 +123,15 @@ class Mixture:
         names = self._names(taken)
         for name in names:
             if name not in self._shard_sizes:
-                raise ConfigError(
-                    f"phase {self.plan.phases[taken.phase].name!r} reads stream {name!r}, which is not among the "
-                    "streams; add it again to read this part of the run"
-                )
+                phase = self.plan.phases[taken.phase]
+                why = "add it again to read this part of the run"
+                if phase.cut is not None:
+                    why = "the phase was cut, and to know what it left its streams must stay: add it again"
+                raise ConfigError(f"phase {phase.name!r} reads stream {name!r}, which is not among the streams; {why}")
         if epoch and self.is_cut:
             raise ConfigError(
-                f"epoch {epoch} would read phases again of which one was cut; end the run with its first epoch, or "
-                "leave the cut out"
+                f"epoch {epoch} would read phases again of which one was cut; end the run with its first epoch "
+                "(max_epochs=1)"
             )
         before = epoch * self.plan.drawn[-1][taken.streams] + taken.starts
         returned = self._returned_before(step)

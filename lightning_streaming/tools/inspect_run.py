@@ -99,6 +99,7 @@ def _phases_read(run: Run, plan: MixturePlan) -> list[dict[str, Any]]:
                 "phase": phase.name,
                 "begins": stops[number],
                 "ends": stops[number + 1],
+                "cut": phase.cut,
                 "steps": steps[number + 1] - steps[number],
                 "streams": [
                     _stream_in_phase(
@@ -169,8 +170,8 @@ def _print_phases(stage: str, phases: Sequence[Mapping[str, Any]]) -> None:
     heads = ["phase", "ends", "stream", "drawn", "share", "so far", "passes"]
     ramps = any(one["begin_share"] != one["end_share"] for phase in phases for one in phase["streams"])
     if ramps:
-        heads[heads.index("stream") : heads.index("stream")] = ["steps"]
-        heads[heads.index("share") + 1 : heads.index("share") + 1] = ["to"]
+        heads.insert(heads.index("stream"), "steps")
+        heads.insert(heads.index("share") + 1, "to")
     rows = []
     for phase in phases:
         for place, one in enumerate(phase["streams"]):
@@ -186,6 +187,7 @@ def _print_phases(stage: str, phases: Sequence[Mapping[str, Any]]) -> None:
             if place == 0:
                 cells |= {"phase": printable_name(phase["phase"])}
                 cells |= {head: f"{phase[head]:,}" for head in ("ends", "steps")}
+                cells["ends"] += " (cut)" if phase["cut"] is not None else ""
             rows.append([cells.get(head, "") for head in heads])
     right = [head for head in heads if head not in ("phase", "stream")]
     print_table(f"{stage}: phases of an epoch", heads, rows, right=right, whole=heads)

@@ -28,7 +28,7 @@ from lightning_streaming.tools import checkpoints, state_moves
 from lightning_streaming.tools.checkpoints import Places, SavedLoader, find_places, find_state_file, settled
 from lightning_streaming.tools.commands import add_action, add_json, add_storage_options, not_negative, positive
 from lightning_streaming.tools.console import FINE, counted, print_json, print_table, printable_name
-from lightning_streaming.tools.state_moves import StreamSeen
+from lightning_streaming.tools.state_moves import StreamSeen, phase_end
 from lightning_streaming.tools.stored_dataset import find_dataset
 
 _LOADER = "name of the train loader; needed if there are several"
@@ -41,7 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     _add_set(add_action(actions, "set", "move it to a sample of an epoch", _set_place))
     _add_skip(add_action(actions, "skip", "move it forward", skip))
     _add_import(add_action(actions, "import", "take it from MosaicML Streaming", _import_state))
-    _add_branch(add_action(actions, "branch", "end the running phase there, to go on with others", branch))
+    _add_branch(add_action(actions, "branch", "say how to end the running phase there, to go on with others", branch))
 
 
 def run(args: Namespace) -> int:
@@ -182,12 +182,21 @@ def branch(args: Namespace) -> int:
     if position.fingerprint is None or "phases" not in position.fingerprint:
         raise ConfigError(
             f"the run of {args.checkpoint} has no phases, and nothing else can change within an epoch; give "
-            "it phases from its start, or change its mixture between epochs"
+            "it phases from its start, or begin a new run from its weights"
         )
     if epoch:
-        raise ConfigError(f"{args.checkpoint} stands in epoch {epoch}, and all phases were read in the one before")
+        raise ConfigError(
+            f"{args.checkpoint} stands in epoch {epoch}, and all phases were read in the one before; go on from a "
+            "checkpoint that was saved before its end"
+        )
+    method = position.fingerprint["order"]["batching_method"]
+    if method != "random":
+        raise ConfigError(
+            f"batching_method={method!r} composes the batches of a phase as a whole, so none can be cut: the phase "
+            "that is being read goes on to its end, and only what follows it may change"
+        )
     running = list(phases)[-1] if phases else ""
-    start = max((one.get("cut", one["until"]) for name, one in phases.items() if name != running), default=0)
+    start = max((phase_end(one) for name, one in phases.items() if name != running), default=0)
     if phases and not start < sample <= phases[running]["until"]:
         raise ConfigError(
             f"{args.checkpoint} was moved to sample {sample}, which is not in phase {running!r}, the last that the run "
@@ -208,11 +217,13 @@ def _print_branch(shown: str, phases: Mapping[str, Mapping[str, Any]], running: 
     until = phases[running]["until"]
     print(f"{shown} stands at sample {sample} of phase {running!r}, which was begun to be read until {until}.")
     print(
-        f"To go on with other phases, add `cut: {sample}` to it, leave all else of it as it was, and write them after:"
+        f"To go on with other phases, add `cut: {sample}` to it, leave all else of it as it was, and write them after."
     )
+    print("The epoch is then the last one of the run, and the streams of this phase stay among its streams.")
     print("\n    phases:")
     for name in phases:
-        print(f"      - {{name: {name}, ..., cut: {sample}}}" if name == running else f"      - {{name: {name}, ...}}")
+        here = f", until: {until}, cut: {sample}" if name == running else ""
+        print(f"      - {{name: {name}, ...{here}}}")
     print("      - {name: ..., until: ..., mix: ...}  # what comes next")
 
 
@@ -417,7 +428,7 @@ def _print_phases(name: str, position: SavedPosition, fingerprint: Mapping[str, 
     tells_now = fingerprint["order"]["batching_method"] == "random"
     rows = []
     for phase, one in fingerprint["phases"].items():
-        ends = one["until"]
+        ends = phase_end(one)
         now = "read" if ends <= sample else "under way" if begins < sample else "to be read"
         rows.append((printable_name(phase), f"{begins:,}", f"{ends:,}", *([now] if tells_now else []), one["mix"]))
         begins = ends

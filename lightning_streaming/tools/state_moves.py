@@ -245,13 +245,18 @@ def _in_phases(one: StreamSeen, position: SavedPosition) -> StreamSeen:
     nothing = 0 if sample == 0 else None
     if order["batching_method"] != "random":  # some of what is drawn is left out
         return replace(one, before=None if epoch else 0, this_epoch=nothing)
-    told_to = max((phase["until"] for phase in position.fingerprint["phases"].values()), default=0)
+    told_to = max((phase_end(phase) for phase in position.fingerprint["phases"].values()), default=0)
     # The place may have been moved to an epoch of which the state does not tell all phases.
     before = one.before if epoch == 0 or told_to == order["epoch_size"] else None
     if one.drawn == told_to >= sample:
         return replace(one, before=before)  # no other stream was read
     skips_here = any(start < stop and start[0] <= epoch <= stop[0] for start, stop in position.skipped.values())
     return replace(one, before=before, this_epoch=one.drawn if sample == told_to and not skips_here else nothing)
+
+
+def phase_end(phase: Mapping[str, Any]) -> int:
+    """Where a phase that a state tells of ended, or will end, in samples."""
+    return int(phase.get("cut", phase["until"]))
 
 
 def this_epoch_by_data(position: SavedPosition, places: Mapping[str, str], options: Mapping[str, Any]) -> list[int]:

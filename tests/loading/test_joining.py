@@ -454,7 +454,7 @@ def test_an_id_that_is_there_twice_is_told(kind: str, tmp_path: Path) -> None:
 
 
 def test_joins_belong_to_each_of_several_streams(data: Path) -> None:
-    with pytest.raises(ConfigError, match="with streams=, join belong to each stream"):
+    with pytest.raises(ConfigError, match="with streams=, join is said of each stream"):
         StreamingDataset(streams={"a": Stream(remote=str(data / "images"))}, join={"b": "x"})
 
 

@@ -13,7 +13,7 @@ from lightning_streaming import Phase, Stream
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.mixture import mixed_phases
 from tests.helpers import make_dataset, raises
-from tests.loading.phased import NAMES, PHASES, phased_loader, read, write_streams
+from tests.loading.phased import NAMES, PHASES, phased_loader, write_streams
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ BORDERS: list[tuple[Sequence[Any], int | None, list[str]]] = [
     (["50%", 160], None, ["phases.0.until='50%' is a part of epoch_size, which is not given"]),
     (["101%", None], 160, ["phases.0.until must be at most 100%"]),
     ([0, None], 160, ["phases.0.until must be at least one sample"]),
-    ([0.9, None], 160, ["phases.0.until must be at least one sample"]),
+    ([0.9, None], 160, ["phases.0.until must be whole samples", '"90%"']),
     (["0%", None], 160, ["phases.0.until must be at least one sample"]),
     ([-4, None], 160, ["phases.0.until must be a finite number that is not negative"]),
     ([float("nan"), None], 160, ["phases.0.until must be a finite number"]),
@@ -217,8 +217,9 @@ def test_errors_may_be_sent_to_other_processes(root: Path) -> None:
         assert (type(copy), str(copy)) == (ConfigError, str(error))
 
 
-def test_no_phases_are_none(root: Path) -> None:
-    assert sorted(read(phased_loader(root, []))) == sorted(read(phased_loader(root, None)))
+def test_a_list_of_no_phases_is_refused(root: Path) -> None:
+    with raises(ConfigError, "phases must be a list of Phase", "[]"):
+        phased_loader(root, [])
 
 
 def test_a_dataset_tells_what_phases_were_asked_for(root: Path) -> None:

@@ -36,7 +36,7 @@ def test_what_it_says_is_what_the_run_goes_on_with(root: Path, tmp_path: Path) -
     told = run("state", "branch", path)
     assert "sample 80 of phase 'ramp'" in told.out
     assert "{name: broad, ...}" in told.out
-    assert "{name: ramp, ..., cut: 80}" in told.out
+    assert "{name: ramp, ..., until: 120, cut: 80}" in told.out
     place = run("state", "branch", path, "--json").json
     assert (place["cut"], place["phases"]) == (80, ["broad", "ramp"])
     phases = [PHASES[0], replace(PHASES[1], cut=place["cut"]), Phase(name="next", until=130, mix={"news": 1, "web": 1})]
