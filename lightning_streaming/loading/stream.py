@@ -48,6 +48,8 @@ class Stream(SelectionOptions):
         download_timeout: Seconds without a byte arriving after which an attempt ends.
         validate_hash: Hash to check downloaded files with. None: one that the index offers.
         keep_zip: Keep compressed files beside the decompressed ones.
+        follow: Whether a resumed run reads, from its next epoch on, what was appended to the stream before the resume;
+            otherwise it stays with the shards that it began with. See docs/resume.md.
     """
 
     remote: str | None = None
@@ -60,6 +62,7 @@ class Stream(SelectionOptions):
     download_timeout: float | None = None
     validate_hash: str | None = None
     keep_zip: bool | None = None
+    follow: bool | None = None
 
     def __post_init__(self) -> None:
         if self.remote is None and self.local is None:
@@ -112,6 +115,10 @@ class Stream(SelectionOptions):
             select=select,
         )
 
+    def is_followed(self, defaults: StreamDefaults) -> bool:
+        """Whether a resumed run reads what was appended to it, from the next epoch on."""
+        return self._with(defaults).follow
+
     def _with(self, defaults: StreamDefaults) -> StreamDefaults:
         own = {one.name: getattr(self, one.name) for one in fields(StreamDefaults)}
         return replace(defaults, **{name: value for name, value in own.items() if value is not None})
@@ -133,6 +140,8 @@ class StreamDefaults:
         download_timeout: Seconds without a byte arriving after which an attempt ends, for streams that do not say.
         validate_hash: Hash to check downloads with, for streams that do not say. None: one that the index offers.
         keep_zip: Keep compressed files beside the decompressed ones, for streams that do not say.
+        follow: Whether a resumed run reads, from its next epoch on, what was appended to a stream before the resume,
+            for streams that do not say.
     """
 
     split: str | None = None
@@ -143,6 +152,7 @@ class StreamDefaults:
     download_timeout: float = 60.0
     validate_hash: str | None = None
     keep_zip: bool = False
+    follow: bool = False
 
 
 def named_streams(
@@ -308,6 +318,11 @@ class DatasetStream:
     def keep_zip(self) -> bool:
         """Whether compressed files are kept beside the decompressed ones."""
         return self.cache_config().keep_zip
+
+    @property
+    def follow(self) -> bool:
+        """Whether a resumed run reads what was appended to it, from the next epoch on."""
+        return self.asked.is_followed(self._defaults)
 
     @property
     def proportion(self) -> float:
