@@ -500,10 +500,8 @@ def refusal(found: Sequence[Difference], saved: Mapping[str, Any] | None = None)
             " What follows the phases that have begun may change: `lightning-streaming state branch CHECKPOINT` says how "
             "to end the last of them where the checkpoint stands."
         )
-    if saved is not None and not is_listed(saved["streams"]):
-        table += (
-            "\nOf so many streams a state tells one digest of all, not the shards of each, so none can have grown since"
-        )
+    if not hashes and saved is not None and not is_listed(saved["streams"]):
+        way_out += " Of so many streams a state does not tell the shards of each: data must not be appended to any."
     if not hashes:
         return f"{table}\nPut these back, or {way_out}"
     changes = "; ".join(dict.fromkeys(f"{one.saved} → {one.now}" for one in hashes))

@@ -44,11 +44,11 @@ class Growth:
 
     def _told(self, catalog: Catalog, stream: int, count: int) -> str:
         sizes = catalog.shard_sizes_per_stream[stream]
-        what = f"{len(sizes) - count} new shards ({int(sizes[count:].sum())} samples) of stream "
-        what += repr(catalog.stream_names[stream])
+        name, left = catalog.stream_names[stream], len(sizes) - count
+        what = f"stream {name!r} has {left} more shard{'s' if left > 1 else ''}, of {int(sizes[count:].sum())} samples, "
         if stream not in self.followed:
-            return f"{what} are left out, in later epochs too; follow=True reads them from the next epoch on"
-        return f"{what} are read from epoch {self.last_epoch + 1} on, and left out before"
+            return f"{what}left out in later epochs too (follow=True reads them from the next epoch on)"
+        return f"{what}left out before epoch {self.last_epoch + 1}, and read from then on"
 
 
 NO_GROWTH = Growth()
