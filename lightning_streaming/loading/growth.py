@@ -45,7 +45,9 @@ class Growth:
     def _told(self, catalog: Catalog, stream: int, count: int) -> str:
         sizes = catalog.shard_sizes_per_stream[stream]
         name, left = catalog.stream_names[stream], len(sizes) - count
-        what = f"stream {name!r} has {left} more shard{'s' if left > 1 else ''}, of {int(sizes[count:].sum())} samples, "
+        what = (
+            f"stream {name!r} has {left} more shard{'s' if left > 1 else ''}, of {int(sizes[count:].sum())} samples, "
+        )
         if stream not in self.followed:
             return f"{what}left out in later epochs too (follow=True reads them from the next epoch on)"
         return f"{what}left out before epoch {self.last_epoch + 1}, and read from then on"
