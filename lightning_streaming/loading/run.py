@@ -654,7 +654,8 @@ def resume(
         may_end_early=on_change == "warn",
         reader=reader,
     )
-    found = run.differences(saved)
+    then = _order_of(asked, order.settings, catalog.head(dict(growth.shards)), growth)
+    found = replace(run, order=then).differences(saved)
     if found and on_change == "error":
         raise StateMismatchError(told + refusal(found, saved.fingerprint))
     run.check_phases(saved.cursor)

@@ -29,13 +29,14 @@ def append(root: Path, samples: int, *, first_id: int) -> None:
 @pytest.fixture
 def roots(tmp_path: Path) -> dict[str, Path]:
     """Two streams: ids from 0 and from 1000 on."""
-    first = write_dataset(tmp_path / "a", 28)
-    return {"a": first, "b": write_dataset(tmp_path / "b", 17, first_id=1000)}
+    first = write_dataset(tmp_path / "a", 30)
+    return {"a": first, "b": write_dataset(tmp_path / "b", 15, first_id=1000)}
 
 
 def grow(roots: dict[str, Path]) -> None:
-    append(roots["a"], 12, first_id=28)
-    append(roots["b"], 9, first_id=1017)
+    """Append whole shards to both."""
+    append(roots["a"], 15, first_id=30)
+    append(roots["b"], 10, first_id=1015)
 
 
 def loader(roots: dict[str, Path], *, stream: Any = None, **how: Any) -> StreamingDataLoader:
@@ -102,10 +103,10 @@ def test_a_state_describes_the_shards_of_its_own_epoch(roots: dict[str, Path], f
     read(resumed, 1)
     assert resumed.dataset.epoch_size == 45
     after = resumed.state_dict()
-    assert after["fingerprint"]["order"]["epoch_size"] == (66 if follow else 45)
+    assert after["fingerprint"]["order"]["epoch_size"] == (70 if follow else 45)
     assert after["fingerprint"]["streams"]["a"]["shards"] == (9 if follow else 6)
     expected = read(resumed, 2)
-    assert resumed.dataset.epoch_size == len(expected[0]) == (66 if follow else 45)
+    assert resumed.dataset.epoch_size == len(expected[0]) == (70 if follow else 45)
     # Once more, with yet more data: without a history of the first time.
     grow(roots)
     again = loader(roots)
@@ -116,7 +117,7 @@ def test_a_state_describes_the_shards_of_its_own_epoch(roots: dict[str, Path], f
 def test_an_epoch_that_has_not_begun_reads_all_where_streams_are_followed(roots: dict[str, Path]) -> None:
     state = json_copy(loader(roots).state_dict())
     grow(roots)
-    for follow, size in ((False, 45), (True, 66)):
+    for follow, size in ((False, 45), (True, 70)):
         resumed = loader(roots, follow=follow)
         resumed.load_state_dict(state)
         assert [len(one) for one in read(resumed, 2)] == [size, size]
@@ -130,17 +131,16 @@ def test_each_stream_says_for_itself(roots: dict[str, Path], caplog: pytest.LogC
     resumed = make_loader(streams=streams)
     resumed.load_state_dict(state)
     first, second = read(resumed, 2)
-    assert (len(first), len(second)) == (37, 54)
+    assert (len(first), len(second)) == (37, 55)
     assert [resumed.dataset.streams[name].follow for name in "ab"] == [False, True]
-    assert {one for one in second if one < 1000} == set(range(28))
+    assert {one for one in second if one < 1000} == set(range(30))
     told = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
     assert len(told) == 1
-    assert "stream 'a' has 3 more shards, of 12 samples, left out in later epochs too" in told[0]
-    assert "stream 'b' has 2 more shards, of 9 samples, left out before epoch 1" in told[0]
+    assert "stream 'a' has 3 more shards, of 15 samples, left out in later epochs too" in told[0]
+    assert "stream 'b' has 2 more shards, of 10 samples, left out before epoch 1" in told[0]
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("context", "persistent"), [("fork", False), ("spawn", True)])
 def test_workers_are_told(roots: dict[str, Path], context: str, persistent: bool) -> None:
     seen, state = stopped(loader(roots), 3)
     whole = read(loader(roots), 1)
@@ -219,20 +219,17 @@ def phases(epoch_size: int = 60) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("follow", [False, True])
-def test_phases_of_an_epoch_keep_their_shards(roots: dict[str, Path], follow: bool) -> None:
+@pytest.mark.parametrize("batches", [3, 12])
+def test_phases_of_an_epoch_keep_their_shards(roots: dict[str, Path], follow: bool, batches: int) -> None:
     how = {**phases(), "num_canonical_nodes": 2}
     whole = read(loader(roots, **how), 2)
-    for batches in (3, 12):
-        seen, state = stopped(loader(roots, **how), batches)
-        before = {name: (root / "index.json").read_bytes() for name, root in roots.items()}
-        grow(roots)
-        resumed = loader(roots, **how, follow=follow)
-        resumed.load_state_dict(state)
-        first, second = read(resumed, 2)
-        assert seen + first == whole[0]
-        assert (second == whole[1]) is not follow
-        for name, index in before.items():
-            (roots[name] / "index.json").write_bytes(index)
+    seen, state = stopped(loader(roots, **how), batches)
+    grow(roots)
+    resumed = loader(roots, **how, follow=follow)
+    resumed.load_state_dict(state)
+    first, second = read(resumed, 2)
+    assert seen + first == whole[0]
+    assert (second == whole[1]) is not follow
 
 
 def test_data_that_is_other_or_less_is_refused(roots: dict[str, Path], tmp_path: Path) -> None:
@@ -249,6 +246,16 @@ def test_data_that_is_other_or_less_is_refused(roots: dict[str, Path], tmp_path:
     other.load_state_dict(state)
     with raises(StateMismatchError, "streams.a.digest"):
         len(other)
+
+
+def test_a_last_shard_that_was_filled_up_is_refused(tmp_path: Path) -> None:
+    root = write_dataset(tmp_path / "a", 28)
+    _, state = stopped(loader({"a": root}), 2)
+    append(root, 12, first_id=28)
+    resumed = loader({"a": root})
+    resumed.load_state_dict(state)
+    with raises(StateMismatchError, "streams.a.digest", "the last shard was filled up"):
+        len(resumed)
 
 
 def test_of_many_streams_growth_cannot_be_told(roots: dict[str, Path]) -> None:
@@ -269,8 +276,6 @@ def test_a_cached_index_is_replaced_and_its_shards_stay(roots: dict[str, Path], 
     seen, state = stopped(make_loader(streams=cached), 3)
     files = {path: path.stat().st_ino for path in (tmp_path / "cache").rglob("*.mds")}
     grow(roots)
-    cache_age = [path for path in (tmp_path / "cache").rglob("*") if path.name.endswith("index.json")]
-    assert len(cache_age) == 2
     resumed = make_loader(streams=cached, follow=True)
     resumed.load_state_dict(state)
     first = read(resumed, 1)[0]
@@ -290,7 +295,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     follow=st.booleans(),
     cut=st.integers(0, 8),
 )
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 def test_any_append_and_any_cut(
     place: Path, sizes: list[list[int]], data: st.DataObject, how: dict[str, Any], follow: bool, cut: int
 ) -> None:
@@ -311,8 +316,7 @@ def test_any_append_and_any_cut(
     seen, state = stopped(loader(roots, **how), cut)
     resumed = loader(longer, **how, follow=follow)
     resumed.load_state_dict(state)
-    now = read(resumed, 2)
     if cut or not follow:
-        assert seen + now[0] == whole[0]
+        assert seen + read(resumed, 1)[0] == whole[0]
     if not follow:
-        assert now[1] == whole[1]
+        assert read(resumed, 1)[0] == whole[1]

@@ -1,4 +1,4 @@
-"""Orders of the first shards of streams that have more: bit for bit those of the shorter streams, with ids of the longer."""
+"""Orders of the first shards of longer streams: bit for bit those of the shorter streams, with ids of the longer."""
 
 from __future__ import annotations
 
