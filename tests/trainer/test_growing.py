@@ -10,6 +10,8 @@ import pytest
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset, StreamingStateCallback
 from tests.trainer.harness import Reader, Stopped, trainer_for
 
+pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`", "ignore:You're resuming from")
+
 
 def write(root: Path, first: int, samples: int, mode: Any) -> None:
     with MDSWriter(out=str(root), columns={"id": "int"}, size_limit=230, mode=mode) as writer:
