@@ -38,6 +38,7 @@ from lightning_streaming.loading.state import Cursor, PassStart, SavedPosition
 from lightning_streaming.loading.transform import Making
 from lightning_streaming.order.batchings import Batched
 from lightning_streaming.order.draw import Shuffled
+from lightning_streaming.order.partition import BatchGeometry
 from lightning_streaming.order.settings import OrderSettings
 from lightning_streaming.order.weights import ResolvedWeights
 from lightning_streaming.world import World
@@ -71,7 +72,6 @@ class CurrentRun:
         self._brought: Mapping[str, Any] | None = None
         """In a copy: what its original's run was, but for the data."""
         self._has_begun = self._has_told_changes = False
-        self._epoch = 0  # the latest that was begun, or where a loaded position lies
         self._ahead = OrderAhead()
 
     @property
@@ -91,6 +91,16 @@ class CurrentRun:
             return self._run.order.of_epoch(self._epoch).weights
         catalog = self._source.catalog
         return self.asked.resolved_weights(catalog.head(self._growth(catalog).shards_in(self._epoch)), self.settings)
+
+    @property
+    def _epoch(self) -> int:
+        """The latest that was begun, or where a loaded position lies."""
+        composed: Mapping[int, BatchGeometry] = {}
+        if self._run is not None:
+            composed = self._run.composed
+        elif self._brought is not None:
+            composed = self._brought["composed"]
+        return max(composed, default=0 if self._loaded is None else self._loaded[0].cursor.epoch)
 
     def _growth(self, catalog: Catalog) -> Growth:
         """How much is read of streams that have grown."""
@@ -123,7 +133,6 @@ class CurrentRun:
             _log.warning(words, told, asked, saved.num_canonical_nodes)
         self._loaded, self._initial_nodes = (saved, on_change), saved.initial_physical_nodes
         self._settings, self._run, self._brought = self.asked.resumed(saved), None, None
-        self._epoch = saved.cursor.epoch
         self._has_begun = self._has_told_changes = False
 
     def read_by(self, batch_size: int, drop_last: bool) -> None:
@@ -175,7 +184,7 @@ class CurrentRun:
         cursor = self.normalise(run, cursor)
         for why in run.why_uneven(cursor):
             _log.warning("%s", why)
-        self._has_begun, self._epoch = True, cursor.epoch
+        self._has_begun = True
         self.keep(run.at(cursor))
         return run.epoch(cursor).pass_start(world)
 

@@ -49,7 +49,7 @@ def test_an_order_does_not_know_what_was_appended(
     how = {"shuffle": False} if algo is None else {"shuffle_algo": algo, "shuffle_block_size": 16}
     order = make_settings(num_canonical_nodes=2, batching_method=method, **how)
     try:
-        shape = make_shape(*sizes, **({} if repeat is None else {"repeat": repeat}))
+        shape = make_shape(*sizes, repeat=repeat)
         before = epoch_of(order, shape, geometry_of(1, 1, 2), epoch)
         ids = before.ids(np.arange(len(before))).tolist()
     except ConfigError:  # too few samples for this method or shuffle
