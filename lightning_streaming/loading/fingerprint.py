@@ -497,8 +497,8 @@ def refusal(found: Sequence[Difference], saved: Mapping[str, Any] | None = None)
     hashes = [one for one in found if one.setting.endswith(".hashes")]
     if any(one.setting.startswith("phases.") for one in found):
         way_out += (
-            " What follows the phases that have begun may change: `lightning-streaming state branch CHECKPOINT` says how "
-            "to end the last of them where the checkpoint stands."
+            " What follows the phases that have begun may change: `lightning-streaming state branch CHECKPOINT` says "
+            "how to end the last of them where the checkpoint stands."
         )
     more = [one for one in found if one.setting.endswith(".samples") and one.saved.isdigit() and one.now.isdigit()]
     if any(int(one.saved) < int(one.now) for one in more):
