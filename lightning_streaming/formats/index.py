@@ -98,6 +98,10 @@ class DatasetIndex:
         """Samples of each shard, of shape (shards,); not to be changed."""
         return self.shards.samples
 
+    def head(self, shards: int) -> DatasetIndex:
+        """The dataset as it was when it had only its first ``shards`` shards."""
+        return DatasetIndex(self.shards.head(shards))
+
     def __eq__(self, other: object) -> bool:
         return self.shards == other.shards if isinstance(other, DatasetIndex) else NotImplemented
 

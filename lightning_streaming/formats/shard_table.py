@@ -412,6 +412,18 @@ class ShardTable(Sequence[ShardInfo]):
             and np.array_equal(self.text[:end], other.text[:end])
         )
 
+    def head(self, count: int) -> ShardTable:
+        """The first ``count`` shards, without a copy of what is known of them."""
+        files, texts = int(self.first_file[count]), int(self.first_text[count])
+        return ShardTable(
+            kinds=self.kinds,
+            kind_of_shard=self.kind_of_shard[:count],
+            samples=self.samples[:count],
+            sizes=self.sizes[:files],
+            text_stops=self.text_stops[:texts],
+            text=self.text[: int(self.text_stops[texts - 1]) if texts else 0],
+        )
+
     def _starts(self, counts: Sequence[int]) -> NDArray[np.int64]:
         places = np.zeros(len(self) + 1, np.int64)
         np.cumsum(np.asarray(counts, np.int64)[self.kind_of_shard], out=places[1:]) if len(self) else None

@@ -34,7 +34,50 @@ class SamplePlace(NamedTuple):
     """Sample, counted within its shard."""
 
 
-class Catalog:
+class Extent:
+    """How far each stream is read: its shards, and which of their samples.
+
+    Args:
+        indexes: The index of each stream, by name, in stream order.
+        selections: Which samples are selected, of streams of which not all are.
+        first_ids: Sample id at which each stream begins, where streams have more shards than these. None: one follows
+            another.
+        joins: The datasets that are joined with streams; None where there are none.
+
+    Raises:
+        ConfigError: A stream holds no sample.
+    """
+
+    def __init__(
+        self,
+        indexes: Mapping[str, DatasetIndex],
+        selections: Mapping[str, Selection] = MappingProxyType({}),
+        first_ids: Sequence[int] | None = None,
+        joins: Joins | None = None,
+    ) -> None:
+        self.joins = joins
+        self.stream_names = list(indexes)
+        self.indexes = tuple(indexes.values())
+        self.selections = tuple(selections.get(name) for name in indexes)
+        self.shard_sizes_per_stream = tuple(
+            index.samples_per_shard() if selection is None else selection.per_shard(index.samples_per_shard())
+            for index, selection in zip(self.indexes, self.selections, strict=True)
+        )
+        self.samples_per_stream = [int(sizes.sum()) for sizes in self.shard_sizes_per_stream]
+        for name, samples in zip(self.stream_names, self.samples_per_stream, strict=True):
+            if not samples:
+                raise ConfigError(f"stream {name!r} has no samples; write some to it or leave it out")
+        self.shards_per_stream = [len(sizes) for sizes in self.shard_sizes_per_stream]
+        self.num_samples = sum(self.samples_per_stream)
+        """Samples of all streams together, before weighting."""
+        following = list(accumulate(self.samples_per_stream, initial=0))[:-1]
+        self.first_ids = tuple(following if first_ids is None else first_ids)
+        """Sample id at which each stream begins."""
+        self.leaves_gaps = list(self.first_ids) != following
+        """Whether between the ids of two streams lie some that are not read."""
+
+
+class Catalog(Extent):
     """The shards of all streams in one numbering: stream 0's first, each in the order of its index.
 
     Where not all samples of a stream are selected, those that are have the ids and count; the others have none.
@@ -54,31 +97,43 @@ class Catalog:
         selections: Mapping[str, Selection] = MappingProxyType({}),
         joins: Joins | None = None,
     ) -> None:
-        self.stream_names = list(indexes)
-        self.indexes = tuple(indexes.values())
-        self.selections = tuple(selections.get(name) for name in indexes)
-        stored = [index.samples_per_shard() for index in self.indexes]
-        self.shard_sizes_per_stream = tuple(
-            sizes if selection is None else selection.per_shard(sizes)
-            for sizes, selection in zip(stored, self.selections, strict=True)
-        )
-        self.samples_per_stream = [int(sizes.sum()) for sizes in self.shard_sizes_per_stream]
-        for name, samples in zip(self.stream_names, self.samples_per_stream, strict=True):
-            if not samples:
-                raise ConfigError(f"stream {name!r} has no samples; write some to it or leave it out")
+        super().__init__(indexes, selections, joins=joins)
         self.samples_per_shard: NDArray[np.int64] = np.concatenate(self.shard_sizes_per_stream)
         self.stream_of_shard: NDArray[np.int64] = np.repeat(np.arange(len(indexes)), self.shards_per_stream)
         self._runs = RunLookup(np.cumsum(self.samples_per_shard))
         self.shards: Sequence[ShardInfo] = _AllShards(self.indexes)
-        self.num_samples = sum(self.samples_per_stream)
-        """Samples of all streams together, before weighting."""
-        self.joins = joins
-        self._selected = _SelectedPlaces(self, stored) if any(one is not None for one in self.selections) else None
+        self._selected = _SelectedPlaces(self) if any(one is not None for one in self.selections) else None
+        self._heads: dict[tuple[int, int], tuple[DatasetIndex, Selection | None]] = {}
+        self._extents: dict[tuple[tuple[int, int], ...], Extent] = {}
 
-    @cached_property
-    def shards_per_stream(self) -> list[int]:
-        """Shards of each stream."""
-        return [len(sizes) for sizes in self.shard_sizes_per_stream]
+    def head(self, shards: Mapping[int, int]) -> Extent:
+        """The data as it is if of some streams only the first shards are read, with the same sample ids.
+
+        Args:
+            shards: How many, by the stream's place; of the other streams all are read.
+
+        Raises:
+            ConfigError: None of their samples is selected.
+        """
+        asked = tuple(sorted(shards.items()))
+        if asked and asked not in self._extents:
+            indexes, selections = dict(zip(self.stream_names, self.indexes, strict=True)), {}
+            for stream, name in enumerate(self.stream_names):
+                selection = self.selections[stream]
+                if stream in shards:
+                    indexes[name], selection = self._head_of(stream, shards[stream])
+                if selection is not None:
+                    selections[name] = selection
+            self._extents[asked] = Extent(indexes, selections, self.first_ids, self.joins)
+        return self._extents[asked] if asked else self
+
+    def _head_of(self, stream: int, shards: int) -> tuple[DatasetIndex, Selection | None]:
+        known = self._heads.get((stream, shards))
+        if known is None:
+            index, selection = self.indexes[stream].head(shards), self.selections[stream]
+            known = index, None if selection is None else selection.head(index.num_samples)
+            self._heads[stream, shards] = known  # the digest of the index is kept with it
+        return known
 
     @cached_property
     def first_sample_of_shard(self) -> NDArray[np.int64]:
@@ -188,10 +243,10 @@ class _SelectedPlaces:
 
     Args:
         catalog: Its shards and selections.
-        stored: Stored samples of each shard, stream by stream.
     """
 
-    def __init__(self, catalog: Catalog, stored: Sequence[NDArray[np.int64]]) -> None:
+    def __init__(self, catalog: Catalog) -> None:
+        stored = [index.samples_per_shard() for index in catalog.indexes]
         self._selections = {place: one for place, one in enumerate(catalog.selections) if one is not None}
         self._stream_of_shard = catalog.stream_of_shard
         # Of each shard: samples of its stream that come before it, stored and selected.

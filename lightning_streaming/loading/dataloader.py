@@ -142,8 +142,13 @@ class StreamingDataLoader(AcceleratedLoader):
         self._progress = _Progress()
 
     def __len__(self) -> int:
-        """Batches in a whole epoch on each rank; the same after a resume as before, and whatever is skipped."""
-        return run_of(self).unskipped(Cursor(0, 0)).num_batches(self.drop_last)
+        """Batches in a whole epoch on each rank; the same after a resume as before, and whatever is skipped.
+
+        Where later epochs read more of data that has grown, those of the epoch that the next batch is of.
+        """
+        run = run_of(self)
+        epoch = 0 if run.order.later is None else run.normalise(self.cursor()).epoch
+        return run.unskipped(Cursor(epoch, 0)).num_batches(self.drop_last)
 
     def __repr__(self) -> str:
         settings = f"batch_size={self.batch_size}, num_workers={self.num_workers}"
@@ -292,7 +297,8 @@ class StreamingDataLoader(AcceleratedLoader):
 
     def _new_channel(self) -> workers.WorkerChannel:
         slots = None if self._is_pinned() else make_slots(self.num_workers, (self.prefetch_factor or 0) + 1)
-        return workers.WorkerChannel(workers.SharedPassStart(len(passes_of(self.dataset).run.asked.skip)), slots)
+        asked = passes_of(self.dataset).run.asked
+        return workers.WorkerChannel(workers.SharedPassStart(len(asked.skip), len(asked.weights)), slots)
 
     def _worker_batches(self, channel: workers.WorkerChannel) -> workers.WorkerBatches:
         pinned = self._is_pinned()

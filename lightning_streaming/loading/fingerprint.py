@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from textwrap import indent
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lightning_streaming.loading.catalog import Catalog
+from lightning_streaming.loading.catalog import Extent
 from lightning_streaming.order.phases import MixturePlan
 from lightning_streaming.order.settings import BATCHING_METHODS, SAMPLING_METHODS, SHUFFLE_ALGOS, OrderSettings
 from lightning_streaming.order.weights import ResolvedWeights
@@ -49,7 +49,7 @@ class Fingerprint:
     Of phases only those count that have begun, and of the streams those that they read: what comes later may change.
 
     Args:
-        catalog: The data.
+        catalog: The data, as far as it is read.
         settings: The order settings, settled.
         weights: The streams' shares of an epoch.
         plan: The phases of an epoch, if it has any.
@@ -58,7 +58,7 @@ class Fingerprint:
 
     def __init__(
         self,
-        catalog: Catalog,
+        catalog: Extent,
         settings: OrderSettings,
         weights: ResolvedWeights,
         plan: MixturePlan | None = None,
@@ -179,7 +179,7 @@ class Fingerprint:
             yield Difference(f"streams.{name}.hashes", _in_short(then), _in_short(facts.hashes))
 
 
-def _description(catalog: Catalog, stream: int, place: int, drawn: int) -> dict[str, Any]:
+def _description(catalog: Extent, stream: int, place: int, drawn: int) -> dict[str, Any]:
     """What a state says of a stream."""
     return {
         "place": place,
@@ -197,13 +197,13 @@ def _undrawn(one: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in one.items() if key not in ("place", "samples drawn")}
 
 
-def _selection_of(catalog: Catalog, stream: int) -> dict[str, str]:
+def _selection_of(catalog: Extent, stream: int) -> dict[str, str]:
     """What a state says of a stream of which not all samples are read."""
     selection = catalog.selections[stream]
     return {} if selection is None or len(selection) == selection.num_stored else {"selection": selection.digest}
 
 
-def _joins_of(catalog: Catalog, stream: int) -> dict[str, Any]:
+def _joins_of(catalog: Extent, stream: int) -> dict[str, Any]:
     """What a state says of the datasets that are joined with a stream, if any are."""
     joins = None if catalog.joins is None else catalog.joins.streams.get(stream)
     return {} if joins is None else {"joins": {one.name: one.facts() for one in joins.all}}
@@ -216,6 +216,11 @@ def _in_short(hashes: tuple[str, ...]) -> str:
     ('none', 'md5, sha1')
     """
     return ", ".join(hashes) or "none"
+
+
+def is_same_data(saved: Mapping[str, Any], catalog: Extent, stream: int) -> bool:
+    """Whether a stream is what a saved fingerprint says of it, wherever it stands and however much is drawn of it."""
+    return _undrawn(saved) == _undrawn(_description(catalog, stream, 0, 0))
 
 
 def is_listed(streams: Mapping[str, Mapping[str, Any]]) -> bool:
@@ -478,8 +483,13 @@ def in_words(found: Sequence[Difference]) -> str:
     return "\n".join([*lines, f"and {more} more"] if more > 0 else lines)
 
 
-def refusal(found: Sequence[Difference]) -> str:
-    """What to say of a saved position that is refused for these differences, with the way out."""
+def refusal(found: Sequence[Difference], saved: Mapping[str, Any] | None = None) -> str:
+    """What to say of a saved position that is refused for these differences, with the way out.
+
+    Args:
+        found: What differs.
+        saved: The saved fingerprint.
+    """
     table = f"the saved position belongs to other data or another order:\n{indent(in_words(found), '  ')}"
     way_out = 'resume with on_change="warn" to go on from the same position all the same.'
     hashes = [one for one in found if one.setting.endswith(".hashes")]
@@ -488,6 +498,14 @@ def refusal(found: Sequence[Difference]) -> str:
             " What follows the phases that have begun may change: `lightning-streaming state branch CHECKPOINT` says "
             "how to end the last of them where the checkpoint stands."
         )
+    more = [one for one in found if one.setting.endswith(".samples") and one.saved.isdigit() and one.now.isdigit()]
+    if any(int(one.saved) < int(one.now) for one in more):
+        way_out += (
+            " Data may have been appended if the shards before stayed as they were: if the last shard was filled up,"
+        )
+        way_out += " it is another one."
+    if not hashes and saved is not None and not is_listed(saved["streams"]):
+        way_out += " Of so many streams a state does not tell the shards of each: data must not be appended to any."
     if not hashes:
         return f"{table}\nPut these back, or {way_out}"
     changes = "; ".join(dict.fromkeys(f"{one.saved} → {one.now}" for one in hashes))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from lightning_streaming.cache.shard_cache import Misses
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.catalog import Catalog
+from lightning_streaming.loading.growth import NO_GROWTH, Growth, growth_since
 from lightning_streaming.loading.measures import BatchMeter
 from lightning_streaming.loading.order_files import OrderAhead, shared_order
 from lightning_streaming.loading.reading import WorkerPartition, WorkerPass, WorkerSamples
@@ -37,6 +38,7 @@ from lightning_streaming.loading.state import Cursor, PassStart, SavedPosition
 from lightning_streaming.loading.transform import Making
 from lightning_streaming.order.batchings import Batched
 from lightning_streaming.order.draw import Shuffled
+from lightning_streaming.order.partition import BatchGeometry
 from lightning_streaming.order.settings import OrderSettings
 from lightning_streaming.order.weights import ResolvedWeights
 from lightning_streaming.world import World
@@ -84,10 +86,31 @@ class CurrentRun:
 
     @property
     def weights(self) -> ResolvedWeights:
-        """Each stream's share of an epoch, in stream order."""
+        """Each stream's share of the epoch under way, in stream order."""
         if self._run is not None and self._run.settings == self._settings:
-            return self._run.order.weights
-        return self.asked.resolved_weights(self._source.catalog, self.settings)
+            return self._run.order.of_epoch(self._epoch).weights
+        catalog = self._source.catalog
+        return self.asked.resolved_weights(catalog.head(self._growth(catalog).shards_in(self._epoch)), self.settings)
+
+    @property
+    def _epoch(self) -> int:
+        """The latest that was begun, or where a loaded position lies."""
+        composed: Mapping[int, BatchGeometry] = {}
+        if self._run is not None:
+            composed = self._run.composed
+        elif self._brought is not None:
+            composed = self._brought["composed"]
+        return max(composed, default=0 if self._loaded is None else self._loaded[0].cursor.epoch)
+
+    def _growth(self, catalog: Catalog) -> Growth:
+        """How much is read of streams that have grown."""
+        if self._brought is not None:
+            growth: Growth = self._brought["growth"]
+            return growth
+        if self._loaded is None:
+            return NO_GROWTH
+        saved, _ = self._loaded
+        return growth_since(saved.fingerprint, saved.cursor, catalog, self.asked.followed)
 
     def are_of(self, other: CurrentRun) -> bool:
         """Whether the same order of the same data was asked for."""
@@ -192,6 +215,8 @@ class CurrentRun:
         resumed = resume(saved, self.asked, catalog, machines, on_change, self.reader)
         for note in () if self._has_told_changes else resumed.notes():
             _log.warning("%s", note)
+        for note in () if self._has_told_changes or world.rank else resumed.growth:
+            _log.warning("%s", note)
         self._has_told_changes = True
         return resumed.run
 
@@ -200,13 +225,15 @@ class CurrentRun:
         told = order_of_pass(self.asked, self._source.catalog, start)
         self._settings = told.settings
         known = self._run and self._run.order
-        return Epoch.of_pass(known if known and known.settings == told.settings else told, start)
+        is_known = known and known.settings == told.settings and known.growth == told.growth
+        return Epoch.of_pass(known if known and is_known else told, start)
 
     def prepare_after(self, start: PassStart) -> None:
         """Begin to make the order of the epoch after a pass, so that nobody waits for it then."""
-        order = self.epoch_of(start).order
+        epoch = start.cursor.epoch + 1
+        order = self.epoch_of(start).order.of_epoch(epoch)
         if order.can_draw_first():
-            self.prepare(order.first_draw(start.cursor.epoch + 1))
+            self.prepare(order.first_draw(epoch))
 
     def prepare(self, draw: Shuffled) -> None:
         """Begin to make what will have to be drawn next."""
@@ -230,7 +257,8 @@ def drawn_sequence(epoch: Epoch, will_follow: Callable[[Shuffled], None] = lambd
         epoch: Which one.
         will_follow: Told what will have to be drawn next, where an epoch is not drawn as a whole.
     """
-    return epoch.order.drawn(epoch.composed, epoch.cursor.epoch, shared_order, will_follow)
+    number = epoch.cursor.epoch
+    return epoch.order.of_epoch(number).drawn(epoch.composed, number, shared_order, will_follow)
 
 
 class Passes:

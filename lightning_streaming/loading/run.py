@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
-from itertools import accumulate
 from textwrap import indent
 from typing import Any, Literal, NamedTuple
 
@@ -23,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, StateError, StateMismatchError
-from lightning_streaming.loading.catalog import Catalog
+from lightning_streaming.loading.catalog import Catalog, Extent
 from lightning_streaming.loading.fingerprint import Difference, Fingerprint, in_words, refusal
+from lightning_streaming.loading.growth import NO_GROWTH, Growth, growth_since
 from lightning_streaming.loading.mixture import check_streams_of
 from lightning_streaming.loading.state import Cursor, PassStart, SavedPosition
 from lightning_streaming.order.batchings import Batched, batched
@@ -58,7 +58,7 @@ _SEQUENCES_KEPT = 3
 _weights = lru_cache(maxsize=16)(resolve_weights)
 
 
-def _sizes_of_read_shards(catalog: Catalog) -> tuple[NDArray[np.int64], ...]:
+def _sizes_of_read_shards(catalog: Extent) -> tuple[NDArray[np.int64], ...]:
     """Samples in each shard, per stream; shards of which nothing is selected have no ids, so no order knows of them."""
     sizes = zip(catalog.shard_sizes_per_stream, catalog.selections, strict=True)
     return tuple(of if selection is None else of[of > 0] for of, selection in sizes)
@@ -79,8 +79,10 @@ class RunRequest:
     """Samples per batch on each rank, if the dataset was told."""
     phases: tuple[PhaseMix, ...] = ()
     """What each part of an epoch takes of each stream, in place of weights and size."""
+    followed: frozenset[int] = frozenset()
+    """Streams, by place, of which epochs after a resume read what was appended meanwhile."""
 
-    def mixture(self, settings: SettledOrder, catalog: Catalog) -> Mixture | None:
+    def mixture(self, settings: SettledOrder, catalog: Extent) -> Mixture | None:
         """The streams that its phases mix; None if it has none.
 
         Raises:
@@ -88,11 +90,11 @@ class RunRequest:
         """
         if not self.phases:
             return None
-        names, samples = catalog.stream_names, catalog.samples_per_stream
+        names = catalog.stream_names
         shard_sizes = dict(zip(names, _sizes_of_read_shards(catalog), strict=True))
-        return Mixture(settings, self.phases, shard_sizes, dict(zip(names, [0, *accumulate(samples)], strict=False)))
+        return Mixture(settings, self.phases, shard_sizes, dict(zip(names, catalog.first_ids, strict=True)))
 
-    def resolved_weights(self, catalog: Catalog, settings: OrderSettings) -> ResolvedWeights:
+    def resolved_weights(self, catalog: Extent, settings: OrderSettings) -> ResolvedWeights:
         """What each stream gives; the seed decides which streams get the samples that rounding leaves over."""
         settled = settings if isinstance(settings, SettledOrder) else settings.settled(1)
         mixture = self.mixture(settled, catalog)
@@ -102,7 +104,7 @@ class RunRequest:
 
     def of_order(self) -> RunRequest:
         """Only what is about order."""
-        return replace(self, skip=(), batch_size=None)
+        return replace(self, skip=(), batch_size=None, followed=frozenset())
 
     def resumed(self, saved: SavedPosition) -> OrderSettings:
         """The settings with seed and canonical nodes of a saved position."""
@@ -112,20 +114,33 @@ class RunRequest:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunOrder:
-    """The order of every epoch of a run: settled settings over its data."""
+    """The order of every epoch of a run: settled settings over its data.
+
+    Where the data has grown, and epochs differ in how much of it they read, :meth:`of_epoch` gives that of one epoch.
+    """
 
     settings: SettledOrder
-    catalog: Catalog
+    catalog: Extent
     weights: ResolvedWeights
     mixture: Mixture | None = None
     """What phases read of the streams, where there are phases."""
+    growth: Growth = NO_GROWTH
+    """What it leaves out of today's data."""
+    later: RunOrder | None = None
+    """That of epochs after ``growth.last_epoch``, where these read more."""
     _sequences: dict[tuple[BatchGeometry, int], Batched] = field(default_factory=dict, repr=False)
     _fingerprints: dict[int, Fingerprint] = field(default_factory=dict, repr=False)
 
     @cached_property
     def shape(self) -> DatasetShape:
         """The data, as far as order knows it."""
-        return DatasetShape(shard_sizes=_sizes_of_read_shards(self.catalog), weights=self.weights)
+        data = self.catalog
+        first_ids = data.first_ids if data.leaves_gaps else ()
+        return DatasetShape(shard_sizes=_sizes_of_read_shards(data), weights=self.weights, first_ids=first_ids)
+
+    def of_epoch(self, epoch: int) -> RunOrder:
+        """The order of one epoch, and of all others that read as much of the data."""
+        return self if self.later is None or epoch <= self.growth.last_epoch else self.later
 
     @property
     def plan(self) -> MixturePlan | None:
@@ -245,6 +260,7 @@ class Epoch:
     """One epoch of a run, from a cursor on."""
 
     order: RunOrder
+    """Of the run; its own is ``order.of_epoch(cursor.epoch)``."""
     cursor: Cursor
     """Where it goes on."""
     composed: BatchGeometry
@@ -275,12 +291,14 @@ class Epoch:
             num_canonical_nodes=settings.num_canonical_nodes,
             shuffle_block_size=settings.shuffle_block_size,
             skipped=self.skipped,
+            growth=self.order.growth,
         )
 
     @property
     def sequence(self) -> Batched:
         """What is read at each position of the whole epoch: to count with, like :meth:`RunOrder.sequence`."""
-        return self.order.sequence(self.composed, self.cursor.epoch)
+        epoch = self.cursor.epoch
+        return self.order.of_epoch(epoch).sequence(self.composed, epoch)
 
     @cached_property
     def partition(self) -> Partition:
@@ -415,7 +433,7 @@ class Run:
     def saved(self, cursor: Cursor) -> SavedPosition:
         """A cursor with all that makes it mean the same again."""
         keeps_batches = self.order.is_composed and cursor.sample_in_epoch
-        fingerprint = self.order.fingerprint(self._phases_begun(cursor))
+        fingerprint = self.order.of_epoch(cursor.epoch).fingerprint(self._phases_begun(cursor))
         return SavedPosition(
             cursor=cursor,
             shuffle_seed=self.settings.shuffle_seed,
@@ -431,11 +449,12 @@ class Run:
         """What of data and order is not what it was at a saved position; of phases, those that had begun there."""
         if not saved.fingerprint:
             return []
-        plan = self.order.plan
+        order = self.order.of_epoch(saved.cursor.epoch)
+        plan = order.plan
         # As the state tells, not as its cursor does: the place may have been moved since, over borders of phases.
         known = list(saved.fingerprint.get("phases", ()))
         begun = 0 if plan is None else len(plan.phases) if saved.cursor.epoch else plan.num_until(known)
-        found = self.order.fingerprint(begun).differences(saved.fingerprint, saved.streams)
+        found = order.fingerprint(begun).differences(saved.fingerprint, saved.streams)
         if plan is not None and begun and not saved.cursor.epoch:
             last, until = plan.phases[begun - 1], plan.planned_stops[begun - 1]
             if last.cut is not None and last.cut < saved.cursor.sample_in_epoch <= until:
@@ -443,11 +462,13 @@ class Run:
         return found
 
     def _phases_begun(self, cursor: Cursor) -> int:
-        return self.order.phases_begun(cursor, self._composed(cursor)) if self.order.plan else 0
+        order = self.order.of_epoch(cursor.epoch)
+        return order.phases_begun(cursor, self._composed(cursor)) if order.plan else 0
 
     def phase(self, cursor: Cursor) -> str | None:
         """The name of the phase that is read from a cursor on; None where there are no phases."""
-        return self.order.phase(cursor, self._composed(cursor)) if self.order.plan else None
+        order = self.order.of_epoch(cursor.epoch)
+        return order.phase(cursor, self._composed(cursor)) if order.plan else None
 
     def check_phases(self, cursor: Cursor) -> None:
         """Refuse phases that cannot be read from a cursor on.
@@ -455,15 +476,16 @@ class Run:
         Raises:
             ConfigError: A stream is missing, or would be read more often than it may.
         """
-        plan = self.order.plan
+        order = self.order.of_epoch(cursor.epoch)
+        plan = order.plan
         if plan is None:
             return
         # To keep ranks even, the last of them may read again what lies that far before the end.
         most = max(len(self._sequence(cursor)) - 2 * self.machines.num_ranks, 0)
         needed = Cursor(cursor.epoch, min(cursor.sample_in_epoch, most))
         cuts = [number for number, phase in enumerate(plan.phases) if phase.cut is not None]
-        first = min([self.order.phases_ended(needed, self._composed(cursor)), *cuts])
-        self.order.check_phases(first)
+        first = min([order.phases_ended(needed, self._composed(cursor)), *cuts])
+        order.check_phases(first)
 
     # The same run elsewhere, or later.
 
@@ -485,7 +507,8 @@ class Run:
 
     def without_data(self) -> dict[str, Any]:
         """All of it but the order of its data: for another process, which makes that anew with :func:`run_again`."""
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "order"}
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "order"}
+        return {**own, "growth": self.order.growth}
 
     # What is skipped.
 
@@ -548,7 +571,7 @@ class Run:
         return self.epoch(Cursor(epoch, 0)).partition.num_batches(self.machines.drop_last) > 0
 
     def _sequence(self, cursor: Cursor) -> Batched:
-        return self.order.sequence(self._composed(cursor), cursor.epoch)
+        return self.order.of_epoch(cursor.epoch).sequence(self._composed(cursor), cursor.epoch)
 
     def _kept(self, cursor: Cursor) -> Skipped:
         """The epoch of a cursor without what is skipped."""
@@ -580,6 +603,8 @@ class Resumed(NamedTuple):
     run: Run
     differences: Sequence[Difference]
     """What has changed of data and order since."""
+    growth: Sequence[str] = ()
+    """What to tell of data that was appended to."""
 
     def notes(self) -> Iterator[str]:
         """What to tell the user."""
@@ -635,7 +660,8 @@ def resume(
     """
     told = f"{reader}: " if reader else ""
     initial_nodes = saved.initial_physical_nodes or machines.num_nodes
-    order = _settled(asked, asked.resumed(saved).settled(initial_nodes), catalog)
+    growth = growth_since(saved.fingerprint, saved.cursor, catalog, asked.followed)
+    order = _settled(asked, asked.resumed(saved).settled(initial_nodes), catalog, growth)
     if saved.num_canonical_nodes == asked.settings.num_canonical_nodes:
         _check_canonical_nodes(order, ConfigError, "num_canonical_nodes is", "ask for fewer")
     what = f"{told}'num_canonical_nodes' of the saved position is"
@@ -651,11 +677,14 @@ def resume(
         may_end_early=on_change == "warn",
         reader=reader,
     )
-    found = run.differences(saved)
+    then = order
+    if growth.shards:  # as it was read, also where what follows reads more
+        then = _order_of(asked, order.settings, catalog.head(dict(growth.shards)), growth)
+    found = replace(run, order=then).differences(saved)
     if found and on_change == "error":
-        raise StateMismatchError(told + refusal(found))
+        raise StateMismatchError(told + refusal(found, saved.fingerprint))
     run.check_phases(saved.cursor)
-    return Resumed(run, found)
+    return Resumed(run, found, [f"{told}{note}" for note in growth.notes(catalog)])
 
 
 def run_again(asked: RunRequest, catalog: Catalog, settings: OrderSettings, brought: Mapping[str, Any]) -> Run:
@@ -668,21 +697,33 @@ def run_again(asked: RunRequest, catalog: Catalog, settings: OrderSettings, brou
         brought: What its :meth:`Run.without_data` gave.
     """
     assert isinstance(settings, SettledOrder), "as of every run"
-    return Run(order=_settled(asked, settings, catalog), **brought)
+    of_run = dict(brought)
+    return Run(order=_settled(asked, settings, catalog, of_run.pop("growth")), **of_run)
 
 
 def order_of_pass(asked: RunRequest, catalog: Catalog, start: PassStart) -> RunOrder:
     """The order of a pass that another process has begun."""
     seeded = replace(asked.settings, shuffle_seed=start.shuffle_seed)
-    return _settled(asked, seeded.settled_as(start.num_canonical_nodes, start.shuffle_block_size), catalog)
+    settings = seeded.settled_as(start.num_canonical_nodes, start.shuffle_block_size)
+    return _settled(asked, settings, catalog, start.growth)
 
 
-def _settled(asked: RunRequest, settings: SettledOrder, catalog: Catalog) -> RunOrder:
-    mixture = asked.mixture(settings, catalog)
+def _settled(asked: RunRequest, settings: SettledOrder, catalog: Catalog, growth: Growth = NO_GROWTH) -> RunOrder:
+    later = _order_of(asked, settings, catalog.head(growth.shards_in(growth.last_epoch + 1)), growth)
+    if not growth.followed or growth.last_epoch < 0:
+        return later
+    return _order_of(asked, settings, catalog.head(growth.shards_in(growth.last_epoch)), growth, later)
+
+
+def _order_of(
+    asked: RunRequest, settings: SettledOrder, data: Extent, growth: Growth, later: RunOrder | None = None
+) -> RunOrder:
+    mixture = asked.mixture(settings, data)
     if mixture is None:
-        return RunOrder(settings=settings, catalog=catalog, weights=asked.resolved_weights(catalog, settings))
-    weights = mixture.plan.weights(catalog.stream_names, catalog.samples_per_stream)
-    return RunOrder(settings=settings, catalog=catalog, weights=weights, mixture=mixture)
+        weights = asked.resolved_weights(data, settings)
+    else:
+        weights = mixture.plan.weights(data.stream_names, data.samples_per_stream)
+    return RunOrder(settings=settings, catalog=data, weights=weights, mixture=mixture, growth=growth, later=later)
 
 
 def _check_canonical_nodes(

@@ -391,6 +391,15 @@ class Selection:
             first, last = np.where(fits, middle, first), np.where(fits, last, middle - 1)
         return first
 
+    def head(self, num_stored: int) -> Selection:
+        """What is selected of the first ``num_stored`` samples; its bits are a copy."""
+        bits = self._blocks.reshape(-1).view(np.uint8)[: packed_bytes(num_stored)].copy()
+        whole, left = divmod(num_stored, 8)
+        if left:
+            bits[whole] &= (1 << left) - 1
+        bits[whole + bool(left) :] = 0
+        return Selection(bits, num_stored)
+
     def per_shard(self, samples_per_shard: NDArray[np.int64]) -> NDArray[np.int64]:
         """Selected samples of each shard."""
         stops = np.cumsum(samples_per_shard)

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.loading.fingerprint import StreamList, is_listed, read_fingerprint, read_stream_list
+from lightning_streaming.loading.growth import NO_GROWTH, Growth
 from lightning_streaming.order.partition import BatchGeometry
 from lightning_streaming.order.settings import LARGEST_SEED, MOST_CANONICAL_NODES
 from lightning_streaming.order.skips import NOTHING_SKIPPED, SkippedPositions, SkippedRange, parse_batch_ranges
@@ -80,6 +81,8 @@ class PassStart:
     shuffle_block_size: int
     skipped: SkippedPositions = NOTHING_SKIPPED
     """What the pass leaves out of its epoch."""
+    growth: Growth = NO_GROWTH
+    """How much epochs read of streams that have grown."""
 
 
 class Fields:
@@ -313,8 +316,10 @@ def _check_sizes(fields: Fields, position: SavedPosition) -> None:
             f"'batch_geometry' has batches of {geometry.global_batch_size} samples, of an epoch of {size}"
         )
     for name, (begin, end) in position.skipped.items():
-        if max(begin[1], end[1]) > most:
-            raise fields.contradicts(f"'skipped' has {name!r} at sample {max(begin[1], end[1])} of an epoch of {size}")
+        # Epochs to come may be longer, of data that has grown.
+        farthest = max((sample for epoch, sample in (begin, end) if epoch <= position.cursor.epoch), default=0)
+        if farthest > most:
+            raise fields.contradicts(f"'skipped' has {name!r} at sample {farthest} of an epoch of {size}")
 
 
 def _most_composed(position: SavedPosition, geometry: BatchGeometry, size: int) -> int:

@@ -52,6 +52,8 @@ class Stream(SelectionOptions):
         keep_zip: Keep compressed files beside the decompressed ones.
         join: Datasets whose columns are read together with its own, by name: each a path or URL, or arguments of
             :class:`~lightning_streaming.Join`, like ``{"remote": "s3://captions", "on": "id"}``.
+        follow: Whether a resumed run reads, from its next epoch on, what was appended to the stream before the resume;
+            otherwise it stays with the shards that it began with. See docs/resume.md.
     """
 
     remote: str | None = None
@@ -65,6 +67,7 @@ class Stream(SelectionOptions):
     validate_hash: str | None = None
     keep_zip: bool | None = None
     join: Mapping[str, Any] | None = None
+    follow: bool | None = None
 
     def __post_init__(self) -> None:
         if self.remote is None and self.local is None:
@@ -138,6 +141,10 @@ class Stream(SelectionOptions):
             select=select,
         )
 
+    def is_followed(self, defaults: StreamDefaults) -> bool:
+        """Whether a resumed run reads what was appended to it, from the next epoch on."""
+        return self._with(defaults).follow
+
     def _with(self, defaults: StreamDefaults) -> StreamDefaults:
         own = {one.name: getattr(self, one.name) for one in fields(StreamDefaults)}
         return replace(defaults, **{name: value for name, value in own.items() if value is not None})
@@ -159,6 +166,8 @@ class StreamDefaults:
         download_timeout: Seconds without a byte arriving after which an attempt ends, for streams that do not say.
         validate_hash: Hash to check downloads with, for streams that do not say. None: one that the index offers.
         keep_zip: Keep compressed files beside the decompressed ones, for streams that do not say.
+        follow: Whether a resumed run reads, from its next epoch on, what was appended to a stream before the resume,
+            for streams that do not say.
     """
 
     split: str | None = None
@@ -169,6 +178,7 @@ class StreamDefaults:
     download_timeout: float = 60.0
     validate_hash: str | None = None
     keep_zip: bool = False
+    follow: bool = False
 
 
 def named_streams(
@@ -341,6 +351,11 @@ class DatasetStream:
     def keep_zip(self) -> bool:
         """Whether compressed files are kept beside the decompressed ones."""
         return self.cache_config().keep_zip
+
+    @property
+    def follow(self) -> bool:
+        """Whether a resumed run reads what was appended to it, from the next epoch on."""
+        return self.asked.is_followed(self._defaults)
 
     @property
     def proportion(self) -> float:

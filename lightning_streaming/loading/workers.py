@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 _PATIENCE = 1.0
 """Seconds for a worker to end by itself, and then again for one that was told to by a signal."""
-_START_BYTES, _RUN_BYTES = 4096, 64
-"""Several times what a pass start takes pickled, and what each run adds that it skips."""
+_START_BYTES, _RUN_BYTES, _STREAM_BYTES = 4096, 64, 32
+"""Several times what a pass start takes pickled, and what each run that it skips and each stream that has grown add."""
 SHIELDED_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """What a scheduler or a terminal may send to the whole process group, and what no worker is to die of."""
 
@@ -72,10 +72,12 @@ class SharedPassStart:
 
     Args:
         most_skipped_runs: The most runs of skipped positions that an epoch may have.
+        num_streams: The streams that may have grown.
     """
 
-    def __init__(self, most_skipped_runs: int = 0) -> None:
-        self._memory = shared(torch.zeros(_START_BYTES + _RUN_BYTES * most_skipped_runs, dtype=torch.uint8))
+    def __init__(self, most_skipped_runs: int = 0, num_streams: int = 0) -> None:
+        size = _START_BYTES + _RUN_BYTES * most_skipped_runs + _STREAM_BYTES * num_streams
+        self._memory = shared(torch.zeros(size, dtype=torch.uint8))
 
     def assign(self, start: PassStart) -> None:
         """Tell workers that begin from now on to read this pass."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,7 +144,7 @@ def _resolved(proportion: NDArray[np.float64], choose: NDArray[np.int64], totals
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class DatasetShape(SampleSequence):
     """All that order knows about the data: every sample once, shard by shard, and how many of them an epoch draws."""
 
@@ -151,6 +152,9 @@ class DatasetShape(SampleSequence):
     """Samples in each shard, per stream."""
     weights: ResolvedWeights
     """Samples per epoch of each stream."""
+    first_ids: tuple[int, ...] = ()
+    """Sample id at which each stream begins, where some have more samples than these; none where one follows another.
+    Orders are the same with and without."""
 
     def __post_init__(self) -> None:
         if len(self.shard_sizes) != len(self.weights.choose):
@@ -158,23 +162,39 @@ class DatasetShape(SampleSequence):
                 f"each stream needs one weight, but got {len(self.shard_sizes)} streams and "
                 f"{len(self.weights.choose)} weights"
             )
+        if self.first_ids and len(self.first_ids) != len(self.shard_sizes):
+            raise ConfigError(
+                f"each stream needs one first id, but got {len(self.shard_sizes)} streams and {len(self.first_ids)} ids"
+            )
         for stream, sizes in enumerate(self.shard_sizes):
             if sizes.size == 0 or sizes.min() < 0 or sizes.sum() < 1:
                 raise ConfigError(f"stream {stream} has no samples; remove it")
 
     def __len__(self) -> int:
-        """Samples in all streams; sample ids are below it."""
+        """Samples in all streams; without ``first_ids`` sample ids are below it."""
         return sum(int(sizes.sum()) for sizes in self.shard_sizes)
 
     def ids(self, entries: NDArray[np.int64]) -> NDArray[np.int64]:
         """Samples are numbered as they lie in their shards."""
-        return entries
+        if not self.first_ids:
+            return entries
+        stops, shifts = self._renumbering
+        moved: NDArray[np.int64] = entries + shifts.take(np.searchsorted(stops, entries, side="right"))
+        return moved
+
+    @cached_property
+    def _renumbering(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The entry at which each stream ends, and what its sample ids are above its entries."""
+        sizes = np.asarray([int(of.sum()) for of in self.shard_sizes])
+        stops = np.cumsum(sizes)
+        return stops, np.asarray(self.first_ids) - (stops - sizes)
 
     @property
     def digest(self) -> str:
         """See :class:`~lightning_streaming.order.sequence.SampleSequence`; of the weights too."""
         sizes = [hashlib.blake2b(sizes.astype("<i8").tobytes()).hexdigest() for sizes in self.shard_sizes]
-        return digest_of(sizes, self.weights.choose, self.weights.proportion)
+        firsts = [self.first_ids] if self.first_ids else []
+        return digest_of(sizes, self.weights.choose, self.weights.proportion, *firsts)
 
     @property
     def epoch_size(self) -> int:

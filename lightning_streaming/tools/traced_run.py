@@ -211,6 +211,9 @@ def _run_steps(
             "from its beginning"
         )
     done = run.batches_left(Cursor(begins.epoch, 0)) - left if begins.sample_in_epoch else 0
+    later = in_epoch
+    if run.order.later is not None:  # epochs to come read more of data that has grown
+        later = run.unskipped(Cursor(last_uneven + 1, 0)).num_batches(run.machines.drop_last)
     early = [_EpochSteps(done=done, batches=min(left, limit), accumulate=accumulate)]
     for epoch in range(begins.epoch + 1, last_uneven + 1):
         start = Cursor(epoch, 0)
@@ -221,7 +224,7 @@ def _run_steps(
         **stop,
         first_epoch=begins.epoch,
         early=early,
-        whole=_EpochSteps(done=0, batches=limit, accumulate=accumulate),
+        whole=_EpochSteps(done=0, batches=counted.limited(later), accumulate=accumulate),
     )
 
 

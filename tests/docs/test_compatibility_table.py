@@ -119,6 +119,20 @@ def moved(setup: Setup, root: Path) -> Setup:
     return replace(setup, data=Path(shutil.copytree(setup.data, root / "moved")))
 
 
+def appended(setup: Setup, root: Path) -> Setup:
+    """The same shards with one more behind them, which holds samples of its own."""
+    changed = moved(setup, root)
+    for path in changed.data.glob("*/index.json"):
+        more = write(root / "more", {path.parent.name: 5}) / path.parent.name
+        index, added = (json.loads(one.read_text()) for one in (path, more / "index.json"))
+        for shard in added["shards"]:
+            name = shard["raw_data"]["basename"]
+            (path.parent / f"more.{name}").write_bytes((more / name).read_bytes())
+            shard["raw_data"]["basename"] = f"more.{name}"
+        path.write_text(json.dumps({**index, "shards": index["shards"] + added["shards"]}))
+    return changed
+
+
 def compressed(setup: Setup, root: Path) -> Setup:
     """The very same shards, compressed where they lie."""
     changed = moved(setup, root)
@@ -140,6 +154,7 @@ def cached(setup: Setup, root: Path) -> Setup:
 
 
 EXACT: dict[str, dict[str, Change]] = {
+    "shards behind those that there were": {"appended": appended},
     "ranks, on as many nodes": {"1": to(ranks=1), "3": to(ranks=3), "4": to(ranks=4)},
     "nodes": {"2 of 1": to(nodes=2, ranks=1), "3 of 1": to(nodes=3, ranks=1), "2 of 2": to(nodes=2)},
     "batch size, accumulation": {"1": to(batch_size=1), "5": to(batch_size=5), "11": to(batch_size=11)},
@@ -163,9 +178,9 @@ EXACT: dict[str, dict[str, Change]] = {
 """Changes after which the epoch goes on as if nothing had happened."""
 
 REFUSED: dict[str, dict[str, Change]] = {
-    "number or size of shards, samples, weights, `epoch_size`, names of streams": {
+    "otherwise number or size of shards, samples, weights, `epoch_size`, names of streams": {
         "shards": rewritten(size_limit=150),
-        "samples": rewritten({"a": 31, "b": 18}),
+        "samples": rewritten({"a": 26, "b": 13}),
         "weights": weighted(proportion=1.0),
         "epoch size": ordered(epoch_size=40),
         "names": to(names=("a", "c")),

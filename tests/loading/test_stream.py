@@ -90,6 +90,7 @@ REFUSED: dict[str, list[Any]] = {
     "download_timeout": [0, -1, float("nan"), float("inf")],
     "validate_hash": ["sha2", "SHA1"],
     "keep_zip": [],
+    "follow": [],
     "epoch_size": [-1, "-1", "ten", "1.5", "1x", "0", 0.5, float("nan")],
     "predownload": [0, -1, 1.5, "8"],
     "cache_limit": [-1, "many", "10 buckets", float("nan")],

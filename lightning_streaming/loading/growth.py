@@ -1,0 +1,95 @@
+"""Streams that were appended to since a position was saved: which of their shards are read, and for how long.
+
+An epoch of which something has been read keeps the shards that it began with. What comes after it reads them too, or,
+where a stream is followed, all that there were when the run was started again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_streaming.loading.catalog import Catalog
+from lightning_streaming.loading.fingerprint import is_listed, is_same_data
+
+_MOST_STREAMS = 5
+"""Streams that a message tells one by one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Growth:
+    """How much is read of streams that have grown. Streams are named by their place."""
+
+    shards: tuple[tuple[int, int], ...] = ()
+    """Each stream that has grown, and how many of its shards are read."""
+    last_epoch: int = -1
+    """The last epoch that reads no more of a stream that is followed."""
+    followed: tuple[int, ...] = ()
+    """The streams of which later epochs read all shards."""
+
+    def shards_in(self, epoch: int) -> dict[int, int]:
+        """How many shards an epoch reads of streams of which it does not read all."""
+        return {
+            stream: count for stream, count in self.shards if epoch <= self.last_epoch or stream not in self.followed
+        }
+
+    def notes(self, catalog: Catalog) -> Iterator[str]:
+        """A line for the user: what is left out, and until when."""
+        told = [self._told(catalog, stream, count) for stream, count in self.shards[:_MOST_STREAMS]]
+        more = len(self.shards) - len(told)
+        if told:
+            others = [f"{more} more streams have grown, too"] if more else []
+            yield f"data was appended since the position was saved: {'; '.join([*told, *others])}"
+
+    def _told(self, catalog: Catalog, stream: int, count: int) -> str:
+        sizes = catalog.shard_sizes_per_stream[stream]
+        name, left = catalog.stream_names[stream], len(sizes) - count
+        what = (
+            f"stream {name!r} has {left} more shard{'s' if left > 1 else ''}, of {int(sizes[count:].sum())} samples, "
+        )
+        if stream not in self.followed:
+            return f"{what}left out in later epochs too (follow=True reads them from the next epoch on)"
+        return f"{what}left out before epoch {self.last_epoch + 1}, and read from then on"
+
+
+NO_GROWTH = Growth()
+
+
+def growth_since(
+    fingerprint: Mapping[str, Any] | None, place: tuple[int, int], catalog: Catalog, followed: Collection[int]
+) -> Growth:
+    """Which streams have got more shards since a position was saved, and none that is another one now.
+
+    Args:
+        fingerprint: What was saved with it, if anything was.
+        place: Its epoch, and its position in that epoch.
+        catalog: The data as it is now.
+        followed: Streams, by place, of which later epochs are to read all shards.
+    """
+    saved = {} if fingerprint is None else fingerprint["streams"]
+    if not is_listed(saved):
+        return NO_GROWTH
+    grown = {}
+    for stream, name in enumerate(catalog.stream_names):
+        count = saved[name]["shards"] if name in saved else 0
+        if 0 < count < catalog.shards_per_stream[stream] and _began_as(saved[name], catalog, stream, count):
+            grown[stream] = count
+    if not grown:
+        return NO_GROWTH
+    epoch, position = place
+    return Growth(
+        shards=tuple(grown.items()),
+        # An epoch of which nothing has been read has not begun.
+        last_epoch=epoch if position else epoch - 1,
+        followed=tuple(stream for stream in grown if stream in followed),
+    )
+
+
+def _began_as(saved: Mapping[str, Any], catalog: Catalog, stream: int, count: int) -> bool:
+    """Whether the first shards of a stream, and what is selected of them, are what was saved."""
+    selection = catalog.selections[stream]
+    stored = int(catalog.indexes[stream].samples_per_shard()[:count].sum())
+    if not stored or (selection is not None and not int(catalog.shard_sizes_per_stream[stream][:count].sum())):
+        return False
+    return is_same_data(saved, catalog.head({stream: count}), stream)
