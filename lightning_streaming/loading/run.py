@@ -662,10 +662,15 @@ def run_again(asked: RunRequest, catalog: Catalog, settings: OrderSettings, brou
     return Run(order=_settled(asked, settings, catalog), **brought)
 
 
+def settings_of_pass(asked: RunRequest, start: PassStart) -> SettledOrder:
+    """The settings of a pass that another process has begun."""
+    seeded = replace(asked.settings, shuffle_seed=start.shuffle_seed)
+    return seeded.settled_as(start.num_canonical_nodes, start.shuffle_block_size)
+
+
 def order_of_pass(asked: RunRequest, catalog: Catalog, start: PassStart) -> RunOrder:
     """The order of a pass that another process has begun."""
-    seeded = replace(asked.settings, shuffle_seed=start.shuffle_seed)
-    return _settled(asked, seeded.settled_as(start.num_canonical_nodes, start.shuffle_block_size), catalog)
+    return _settled(asked, settings_of_pass(asked, start), catalog)
 
 
 def _settled(asked: RunRequest, settings: SettledOrder, catalog: Catalog) -> RunOrder:

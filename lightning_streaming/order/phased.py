@@ -69,15 +69,14 @@ class Mixture:
         step = plan.step(number)
         one_node = BatchGeometry(num_nodes=1, ranks_per_node=1, batch_size=1)
         drawn = batched(self.shuffled(0, number), one_node)
-        ids = drawn.ids_between(0, len(drawn))
+        unread = drawn.ids_between(read, len(drawn))
         counts = np.zeros(len(plan.streams), np.int64)
         returned = dict(self._returned[-1][1]) if self._returned else {}
         for stream, name, start, count in zip(
             step.streams.tolist(), self._names(step), step.starts.tolist(), step.counts.tolist(), strict=True
         ):
             first, stops = self._first_ids[name], np.cumsum(self._shard_sizes[name])
-            left = ids[read:]
-            left = left[(left >= first) & (left < first + stops[-1])]
+            left = unread[(unread >= first) & (unread < first + stops[-1])]
             counts[stream] = count - len(left)
             left = first + returned_in_order(left - first, start + int(counts[stream]), stops)
             known, stop = returned.get(name), start + count
@@ -96,6 +95,18 @@ class Mixture:
         if step >= len(self.plan) or (epoch and self.is_cut):
             return False
         return all(name in self._shard_sizes for name in self._names(self.plan.step(step)))
+
+    def check_epoch(self, epoch: int) -> None:
+        """Refuse to read phases again of which one was cut.
+
+        Raises:
+            ConfigError: One was, and this is not the first epoch.
+        """
+        if epoch and self.is_cut:
+            raise ConfigError(
+                f"epoch {epoch} would read phases again of which one was cut; end the run with its first epoch, or "
+                "leave the cut out"
+            )
 
     def _names(self, step: Step) -> list[str]:
         return [self.plan.streams[stream] for stream in step.streams.tolist()]
@@ -119,11 +130,7 @@ class Mixture:
                     f"phase {self.plan.phases[taken.phase].name!r} reads stream {name!r}, which is not among the "
                     "streams; add it again to read this part of the run"
                 )
-        if epoch and self.is_cut:
-            raise ConfigError(
-                f"epoch {epoch} would read phases again of which one was cut; end the run with its first epoch, or "
-                "leave the cut out"
-            )
+        self.check_epoch(epoch)
         before = epoch * self.plan.drawn[-1][taken.streams] + taken.starts
         returned = self._returned_before(step)
         return Shuffled(
