@@ -29,6 +29,7 @@ from lightning_streaming.loading.run import (
     order_of_pass,
     resume,
     run_again,
+    settings_of_pass,
 )
 from lightning_streaming.loading.sample_key import keys_of_rows
 from lightning_streaming.loading.sample_log import WatchSettings
@@ -178,7 +179,7 @@ class CurrentRun:
         """Begin a pass at ``cursor``, or where it leads to, and say what there is to say about it.
 
         Raises:
-            ConfigError: A phase needs a stream that is gone.
+            ConfigError: A phase needs a stream that is gone, or was cut in an epoch before.
         """
         run = self.on(world, batch_size, drop_last)
         late = [] if self._has_begun else run.skipped_too_late(cursor)
@@ -187,6 +188,8 @@ class CurrentRun:
             _log.warning(words, run.message_prefix, ", ".join(map(str, late)))
         cursor = self.normalise(run, cursor)
         run.check_phases(cursor)
+        if run.order.mixture is not None:
+            run.order.mixture.check_epoch(cursor.epoch)  # here, before threads and workers ask for it
         for why in run.why_uneven(cursor):
             _log.warning("%s", why)
         self._has_begun = True
@@ -222,11 +225,15 @@ class CurrentRun:
 
     def epoch_of(self, start: PassStart) -> Epoch:
         """The epoch of a pass that was begun, here or in the process that has started this one."""
-        told = order_of_pass(self.asked, self._source.catalog, start)
-        self._settings = told.settings
-        known = self._run and self._run.order
-        is_known = known and known.settings == told.settings and known.growth == told.growth
-        return Epoch.of_pass(known if known and is_known else told, start)
+        settings = settings_of_pass(self.asked, start)
+        self._settings = settings
+        if self._run is None and self._brought is not None:
+            # Kept: phases that were cut take long to work out.
+            self._run = run_again(self.asked, self._source.catalog, settings, self._brought)
+        known = None if self._run is None else self._run.order
+        if known is None or known.settings != settings or known.growth != start.growth:
+            known = order_of_pass(self.asked, self._source.catalog, start)
+        return Epoch.of_pass(known, start)
 
     def prepare_after(self, start: PassStart) -> None:
         """Begin to make the order of the epoch after a pass, so that nobody waits for it then."""

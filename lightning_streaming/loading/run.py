@@ -701,11 +701,15 @@ def run_again(asked: RunRequest, catalog: Catalog, settings: OrderSettings, brou
     return Run(order=_settled(asked, settings, catalog, of_run.pop("growth")), **of_run)
 
 
+def settings_of_pass(asked: RunRequest, start: PassStart) -> SettledOrder:
+    """The settings of a pass that another process has begun."""
+    seeded = replace(asked.settings, shuffle_seed=start.shuffle_seed)
+    return seeded.settled_as(start.num_canonical_nodes, start.shuffle_block_size)
+
+
 def order_of_pass(asked: RunRequest, catalog: Catalog, start: PassStart) -> RunOrder:
     """The order of a pass that another process has begun."""
-    seeded = replace(asked.settings, shuffle_seed=start.shuffle_seed)
-    settings = seeded.settled_as(start.num_canonical_nodes, start.shuffle_block_size)
-    return _settled(asked, settings, catalog, start.growth)
+    return _settled(asked, settings_of_pass(asked, start), catalog, start.growth)
 
 
 def _settled(asked: RunRequest, settings: SettledOrder, catalog: Catalog, growth: Growth = NO_GROWTH) -> RunOrder:

@@ -69,9 +69,9 @@ class Mixture:
         step = plan.step(number)
         one_node = BatchGeometry(num_nodes=1, ranks_per_node=1, batch_size=1)
         drawn = batched(self.shuffled(0, number), one_node)
-        ids = drawn.ids_between(0, len(drawn))
+        unread = drawn.ids_between(read, len(drawn))
         counts = np.zeros(len(plan.streams), np.int64)
-        left_of = self._by_stream(ids[read:], self._names(step))
+        left_of = self._by_stream(unread, self._names(step))
         returned = dict(self._returned[-1][1]) if self._returned else {}
         for stream, name, start, count in zip(
             step.streams.tolist(), self._names(step), step.starts.tolist(), step.counts.tolist(), strict=True
@@ -105,6 +105,18 @@ class Mixture:
             return False
         return all(name in self._shard_sizes for name in self._names(self.plan.step(step)))
 
+    def check_epoch(self, epoch: int) -> None:
+        """Refuse to read phases again of which one was cut.
+
+        Raises:
+            ConfigError: One was, and this is not the first epoch.
+        """
+        if epoch and self.is_cut:
+            raise ConfigError(
+                f"epoch {epoch} would read phases again of which one was cut; end the run with its first epoch "
+                "(max_epochs=1)"
+            )
+
     def _names(self, step: Step) -> list[str]:
         return [self.plan.streams[stream] for stream in step.streams.tolist()]
 
@@ -128,11 +140,7 @@ class Mixture:
                 if phase.cut is not None:
                     why = "the phase was cut, and to know what it left its streams must stay: add it again"
                 raise ConfigError(f"phase {phase.name!r} reads stream {name!r}, which is not among the streams; {why}")
-        if epoch and self.is_cut:
-            raise ConfigError(
-                f"epoch {epoch} would read phases again of which one was cut; end the run with its first epoch "
-                "(max_epochs=1)"
-            )
+        self.check_epoch(epoch)
         before = epoch * self.plan.drawn[-1][taken.streams] + taken.starts
         returned = self._returned_before(step)
         return Shuffled(

@@ -132,8 +132,7 @@ def _of_stream(sizes: NDArray[np.int64], count: int, stretch: Stretch, seed: int
     if stretch.returned is not None and start < stretch.returned.stop:
         ids, shard_stops = stretch.returned.ids, stretch.first_id + np.cumsum(sizes)
         until, first = min(stop, stretch.returned.stop), stretch.returned.stop - len(stretch.returned.ids)
-        for begin, end in _by_pass(start, until, total):
-            found.append(_listed_units(ids[begin - first : end - first], shard_stops, begin // total))
+        found.append(_listed_units(ids[start - first : until - first], shard_stops, np.arange(start, until) // total))
         start = until
     whole = range(-(-start // total), max(stop // total, -(-start // total)))
     ends = {start // total, whole.start, (stop - 1) // total}  # of the whole passes one stands for all
@@ -147,24 +146,24 @@ def _of_stream(sizes: NDArray[np.int64], count: int, stretch: Stretch, seed: int
     return _joined(found)
 
 
-def _by_pass(start: int, stop: int, total: int, passes: Iterable[int] = ()) -> Iterator[tuple[int, int]]:
-    """The part of ``[start, stop)`` in each pass, or in some of them.
+def _by_pass(start: int, stop: int, total: int, passes: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """The part of ``[start, stop)`` in some passes.
 
-    For example from 3 to 14 in passes of 5: 3 to 5, 5 to 10, 10 to 14.
+    For example from 3 to 14 in the passes 0 to 2 of 5 samples: 3 to 5, 5 to 10, 10 to 14.
     """
-    for number in sorted(passes) or range(start // total, -(-stop // total)):
+    for number in sorted(passes):
         begin, end = max(start, number * total), min(stop, (number + 1) * total)
         if begin < end:
             yield begin, end
 
 
-def _listed_units(ids: NDArray[np.int64], shard_stops: NDArray[np.int64], number: int) -> StretchUnits:
-    """Of ids of a pass in which those of a shard follow each other, a unit for each shard."""
+def _listed_units(ids: NDArray[np.int64], shard_stops: NDArray[np.int64], passes: NDArray[np.int64]) -> StretchUnits:
+    """Of ids, and the pass of each, a unit for each run of one shard and pass."""
     shards = np.searchsorted(shard_stops, ids, side="right")
-    starts = np.flatnonzero(np.diff(shards, prepend=-1))
+    starts = np.flatnonzero(np.diff(shards, prepend=-1) | np.diff(passes, prepend=-1))
     sizes, zeros = np.diff(starts, append=len(ids)), np.zeros_like(starts)
     no, keys = zeros.astype(np.bool_), zeros.astype(np.uint64)
-    return StretchUnits(zeros, sizes, starts, sizes, keys, no, ~no, zeros + number, zeros, ids)
+    return StretchUnits(zeros, sizes, starts, sizes, keys, no, ~no, passes[starts], zeros, ids)
 
 
 def returned_in_order(left: NDArray[np.int64], start: int, shard_stops: NDArray[np.int64]) -> NDArray[np.int64]:

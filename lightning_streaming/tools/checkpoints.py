@@ -192,7 +192,10 @@ def move_trainer(checkpoint: MutableMapping[str, Any], epoch: int, batches: int)
         StateError: It was not saved by a Lightning release that this package knows.
     """
     lightning_checkpoint.move_counters(checkpoint, batches_trained(checkpoint), epoch, batches)
-    checkpoint["callbacks"][CALLBACK_KEY]["trainer"].update(epoch=epoch, batches=batches)
+    trainer = checkpoint["callbacks"][CALLBACK_KEY]["trainer"]
+    trainer.update(epoch=epoch, batches=batches)
+    if batches >= trainer["batches_in_epoch"]:
+        trainer["batches_in_epoch"] = 0  # the epoch is to go on: how long it is will be seen
 
 
 def add_place(checkpoint: MutableMapping[str, Any], loader: str, state: MutableMapping[str, Any]) -> None:

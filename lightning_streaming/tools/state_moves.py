@@ -27,6 +27,9 @@ from lightning_streaming.world import World
 def placed(loader: SavedLoader, cursor: Cursor) -> Cursor:
     """A place that was asked for; the end of an epoch is the beginning of the next.
 
+    Only where a run with phases is asked to stand at the end of its first epoch it stands there: phases that are
+    written after those that it has read go on in it.
+
     Raises:
         ConfigError: No run has so many epochs, or the epoch is known to have fewer samples.
     """
@@ -37,7 +40,15 @@ def placed(loader: SavedLoader, cursor: Cursor) -> Cursor:
         raise ConfigError(f"a saved position has {LARGEST} samples at most, so there is no {cursor.sample_in_epoch}")
     if size is not None and cursor.sample_in_epoch > size:
         raise ConfigError(f"an epoch has {size} samples, so there is no sample {cursor.sample_in_epoch}")
-    return cursor.passes_later(1) if cursor.sample_in_epoch == size else cursor
+    if cursor.sample_in_epoch != size or _is_end_of_phases(loader, cursor):
+        return cursor
+    return cursor.passes_later(1)
+
+
+def _is_end_of_phases(loader: SavedLoader, cursor: Cursor) -> bool:
+    """Whether all phases of the first epoch were read there, and others can follow."""
+    has_phases = "phases" in (loader.position.fingerprint or {})
+    return has_phases and cursor == Cursor(0, loader.epoch_size or 0)
 
 
 def imported(position: SavedPosition, before: Places | None, name: str) -> SavedPosition:
@@ -134,6 +145,8 @@ def trainer_at(places: Places, moved: Mapping[str, Cursor]) -> SavedTrainer | No
     loader, cursor = places.loaders[name], moved[name]
     # Where it is not known, the callback works it out on resume.
     batches = 0 if loader.global_batch is None else loader.samples_read(cursor) // loader.global_batch
+    if _is_end_of_phases(loader, cursor):
+        trainer = replace(trainer, batches_in_epoch=0)  # other phases make it longer
     if len(moved) == 1 and 0 < trainer.batches_in_epoch <= batches:
         raise ConfigError(
             f"the trainer reads {trainer.batches_in_epoch} batches of {loader.global_batch} samples in an epoch, so it "

@@ -10,6 +10,7 @@ import pytest
 
 from lightning_streaming import Phase
 from lightning_streaming.errors import StateMismatchError
+from tests.tools.running import edit_state
 from tests.trainer.harness import Run, SaveThenStop, write_data
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -45,3 +46,19 @@ def test_it_goes_on_with_another_future(data: Path, tmp_path: Path, stop: int) -
     assert len(stopped.seen) == 4 * stop
     assert onward.seen == uncut.seen
     assert (len(onward.seen), trainer.global_step) == (112, 28)
+
+
+def test_a_finished_run_is_extended_by_a_phase(data: Path, tmp_path: Path) -> None:
+    short = replace(run_of(data, tmp_path, FIRST, replace(RAMP, until=40)), trainer={"max_epochs": 1})
+    short.order["epoch_size"] = 40
+    _, finished = short.fit()
+    saved = tmp_path / "finished.ckpt"
+    finished.save_checkpoint(saved)
+    longer = replace(run_of(data, tmp_path, FIRST, RAMP, LAST), trainer={"max_epochs": 1})
+    with pytest.raises(StateMismatchError, match=r"phases\.last"):
+        longer.fit(ckpt_path=saved)
+    edit_state("set", saved, "--epoch", 0, "--sample", 40)
+    onward, trainer = longer.fit(ckpt_path=saved)
+    whole, _ = replace(longer, directory=tmp_path / "whole").fit()
+    assert onward.seen[-16:] == whole.seen[-16:]
+    assert (len(onward.seen), len(whole.seen), trainer.global_step) == (56, 56, 14)
