@@ -68,7 +68,7 @@ def growth_since(
         followed: Streams, by place, of which later epochs are to read all shards.
     """
     saved = {} if fingerprint is None else fingerprint["streams"]
-    if not is_listed(saved):
+    if not saved or not is_listed(saved):
         return NO_GROWTH
     grown = {}
     for stream, name in enumerate(catalog.stream_names):

@@ -186,8 +186,8 @@ def branch(args: Namespace) -> int:
         )
     if epoch:
         raise ConfigError(
-            f"{args.checkpoint} stands in epoch {epoch}, and all phases were read in the one before; to let more phases "
-            "follow the last one, put it back to the end of the first epoch: `lightning-streaming state set CHECKPOINT "
+            f"{args.checkpoint} stands in epoch {epoch}, and all phases were read in the one before; to let more "
+            "phases follow the last one, put it back to the end of epoch 0: `lightning-streaming state set CHECKPOINT "
             f"--epoch 0 --sample {position.fingerprint['order']['epoch_size']}`"
         )
     method = position.fingerprint["order"]["batching_method"]

@@ -245,9 +245,9 @@ def test_a_missing_index_is_named(tmp_path: Path) -> None:
 
 
 def test_a_state_of_another_dataset_fails_before_the_first_batch(tmp_path: Path) -> None:
-    loader = make_loader(write_dataset(tmp_path / "b", 31), workers=2)
+    loader = make_loader(write_dataset(tmp_path / "b", 29), workers=2)
     loader.load_state_dict(make_loader(write_dataset(tmp_path / "a", 30)).state_dict())
-    with raises(StateMismatchError, "streams.0.samples        30                  31"):
+    with raises(StateMismatchError, "streams.0.samples        30                  29"):
         next(iter(loader))
 
 
