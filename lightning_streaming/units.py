@@ -78,5 +78,5 @@ def check_at_least(name: str, value: int | None, least: int) -> None:
     Raises:
         ConfigError: This is.
     """
-    if value is not None and not (isinstance(value, Integral) and value >= least):
+    if value is not None and not (isinstance(value, Integral) and not isinstance(value, bool) and value >= least):
         raise ConfigError(f"{name} must be a whole number of at least {least}, but got {value!r}")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 _LONGEST_LIST = 3072
-"""Characters up to which a state describes its streams; so it stays below 4 KB."""
+"""Characters up to which a state describes its streams; so it stays below 4 KB, but of a run with phases."""
 _WIDTHS = (4, 3, 2)
 """Bytes of a stream's digest, as many as there is room for."""
 _MOST_NAMES = 1 << 20
@@ -493,7 +493,8 @@ def refusal(found: Sequence[Difference], saved: Mapping[str, Any] | None = None)
     table = f"the saved position belongs to other data or another order:\n{indent(in_words(found), '  ')}"
     way_out = 'resume with on_change="warn" to go on from the same position all the same.'
     hashes = [one for one in found if one.setting.endswith(".hashes")]
-    if any(one.setting.startswith("phases.") and one.setting.endswith((".until", ".cut")) for one in found):
+    of_phases = [one for one in found if one.setting.startswith("phases.")]
+    if any(one.setting.endswith((".until", ".cut")) or one.saved == "'absent'" for one in of_phases):
         way_out += (
             " What follows the phases that have begun may change: `lightning-streaming state branch CHECKPOINT` says "
             "how to end the last of them where the checkpoint stands."

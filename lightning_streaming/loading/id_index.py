@@ -312,7 +312,7 @@ class _Making:
             return
         first, second = sorted(rows[-1, again[0] : again[0] + 2].tolist())
         value = self._value_of(first)
-        more = f", and {len(again) - 1} more ids are there twice" if len(again) > 1 else ""
+        more = ", and there are others like them" if len(again) > 1 else ""
         raise ConfigError(
             f"samples {first} and {second} both have {self.on}={value!r}{more}; write each once, or join on a column "
             "that tells samples apart"

@@ -58,15 +58,19 @@ class JoinedAhead:
         limited = self._room.limit is not None
         if limited and not cache.has(info):  # to wait for room would be in the reader's way
             return []
-        with cache.hold(info, self._room) as directory, self._lock:
-            if shard not in self._needed:
+        with cache.hold(info, self._room) as directory:
+            with self._lock:
+                of_shard = self._needed.get(shard)
+            if of_shard is None:  # without the lock: other threads look into other shards meanwhile
                 names = list(dict.fromkeys(str(one.asked.on) for one in joined))
                 values: dict[str, Any] = dict(read_columns(info, directory, names))
-                self._needed[shard] = [one.shards_of_ids(values[str(one.asked.on)]) for one in joined]
-                if len(self._needed) > _MOST_SHARDS:
-                    self._needed.popitem(last=False)
+                of_shard = [one.shards_of_ids(values[str(one.asked.on)]) for one in joined]
+        with self._lock:
+            self._needed[shard] = of_shard
             self._needed.move_to_end(shard)
-            needed = np.concatenate([of[indexes] for of in self._needed[shard]])
+            if len(self._needed) > _MOST_SHARDS:
+                self._needed.popitem(last=False)
+            needed = np.concatenate([of[indexes] for of in of_shard])
             found = [one for one in dict.fromkeys(needed.tolist()) if one >= 0 and one not in self._told]
             self._told.update(dict.fromkeys(found))
             while limited and len(self._told) > _MOST_TOLD:

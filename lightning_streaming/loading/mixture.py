@@ -179,6 +179,11 @@ def mixed_phases(phases: Sequence[Phase], epoch_size: int | None) -> tuple[Phase
         if stop < 1:
             raise ConfigError(f"phases.{phase.name}.until must be at least one sample, but is {phase.until!r}")
         found.append(phase.mixed(stop))
+    if epoch_size is not None and found and found[-1].cut is not None:
+        raise ConfigError(
+            f"phases.{found[-1].name}.cut is {found[-1].cut}, and no phase reads on from there up to epoch_size="
+            f"{epoch_size}; let one follow, or leave epoch_size out and write where the phase was to end as its until"
+        )
     if epoch_size is not None and found and found[-1].stop != epoch_size:
         raise ConfigError(
             f"phases.{found[-1].name}.until is {found[-1].stop}, and epoch_size is {epoch_size}; the last phase ends "

@@ -156,10 +156,15 @@ def test_a_cut_lies_within_its_phase(root: Path, phases: list[Phase], words: lis
         len(phased_loader(root, phases=phases, names=names, epoch_size=epoch_size))
 
 
-@pytest.mark.parametrize("value", [0, -4, 2.5, "10"])
+@pytest.mark.parametrize("value", [0, -4, 2.5, "10", True])
 def test_a_cut_is_a_number_of_samples(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"phases\.broad\.cut"):
         replace(BROAD, cut=value)
+
+
+def test_an_epoch_does_not_end_early_at_a_cut(root: Path) -> None:
+    with raises(ConfigError, "phases.ramp.cut is 80", "no phase reads on from there up to epoch_size=120"):
+        phased_loader(root, phases=[BROAD, replace(RAMP, cut=80)], names=NAMES[:3], epoch_size=120)
 
 
 def test_composed_batches_cannot_be_cut(root: Path) -> None:
