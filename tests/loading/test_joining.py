@@ -449,7 +449,10 @@ def test_an_id_that_is_there_twice_is_told(kind: str, tmp_path: Path) -> None:
     root = write_shards(tmp_path / "x", [10, 20, 10], {"id": kind, "y": "int"}, row)
     images = write_shards(tmp_path / "a", [3], {"id": kind}, row)
     shown = "0" if kind == "int" else "'n0'"
-    told = rf"stream '0', join 'x': samples 0 and 37 both have id={shown}|samples . and 3. both have id=.*others like them"
+    told = (
+        rf"stream '0', join 'x': samples 0 and 37 both have id={shown}"
+        r"|samples . and 3. both have id=.*others like them"
+    )
     refused(told, images, join={"x": {"remote": str(root), "on": "id", "columns": ["y"]}})
 
 
