@@ -40,6 +40,7 @@ from lightning_streaming.loading.scanning import (
     SAMPLES_AT_ONCE,
     ShardGroup,
     ShardScan,
+    errors_name,
     may_be_kept,
     part_path,
     read_checked,
@@ -199,14 +200,8 @@ def index_ids(on: str, index: DatasetIndex, cache: ShardCache, room: CacheQuota 
         FormatError: A shard is damaged.
         StorageError: A shard could not be fetched, or what was found could not be kept.
     """
-    try:
+    with errors_name(cache, f"the index of {on!r} cannot be made or kept"):
         return _Making(on=on, index=index, cache=cache, room=room).done()
-    except StreamingError as error:
-        if str(error).startswith(cache.label):
-            raise
-        raise type(error)(f"{cache.label}: {error}") from error
-    except OSError as error:
-        raise StorageError(f"{cache.label}: the index of {on!r} cannot be made or kept: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -25,7 +25,13 @@ from lightning_streaming.cache.file_states import CacheDirectory
 from lightning_streaming.cache.quota import CacheQuota
 from lightning_streaming.cache.selection_files import made_by_one, map_bits
 from lightning_streaming.cache.shared_files import adopt_file, make_directories
-from lightning_streaming.errors import DiskFullError, ObjectNotFoundError, ShardCorruptError, StorageError
+from lightning_streaming.errors import (
+    DiskFullError,
+    ObjectNotFoundError,
+    ShardCorruptError,
+    StorageError,
+    StreamingError,
+)
 from lightning_streaming.files import appears_whole
 from lightning_streaming.formats.columns import ColumnValues, joined, read_columns
 from lightning_streaming.formats.index import DatasetIndex
@@ -52,6 +58,24 @@ Found = NDArray[Any]
 """What was found of the samples of a group."""
 _Outcome = tuple[ShardGroup, Found | BaseException]
 """Of a group; or what went wrong."""
+
+
+@contextmanager
+def errors_name(cache: ShardCache, failed: str) -> Iterator[None]:
+    """Let errors say whose shards were looked at.
+
+    Args:
+        cache: Where these are.
+        failed: What to say where the system refuses something, like "the index of 'id' cannot be made or kept".
+    """
+    try:
+        yield
+    except StreamingError as error:
+        if str(error).startswith(cache.label):
+            raise
+        raise type(error)(f"{cache.label}: {error}") from error
+    except OSError as error:
+        raise StorageError(f"{cache.label}: {failed}: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)

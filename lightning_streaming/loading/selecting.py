@@ -37,6 +37,7 @@ from lightning_streaming.loading.scanning import (
     SAMPLES_AT_ONCE,
     ShardGroup,
     ShardScan,
+    errors_name,
     may_be_kept,
     part_path,
     read_checked,
@@ -77,7 +78,7 @@ def select_samples(
         FormatError: A shard is damaged.
         StorageError: A shard could not be fetched.
     """
-    try:
+    with errors_name(cache, f"{asked.in_words()} cannot be evaluated or kept"):
         found = None if key is None else _kept(cache, key, index.num_samples)
         if found is not None:
             return found
@@ -96,12 +97,6 @@ def select_samples(
                 "function, what it names, a file of select= or the data has changed meanwhile"
             )
         return work.done()
-    except StreamingError as error:
-        if str(error).startswith(cache.label):
-            raise
-        raise type(error)(f"{cache.label}: {error}") from error
-    except OSError as error:
-        raise StorageError(f"{cache.label}: {asked.in_words()} cannot be evaluated or kept: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)

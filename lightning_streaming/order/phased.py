@@ -103,7 +103,11 @@ class Mixture:
         """Whether a step can be drawn: some streams may have gone since."""
         if step >= len(self.plan) or (epoch and self.is_cut):
             return False
-        return all(name in self._shard_sizes for name in self._names(self.plan.step(step)))
+        return self._missing(self.plan.step(step)) is None
+
+    def _missing(self, step: Step) -> str | None:
+        """The first stream of a step that is not here, if there is one."""
+        return next((name for name in self._names(step) if name not in self._shard_sizes), None)
 
     def check_epoch(self, epoch: int) -> None:
         """Refuse to read phases again of which one was cut.
@@ -132,14 +136,13 @@ class Mixture:
             ConfigError: It is of a stream that is not here any more.
         """
         taken = self.plan.step(step)
-        names = self._names(taken)
-        for name in names:
-            if name not in self._shard_sizes:
-                phase = self.plan.phases[taken.phase]
-                why = "add it again to read this part of the run"
-                if phase.cut is not None:
-                    why = "the phase was cut, and to know what it left its streams must stay: add it again"
-                raise ConfigError(f"phase {phase.name!r} reads stream {name!r}, which is not among the streams; {why}")
+        names, missing = self._names(taken), self._missing(taken)
+        if missing is not None:
+            phase = self.plan.phases[taken.phase]
+            why = "add it again to read this part of the run"
+            if phase.cut is not None:
+                why = "the phase was cut, and to know what it left its streams must stay: add it again"
+            raise ConfigError(f"phase {phase.name!r} reads stream {missing!r}, which is not among the streams; {why}")
         self.check_epoch(epoch)
         before = epoch * self.plan.drawn[-1][taken.streams] + taken.starts
         returned = self._returned_before(step)

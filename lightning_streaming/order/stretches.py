@@ -24,6 +24,9 @@ from lightning_streaming.order.runs import RunLookup
 
 MOST_STEPS = 1 << 20
 """More than an epoch can have, so that the steps of all epochs can be numbered."""
+_NO_IDS = np.empty(0, np.int64)
+_PURPOSE = 3
+"""Tells these generators from those of other purposes, which ``blockwise`` counts from 0."""
 _CHUNK = 1 << 16
 """Ids that are worked out at once: as many as a processor's cache holds, which takes half of the time of many more."""
 
@@ -201,12 +204,11 @@ def in_pass_order(
     several = np.zeros(int(streams.max(initial=0)) + 1, np.bool_)
     firsts = np.full(len(several), np.iinfo(np.int64).max)
     np.minimum.at(firsts, streams, passes)
-    several[streams[passes > firsts[streams]]] = True
+    later = passes - firsts[streams]
+    several[streams[later > 0]] = True
     where = reading[several[streams[reading]]]
     # As small numbers, which are sorted in linear time.
-    kinds = (
-        streams[where] * (int((passes - firsts[streams]).max(initial=0)) + 1) + passes[where] - firsts[streams[where]]
-    )
+    kinds = streams[where] * (int(later.max(initial=0)) + 1) + later[where]
     kinds = kinds.astype(np.min_scalar_type(int(kinds.max(initial=0))))
     of_stream = streams[where].astype(np.min_scalar_type(len(several)))
     items[where[np.argsort(of_stream, kind="stable")]] = items[where[np.argsort(kinds, kind="stable")]]
@@ -251,11 +253,6 @@ def _part_of_pass(
     kept = units.sizes > 0
     of_units = {one.name: getattr(units, one.name)[kept] for one in fields(StretchUnits) if one.name != "listed"}
     return StretchUnits(**of_units, listed=_NO_IDS)
-
-
-_NO_IDS = np.empty(0, np.int64)
-_PURPOSE = 3
-"""Tells these generators from those of other purposes, which ``blockwise`` counts from 0."""
 
 
 def _joined(several: Sequence[StretchUnits]) -> StretchUnits:

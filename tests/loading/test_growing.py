@@ -254,7 +254,7 @@ def test_a_last_shard_that_was_filled_up_is_refused(tmp_path: Path) -> None:
     append(root, 12, first_id=28)
     resumed = loader({"a": root})
     resumed.load_state_dict(state)
-    with raises(StateMismatchError, "streams.a.digest", "the last shard was filled up"):
+    with raises(StateMismatchError, "streams.a.digest", "a last shard that was filled up"):
         len(resumed)
 
 
