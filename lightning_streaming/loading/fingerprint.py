@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import indent
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_streaming.loading.catalog import Extent
@@ -54,6 +55,8 @@ class Fingerprint:
         weights: The streams' shares of an epoch.
         plan: The phases of an epoch, if it has any.
         phases_begun: How many of them have begun.
+        grown: Streams, by place, whose first passes read fewer shards: up to where, in samples of the passes, and how
+            many.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Fingerprint:
         weights: ResolvedWeights,
         plan: MixturePlan | None = None,
         phases_begun: int = 0,
+        grown: Mapping[int, Sequence[tuple[int, int]]] = MappingProxyType({}),
     ) -> None:
         order = {
             "epoch_size": weights.epoch_size,
@@ -79,7 +83,7 @@ class Fingerprint:
         if plan is not None:
             drawn = plan.drawn_by(phases_begun - 1) if phases_begun else {}
         self._described: dict[str, dict[str, Any]] = {
-            name: _description(catalog, stream_of[name], place, samples)
+            name: _description(catalog, stream_of[name], place, samples, grown.get(stream_of[name], ()))
             for place, (name, samples) in enumerate(drawn.items())
             if name in stream_of
         }
@@ -179,7 +183,9 @@ class Fingerprint:
             yield Difference(f"streams.{name}.hashes", _in_short(then), _in_short(facts.hashes))
 
 
-def _description(catalog: Extent, stream: int, place: int, drawn: int) -> dict[str, Any]:
+def _description(
+    catalog: Extent, stream: int, place: int, drawn: int, grown: Sequence[tuple[int, int]] = ()
+) -> dict[str, Any]:
     """What a state says of a stream."""
     return {
         "place": place,
@@ -189,12 +195,14 @@ def _description(catalog: Extent, stream: int, place: int, drawn: int) -> dict[s
         "digest": catalog.indexes[stream].data_digest,
         **_selection_of(catalog, stream),
         **_joins_of(catalog, stream),
+        **({"grown": [list(one) for one in grown]} if grown else {}),
     }
 
 
 def _undrawn(one: Mapping[str, Any]) -> dict[str, Any]:
-    """A stream without its place, which does not matter, and how much is drawn of it, which follows from the phases."""
-    return {key: value for key, value in one.items() if key not in ("place", "samples drawn")}
+    """A stream without its place, which does not matter, how much is drawn of it, which follows from the phases, and
+    which of its passes read less, which is taken over."""
+    return {key: value for key, value in one.items() if key not in ("place", "samples drawn", "grown")}
 
 
 def _selection_of(catalog: Extent, stream: int) -> dict[str, str]:
@@ -271,8 +279,21 @@ def _read_phases(fields: Fields) -> dict[str, Any]:
 def _read_stream(fields: Fields) -> dict[str, Any]:
     counts = ("place", "samples", "shards", "samples drawn") if "place" in fields else ("samples",)
     read = {key: fields.whole_number(key) for key in counts}
-    more = {key: fields.get(key) for key in fields if key not in (*counts, "digest")}
-    return {**read, "digest": fields.text("digest"), **more}
+    more = {key: fields.get(key) for key in fields if key not in (*counts, "digest", "grown")}
+    grown = {"grown": _read_grown(fields)} if "grown" in fields else {}
+    return {**read, "digest": fields.text("digest"), **more, **grown}
+
+
+def _read_grown(fields: Fields) -> list[list[int]]:
+    """Where passes of a stream end that read fewer shards, and how many these read: both rise."""
+    grown, before = fields.pairs("grown"), (0, 0)
+    for one in grown:
+        if one[0] <= before[0] or one[1] <= before[1]:
+            raise fields.wrong("grown", "pairs of rising numbers")
+        before = one
+    if not grown or before[1] >= fields.whole_number("shards"):
+        raise fields.wrong("grown", f"pairs of samples and fewer than {fields.get('shards')} shards")
+    return [list(one) for one in grown]
 
 
 def _digest(value: object) -> str:

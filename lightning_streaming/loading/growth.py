@@ -1,13 +1,14 @@
 """Streams that were appended to since a position was saved: which of their shards are read, and for how long.
 
 An epoch of which something has been read keeps the shards that it began with. What comes after it reads them too, or,
-where a stream is followed, all that there were when the run was started again.
+where a stream is followed, all that there were when the run was started again. With phases the same is said of passes
+over a stream, as these run on through phases and epochs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lightning_streaming.loading.catalog import Catalog
@@ -27,6 +28,9 @@ class Growth:
     """The last epoch that reads no more of a stream that is followed."""
     followed: tuple[int, ...] = ()
     """The streams of which later epochs read all shards."""
+    passes: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
+    """With phases: streams whose first passes do not read all shards. For each time that one has grown: samples of its
+    passes up to where they read less, and the shards that they read."""
 
     def shards_in(self, epoch: int) -> dict[int, int]:
         """How many shards an epoch reads of streams of which it does not read all."""
@@ -34,22 +38,40 @@ class Growth:
             stream: count for stream, count in self.shards if epoch <= self.last_epoch or stream not in self.followed
         }
 
-    def notes(self, catalog: Catalog) -> Iterator[str]:
+    def in_passes(self, beginnings: Mapping[int, int]) -> Growth:
+        """The same where there are phases.
+
+        Args:
+            beginnings: Of each stream that is followed, where its first pass begins that has not begun yet: samples
+                of its passes before.
+        """
+        left = dict(self.shards)
+        passes = dict(self.passes)
+        for stream, beginning in beginnings.items():
+            count, before = left.pop(stream), passes.get(stream, ())
+            if beginning > (before[-1][0] if before else 0):
+                passes[stream] = (*before, (beginning, count))
+        return replace(self, shards=tuple(left.items()), followed=(), passes=tuple(passes.items()))
+
+    def notes(self, catalog: Catalog, *, has_phases: bool) -> Iterator[str]:
         """A line for the user: what is left out, and until when."""
-        told = [self._told(catalog, stream, count) for stream, count in self.shards[:_MOST_STREAMS]]
+        told = [self._told(catalog, stream, count, has_phases) for stream, count in self.shards[:_MOST_STREAMS]]
         more = len(self.shards) - len(told)
         if told:
             others = [f"{more} more streams have grown, too"] if more else []
             yield f"data was appended since the position was saved: {'; '.join([*told, *others])}"
 
-    def _told(self, catalog: Catalog, stream: int, count: int) -> str:
+    def _told(self, catalog: Catalog, stream: int, count: int, has_phases: bool) -> str:
         sizes = catalog.shard_sizes_per_stream[stream]
         name, left = catalog.stream_names[stream], len(sizes) - count
         what = (
             f"stream {name!r} has {left} more shard{'s' if left > 1 else ''}, of {int(sizes[count:].sum())} samples, "
         )
         if stream not in self.followed:
-            return f"{what}left out in later epochs too (follow=True reads them from the next epoch on)"
+            part = "pass over the stream" if has_phases else "epoch"
+            return f"{what}left out from now on (follow=True reads them from the next {part} on)"
+        if has_phases:
+            return f"{what}read from the next pass over the stream on"
         return f"{what}left out before epoch {self.last_epoch + 1}, and read from then on"
 
 
@@ -70,12 +92,18 @@ def growth_since(
     saved = {} if fingerprint is None else fingerprint["streams"]
     if not saved or not is_listed(saved):
         return NO_GROWTH
-    grown = {}
+    grown, passes = {}, {}
     for stream, name in enumerate(catalog.stream_names):
         count = saved[name]["shards"] if name in saved else 0
-        if 0 < count < catalog.shards_per_stream[stream] and _began_as(saved[name], catalog, stream, count):
-            grown[stream] = count
-    if not grown:
+        is_longer, has_grown = count < catalog.shards_per_stream[stream], "grown" in saved.get(name, ())
+        if not 0 < count <= catalog.shards_per_stream[stream] or not (is_longer or has_grown):
+            continue
+        if _began_as(saved[name], catalog, stream, count):
+            if is_longer:
+                grown[stream] = count
+            if has_grown:
+                passes[stream] = tuple((stop, shards) for stop, shards in saved[name]["grown"])
+    if not grown and not passes:
         return NO_GROWTH
     epoch, position = place
     return Growth(
@@ -83,6 +111,7 @@ def growth_since(
         # An epoch of which nothing has been read has not begun.
         last_epoch=epoch if position else epoch - 1,
         followed=tuple(stream for stream in grown if stream in followed),
+        passes=tuple(passes.items()),
     )
 
 

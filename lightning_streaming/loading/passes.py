@@ -91,7 +91,8 @@ class CurrentRun:
         if self._run is not None and self._run.settings == self._settings:
             return self._run.order.of_epoch(self._epoch).weights
         catalog = self._source.catalog
-        return self.asked.resolved_weights(catalog.head(self._growth(catalog).shards_in(self._epoch)), self.settings)
+        growth = self._growth(catalog)
+        return self.asked.resolved_weights(catalog.head(growth.shards_in(self._epoch)), self.settings, growth)
 
     @property
     def _epoch(self) -> int:

@@ -45,6 +45,7 @@ from lightning_streaming.order.skips import (
     locate_batch_ranges,
     skipped_in_epoch,
 )
+from lightning_streaming.order.stretches import ShorterPasses, StreamPasses
 from lightning_streaming.order.weights import DatasetShape, ResolvedWeights, StreamWeight, resolve_weights
 from lightning_streaming.world import World
 
@@ -62,6 +63,19 @@ def _sizes_of_read_shards(catalog: Extent) -> tuple[NDArray[np.int64], ...]:
     """Samples in each shard, per stream; shards of which nothing is selected have no ids, so no order knows of them."""
     sizes = zip(catalog.shard_sizes_per_stream, catalog.selections, strict=True)
     return tuple(of if selection is None else of[of > 0] for of, selection in sizes)
+
+
+def _shorter_passes(catalog: Extent, stream: int, grown: Sequence[tuple[int, int]]) -> tuple[ShorterPasses, ...]:
+    """The passes of a stream that read less, in shards of which something is selected."""
+    sizes = catalog.shard_sizes_per_stream[stream]
+    are_read = np.cumsum(sizes > 0 if catalog.selections[stream] is not None else np.ones_like(sizes))
+    found = tuple(ShorterPasses(shards=int(are_read[shards - 1]), stop=stop) for stop, shards in grown)
+    if not StreamPasses(sizes[sizes > 0] if catalog.selections[stream] is not None else sizes, found).are_whole:
+        raise StateError(
+            f"'grown' of stream {catalog.stream_names[stream]!r} of the saved position has passes that do not end with "
+            f"their shards: {list(grown)}; the state was edited or damaged; go on from another checkpoint"
+        )
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +96,7 @@ class RunRequest:
     followed: frozenset[int] = frozenset()
     """Streams, by place, of which epochs after a resume read what was appended meanwhile."""
 
-    def mixture(self, settings: SettledOrder, catalog: Extent) -> Mixture | None:
+    def mixture(self, settings: SettledOrder, catalog: Extent, growth: Growth = NO_GROWTH) -> Mixture | None:
         """The streams that its phases mix; None if it has none.
 
         Raises:
@@ -91,15 +105,20 @@ class RunRequest:
         if not self.phases:
             return None
         names = catalog.stream_names
-        shard_sizes = dict(zip(names, _sizes_of_read_shards(catalog), strict=True))
-        return Mixture(settings, self.phases, shard_sizes, dict(zip(names, catalog.first_ids, strict=True)))
+        return Mixture(
+            settings,
+            self.phases,
+            dict(zip(names, _sizes_of_read_shards(catalog), strict=True)),
+            dict(zip(names, catalog.first_ids, strict=True)),
+            shorter={names[stream]: _shorter_passes(catalog, stream, told) for stream, told in growth.passes},
+        )
 
-    def resolved_weights(self, catalog: Extent, settings: OrderSettings) -> ResolvedWeights:
+    def resolved_weights(self, catalog: Extent, settings: OrderSettings, growth: Growth = NO_GROWTH) -> ResolvedWeights:
         """What each stream gives; the seed decides which streams get the samples that rounding leaves over."""
         settled = settings if isinstance(settings, SettledOrder) else settings.settled(1)
-        mixture = self.mixture(settled, catalog)
+        mixture = self.mixture(settled, catalog, growth)
         if mixture is not None:
-            return mixture.plan.weights(catalog.stream_names, catalog.samples_per_stream)
+            return mixture.plan.weights(catalog.stream_names, mixture.passes)
         return _weights(self.weights, tuple(catalog.samples_per_stream), self.epoch_size, settings.shuffle_seed)
 
     def of_order(self) -> RunRequest:
@@ -155,7 +174,8 @@ class RunOrder:
         """
         known = self._fingerprints.get(phases_begun)
         if known is None:
-            known = Fingerprint(self.catalog, self.settings, self.weights, self.plan, phases_begun)
+            grown = dict(self.growth.passes)
+            known = Fingerprint(self.catalog, self.settings, self.weights, self.plan, phases_begun, grown)
             self._fingerprints[phases_begun] = known
         return known
 
@@ -180,11 +200,10 @@ class RunOrder:
         Raises:
             ConfigError: A stream is missing, or would be read more often than it may.
         """
-        if self.plan is None:
+        if self.plan is None or self.mixture is None:
             return
-        names = self.catalog.stream_names
-        check_streams_of(self.plan, names, first)
-        self.plan.check_repeats(dict(zip(names, self.catalog.samples_per_stream, strict=True)), first)
+        check_streams_of(self.plan, self.catalog.stream_names, first)
+        self.plan.check_repeats(self.mixture.passes, first)
 
     def phase(self, cursor: Cursor, geometry: BatchGeometry) -> str | None:
         """The name of the phase that is read from a cursor on; None without phases."""
@@ -660,8 +679,13 @@ def resume(
     """
     told = f"{reader}: " if reader else ""
     initial_nodes = saved.initial_physical_nodes or machines.num_nodes
-    growth = growth_since(saved.fingerprint, saved.cursor, catalog, asked.followed)
-    order = _settled(asked, asked.resumed(saved).settled(initial_nodes), catalog, growth)
+    growth, settings = growth_since(saved.fingerprint, saved.cursor, catalog, asked.followed), asked.resumed(saved)
+    notes = [f"{told}{note}" for note in growth.notes(catalog, has_phases=bool(asked.phases))]
+    then = None  # as it was read, where the data has grown
+    if growth.shards:
+        then = _order_of(asked, settings.settled(initial_nodes), catalog.head(dict(growth.shards)), growth)
+        growth = _in_passes(growth, then, saved.cursor)
+    order = _settled(asked, settings.settled(initial_nodes), catalog, growth)
     if saved.num_canonical_nodes == asked.settings.num_canonical_nodes:
         _check_canonical_nodes(order, ConfigError, "num_canonical_nodes is", "ask for fewer")
     what = f"{told}'num_canonical_nodes' of the saved position is"
@@ -677,14 +701,24 @@ def resume(
         may_end_early=on_change == "warn",
         reader=reader,
     )
-    then = order
-    if growth.shards:  # as it was read, also where what follows reads more
-        then = _order_of(asked, order.settings, catalog.head(dict(growth.shards)), growth)
-    found = replace(run, order=then).differences(saved)
+    found = replace(run, order=then or order).differences(saved)
     if found and on_change == "error":
         raise StateMismatchError(told + refusal(found, saved.fingerprint))
     run.check_phases(saved.cursor)
-    return Resumed(run, found, [f"{told}{note}" for note in growth.notes(catalog)])
+    return Resumed(run, found, notes)
+
+
+def _in_passes(growth: Growth, order: RunOrder, place: Cursor) -> Growth:
+    """Where the order has phases, have the next pass of each stream that is followed read all shards."""
+    if order.mixture is None:
+        return growth
+    names, drawn = order.catalog.stream_names, order.mixture.drawn_until(*place)
+    return growth.in_passes(
+        {
+            stream: order.mixture.passes(names[stream]).next_beginning(drawn.get(names[stream], 0))
+            for stream in growth.followed
+        }
+    )
 
 
 def run_again(asked: RunRequest, catalog: Catalog, settings: OrderSettings, brought: Mapping[str, Any]) -> Run:
@@ -722,11 +756,11 @@ def _settled(asked: RunRequest, settings: SettledOrder, catalog: Catalog, growth
 def _order_of(
     asked: RunRequest, settings: SettledOrder, data: Extent, growth: Growth, later: RunOrder | None = None
 ) -> RunOrder:
-    mixture = asked.mixture(settings, data)
+    mixture = asked.mixture(settings, data, growth)
     if mixture is None:
         weights = asked.resolved_weights(data, settings)
     else:
-        weights = mixture.plan.weights(data.stream_names, data.samples_per_stream)
+        weights = mixture.plan.weights(data.stream_names, mixture.passes)
     return RunOrder(settings=settings, catalog=data, weights=weights, mixture=mixture, growth=growth, later=later)
 
 

@@ -149,6 +149,18 @@ class Fields:
             raise self.wrong(key, f"a list of {count} whole numbers in [0, {LARGEST}]")
         return tuple(value)
 
+    def pairs(self, key: str) -> list[tuple[int, int]]:
+        """A list of pairs of whole numbers, none negative."""
+        value = self.get(key)
+        if not isinstance(value, list | tuple) or not all(
+            isinstance(pair, list | tuple)
+            and len(pair) == 2
+            and all(_is_whole(one) and 0 <= one <= LARGEST for one in pair)
+            for pair in value
+        ):
+            raise self.wrong(key, f"a list of pairs of whole numbers in [0, {LARGEST}]")
+        return [(first, second) for first, second in value]
+
     def text(self, key: str) -> str:
         """A text."""
         value = self.get(key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from lightning_streaming.order.partition import BatchGeometry
 from lightning_streaming.order.phases import LONGEST_STEP, MixturePlan, PhaseMix, Step, planned
 from lightning_streaming.order.sequence import check_entries, digest_of
 from lightning_streaming.order.settings import SettledOrder
-from lightning_streaming.order.stretches import Returned, Stretch, returned_in_order
+from lightning_streaming.order.stretches import Returned, ShorterPasses, StreamPasses, Stretch, returned_in_order
 from lightning_streaming.order.weights import DatasetShape, ResolvedWeights
 
 _STEPS_KEPT = 2
@@ -33,6 +34,7 @@ class Mixture:
             may be missing.
         first_ids: Sample id at which each of these begins.
         longest_step: Samples that are drawn together at most. None: as many as are mixed with each other.
+        shorter: Of streams that have grown, by name, the passes that read less.
 
     Raises:
         ConfigError: The phases cannot be read so.
@@ -45,10 +47,12 @@ class Mixture:
         shard_sizes: Mapping[str, NDArray[np.int64]],
         first_ids: Mapping[str, int],
         longest_step: int | None = None,
+        shorter: Mapping[str, tuple[ShorterPasses, ...]] = MappingProxyType({}),
     ) -> None:
         self.settings = settings
         self._shard_sizes = shard_sizes
         self._first_ids = first_ids
+        self._shorter = shorter
         self._returned: list[tuple[int, dict[str, Returned]]] = []
         is_composed = settings.batching_method != "random"
         self.is_cut = any(phase.cut is not None for phase in phases)
@@ -79,7 +83,8 @@ class Mixture:
             first, stops = self._first_ids[name], np.cumsum(self._shard_sizes[name])
             left = left_of[name]
             counts[stream] = count - len(left)
-            left = first + returned_in_order(left - first, start + int(counts[stream]), stops)
+            passes = self.passes(name).numbers(np.arange(start + int(counts[stream]), start + count))
+            left = first + returned_in_order(left - first, passes, stops)
             known, stop = returned.get(name), start + count
             if known is not None and known.stop > stop:  # not all of what an earlier cut returned was drawn again
                 left, stop = np.concatenate([left, known.ids[len(known.ids) - (known.stop - stop) :]]), known.stop
@@ -94,6 +99,26 @@ class Mixture:
         order = np.argsort(streams, kind="stable")
         stops = np.searchsorted(streams[order], np.arange(len(by_id)) + 1, side="right")
         return dict(zip(by_id, np.split(ids[order], stops[:-1]), strict=True))
+
+    def passes(self, stream: str) -> StreamPasses:
+        """How the samples of a stream that is here are counted off in passes."""
+        return StreamPasses(self._shard_sizes[stream], self._shorter.get(stream, ()))
+
+    def drawn_until(self, epoch: int, sample: int) -> dict[str, int]:
+        """How far the passes of each stream have been drawn by the steps of which something was read.
+
+        Args:
+            epoch: Counts from 0.
+            sample: How much of it was read.
+        """
+        plan = self.plan
+        begun = min(int(np.searchsorted(plan.stops, sample, side="left")) + 1 if sample else 0, len(plan))
+        drawn = epoch * plan.drawn[-1] + plan.drawn[begun]
+        returned = self._returned_before(begun)
+        return {
+            name: max(count, returned[name].stop if name in returned else 0)
+            for name, count in zip(plan.streams, drawn.tolist(), strict=True)
+        }
 
     def _returned_before(self, step: int) -> Mapping[str, Returned]:
         """What cuts have left before a step, by stream."""
@@ -152,7 +177,13 @@ class Mixture:
             epoch,
             draw,
             stretches=tuple(
-                Stretch(stream=name, first_id=self._first_ids[name], start=start, returned=returned.get(name))
+                Stretch(
+                    stream=name,
+                    first_id=self._first_ids[name],
+                    start=start,
+                    shorter=self._shorter.get(name, ()),
+                    returned=returned.get(name),
+                )
                 for name, start in zip(names, before.tolist(), strict=True)
             ),
             step=step,

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.order.sequence import digest_of
-from lightning_streaming.order.stretches import MOST_STEPS
+from lightning_streaming.order.stretches import MOST_STEPS, StreamPasses
 from lightning_streaming.order.weights import ResolvedWeights
 
 LONGEST_STEP = 1 << 22
@@ -142,11 +142,11 @@ class MixturePlan:
         drawn = self.drawn[self.last_steps[phase] + 1].tolist()
         return {name: count for name, count in zip(self.streams, drawn, strict=True) if count}
 
-    def check_repeats(self, sizes: dict[str, int], from_phase: int = 0) -> None:
+    def check_repeats(self, passes: PassesOf, from_phase: int = 0) -> None:
         """Refuse phases that would read a stream more often than they may.
 
         Args:
-            sizes: Samples of each stream.
+            passes: Of each stream.
             from_phase: The first phase to look at.
 
         Raises:
@@ -155,31 +155,33 @@ class MixturePlan:
         for number, phase in enumerate(self.phases[from_phase:], from_phase):
             drawn = self.drawn_by(number) if phase.max_repeats else {}
             for name, most in phase.max_repeats:
-                repeats = drawn.get(name, 0) / sizes[name]
+                repeats = passes(name).count(drawn.get(name, 0))
                 if repeats > most:
                     raise ConfigError(
                         f"by the end of phase {phase.name!r}, stream {name!r} would have been read {repeats:.4g} times "
-                        f"({drawn[name]} of its {sizes[name]} samples), and max_repeats allows {most:g}; lower its "
-                        "weight, end the phase earlier, add data, or allow more"
+                        f"({drawn[name]} of its {passes(name).size} samples), and max_repeats allows {most:g}; lower "
+                        "its weight, end the phase earlier, add data, or allow more"
                     )
 
-    def weights(self, names: Sequence[str], sizes: Sequence[int]) -> ResolvedWeights:
+    def weights(self, names: Sequence[str], passes: PassesOf) -> ResolvedWeights:
         """What the epoch takes of each stream, over all phases.
 
         Args:
             names: The streams, in stream order.
-            sizes: Samples of each.
+            passes: Of each stream.
         """
         drawn = dict(zip(self.streams, self.drawn[-1].tolist(), strict=True))
         choose = np.asarray([drawn.get(name, 0) for name in names])
         return ResolvedWeights(
             proportion=tuple((choose / self.epoch_size).tolist()),
-            repeat=tuple((choose / np.asarray(sizes)).tolist()),
+            repeat=tuple(passes(name).count(drawn.get(name, 0)) for name in names),
             choose=tuple(choose.tolist()),
             epoch_size=self.epoch_size,
         )
 
 
+PassesOf = Callable[[str], StreamPasses]
+"""Says how the samples of a stream are counted off in passes."""
 CutAt = Callable[[MixturePlan, int], NDArray[np.int64]]
 """Says how much is read of each stream in the last step of a plan, if it ends after so many samples."""
 

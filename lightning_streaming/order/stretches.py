@@ -7,6 +7,8 @@ For example two passes over shards of 4 and 2 samples, and three stretches of 5,
     pass           0               1
     shards         B B | A A A A | A A A A | B B
     stretches      1 1   1 1 1 2   2 2 2 3   3 3
+
+Where data is appended to a stream, the pass under way keeps its shards, and those after it read all.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +44,81 @@ class Returned:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ShorterPasses:
+    """Passes that read only a stream's first shards: those that were there when they began."""
+
+    shards: int
+    """How many."""
+    stop: int
+    """Where the last of these passes ends: samples of all passes before."""
+
+
+class StreamPasses:
+    """How the samples of a stream are counted off in passes.
+
+    Args:
+        sizes: Samples in each of its shards.
+        shorter: The passes that do not read all of them, in their order.
+    """
+
+    def __init__(self, sizes: NDArray[np.int64], shorter: Sequence[ShorterPasses] = ()) -> None:
+        self._sizes = [*(sizes[: one.shards] for one in shorter), sizes]
+        self._stops = np.asarray([one.stop for one in shorter], np.int64)
+        self._starts = np.concatenate([[0], self._stops])
+        self._totals = np.asarray([int(one.sum()) for one in self._sizes])
+        self._first_passes = np.concatenate([[0], np.cumsum(np.diff(self._starts) // self._totals[:-1])])
+
+    @property
+    def size(self) -> int:
+        """Samples of a pass that reads all shards."""
+        return int(self._totals[-1])
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether no shorter passes end within one."""
+        spans = np.diff(self._starts)
+        return bool((spans > 0).all() and not (spans % self._totals[:-1]).any())
+
+    def numbers(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The pass of each sample, by how many samples come before it."""
+        at = np.searchsorted(self._stops, samples, side="right")
+        found: NDArray[np.int64] = self._first_passes[at] + (samples - self._starts[at]) // self._totals[at]
+        return found
+
+    def count(self, samples: int) -> float:
+        """How many passes so many samples are."""
+        at = int(np.searchsorted(self._stops, samples, side="right"))
+        return float(self._first_passes[at] + (samples - self._starts[at]) / self._totals[at])
+
+    def next_beginning(self, samples: int) -> int:
+        """Where a pass begins next, for who has read so many samples."""
+        at = int(np.searchsorted(self._stops, samples, side="right"))
+        start, total = int(self._starts[at]), int(self._totals[at])
+        return start - (start - samples) // total * total
+
+    def equal(self, start: int, stop: int) -> Iterator[EqualPasses]:
+        """A stretch of the passes, in parts of passes that are equally long."""
+        stops = [*self._stops.tolist(), stop]
+        for at, (sizes, first) in enumerate(zip(self._sizes, self._starts.tolist(), strict=True)):
+            begin, end = max(start, first), min(stop, stops[at])
+            if begin < end:
+                yield EqualPasses(sizes, begin - first, end - first, int(self._first_passes[at]))
+
+
+class EqualPasses(NamedTuple):
+    """A stretch of passes over the same shards."""
+
+    sizes: NDArray[np.int64]
+    """Samples of each shard."""
+    start: int
+    """Where it begins, counted from the first of these passes."""
+    stop: int
+    """Where it ends, too."""
+    first_pass: int
+    """The number of that pass."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Stretch:
     """Where in a stream's passes a step begins to read it."""
 
@@ -51,16 +128,19 @@ class Stretch:
     """Sample id at which it begins."""
     start: int
     """Samples of its passes before, over all epochs."""
+    shorter: tuple[ShorterPasses, ...] = ()
+    """Passes that do not read all of its shards."""
     returned: Returned | None = None
     """What comes first, as a cut has left it."""
 
     @property
     def facts(self) -> tuple[object, ...]:
         """All that its samples depend on, for a digest."""
+        own = self.stream, self.first_id, self.start, *((one.shards, one.stop) for one in self.shorter)
         if self.returned is None:
-            return self.stream, self.first_id, self.start
+            return own
         ids = hashlib.blake2b(self.returned.ids.astype("<i8").tobytes()).hexdigest()
-        return self.stream, self.first_id, self.start, self.returned.stop, ids
+        return *own, self.returned.stop, ids
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,22 +211,31 @@ def stretch_units(
 
 def _of_stream(sizes: NDArray[np.int64], count: int, stretch: Stretch, seed: int, is_shuffled: bool) -> StretchUnits:
     """The units of one stream, pass by pass."""
-    start, stop, total, found = stretch.start, stretch.start + count, int(sizes.sum()), []
+    start, stop, passes, found = stretch.start, stretch.start + count, StreamPasses(sizes, stretch.shorter), []
     if stretch.returned is not None and start < stretch.returned.stop:
         ids, shard_stops = stretch.returned.ids, stretch.first_id + np.cumsum(sizes)
         until, first = min(stop, stretch.returned.stop), stretch.returned.stop - len(stretch.returned.ids)
-        found.append(_listed_units(ids[start - first : until - first], shard_stops, np.arange(start, until) // total))
+        found.append(
+            _listed_units(ids[start - first : until - first], shard_stops, passes.numbers(np.arange(start, until)))
+        )
         start = until
+    for part in passes.equal(start, stop):
+        found += _of_equal_passes(part, stretch, seed, is_shuffled)
+    return _joined(found)
+
+
+def _of_equal_passes(part: EqualPasses, stretch: Stretch, seed: int, is_shuffled: bool) -> Iterator[StretchUnits]:
+    sizes, start, stop, first_pass = part
+    total = int(sizes.sum())
     whole = range(-(-start // total), max(stop // total, -(-start // total)))
     ends = {start // total, whole.start, (stop - 1) // total}  # of the whole passes one stands for all
     for begin, end in _by_pass(start, stop, total, ends):
+        number = begin // total
         if end - begin < total:
-            number = begin // total
-            part = (begin - number * total, end - number * total)
-            found.append(_part_of_pass(sizes, part, stretch, (seed, number), is_shuffled))
-        elif begin // total == whole.start:
-            found.append(_whole_passes(sizes, whole, stretch.first_id))
-    return _joined(found)
+            within = (begin - number * total, end - number * total)
+            yield _part_of_pass(sizes, within, stretch, (seed, first_pass + number), is_shuffled)
+        elif number == whole.start:
+            yield _whole_passes(sizes, range(first_pass + whole.start, first_pass + whole.stop), stretch.first_id)
 
 
 def _by_pass(start: int, stop: int, total: int, passes: Iterable[int]) -> Iterator[tuple[int, int]]:
@@ -169,12 +258,14 @@ def _listed_units(ids: NDArray[np.int64], shard_stops: NDArray[np.int64], passes
     return StretchUnits(zeros, sizes, starts, sizes, keys, no, ~no, passes[starts], zeros, ids)
 
 
-def returned_in_order(left: NDArray[np.int64], start: int, shard_stops: NDArray[np.int64]) -> NDArray[np.int64]:
+def returned_in_order(
+    left: NDArray[np.int64], passes: NDArray[np.int64], shard_stops: NDArray[np.int64]
+) -> NDArray[np.int64]:
     """The samples that a cut leaves of a stream, pass by pass, and in each shard by shard.
 
     Args:
         left: Sample ids that were drawn and not read, in the order in which they would have been read.
-        start: Samples of the stream's passes that were read before.
+        passes: Of which pass each of them is.
         shard_stops: Sample id after each shard of the stream, the first id subtracted.
 
     Returns:
@@ -182,7 +273,6 @@ def returned_in_order(left: NDArray[np.int64], start: int, shard_stops: NDArray[
     """
     shards = np.searchsorted(shard_stops, left, side="right")
     _, firsts, of = np.unique(shards, return_index=True, return_inverse=True)
-    passes = (start + np.arange(len(left))) // (shard_stops[-1] if len(left) else 1)
     found: NDArray[np.int64] = left[np.lexsort((left, firsts[of], passes))]
     return found
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.order.sequence import SampleSequence, digest_of
-from lightning_streaming.order.stretches import Stretch, StretchUnits, stretch_units
+from lightning_streaming.order.stretches import StreamPasses, Stretch, StretchUnits, stretch_units
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,5 +225,8 @@ class StreamGroup:
     def has_several_passes(self) -> bool:
         """Whether :attr:`stretches` reach into several passes of a stream."""
         asked = zip(self.shard_sizes, self.choose, self.stretches, strict=False)  # without stretches, none
-        totals = ((int(sizes.sum()), count, one.start) for sizes, count, one in asked)
-        return any(start // total != (start + count - 1) // total for total, count, start in totals)
+        ends = (
+            StreamPasses(sizes, one.shorter).numbers(np.asarray([one.start, one.start + count - 1]))
+            for sizes, count, one in asked
+        )
+        return any(first != last for first, last in ends)

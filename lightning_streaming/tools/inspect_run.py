@@ -8,8 +8,9 @@ from typing import Any
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.passes import passes_of
-from lightning_streaming.loading.run import Run
-from lightning_streaming.order.phases import MixturePlan, PhaseMix
+from lightning_streaming.order.phased import Mixture
+from lightning_streaming.order.phases import PhaseMix
+from lightning_streaming.order.stretches import StreamPasses
 from lightning_streaming.tools.checkpoints import find_places, find_state_file
 from lightning_streaming.tools.commands import count_ranks, read_run_files
 from lightning_streaming.tools.console import FINE, counted, print_json, print_table, printable_name
@@ -82,14 +83,14 @@ def _stage_reads(stage: str, dataset: Any, world: World) -> dict[str, Any]:
         }
         for (name, stream), drawn, share, passes in shares
     ]
-    phases = {} if run.order.plan is None else {"phases": _phases_read(run, run.order.plan)}
+    mixture = run.order.mixture
+    phases = {} if mixture is None else {"phases": _phases_read(mixture, run.order.catalog.stream_names)}
     return {"stage": stage, "epoch_size": weights.epoch_size, "streams": streams, **phases}
 
 
-def _phases_read(run: Run, plan: MixturePlan) -> list[dict[str, Any]]:
-    """What each phase of the first epoch reads of each stream."""
-    catalog = run.order.catalog
-    sizes = dict(zip(catalog.stream_names, catalog.samples_per_stream, strict=True))
+def _phases_read(mixture: Mixture, names: Sequence[str]) -> list[dict[str, Any]]:
+    """What each phase of the first epoch reads of each stream, of those that are here."""
+    plan, passes = mixture.plan, {name: mixture.passes(name) for name in names if name in mixture.plan.streams}
     stops, steps = [0, *plan.phase_stops.tolist()], [-1, *plan.last_steps.tolist()]
     phases = []
     for number, phase in enumerate(plan.phases):
@@ -103,7 +104,7 @@ def _phases_read(run: Run, plan: MixturePlan) -> list[dict[str, Any]]:
                 "steps": steps[number + 1] - steps[number],
                 "streams": [
                     _stream_in_phase(
-                        phase, name, drawn.get(name, 0), before.get(name, 0), stops[number + 1] - stops[number], sizes
+                        phase, name, drawn.get(name, 0), before.get(name, 0), stops[number + 1] - stops[number], passes
                     )
                     for name, _ in phase.begin
                 ],
@@ -113,7 +114,7 @@ def _phases_read(run: Run, plan: MixturePlan) -> list[dict[str, Any]]:
 
 
 def _stream_in_phase(
-    phase: PhaseMix, name: str, drawn: int, before: int, size: int, sizes: Mapping[str, int]
+    phase: PhaseMix, name: str, drawn: int, before: int, size: int, passes: Mapping[str, StreamPasses]
 ) -> dict[str, Any]:
     begin, end = dict(phase.begin), dict(phase.end)
     return {
@@ -123,7 +124,7 @@ def _stream_in_phase(
         "drawn": drawn - before,
         "share": (drawn - before) / size,
         "drawn_by_end": drawn,
-        "passes_by_end": drawn / sizes[name] if name in sizes else None,
+        "passes_by_end": passes[name].count(drawn) if name in passes else None,
         "max_repeats": dict(phase.max_repeats).get(name),
     }
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightning_streaming import MDSWriter, Phase, Stream, StreamingDataLoader
+from lightning_streaming import MDSWriter, Stream, StreamingDataLoader
 from lightning_streaming.errors import ConfigError, StateMismatchError
 from lightning_streaming.loading.state import Cursor
 from lightning_streaming.order.settings import BATCHING_METHODS, SHUFFLE_ALGOS
@@ -136,7 +136,7 @@ def test_each_stream_says_for_itself(roots: dict[str, Path], caplog: pytest.LogC
     assert {one for one in second if one < 1000} == set(range(30))
     told = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
     assert len(told) == 1
-    assert "stream 'a' has 3 more shards, of 15 samples, left out in later epochs too" in told[0]
+    assert "stream 'a' has 3 more shards, of 15 samples, left out from now on" in told[0]
     assert "stream 'b' has 2 more shards, of 10 samples, left out before epoch 1" in told[0]
 
 
@@ -211,25 +211,6 @@ def test_another_selection_is_refused(roots: dict[str, Path]) -> None:
     resumed.load_state_dict(state)
     with raises(StateMismatchError, "streams.a.selection"):
         len(resumed)
-
-
-def phases(epoch_size: int = 60) -> dict[str, Any]:
-    early = Phase(name="early", mix={"a": 3.0, "b": 1.0}, until=40)
-    return {"phases": [early, Phase(name="late", mix={"a": 1.0, "b": 1.0})], "epoch_size": epoch_size}
-
-
-@pytest.mark.parametrize("follow", [False, True])
-@pytest.mark.parametrize("batches", [3, 12])
-def test_phases_of_an_epoch_keep_their_shards(roots: dict[str, Path], follow: bool, batches: int) -> None:
-    how = {**phases(), "num_canonical_nodes": 2}
-    whole = read(loader(roots, **how), 2)
-    seen, state = stopped(loader(roots, **how), batches)
-    grow(roots)
-    resumed = loader(roots, **how, follow=follow)
-    resumed.load_state_dict(state)
-    first, second = read(resumed, 2)
-    assert seen + first == whole[0]
-    assert (second == whole[1]) is not follow
 
 
 def test_data_that_is_other_or_less_is_refused(roots: dict[str, Path], tmp_path: Path) -> None:

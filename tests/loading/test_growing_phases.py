@@ -1,0 +1,199 @@
+"""Runs with phases whose data is appended to: a pass over a stream keeps its shards, the next one reads all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lightning_streaming import Phase, Stream, StreamingDataLoader
+from lightning_streaming.errors import StateError
+from lightning_streaming.loading.passes import passes_of
+from tests.helpers import State, json_copy, make_loader, raises, read_together, worlds, write_shards
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+
+SIZES = {"a": [5, 5, 5, 5], "b": [4, 3, 4]}
+FIRST_IDS = {"a": 0, "b": 1000}
+
+
+def roots_of(place: Path, more: dict[str, list[int]]) -> dict[str, Path]:
+    """The streams, with more shards: written anew, so the shards before are the same."""
+    number = len(list(place.iterdir()))
+    return {
+        name: write_shards(
+            place / f"{number} {name}",
+            [*sizes, *more.get(name, [])],
+            make=lambda sample, first=FIRST_IDS[name]: {"id": first + sample},
+        )
+        for name, sizes in SIZES.items()
+    }
+
+
+def loader(roots: dict[str, Path], **how: Any) -> StreamingDataLoader:
+    phases = [
+        Phase(name="early", mix={"a": 3.0, "b": 1.0}, until=40),
+        Phase(name="late", mix={"a": (1.0, 2.0), "b": 1.0}, steps=3),
+    ]
+    how = {"phases": phases, "epoch_size": 120, "batch_size": 4, "num_canonical_nodes": 2, **how}
+    return make_loader(streams={name: Stream(remote=str(root)) for name, root in roots.items()}, **how)
+
+
+def read(at: StreamingDataLoader, batches: int | None = None) -> tuple[list[int], State]:
+    """The ids of the next batches of the pass, and the state after them."""
+    seen, under_way = [], iter(at)
+    for batch in under_way:
+        seen += batch["id"].tolist()
+        batches = None if batches is None else batches - 1
+        if batches == 0:
+            break
+    state = json_copy(at.state_dict())
+    at.close()
+    return seen, state
+
+
+def resumed(state: State, roots: dict[str, Path], **how: Any) -> StreamingDataLoader:
+    at = loader(roots, **how)
+    at.load_state_dict(state)
+    return at
+
+
+def check_passes(seen: list[int], first_id: int, sizes: list[int], then: int) -> None:
+    """The first passes over a stream read each of so many samples once, and those after them each of ``then``."""
+    mine = [one - first_id for one in seen if first_id <= one < first_id + 1000]
+    for size in chain(sizes, repeat(then)):
+        in_pass, mine = mine[:size], mine[size:]
+        if not mine:
+            assert len(set(in_pass)) == len(in_pass)
+            return
+        assert sorted(in_pass) == list(range(size))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("grown")
+
+
+MORE = {"a": [5, 2], "b": [6]}
+
+
+@pytest.mark.parametrize("batches", [1, 3, 10, 11, 17, 29])
+@pytest.mark.parametrize("algo", ["blockwise", "py1e", "py1s"])
+def test_streams_that_are_not_followed_stay_what_they_were(place: Path, batches: int, algo: str) -> None:
+    roots = roots_of(place, {})
+    whole = read(loader(roots, shuffle_algo=algo))[0]
+    seen, state = read(loader(roots, shuffle_algo=algo), batches)
+    assert seen + read(resumed(state, roots_of(place, MORE), shuffle_algo=algo))[0] == whole
+
+
+def test_the_pass_after_the_one_under_way_reads_all(place: Path) -> None:
+    # Of "a" 30 samples are drawn by the end of the first phase: a pass of 20, and half of the second.
+    seen, state = read(loader(roots_of(place, {})), 10)
+    longer = roots_of(place, MORE)
+    at = resumed(state, longer, follow=True)
+    rest, after = read(at)
+    streams = after["fingerprint"]["streams"]
+    assert (streams["a"]["grown"], streams["a"]["shards"]) == ([[40, 4]], 6)
+    assert (streams["b"]["grown"], streams["b"]["shards"]) == ([[11, 3]], 4)
+    drawn = Counter(one // 1000 for one in seen + rest)
+    assert drawn == {0: 30 + 47, 1: 10 + 33}
+    check_passes(seen + rest, 0, [20, 20], then=27)
+    check_passes(seen + rest, 1000, [11], then=17)
+    # What comes after needs no more to be told than the state does, also in the next epoch.
+    first = read(resumed(after, longer))[0]
+    assert first == read(resumed(after, longer, follow=True))[0]
+    check_passes(seen + rest + first, 0, [20, 20], then=27)
+    check_passes(seen + rest + first, 1000, [11], then=17)
+
+
+@given(
+    data=st.data(),
+    cuts=st.lists(st.integers(1, 12), min_size=1, max_size=4),
+    algo=st.sampled_from(["blockwise", "py1e", "py1s", "naive"]),
+    shuffle=st.booleans(),
+)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+def test_any_number_of_appends_at_any_places(
+    place: Path, data: st.DataObject, cuts: list[int], algo: str, shuffle: bool
+) -> None:
+    """Stopped and appended to again and again; each time as if nobody had stopped since the append before."""
+    how: dict[str, Any] = {"shuffle_algo": algo, "shuffle": shuffle}
+    more: dict[str, list[int]] = {"a": [], "b": []}
+    roots, seen = roots_of(place, more), list[int]()
+    state: State = json_copy(loader(roots, **how).state_dict())
+    for batches in cuts:
+        left = read(resumed(state, roots, **how))[0]
+        now, state = read(resumed(state, roots, **how), batches)
+        seen += now
+        assert now == left[: len(now)]
+        if len(seen) == 120:
+            break
+        for sizes in more.values():
+            sizes += data.draw(st.lists(st.integers(1, 6), max_size=2), label="appended")
+        roots, how["follow"] = roots_of(place, more), data.draw(st.booleans(), label="follow")
+        ranks = [resumed(state, roots, **how, world=one, batch_size=2) for one in worlds(2, 1)]
+        both = [one for batch, _ in read_together(ranks) for one in batch]
+        assert Counter(both[:4]) == Counter(read(resumed(state, roots, **how), 1)[0])
+        state = json_copy(resumed(state, roots, **how).state_dict())
+    for name, first_id in FIRST_IDS.items():
+        described = state["fingerprint"]["streams"].get(name, {})
+        shards, start, sizes = [*SIZES[name], *more[name]], 0, list[int]()
+        for stop, known in described.get("grown", []):
+            size = sum(shards[:known])
+            sizes += [size] * ((stop - start) // size)
+            start = stop
+        check_passes(seen, first_id, sizes, then=sum(shards[: described.get("shards")]))
+
+
+def test_workers_and_copies_are_told(place: Path) -> None:
+    _, state = read(loader(roots_of(place, {})), 7)
+    longer = roots_of(place, MORE)
+    expected = read(resumed(state, longer, follow=True))[0]
+    for context in ("fork", "spawn"):
+        options = {"multiprocessing_context": context, "persistent_workers": True}
+        assert read(resumed(state, longer, follow=True, workers=2, loader=options))[0] == expected
+
+
+def test_selections_count_what_they_select(place: Path) -> None:
+    how = {"where": "id % 3 != 1"}
+    seen, state = read(loader(roots_of(place, {}), **how), 10)
+    at = resumed(state, roots_of(place, MORE), **how, follow=True)
+    rest, after = read(at)
+    assert after["fingerprint"]["streams"]["a"]["grown"] == [[39, 4]]
+    mine = [one for one in seen + rest if one < 1000]
+    assert Counter(mine[:39]) == dict.fromkeys([one for one in range(20) if one % 3 != 1], 3)
+    assert Counter(mine[39 : 39 + 18]) == dict.fromkeys([one for one in range(27) if one % 3 != 1], 1)
+
+
+def test_a_cut_phase_goes_on_with_what_it_left(place: Path) -> None:
+    _, state = read(loader(roots_of(place, {})), 7)
+    phases = [
+        Phase(name="early", mix={"a": 3.0, "b": 1.0}, until=40, cut=28),
+        Phase(name="then", mix={"a": 1.0, "b": 1.0}),
+    ]
+    seen, _ = read(loader(roots_of(place, {})), 7)
+    rest, after = read(resumed(state, roots_of(place, MORE), phases=phases, follow=True))
+    assert after["fingerprint"]["streams"]["a"]["grown"] == [[40, 4]]
+    check_passes(seen + rest, 0, [20, 20], then=27)
+    check_passes(seen + rest, 1000, [11], then=17)
+
+
+def test_how_often_a_stream_is_read_counts_its_longer_passes(place: Path) -> None:
+    _, state = read(loader(roots_of(place, {})), 10)
+    at = resumed(state, roots_of(place, MORE), follow=True)
+    assert passes_of(at.dataset).run.on(at.dataset.current_world()).order.weights.repeat == (2 + 37 / 27, 1 + 32 / 17)
+
+
+@pytest.mark.parametrize("grown", [[[41, 4]], [[40, 6]], [[0, 4]], [[40, 4], [40, 5]], [], "x", [[40]], [[40, -1]]])
+def test_an_edited_history_is_refused(place: Path, grown: object) -> None:
+    _, state = read(loader(roots_of(place, {})), 10)
+    longer = roots_of(place, MORE)
+    _, state = read(resumed(state, longer, follow=True), 1)
+    state["fingerprint"]["streams"]["a"]["grown"] = grown
+    with raises(StateError, "grown"):
+        len(resumed(state, longer))
