@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from lightning_streaming.formats.encodings import register_encoding, registered_encodings
     from lightning_streaming.loading.dataloader import StreamingDataLoader
     from lightning_streaming.loading.dataset import StreamingDataset
+    from lightning_streaming.loading.following import read_appended
     from lightning_streaming.loading.join_options import Join
     from lightning_streaming.loading.measures import LoaderStatistics, WaitTimes
     from lightning_streaming.loading.mixture import Phase
@@ -63,6 +64,7 @@ __all__ = [
     "merge",
     "merge_under",
     "plan_parts",
+    "read_appended",
     "read_sample_log",
     "register_encoding",
     "registered_encodings",
@@ -103,6 +105,7 @@ _MODULE_OF = {
     "merge": "writing.merge",
     "merge_under": "writing.merge",
     "plan_parts": "writing.parts",
+    "read_appended": "loading.following",
     "read_sample_log": "loading.sample_log",
     "register_encoding": "formats.encodings",
     "registered_encodings": "formats.encodings",

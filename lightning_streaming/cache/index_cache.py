@@ -66,6 +66,17 @@ class IndexCache:
         self._index: DatasetIndex | None = None
         self._tag: int | None = None
         self._came_along = False  # whether the index was here before we first fetched anything
+        self._asked_after = 0  # what others were told before does not count; nanoseconds since the epoch
+
+    def anew(self) -> IndexCache:
+        """Another one of the same stream, whose first :meth:`read` asks what there is by now."""
+        found = IndexCache(self._config)
+        found._asked_after = time.time_ns()
+        return found
+
+    def go_on_with(self, newer: IndexCache) -> None:
+        """Be of the index that another one has read, which has all shards of this one."""
+        self.__dict__.update(newer.__dict__)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_index": None}
@@ -205,7 +216,7 @@ class IndexCache:
             manifest = self._settle_manifest(lock)
             cached = self._load_cached(lock.scratch, manifest.digest)
             check = None if cached is None else manifest.check_of(cached.digest)
-            if cached is not None and check is not None and check.is_fresh():
+            if cached is not None and check is not None and check.is_fresh(self._asked_after):
                 self._tag = manifest.tag
                 return cached
             index_files.sweep_left_overs(self._directory)

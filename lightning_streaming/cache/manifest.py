@@ -137,12 +137,13 @@ class IndexCheck:
     came_along: bool = False
     """Whether that index was in the directory before we first fetched anything into it."""
 
-    def is_fresh(self) -> bool:
-        """Whether another process of this node asked the remote just now.
+    def is_fresh(self, asked_after: int = 0) -> bool:
+        """Whether another process of this node asked the remote just now, and after some moment.
 
         One that opens a dataset twice has perhaps written it in between.
         """
-        return self.asker != os.getpid() and 0 <= time.time_ns() - self.checked < _FRESH_NANOSECONDS
+        is_of_now = asked_after <= self.checked and 0 <= time.time_ns() - self.checked < _FRESH_NANOSECONDS
+        return self.asker != os.getpid() and is_of_now
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

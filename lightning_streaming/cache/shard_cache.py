@@ -156,6 +156,21 @@ class ShardCache:
         with self._named():
             return self._index.read()
 
+    def index_anew(self) -> IndexCache:
+        """The stream's index as it is by now, read; whoever goes on with it says so to :meth:`go_on_with`.
+
+        Raises:
+            StreamingError: As for :meth:`read_index`.
+        """
+        newer = self._index.anew()
+        with self._named():
+            newer.read()
+        return newer
+
+    def go_on_with(self, newer: IndexCache) -> None:
+        """Read that index from now on, which only has more shards."""
+        self._index.go_on_with(newer)
+
     def needs_room(self, index: DatasetIndex) -> bool:
         """Whether shards of this stream's index take room in its cache directory: fetched, or decompressed."""
         return not self.reads_in_place or any(shard.compression for _, shard in index.shards.examples())

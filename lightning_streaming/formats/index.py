@@ -102,6 +102,11 @@ class DatasetIndex:
         """The dataset as it was when it had only its first ``shards`` shards."""
         return DatasetIndex(self.shards.head(shards))
 
+    def begins_like(self, other: DatasetIndex) -> bool:
+        """Whether its first shards hold the same data as all shards of another index."""
+        count = len(other.shards)
+        return count <= len(self.shards) and self.head(count).data_digest == other.data_digest
+
     def __eq__(self, other: object) -> bool:
         return self.shards == other.shards if isinstance(other, DatasetIndex) else NotImplemented
 

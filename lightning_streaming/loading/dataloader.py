@@ -257,7 +257,10 @@ class StreamingDataLoader(AcceleratedLoader):
         """A pass whose batches are made by workers, or here."""
         progress = self._progress
         # Workers that live on keep what they were told; those of a pass given up have another channel.
-        channel = (self._iterator is not None and progress.channel) or self._new_channel()
+        channel = progress.channel if self._iterator is not None else None
+        if channel is None or not channel.pass_start.has_room_for(start):
+            self._end_workers(self._iterator)
+            channel = self._new_channel(start)
         progress.channel = channel if self.persistent_workers else None
         channel.pass_start.assign(start)
         groups = workers.start_iterator(self, self._worker_batches(channel))
@@ -295,10 +298,10 @@ class StreamingDataLoader(AcceleratedLoader):
         self._progress.unclaimed.append(end)
         passes_of(self.dataset).hand_out(start, end)
 
-    def _new_channel(self) -> workers.WorkerChannel:
+    def _new_channel(self, start: PassStart) -> workers.WorkerChannel:
         slots = None if self._is_pinned() else make_slots(self.num_workers, (self.prefetch_factor or 0) + 1)
-        asked = passes_of(self.dataset).run.asked
-        return workers.WorkerChannel(workers.SharedPassStart(len(asked.skip), len(asked.weights)), slots)
+        most_skipped = len(passes_of(self.dataset).run.asked.skip)
+        return workers.WorkerChannel(workers.SharedPassStart(most_skipped, start.growth), slots)
 
     def _worker_batches(self, channel: workers.WorkerChannel) -> workers.WorkerBatches:
         pinned = self._is_pinned()

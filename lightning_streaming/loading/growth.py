@@ -59,7 +59,7 @@ class Growth:
         more = len(self.shards) - len(told)
         if told:
             others = [f"{more} more streams have grown, too"] if more else []
-            yield f"data was appended since the position was saved: {'; '.join([*told, *others])}"
+            yield f"data was appended: {'; '.join([*told, *others])}"
 
     def _told(self, catalog: Catalog, stream: int, count: int, has_phases: bool) -> str:
         sizes = catalog.shard_sizes_per_stream[stream]

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
+from lightning_streaming.cache.index_cache import IndexCache
 from lightning_streaming.cache.shard_cache import Misses
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.catalog import Catalog
@@ -114,15 +115,14 @@ class CurrentRun:
         saved, _ = self._loaded
         return growth_since(saved.fingerprint, saved.cursor, catalog, self.asked.followed)
 
-    def are_of(self, other: CurrentRun) -> bool:
-        """Whether the same order of the same data was asked for."""
+    def go_on_from(self, other: CurrentRun) -> bool:
+        """Whether the same order of the same data was asked for, which may have been appended to since."""
         if self.asked.of_order() != other.asked.of_order():
             return False
-        mine, theirs = (
-            [(name, index.data_digest) for name, index in zip(one.stream_names, one.indexes, strict=True)]
-            for one in (self._source.catalog, other._source.catalog)
+        mine, theirs = self._source.catalog, other._source.catalog
+        return mine.stream_names == theirs.stream_names and all(
+            now.begins_like(then) for now, then in zip(mine.indexes, theirs.indexes, strict=True)
         )
-        return mine == theirs
 
     def load(self, saved: SavedPosition, on_change: OnChange) -> None:
         """Go on from a saved position. Whether it is of this data is checked when the data is looked at."""
@@ -305,6 +305,14 @@ class Passes:
     def catalog(self) -> Catalog:
         """Every shard and sample of the streams, in one numbering."""
         return self._source.catalog
+
+    def index_anew(self, stream: str) -> IndexCache:
+        """The index of a stream as it is by now; see :meth:`SampleSource.index_anew`."""
+        return self._source.index_anew(stream)
+
+    def read_more(self, newer: Mapping[str, IndexCache], num_shards: Mapping[str, int]) -> None:
+        """Between two passes: read more shards from now on; see :meth:`SampleSource.read_more`."""
+        self._source.read_more(newer, num_shards)
 
     def say_whose(self, place: str) -> None:
         """Let errors say where the streams are configured, like ``data.val``."""

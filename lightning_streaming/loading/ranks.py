@@ -60,7 +60,7 @@ def gather_in_order(values: Tensor | Sequence[Tensor], keys: SampleKeys | Sequen
     """
     tensors = [values] if isinstance(values, Tensor) else list(values)
     listed = [keys] if isinstance(keys, SampleKeys) else list(keys)
-    parts = _from_all(lambda: _part(tensors, listed))
+    parts = from_all(lambda _: _part(tensors, listed))
     if len({part.of_pass for part in parts}) != 1:
         raise ConfigError("ranks brought values of different epochs or datasets; gather those of one pass on all ranks")
     rows = np.concatenate([part.rows for part in parts])
@@ -110,7 +110,7 @@ def save_state_global(loader: StreamingDataLoader, dst_rank: int = 0) -> dict[st
         ConfigError: There is no such rank, or no way to ask the others.
     """
     rank = _connected_rank(dst_rank)
-    states = _from_all(loader.state_dict)
+    states = from_all(lambda _: loader.state_dict())
     if any(one != states[0] for one in states):
         places = [(one["epoch"], one["sample_in_epoch"]) for one in states]
         raise StateError(
@@ -137,7 +137,7 @@ def restore_state_global(
     """
     if src_rank is not None:
         _connected_rank(src_rank)
-        states = _from_all(lambda: state)
+        states = from_all(lambda _: state)
         too_many = [rank for rank, one in enumerate(states) if one is not None and rank != src_rank]
         if too_many:
             raise ConfigError(
@@ -149,12 +149,21 @@ def restore_state_global(
     loader.load_state_dict(state)
 
 
-def _from_all(ask: Callable[[], _Answer]) -> list[_Answer]:
-    """What each rank has; where one fails, its error on all of them, so that nobody waits for it."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return [ask()]
+def can_ask_others() -> bool:
+    """Whether there is a way to ask the other ranks, or there are none."""
+    return _is_connected() or World.detect().num_ranks == 1
+
+
+def _is_connected() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def from_all(ask: Callable[[int], _Answer]) -> list[_Answer]:
+    """What each rank has, which is given its number; where one fails, its error on all, so that nobody waits for it."""
+    if not _is_connected():
+        return [ask(0)]
     try:
-        answer: _Answer | _Failure = ask()
+        answer: _Answer | _Failure = ask(dist.get_rank())
     except Exception as error:  # noqa: BLE001  # raised below, here as on the others
         answer = _Failure(error)
     answers: list[Any] = [None] * dist.get_world_size()
@@ -174,7 +183,7 @@ def _connected_rank(partner: int) -> int:
     world = World.detect()
     if not 0 <= partner < world.num_ranks:
         raise ConfigError(f"there is no rank {partner}, but {world.num_ranks} from 0 on")
-    if world.num_ranks > 1 and not (dist.is_available() and dist.is_initialized()):
+    if world.num_ranks > 1 and not _is_connected():
         raise ConfigError(
             f"{world.num_ranks} ranks can exchange a state only when torch.distributed is initialised; without it, "
             "save and load loader.state_dict() on each rank: it is the same on all"

@@ -34,6 +34,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 
 from lightning_streaming.errors import ConfigError, SampleError, StreamingError
 from lightning_streaming.loading.batches import Batches, Collate, CollateError, collated, read_tables
+from lightning_streaming.loading.growth import NO_GROWTH, Growth
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.reading import WorkerPass
 from lightning_streaming.loading.shared_memory import BatchMessage, BatchSender, BatchSlots, shared
@@ -45,8 +46,9 @@ if TYPE_CHECKING:
 
 _PATIENCE = 1.0
 """Seconds for a worker to end by itself, and then again for one that was told to by a signal."""
-_START_BYTES, _RUN_BYTES, _STREAM_BYTES = 4096, 64, 32
-"""Several times what a pass start takes pickled, and what each run that it skips and each stream that has grown add."""
+_START_BYTES, _RUN_BYTES = 4096, 64
+"""Several times what a pass start takes pickled, without streams that have grown, and what each run that it skips adds.
+"""
 SHIELDED_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """What a scheduler or a terminal may send to the whole process group, and what no worker is to die of."""
 
@@ -72,12 +74,16 @@ class SharedPassStart:
 
     Args:
         most_skipped_runs: The most runs of skipped positions that an epoch may have.
-        num_streams: The streams that may have grown.
+        growth: How much epochs read of streams that have grown.
     """
 
-    def __init__(self, most_skipped_runs: int = 0, num_streams: int = 0) -> None:
-        size = _START_BYTES + _RUN_BYTES * most_skipped_runs + _STREAM_BYTES * num_streams
+    def __init__(self, most_skipped_runs: int = 0, growth: Growth = NO_GROWTH) -> None:
+        size = _START_BYTES + _RUN_BYTES * most_skipped_runs + len(pickle.dumps(growth))
         self._memory = shared(torch.zeros(size, dtype=torch.uint8))
+
+    def has_room_for(self, start: PassStart) -> bool:
+        """Whether a pass start can be assigned: data may have grown once more since."""
+        return len(pickle.dumps(start)) <= len(self._memory)
 
     def assign(self, start: PassStart) -> None:
         """Tell workers that begin from now on to read this pass."""

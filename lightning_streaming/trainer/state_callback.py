@@ -21,8 +21,10 @@ from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.loading.dataloader import StreamingDataLoader, run_of, why_empty
 from lightning_streaming.loading.dataset import StreamingDataset
+from lightning_streaming.loading.following import check_same_data, read_appended
 from lightning_streaming.loading.other_trainers import datasets_within
 from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.loading.ranks import can_ask_others
 from lightning_streaming.loading.run import OnChange
 from lightning_streaming.loading.state import CALLBACK_KEY, RUN_VERSION, Cursor, read_run
 from lightning_streaming.order.skips import TrainProgress
@@ -141,6 +143,7 @@ class StreamingStateCallback(Callback):
         loaders = lightning_internals.streaming_loaders(trainer)
         _check_loaders(trainer, loaders)
         self._put_loaders_back(loaders)
+        self._check_data(loaders)
         self._know(loaders)
         if self._restored is not None:
             restored, self._restored = self._restored, None
@@ -169,6 +172,7 @@ class StreamingStateCallback(Callback):
         """Let every loader begin an epoch of the data."""
         lightning_internals.show_next_epoch(trainer)
         loaders = lightning_internals.streaming_loaders(trainer)
+        self._check_data({name: one for name, one in loaders.items() if self._is_new(name, one)})
         self._know(loaders)
         if not loaders or self._place is None:
             return
@@ -180,6 +184,8 @@ class StreamingStateCallback(Callback):
         place.epoch, place.batches = trainer.current_epoch, 0
         self._note_beginnings()
         self._seek(trainer, loaders)
+        if self._read_appended(trainer, loaders):
+            self._seek(trainer, loaders)
         place.batches_in_epoch = lightning_internals.batches_in_epoch(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
@@ -262,7 +268,15 @@ class StreamingStateCallback(Callback):
         known = self._known[name].dataset
         if known is dataset:
             return True
-        return cursor.sample_in_epoch == 0 and not passes_of(dataset).run.are_of(passes_of(known).run)
+        return cursor.sample_in_epoch == 0 and not passes_of(dataset).run.go_on_from(passes_of(known).run)
+
+    def _is_new(self, name: str, loader: StreamingDataLoader) -> bool:
+        return name not in self._known or self._known[name].dataset is not loader.dataset
+
+    def _check_data(self, loaders: Mapping[str, StreamingDataLoader]) -> None:
+        """Refuse train loaders of which ranks see different data."""
+        for loader in loaders.values():
+            check_same_data(loader, passes_of(loader.dataset).run.reader)
 
     def _know(self, loaders: Mapping[str, StreamingDataLoader]) -> None:
         self._known = {
@@ -306,6 +320,18 @@ class StreamingStateCallback(Callback):
         self._seek(trainer, loaders)
         place.batches_in_epoch = lightning_internals.batches_in_epoch(trainer)
         lightning_internals.fetch_anew(trainer, finished)
+
+    def _read_appended(self, trainer: Trainer, loaders: Mapping[str, StreamingDataLoader]) -> bool:
+        """Before an epoch: read what was appended to streams that are followed; whether anything was."""
+        place = self._place
+        assert place is not None, "set by the caller"
+        if lightning_internals.is_overfitting(trainer) or not can_ask_others():
+            return False
+        grown = [name for name, loader in loaders.items() if read_appended(loader)]
+        for name in grown:
+            counted = run_of(loaders[name]).counted_from(_counted(trainer, place, place.cursors[name]))
+            passes_of(loaders[name].dataset).run.keep(counted)
+        return bool(grown)
 
     def _note_beginnings(self) -> None:
         assert self._place is not None, "set by the caller"

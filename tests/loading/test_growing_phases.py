@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,10 @@ SIZES = {"a": [5, 5, 5, 5], "b": [4, 3, 4]}
 FIRST_IDS = {"a": 0, "b": 1000}
 
 
+def sample_of(first_id: int, number: int) -> dict[str, Any]:
+    return {"id": first_id + number}
+
+
 def roots_of(place: Path, more: dict[str, list[int]]) -> dict[str, Path]:
     """The streams, with more shards: written anew, so the shards before are the same."""
     number = len(list(place.iterdir()))
@@ -29,7 +34,7 @@ def roots_of(place: Path, more: dict[str, list[int]]) -> dict[str, Path]:
         name: write_shards(
             place / f"{number} {name}",
             [*sizes, *more.get(name, [])],
-            make=lambda sample, first=FIRST_IDS[name]: {"id": first + sample},
+            make=partial(sample_of, FIRST_IDS[name]),
         )
         for name, sizes in SIZES.items()
     }

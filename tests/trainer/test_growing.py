@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset, StreamingStateCallback
+from lightning_streaming.world import World
+from tests.forked_ranks import on_ranks
 from tests.trainer.harness import Reader, Stopped, trainer_for
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`", "ignore:You're resuming from")
@@ -62,3 +65,74 @@ def test_a_run_goes_on_with_the_shards_of_its_epoch(tmp_path: Path, follow: bool
     assert sorted(found[2]) == list(range(45 if follow else 30))
     assert (found[2] == expected[2]) is not follow
     assert resumed.steps_per_epoch[2] == (15 if follow else 10)
+
+
+def test_a_run_reads_what_was_appended_while_it_trains(tmp_path: Path) -> None:
+    """Epochs and their lengths are those of a run that began with the longer data, and so is one that goes on."""
+    root = tmp_path / "data"
+    write(root, 0, 30, "create")
+
+    def append_in_the_third_step(_name: str, model: Any) -> None:
+        if model.trainer.global_step == 2 and not model.trainer.current_epoch:
+            write(root, 30, 15, "append")
+        if model.trainer.global_step == 17:
+            model.trainer.save_checkpoint(tmp_path / "middle.ckpt")
+
+    model = model_of(root, workers=2, follow=True)
+    model.hook = append_in_the_third_step
+    trainer_for(tmp_path, StreamingStateCallback(), max_epochs=3).fit(model)
+    found = by_epoch(model.seen)
+    assert [sorted(found[epoch]) for epoch in range(3)] == [list(range(size)) for size in (30, 45, 45)]
+    assert model.steps_per_epoch == {0: 8, 1: 12, 2: 12}
+
+    whole = model_of(root)
+    trainer_for(tmp_path, StreamingStateCallback(), max_epochs=3).fit(whole)
+    assert {1: found[1], 2: found[2]} == {epoch: by_epoch(whole.seen)[epoch] for epoch in (1, 2)}
+
+    resumed = model_of(root, batch_size=3, follow=True)
+    trainer = trainer_for(tmp_path, StreamingStateCallback(), max_epochs=3)
+    trainer.fit(resumed, ckpt_path=tmp_path / "middle.ckpt", weights_only=True)
+    assert by_epoch(resumed.seen) == found
+
+
+def test_loaders_that_are_made_anew_for_each_epoch_go_on_with_longer_data(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    write(root, 0, 30, "create")
+    expected = model_of(root)
+    trainer_for(tmp_path, StreamingStateCallback(), max_epochs=2).fit(expected)
+
+    def append_in_the_third_step(_name: str, model: Any) -> None:
+        if model.trainer.global_step == 2:
+            write(root, 30, 15, "append")
+
+    for follow in (False, True):
+        model = model_of(root, follow=follow)
+        if not follow:
+            model.hook = append_in_the_third_step
+        trainer_for(tmp_path, StreamingStateCallback(), max_epochs=2, reload_dataloaders_every_n_epochs=1).fit(model)
+        seen = by_epoch(model.seen)
+        assert follow or seen == by_epoch(expected.seen)
+        assert seen[0] != seen[1]
+
+
+def fit_and_append(root: Path, rank: int) -> tuple[dict[int, list[int]], dict[int, int]]:
+    def append_in_the_third_step(_name: str, model: Any) -> None:
+        if model.trainer.global_step == 2 and not rank:
+            write(root, 30, 15, "append")
+
+    model = model_of(root, follow=True)
+    model.hook = append_in_the_third_step
+    trainer = trainer_for(
+        root, StreamingStateCallback(), max_epochs=3, devices=2, strategy=DDPStrategy(find_unused_parameters=True)
+    )
+    trainer.fit(model)
+    return by_epoch(model.seen), model.steps_per_epoch
+
+
+def test_ranks_read_what_was_appended_together(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    write(root, 0, 30, "create")
+    ranks = on_ranks(lambda: fit_and_append(root, World.detect().rank), meeting=tmp_path / "ranks")
+    for epoch, size in enumerate((30, 45, 45)):
+        assert {one for seen, _ in ranks for one in seen[epoch]} == set(range(size))
+    assert [steps for _, steps in ranks] == [{0: 4, 1: 6, 2: 6}] * 2
