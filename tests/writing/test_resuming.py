@@ -252,7 +252,8 @@ def test_each_append_is_a_dataset_of_its_own_behind_the_one_before(
 ) -> None:
     root = tmp_path_factory.mktemp("many")
     changes: dict[str, Any] = {"size_limit": size_limit, "compression": compression}
-    written, sizes, kept = 0, [], {}
+    written, sizes = 0, list[int]()
+    kept: dict[str, tuple[int, int, bytes]] = {}
     for number, added in enumerate(counts):
         mode = "append" if number else "create"
         assert write(root / "out", written + added, whole=True, mode=mode, **changes) == written
@@ -347,7 +348,7 @@ def test_small_appends_make_small_shards(tmp_path: Path) -> None:
 
 def test_a_first_sample_that_is_larger_than_a_shard_gets_one_of_its_own(tmp_path: Path) -> None:
     for mode in ("create", "append"):
-        with MDSWriter(columns={"data": "bytes"}, size_limit=300, out=tmp_path, mode=mode) as writer:  # type: ignore[arg-type]
+        with MDSWriter(columns={"data": "bytes"}, size_limit=300, out=tmp_path, mode=mode) as writer:
             for size in (1000, 1, 1):
                 writer.write({"data": bytes(size)})
     assert [size for _, size in shards_of(tmp_path)] == [0, 1, 2, 1, 2]
