@@ -116,15 +116,20 @@ class Destination:
             if raw.basename in there:
                 (self.truth / raw.basename).remove()
 
-    def tidy(self, shards: Iterable[ShardInfo]) -> None:
+    def tidy(self, shards: Iterable[ShardInfo], *, is_finished: bool) -> None:
         """Remove what a killed writer left in directories, but for the files of these shards.
+
+        Args:
+            shards: What stays.
+            is_finished: Whether nothing will be added, so that files of others are in nobody's way.
 
         Raises:
             ConfigError: A directory holds files named like those of shards that no writer left.
         """
         named = {file.basename for shard in shards for file in shard.stored}
         for directory in self._directories():
-            tidy_directory(directory, named, is_copy=directory != self.truth.path)
+            if _is_marked(directory) or not is_finished:
+                tidy_directory(directory, named, is_copy=directory != self.truth.path)
 
     def check_stored(self, shards: Iterable[ShardInfo]) -> None:
         """Make sure, before an index names these shards, that they are there, by their sizes.

@@ -12,7 +12,7 @@ that was to follow.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import takewhile
@@ -97,19 +97,19 @@ class Journal:
             f"{', '.join(moved)}"
         )
 
-    def keep_only(self, numbers: Container[int]) -> None:
-        """Remove all records but those of these shards, and what a writer of an earlier version kept beside them."""
+    def forget(self, first: int) -> None:
+        """Remove the records of this shard and all after it, and what a writer of an earlier version kept beside."""
         found = ((name, record_number(name)) for name in self._folder.sizes())
         ours = [
             name
             for name, number in found
-            if (number is not None and number not in numbers) or is_shard_file(name) or name == INDEX_BASENAME
+            if (number is not None and number >= first) or is_shard_file(name) or name == INDEX_BASENAME
         ]
         _at_once(Location.remove, [self._folder / name for name in ours])
 
     def close(self) -> None:
         """All is published: nothing needs to be said any more."""
-        self.keep_only(())
+        self.forget(0)
         self._destination.remove_folder(WRITING)
 
     def _read_record(self, number: int) -> tuple[ShardInfo, ...]:
@@ -207,14 +207,13 @@ def go_on(start: Start, destination: Destination, journal: Journal) -> None:
         ConfigError: A directory holds files named like those of shards that no writer left.
         ShardCorruptError: A shard is not what the index promises.
     """
+    destination.tidy(start.safe, is_finished=start.is_finished)
+    destination.fill(start.safe, start.index)
     if start.is_finished:
-        destination.fill(start.safe, start.index)
         journal.close()
         return
-    destination.tidy(start.safe)
-    destination.fill(start.safe, start.index)
     journal.mark()
-    journal.keep_only(range(len(start.published or ()), len(start.safe)))
+    journal.forget(len(start.safe))
 
 
 def check_format(shards: Sequence[ShardInfo], expected: str) -> None:

@@ -281,6 +281,28 @@ def test_a_dataset_is_appended_to_after_any_operation(kind: str, places: str, ad
     assert operations > 10
 
 
+def test_who_resumes_what_was_appended_to_is_in_nobodys_way(tmp_path: Path) -> None:
+    job = conversion("", "append", "raw")
+    expected = contents(job.uninterrupted(tmp_path / "expected"))
+    outcomes = set()
+    for operations in count():
+        out = tmp_path / f"{operations}"
+        one = replace(job, out=str(out))
+        one.begin()
+        is_done = runs_to_its_end(one, operations, out)
+        try:
+            replace(one, mode="resume", samples=one.begun).run()
+            outcomes.add("finished")
+        except ConfigError as error:
+            assert "mode='append' goes on with it" in str(error)  # noqa: PT017 both outcomes are right
+            outcomes.add("not finished")
+        one.run()
+        assert contents(out) == expected
+        if is_done:
+            break
+    assert outcomes == {"finished", "not finished"}
+
+
 @pytest.mark.parametrize("kind", ["raw", "two files"])
 def test_what_an_earlier_version_left_is_discarded_at_any_moment(kind: str, tmp_path: Path) -> None:
     job = conversion("", "append", kind)
