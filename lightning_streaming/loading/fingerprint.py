@@ -523,8 +523,8 @@ def refusal(found: Sequence[Difference], saved: Mapping[str, Any] | None = None)
     more = [one for one in found if one.setting.endswith(".samples") and one.saved.isdigit() and one.now.isdigit()]
     if any(int(one.saved) < int(one.now) for one in more):
         way_out += (
-            " Data may be appended as long as the shards before stay as they were; a last shard that was filled up is "
-            "another one."
+            " Data may be appended behind the shards that were there, as mode='append' of the writers does it; the "
+            "shards before must stay as they are."
         )
     if not hashes and saved is not None and not is_listed(saved["streams"]):
         way_out += " Of so many streams a state does not tell the shards of each: data must not be appended to any."

@@ -3,8 +3,8 @@
 index.json                        what makes the shards a dataset
 shard.00012.mds.zstd              a shard
 .writing/00012.json               says that shard 12 is stored, while there is no index that does
-.writing/shard.00012.mds.zstd     a shard that will replace a published one of this name
-.writing/index.json               the index that will follow it
+.writing/shard.00012.mds.zstd     of an earlier version: a shard that was to replace a published one of this name
+.writing/index.json               of an earlier version: the index that was to follow it
 parts.plan                        what the parts of a dataset are made of
 convert.plan                      what a conversion was begun with
 """
@@ -116,15 +116,20 @@ class Destination:
             if raw.basename in there:
                 (self.truth / raw.basename).remove()
 
-    def tidy(self, shards: Iterable[ShardInfo]) -> None:
+    def tidy(self, shards: Iterable[ShardInfo], *, is_finished: bool) -> None:
         """Remove what a killed writer left in directories, but for the files of these shards.
+
+        Args:
+            shards: What stays.
+            is_finished: Whether nothing will be added, so that files of others are in nobody's way.
 
         Raises:
             ConfigError: A directory holds files named like those of shards that no writer left.
         """
         named = {file.basename for shard in shards for file in shard.stored}
         for directory in self._directories():
-            tidy_directory(directory, named, is_copy=directory != self.truth.path)
+            if _is_marked(directory) or not is_finished:
+                tidy_directory(directory, named, is_copy=directory != self.truth.path)
 
     def check_stored(self, shards: Iterable[ShardInfo]) -> None:
         """Make sure, before an index names these shards, that they are there, by their sizes.
@@ -132,14 +137,32 @@ class Destination:
         Raises:
             StorageError: One is not, or is of another size.
         """
-        there = self.truth.sizes()
-        wrong = [file.basename for shard in shards for file in shard.stored if there.get(file.basename) != file.bytes]
-        if wrong:
-            found = "has another size now" if wrong[0] in there else "is not there any more"
+        for name, is_there in self._wrong(shards):
+            found = "has another size now" if is_there else "is not there any more"
             raise StorageError(
-                f"{wrong[0]} was stored and {found}, so no index is published; is another writer at work on this "
-                "dataset? Write it again, alone; what mode='resume' wrote is gone on with"
+                f"{name} was stored and {found}, so no index is published; is another writer at work on this "
+                "dataset? Write it again, alone; what mode='resume' or 'append' wrote is gone on with"
             )
+
+    def check_published(self, shards: Iterable[ShardInfo]) -> None:
+        """Make sure, before anything is added behind these shards of an index, that they are there, by their sizes.
+
+        Raises:
+            StorageError: One is not, or is of another size.
+        """
+        for name, is_there in self._wrong(shards):
+            found = "is not of the size that the index says" if is_there else "is not there"
+            raise StorageError(
+                f"{name} {found}, so nothing is appended; `lightning-streaming verify` finds all that is damaged, and "
+                "with --repair fetches it from another copy"
+            )
+
+    def _wrong(self, shards: Iterable[ShardInfo]) -> Iterator[tuple[str, bool]]:
+        """Files of these shards that are not stored in their sizes, and whether there is something of their name."""
+        there = self.truth.sizes()
+        for file in (file for shard in shards for file in shard.stored):
+            if there.get(file.basename) != file.bytes:
+                yield file.basename, file.basename in there
 
     def fill(self, shards: Iterable[ShardInfo], index: bytes | None) -> None:
         """Fetch what the directory of a pair does not have of these shards, and of the index.
@@ -160,7 +183,8 @@ class Destination:
                 data = (self.truth / file.basename).read()
                 if len(data) != file.bytes:
                     raise ShardCorruptError(f"{file.basename} must have {file.bytes} bytes, but has {len(data)}")
-                mirror.put(file.basename, data)
+                if not path.is_file() or path.read_bytes() != data:  # those who read the copy keep their file
+                    mirror.put(file.basename, data)
         if index is not None:
             mirror.put(INDEX_BASENAME, index)
 
@@ -192,21 +216,11 @@ class Destination:
         Raises:
             StorageError: It could not be.
         """
-        self.put_aside(name, *pieces)
-        if self._mirror is not None:
-            self._mirror.put(name, *pieces)
-
-    def put_aside(self, name: str, *pieces: bytes | memoryview) -> None:
-        """Store a file that is not part of the dataset.
-
-        Raises:
-            StorageError: It could not be.
-        """
         num_bytes = sum(map(len, pieces))
         self._progress.expect(num_bytes)
-        if self._is_remote or self._own is None:
+        if self._is_remote:
             (self.truth / name).put(*pieces)
-        else:
+        if self._own is not None:
             self._own.put(name, *pieces)
         self._progress.stored(num_bytes)
 

@@ -4,9 +4,9 @@ Shard 12 is stored, then a record says so; only then it counts. A record is an i
 settings, the columns, the sizes and the hashes too. Records appear in the order of the shards. Each also tells of the
 shard before: so one that a crash of the machine damaged costs nothing, as long as the next one can be read.
 
-A shard that replaces a published one is kept aside, so that readers of the published index find what it promises. When
-all shards are stored, the index that will follow is put beside it: with that the change is decided. Whoever comes next
-carries it out, as often as it takes.
+What is appended goes behind the shards of the published index, none of which is touched. A writer of an earlier version
+filled up the last of them: it kept a replacement in the folder of the records, and then, when all was stored, the index
+that was to follow.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain, takewhile
+from itertools import takewhile
 from operator import itemgetter
 from typing import TypeVar
 
-from lightning_streaming.errors import ConfigError, IndexFormatError, IntegrityError, ShardCorruptError
-from lightning_streaming.formats.compression import decompress
-from lightning_streaming.formats.hashing import hash_bytes
-from lightning_streaming.formats.index import INDEX_BASENAME, FileInfo, ShardInfo, dump_index, parse_index
+from lightning_streaming.errors import ConfigError, IndexFormatError
+from lightning_streaming.formats.index import INDEX_BASENAME, ShardInfo, dump_index, parse_index
 from lightning_streaming.formats.mds import encode_config
 from lightning_streaming.storage import Location
 from lightning_streaming.writing.destination import (
@@ -42,7 +40,6 @@ _Result = TypeVar("_Result")
 
 _THREADS = 16
 """Requests at a time: there is a record a shard, and there may be many shards."""
-_DECISION = f"{WRITING}/{INDEX_BASENAME}"
 
 
 class Journal:
@@ -52,7 +49,7 @@ class Journal:
         """Nothing is touched yet."""
         self._destination = destination
         self._truth = destination.truth
-        self._aside = destination.truth / WRITING
+        self._folder = destination.truth / WRITING
 
     def mark(self) -> None:
         """Say in directories that a writer is at work which can be continued."""
@@ -64,77 +61,55 @@ class Journal:
 
     def records(self) -> dict[int, ShardInfo]:
         """The shards that there are records of, by number, but for those that no record tells of that can be read."""
-        numbers = (record_number(name) for name in self._aside.sizes())
+        numbers = (record_number(name) for name in self._folder.sizes())
         known = sorted(number for number in numbers if number is not None)
         read = dict(zip(known, _at_once(self._read_record, known), strict=True))
         told = {number: shards[:1] or read.get(number + 1, ())[1:] for number, shards in read.items()}
         return {number: shards[0] for number, shards in told.items() if shards}
 
-    def stored(self, shards: Mapping[int, ShardInfo], *, aside_below: int = 0) -> list[ShardInfo]:
-        """Those shards whose files are what their records say, up to the first that is not.
+    def appended(self, published: tuple[ShardInfo, ...]) -> list[ShardInfo]:
+        """The shards that an append has stored behind published ones, up to the first that is not as it was stored."""
+        count = len(published)
+        behind = {number: shard for number, shard in self.records().items() if number >= count}
+        # A writer of an earlier version stored them behind a last shard that it had filled up.
+        is_next = count in behind and self._read_record(count)[1:] == published[-1:]
+        return self.stored(behind) if is_next else []
 
-        Args:
-            shards: By number.
-            aside_below: Shards of smaller numbers are kept aside.
-        """
-        sizes = {WRITING: self._aside.sizes(), "": self._truth.sizes()}
-
-        def is_sound(number: int) -> bool:
-            folder = WRITING if number < aside_below else ""
-            return self._is_stored(shards[number], folder, sizes[folder])
-
+    def stored(self, shards: Mapping[int, ShardInfo]) -> list[ShardInfo]:
+        """Those shards, by number, whose files are what their records say, up to the first that is not."""
+        sizes = self._truth.sizes()
         in_a_row = [number for place, number in enumerate(shards, min(shards, default=0)) if place == number]
-        sound = zip(in_a_row, _at_once(is_sound, in_a_row), strict=True)
+        sound = zip(in_a_row, _at_once(lambda number: self._is_stored(shards[number], sizes), in_a_row), strict=True)
         return [shards[number] for number, _ in takewhile(itemgetter(1), sound)]
 
-    def put_aside(self, name: str, *pieces: bytes | memoryview) -> None:
-        """Keep a file that will replace a published one."""
-        self._destination.put_aside(f"{WRITING}/{name}", *pieces)
-
-    @property
-    def is_decided(self) -> bool:
-        """Whether an index waits to be published."""
-        return INDEX_BASENAME in self._aside.sizes()
-
-    def decide(self, index: bytes) -> None:
-        """All shards of this index are stored, some of them aside: from here on it will be published."""
-        (self._truth / _DECISION).put(index)
-
-    def carry_out(self) -> None:
-        """Publish what was decided, if anything was: the shards that were kept aside, then the index.
+    def check_nothing_waits(self, published: bytes) -> None:
+        """Refuse a dataset in which a writer of an earlier version was stopped while it replaced the last shard.
 
         Raises:
-            IntegrityError: A shard that was kept aside is not what the index promises.
+            ConfigError: It was. Whether the shard is replaced already is not known here, nor which one readers expect.
         """
-        text = (self._truth / _DECISION).read_if_there()
-        if text is None:
+        if (self._folder / INDEX_BASENAME).read_if_there() in (None, published):
             return
-        aside = self._aside.sizes()
-        for shard in parse_index(text, _DECISION).shards:
-            names = [file.basename for file in shard.stored]
-            if not aside.keys() & set(names):
-                continue
-            if not self._is_stored(shard, WRITING, aside):
-                raise IntegrityError(
-                    f"{WRITING}/{names[-1]} is not what {_DECISION} promises; the dataset is as it was"
-                )
-            for name in names:
-                self._destination.put(name, (self._aside / name).read())
-        self._destination.put(INDEX_BASENAME, text)
+        moved = [*sorted(filter(is_shard_file, self._folder.sizes())), INDEX_BASENAME]
+        raise ConfigError(
+            f"an earlier version was stopped while it published an append to {self._truth}; finish that by hand: move "
+            f"these files out of {WRITING}/ to the index, over those of the same names, in this order: "
+            f"{', '.join(moved)}"
+        )
 
-    def keep_only(self, shards: Mapping[int, ShardInfo]) -> None:
-        """Remove what does not belong to these shards; the decision first, without which the rest means nothing."""
-        kept = {record_name(number).removeprefix(f"{WRITING}/") for number in shards}
-        kept.update(file.basename for shard in shards.values() for file in shard.stored)
-        found = self._aside.sizes()
-        if INDEX_BASENAME in found:
-            (self._truth / _DECISION).remove()
-        ours = [name for name in found.keys() - kept if is_shard_file(name) or record_number(name) is not None]
-        _at_once(Location.remove, [self._aside / name for name in ours])
+    def forget(self, first: int) -> None:
+        """Remove the records of this shard and all after it, and what a writer of an earlier version kept beside."""
+        found = ((name, record_number(name)) for name in self._folder.sizes())
+        ours = [
+            name
+            for name, number in found
+            if (number is not None and number >= first) or is_shard_file(name) or name == INDEX_BASENAME
+        ]
+        _at_once(Location.remove, [self._folder / name for name in ours])
 
     def close(self) -> None:
         """All is published: nothing needs to be said any more."""
-        self.keep_only({})
+        self.forget(0)
         self._destination.remove_folder(WRITING)
 
     def _read_record(self, number: int) -> tuple[ShardInfo, ...]:
@@ -145,13 +120,13 @@ class Journal:
         except IndexFormatError:
             return ()
 
-    def _is_stored(self, shard: ShardInfo, folder: str, sizes: Mapping[str, int]) -> bool:
+    def _is_stored(self, shard: ShardInfo, sizes: Mapping[str, int]) -> bool:
         if any(sizes.get(file.basename) != file.bytes for file in shard.stored):
             return False
-        if self._truth.path is None:
+        root = self._truth.path
+        if root is None:
             # A hash would cost a download. Stores check what they receive, and keep a file whole or not at all.
             return True
-        root = self._truth.path / folder
         return all(has_first_hash(root / file.basename, file, shard.hashes) for file in shard.stored)
 
 
@@ -170,29 +145,17 @@ class Start:
     index: bytes | None = None
     """The text of the index."""
     safe: tuple[ShardInfo, ...] = ()
-    """The first shards of the dataset to be: stored, and not to be made again."""
-    reopened: ShardInfo | None = None
-    """The published shard after those, to which samples may be added."""
+    """The first shards of the dataset to be, the published ones among them: stored, and not to be made again."""
     is_finished: bool = False
     """Whether nothing is to be added."""
 
-    @property
-    def num_samples(self) -> int:
-        """Samples that are there already."""
-        return sum(shard.samples for shard in self.known)
-
-    @property
-    def known(self) -> tuple[ShardInfo, ...]:
-        """Every shard that is there, in order."""
-        return self.safe if self.reopened is None else (*self.safe, self.reopened)
-
 
 def find_start(mode: Mode, destination: Destination, *, exist_ok: bool) -> Start:
-    """Where a writer begins. Only ``"create"``, and an append that was decided before, change anything.
+    """Where a writer begins. Only ``"create"`` changes anything.
 
     Raises:
         ConfigError: There is something where nothing should be, or nothing where something should be.
-        StorageError: The store does not say what is there.
+        StorageError: The store does not say what is there, or a shard of the index is not what it says.
         IndexFormatError: The index cannot be read.
     """
     if mode == "create":
@@ -213,57 +176,44 @@ def _find_unfinished(destination: Destination, journal: Journal) -> Start:
         return Start(safe=tuple(journal.stored(records)) if 0 in records else ())
     index, text = found
     shards = tuple(index.shards)
-    if journal.is_decided or not _are_published(records, shards):
+    journal.check_nothing_waits(text)
+    if any(shards[number : number + 1] != (shard,) for number, shard in records.items()):
         raise ConfigError("an append to this dataset was not finished; mode='append' goes on with it")
     return Start(published=shards, index=text, safe=shards, is_finished=True)
 
 
 def _find_published(destination: Destination, journal: Journal) -> Start:
-    """Where to go on with a dataset that was finished; an append that was decided is carried out first.
+    """Where to go on behind the shards of a dataset that was finished.
 
     Raises:
         ConfigError: There is no such dataset, or it was not made by one writer.
+        StorageError: A shard is not there, or not of its size.
     """
-    journal.carry_out()
     found = destination.published()
     if found is None:
         raise ConfigError("there is no finished dataset to append to; write one with mode='create' or 'resume'")
     index, text = found
     shards = tuple(index.shards)
+    journal.check_nothing_waits(text)
     _check_one_writer(shards)
-    count, records = len(shards), journal.records()
-    first = min(records, default=count)
-    kept: list[ShardInfo] = []
-    if first in (count - 1, count) and not _are_published(records, shards):
-        kept = journal.stored(records, aside_below=count)
-    if kept:
-        return Start(published=shards, index=text, safe=(*shards[:first], *kept))
-    last = shards[-1] if count else None
-    return Start(published=shards, index=text, safe=shards[:-1], reopened=last)
+    destination.check_published(shards)
+    return Start(published=shards, index=text, safe=(*shards, *journal.appended(shards)))
 
 
-def go_on(start: Start, destination: Destination, journal: Journal, encoder: ShardEncoder | None) -> list[bytes]:
+def go_on(start: Start, destination: Destination, journal: Journal) -> None:
     """Remove what does not belong to the start, and make ready for what follows.
-
-    Returns:
-        The samples of the shard that is opened again.
 
     Raises:
         ConfigError: A directory holds files named like those of shards that no writer left.
         ShardCorruptError: A shard is not what the index promises.
     """
-    published = start.published or ()
+    destination.tidy(start.safe, is_finished=start.is_finished)
+    destination.fill(start.safe, start.index)
     if start.is_finished:
-        destination.fill(published, start.index)
         journal.close()
-        return []
-    destination.tidy(chain(published, start.safe))
-    destination.fill(chain(published, start.safe[len(published) :]), start.index)
+        return
     journal.mark()
-    journal.keep_only({n: one for n, one in enumerate(start.safe) if n >= len(published) or one != published[n]})
-    if start.reopened is None or encoder is None:
-        return []
-    return _open_again(start.reopened, destination.truth, encoder)
+    journal.forget(len(start.safe))
 
 
 def check_format(shards: Sequence[ShardInfo], expected: str) -> None:
@@ -301,11 +251,6 @@ def _check_no_parts(destination: Destination) -> None:
         )
 
 
-def _are_published(records: Mapping[int, ShardInfo], shards: Sequence[ShardInfo]) -> bool:
-    """Whether records were only left over, because the index says it all."""
-    return all(number < len(shards) and shards[number] == shard for number, shard in records.items())
-
-
 def _check_one_writer(shards: Sequence[ShardInfo]) -> None:
     for number, shard in enumerate(shards):
         expected = shard_name(number, shard.format)
@@ -321,22 +266,3 @@ def _config_of(shard: ShardInfo) -> bytes:
     return encode_config(
         shard.schema, shard.format, compression=shard.compression, hashes=shard.hashes, size_limit=shard.size_limit
     )
-
-
-def _open_again(shard: ShardInfo, location: Location, encoder: ShardEncoder) -> list[bytes]:
-    contents = [_raw_content(shard, raw, compressed, location) for raw, compressed in shard.files]
-    samples = encoder.samples_in(contents)
-    if len(samples) != shard.samples:
-        raise ShardCorruptError(
-            f"{shard.raw_data.basename} must have {shard.samples} samples by its index, but has {len(samples)}"
-        )
-    return samples
-
-
-def _raw_content(shard: ShardInfo, raw: FileInfo, compressed: FileInfo | None, location: Location) -> bytes:
-    stored = compressed or raw
-    data = (location / stored.basename).read()
-    wrong = [name for name, expected in stored.hashes.items() if hash_bytes(name, data) != expected]
-    if len(data) != stored.bytes or wrong:
-        raise ShardCorruptError(f"{stored.basename} is not what the index promises; it cannot be appended to")
-    return data if shard.compression is None else decompress(shard.compression, data, raw.bytes)

@@ -164,7 +164,7 @@ def merge_under(out: str | Path | tuple[str, str], *, storage_options: Mapping[s
     """
     root = _roots(out, StorageOptions(storage_options))[-1]
     files = replace(root, attempts=_LIST_ATTEMPTS, timeout=_LIST_SECONDS).walk()
-    # The index in a writer's own folder is one of shards that are not all in their places yet.
+    # The index in a writer's own folder, of an earlier version, is one of shards that are not all in their places yet.
     found = (file for file in files if file.endswith(f"/{INDEX_BASENAME}") and WRITING not in file.split("/"))
     parts = _outermost_first(found)
     if not parts:

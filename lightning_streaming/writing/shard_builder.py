@@ -6,7 +6,7 @@ import mmap
 import sys
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -29,13 +29,12 @@ _SMALLEST_KEPT = 2**16
 class ShardBuilder:
     """Gathers encoded samples, and says when the next would pass the limit."""
 
-    def __init__(self, encoder: ShardEncoder, *, number: int = 0, samples: Iterable[bytes] = ()) -> None:
-        """Begin anywhere.
+    def __init__(self, encoder: ShardEncoder, *, number: int = 0) -> None:
+        """Begin with an empty shard.
 
         Args:
             encoder: What the shards have in common.
             number: The shard that is gathered first.
-            samples: What it has already.
         """
         self.encoder = encoder
         self.number = number
@@ -43,8 +42,6 @@ class ShardBuilder:
         self._size_limit = encoder.settings.size_limit
         self._expected = self._size_limit or MAX_RAW_BYTES
         self._gathered = ShardBuffer(self._expected)
-        for data in samples:
-            self._gathered.append((data,))
         self._spare: deque[ShardBuffer] = deque()
         size_of_none = encoder.raw_bytes(0, 0)
         self._size_of_one = encoder.raw_bytes(1, 0) - size_of_none  # beside its bytes

@@ -7,14 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
-from itertools import pairwise
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.errors import ConfigError, EncodingError, ShardCorruptError
+from lightning_streaming.errors import ConfigError, EncodingError
 from lightning_streaming.formats.compression import check_algorithm, compress, extension
 from lightning_streaming.formats.encodings import Check, find_check
 from lightning_streaming.formats.hashing import hash_bytes
@@ -128,17 +127,6 @@ class ShardEncoder(ABC):
             ConfigError: A file of it would have 4 GiB or more.
         """
 
-    @abstractmethod
-    def samples_in(self, contents: Sequence[bytes]) -> list[bytes]:
-        """The encoded samples of a shard that was made by such an encoder.
-
-        Args:
-            contents: Its raw files, the meta file before the data file.
-
-        Raises:
-            ShardCorruptError: The files contradict themselves.
-        """
-
     def _shard(self, samples: int, data: StoredFile, meta: StoredFile | None = None) -> EncodedShard:
         info = ShardInfo(
             format=self.format,
@@ -168,10 +156,6 @@ class _MDSShardEncoder(ShardEncoder):
     def make(self, number: int, samples: EncodedSamples) -> EncodedShard:
         head = head_bytes(samples.ends, self.config)
         return self._shard(len(samples), _make_file(shard_name(number, self.format), head, self.settings, samples))
-
-    def samples_in(self, contents: Sequence[bytes]) -> list[bytes]:
-        (data,) = contents
-        return cut_samples(data, data)
 
 
 def make_mds_encoder(columns: Mapping[str, str], settings: ShardSettings) -> ShardEncoder:
@@ -206,10 +190,6 @@ class _SplitShardEncoder(ShardEncoder):
         offsets = np.concatenate([[0], samples.ends]) + len(header)
         meta = _make_file(f"{basename}.meta", meta_bytes(offsets, self.config), self.settings)
         return self._shard(len(samples), _make_file(basename, header, self.settings, samples), meta)
-
-    def samples_in(self, contents: Sequence[bytes]) -> list[bytes]:
-        meta, data = contents
-        return cut_samples(meta, data)
 
 
 def make_split_encoder(
@@ -314,25 +294,6 @@ def _make_file(
 def _file_info(basename: str, pieces: Sequence[bytes | memoryview], settings: ShardSettings) -> FileInfo:
     hashes = {name: hash_bytes(name, *pieces) for name in settings.hashes}
     return FileInfo(basename=basename, bytes=sum(map(len, pieces)), hashes=hashes)
-
-
-def cut_samples(table: bytes, data: bytes) -> list[bytes]:
-    """Take a data file apart.
-
-    Args:
-        table: Starts with uint32 n and n + 1 uint32 offsets in the data file.
-        data: The data file; the last sample ends where it ends.
-
-    Raises:
-        ShardCorruptError: The offsets do not follow each other to the end of the data.
-    """
-    count = int.from_bytes(table[:4], "little")
-    if len(table) < 4 + 4 * (count + 1):
-        raise ShardCorruptError(f"{count} samples need {4 + 4 * (count + 1)} bytes of offsets, but found {len(table)}")
-    offsets = np.frombuffer(table, "<u4", count + 1, 4).astype(np.int64)
-    if np.any(np.diff(offsets) < 0) or offsets[-1] != len(data):
-        raise ShardCorruptError(f"the offsets of {count} samples do not lead to the end of {len(data)} bytes")
-    return [data[start:stop] for start, stop in pairwise(offsets.tolist())]
 
 
 # The first type that fits decides, so bool stands before int: JSON gives True back, where int would give 1.

@@ -76,7 +76,8 @@ class WriterOptions(ShardOptions):
             holds anything else is refused.
         mode: ``"create"`` begins anew. ``"resume"`` begins too, but records each shard that is stored, and goes on
             after the last of them if the writer before was stopped; a finished dataset is left as it is. ``"append"``
-            goes on after a finished dataset. See :attr:`num_samples`.
+            adds shards behind those of a finished dataset, which stay as they are, and records them too; the last one
+            that it adds may not be full. See :attr:`num_samples`.
     """
 
     out: str | Path | tuple[str, str]

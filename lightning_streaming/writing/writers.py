@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import operator
 import os
 from abc import ABC, abstractmethod
 from collections import deque
@@ -84,14 +83,12 @@ class ShardWriter(ABC):
             if self._settings.compression is not None and not options.exist_ok:
                 self._destination.check_raw_forms(self.format)
             self._start = find_start(mode, self._destination, exist_ok=options.exist_ok)
-            encoder = self._check_start(encoder)
-            journal = self._journal
-            samples = [] if journal is None else go_on(self._start, self._destination, journal, encoder)
+            encoder, journal = self._check_start(encoder), self._journal
+            if journal is not None:
+                go_on(self._start, self._destination, journal)
             self._shards = list(self._start.safe)
             self._num_samples = sum(shard.samples for shard in self._shards)
-            self._builder = (
-                None if encoder is None else ShardBuilder(encoder, number=len(self._shards), samples=samples)
-            )
+            self._builder = None if encoder is None else ShardBuilder(encoder, number=len(self._shards))
             self._schema: Mapping[str, Any] = {} if encoder is None else encoder.schema
             self._held = held.pop_all()
         self._exact_names = (
@@ -111,7 +108,7 @@ class ShardWriter(ABC):
         After ``mode="resume"`` or ``"append"`` this is how many the dataset has, so how many of all samples to skip:
         ``for sample in itertools.islice(samples, writer.num_samples, None): writer.write(sample)``.
         """
-        return max(self._start.num_samples, self._num_samples)
+        return self._num_samples
 
     def get_config(self) -> dict[str, Any]:
         """What the index says of every shard alike; of the columns once they are known."""
@@ -222,7 +219,7 @@ class ShardWriter(ABC):
 
     def _check_start(self, encoder: ShardEncoder | None) -> ShardEncoder | None:
         """Compare the settings with those of what is there, whose columns are taken where none are given."""
-        known = self._start.known
+        known = self._start.safe
         if not known:
             return encoder
         check_format(known, self.format)
@@ -258,17 +255,10 @@ class ShardWriter(ABC):
             self._refuse()
 
     def _submit(self, builder: ShardBuilder, number: int, samples: ShardBuffer, *, is_last: bool) -> None:
-        reopened, published = self._start.reopened, self._start.published or ()
-        if reopened is not None and number == len(self._start.safe) and len(samples) == reopened.samples:
-            self._commit(reopened)  # nothing was added to it; and nothing is at work, for it is the first
-            return
-        put = self._destination.put
         commit = self._commit
-        if self._journal is not None:
-            put = self._journal.put_aside if number < len(published) else put
-            # The last shard needs no record: the index follows.
-            commit = commit if is_last else partial(self._record, self._journal, number)
-        self._background.submit(partial(_store, builder, number, samples, put), commit)
+        if self._journal is not None and not is_last:  # that one needs no record: the index follows
+            commit = partial(self._record, self._journal, number)
+        self._background.submit(partial(_store, builder, number, samples, self._destination.put), commit)
 
     def _store_rest(self) -> None:
         if self._refusal is None:
@@ -290,18 +280,12 @@ class ShardWriter(ABC):
         self._num_samples += shard.samples
 
     def _publish(self) -> None:
-        published, shards = self._start.published, tuple(self._shards)
-        index = dump_index(shards)
-        # What replaces a published shard is kept aside until it is decided, and checked then.
-        replaced = dict(enumerate(published or ()))
-        self._destination.check_stored(shard for n, shard in enumerate(shards) if replaced.get(n, shard) == shard)
+        shards = tuple(self._shards)
+        self._destination.check_stored(shards)
         if self._options.exist_ok and self._settings.compression is not None:
             self._destination.remove_raw_forms(shards)
-        if self._journal is not None and any(map(operator.ne, published or (), shards)):
-            self._journal.decide(index)
-            self._journal.carry_out()
-        elif shards != published:
-            self._destination.put(INDEX_BASENAME, index)
+        if shards != self._start.published:
+            self._destination.put(INDEX_BASENAME, dump_index(shards))
         if self._journal is not None:
             self._journal.close()
 

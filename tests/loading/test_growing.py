@@ -34,7 +34,7 @@ def roots(tmp_path: Path) -> dict[str, Path]:
 
 
 def grow(roots: dict[str, Path]) -> None:
-    """Append whole shards to both."""
+    """Append 3 and 2 shards."""
     append(roots["a"], 15, first_id=30)
     append(roots["b"], 10, first_id=1015)
 
@@ -229,13 +229,40 @@ def test_data_that_is_other_or_less_is_refused(roots: dict[str, Path], tmp_path:
         len(other)
 
 
-def test_a_last_shard_that_was_filled_up_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("follow", [False, True])
+def test_an_append_is_taken_though_the_last_shard_was_not_full(tmp_path: Path, follow: bool) -> None:
     root = write_dataset(tmp_path / "a", 28)
-    _, state = stopped(loader({"a": root}), 2)
+    whole = read(loader({"a": root}), 2)
+    seen, state = stopped(loader({"a": root}), 2)
     append(root, 12, first_id=28)
-    resumed = loader({"a": root})
+    append(root, 1, first_id=40)
+    resumed = loader({"a": root}, follow=follow)
     resumed.load_state_dict(state)
-    with raises(StateMismatchError, "streams.a.digest", "a last shard that was filled up"):
+    first, second = read(resumed, 2)
+    assert seen + first == whole[0]
+    if follow:
+        assert sorted(second) == list(range(41))
+    else:
+        assert second == whole[1]
+
+
+def test_a_run_goes_on_while_data_is_appended(roots: dict[str, Path]) -> None:
+    whole = read(loader(roots), 2)
+    running = loader(roots, workers=1)
+    under_way = iter(running)
+    seen = next(under_way)["id"].tolist()
+    append(roots["a"], 3, first_id=30)
+    append(roots["b"], 1, first_id=1015)
+    assert [seen + flat([batch["id"].tolist() for batch in under_way]), *read(running, 1)] == whole
+    running.close()
+
+
+def test_a_last_shard_that_was_written_anew_is_refused(tmp_path: Path) -> None:
+    root = write_shards(tmp_path / "before" / "a", [5] * 5 + [3])
+    _, state = stopped(loader({"a": root}), 2)
+    resumed = loader({"a": write_shards(tmp_path / "filled up" / "a", [5] * 8)})
+    resumed.load_state_dict(state)
+    with raises(StateMismatchError, "streams.a.digest", "the shards before must stay as they are"):
         len(resumed)
 
 

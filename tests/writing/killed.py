@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -14,6 +15,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from lightning_streaming.files import PARTIAL_SUFFIX
+from lightning_streaming.formats.index import dump_index, parse_index
 from lightning_streaming.writing.writers import CSVWriter, MDSWriter, ShardWriter
 
 WRITERS: dict[str, type[ShardWriter]] = {"mds": MDSWriter, "csv": CSVWriter}
@@ -32,6 +35,8 @@ class Conversion:
     out: Any
     mode: Any
     samples: int = 120
+    begun: int = 50
+    """Samples of the finished dataset that is appended to; its last shard is not full."""
     format: str = "mds"
     settings: dict[str, Any] = field(default_factory=dict)
     pause: float = 0.0
@@ -46,10 +51,19 @@ class Conversion:
                 if self.pause:
                     threading.Event().wait(self.pause)
 
+    def begin(self) -> None:
+        """Write the dataset that is appended to."""
+        replace(self, mode="create", samples=self.begun, pause=0.0).run()
+
     def uninterrupted(self, out: Path) -> Path:
-        """The same dataset in a directory, written in one go."""
+        """The same dataset in a directory, written in one go; or begun, and then appended to in one go."""
         keeps = {name: one for name, one in self.settings.items() if name not in ("storage_options", "keep_local")}
-        replace(self, out=str(out), mode="create", settings=keeps, pause=0.0).run()
+        job = replace(self, out=str(out), mode="append", settings=keeps, pause=0.0)
+        if self.mode == "append":
+            job.begin()
+        else:
+            job = replace(job, mode="create")
+        job.run()
         return out
 
 
@@ -88,6 +102,35 @@ def _run_until(conversion: Conversion, operations: int, under: str) -> None:
 
     sys.addaudithook(count)
     conversion.run()
+
+
+def leave_as_earlier(out: Path, filled: Path) -> list[str]:
+    """Leave in a dataset what an earlier version left when it was killed before an append was decided.
+
+    Args:
+        out: The finished dataset.
+        filled: What was to become of it: its last shard is filled up, and others are behind it.
+
+    Returns:
+        The files of the filled-up shard, which lie in ``.writing``.
+    """
+    shards, published = (parse_index((root / "index.json").read_bytes(), str(root)).shards for root in (filled, out))
+    first = len(published) - 1
+    assert shards[first] != published[first]
+    assert len(shards) > first + 3
+    (out / ".writing").mkdir()
+    for number in range(first, len(shards) - 1):
+        record = dump_index([shards[number], shards[number - 1]])
+        (out / ".writing" / f"{number:05}.json").write_bytes(record)
+        for file in shards[number].stored:
+            shutil.copy(filled / file.basename, out / ".writing" if number == first else out)
+    return [file.basename for file in shards[first].stored]
+
+
+def shard_marks(directory: Path) -> dict[str, tuple[int, int, bytes]]:
+    """Inode, time of the last change and content of every shard file in a directory."""
+    found = ((path, path.stat()) for path in directory.glob("shard.*") if path.suffix != PARTIAL_SUFFIX)
+    return {path.name: (stat.st_ino, stat.st_mtime_ns, path.read_bytes()) for path, stat in found}
 
 
 def contents(directory: Path) -> dict[str, bytes]:

@@ -1,6 +1,7 @@
 """Exceptions that come from outside, at any moment: no sample may be lost, or doubled, behind a valid index.
 
-A writer is killed at any moment, and the next one goes on: the dataset is that of a writer that was never killed.
+A writer is killed at any moment, and the next one goes on: the dataset is that of a writer that was never killed. Of an
+append: that of an append that was never killed, and the shards that were there before are the very same files.
 """
 
 from __future__ import annotations
@@ -28,7 +29,15 @@ from lightning_streaming.writing.destination import Destination
 from lightning_streaming.writing.writers import MDSWriter
 from tests.formats.golden_datasets import read_samples
 from tests.servers import S3Store
-from tests.writing.killed import Conversion, contents, runs_to_its_end, samples, start
+from tests.writing.killed import (
+    Conversion,
+    contents,
+    leave_as_earlier,
+    runs_to_its_end,
+    samples,
+    shard_marks,
+    start,
+)
 
 SAMPLES = 8
 SETTINGS: dict[str, Any] = {"columns": {"id": "int"}, "size_limit": 200, "max_workers": 1}  # 2 to a shard
@@ -122,13 +131,13 @@ def go_on(out: Path) -> None:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Nothing is stored before this is set."""
-    opened, put = threading.Event(), Destination.put_aside
+    opened, put = threading.Event(), Destination.put
 
     def put_later(self: Destination, name: str, *pieces: bytes | memoryview) -> None:
         assert opened.wait(30)
         put(self, name, *pieces)
 
-    monkeypatch.setattr(Destination, "put_aside", put_later)
+    monkeypatch.setattr(Destination, "put", put_later)
     yield opened
     opened.set()
 
@@ -212,8 +221,6 @@ KILLED_SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "compressed": ("mds", {"compression": "zstd", "hashes": ["sha1"]}),
     "two files": ("csv", {"compression": "zstd"}),
 }
-BEFORE = 50
-"""Samples of a dataset that is appended to; its last shard is not full."""
 
 
 def conversion(out: Any, mode: str, kind: str, **more: Any) -> Conversion:
@@ -254,22 +261,64 @@ def test_a_dataset_is_resumed_after_any_operation(kind: str, places: str, tmp_pa
 @pytest.mark.parametrize("places", ["directory", "pair", "pair kept"])
 @pytest.mark.parametrize("added", [3, 70])
 def test_a_dataset_is_appended_to_after_any_operation(kind: str, places: str, added: int, tmp_path: Path) -> None:
-    whole = replace(conversion("", "create", kind), samples=BEFORE + added)
+    whole = conversion("", "append", kind)
+    whole = replace(whole, samples=whole.begun + added)
     expected = contents(whole.uninterrupted(tmp_path / "expected"))
     step = 7 if places != "directory" or kind != "raw" else 1
     for operations in count(0, step):
         out, more, directories = with_places(tmp_path, str(operations), places)
-        job = replace(conversion(out, "append", kind, **more), samples=BEFORE + added)
-        replace(job, mode="create", samples=BEFORE).run()
+        job = replace(conversion(out, "append", kind, **more), samples=whole.samples)
+        job.begin()
+        old = [shard_marks(one).items() for one in directories]
         is_done = runs_to_its_end(job, operations, tmp_path / str(operations))
-        if not (directories[-1] / ".writing" / "index.json").exists():  # then it is not decided, or it is done
-            found = read_samples(directories[-1], tmp_path / str(operations) / "scratch")
-            assert found in (list(samples(BEFORE)), list(samples(BEFORE + added)))
+        found = read_samples(directories[-1], tmp_path / str(operations) / "scratch")
+        assert found in (list(samples(job.begun)), list(samples(job.samples)))
         job.run()
         assert [contents(one) == expected for one in directories] == [True] * len(directories)
+        assert all(files <= shard_marks(one).items() for files, one in zip(old, directories, strict=True))
         if is_done:
             break
     assert operations > 10
+
+
+def test_who_resumes_what_was_appended_to_is_in_nobodys_way(tmp_path: Path) -> None:
+    job = conversion("", "append", "raw")
+    expected = contents(job.uninterrupted(tmp_path / "expected"))
+    outcomes = set()
+    for operations in count():
+        out = tmp_path / f"{operations}"
+        one = replace(job, out=str(out))
+        one.begin()
+        is_done = runs_to_its_end(one, operations, out)
+        try:
+            replace(one, mode="resume", samples=one.begun).run()
+            outcomes.add("finished")
+        except ConfigError as error:
+            assert "mode='append' goes on with it" in str(error)  # noqa: PT017 both outcomes are right
+            outcomes.add("not finished")
+        one.run()
+        assert contents(out) == expected
+        if is_done:
+            break
+    assert outcomes == {"finished", "not finished"}
+
+
+@pytest.mark.parametrize("kind", ["raw", "two files"])
+def test_what_an_earlier_version_left_is_discarded_at_any_moment(kind: str, tmp_path: Path) -> None:
+    job = conversion("", "append", kind)
+    filled = replace(job, mode="create", samples=job.samples).uninterrupted(tmp_path / "filled")
+    expected = contents(job.uninterrupted(tmp_path / "expected"))
+    for operations in count(0, 1 if kind == "raw" else 5):
+        out = tmp_path / f"{operations}"
+        one = replace(job, out=str(out))
+        one.begin()
+        leave_as_earlier(out, filled)
+        is_done = runs_to_its_end(one, operations, out)
+        one.run()
+        assert contents(out) == expected
+        if is_done:
+            break
+    assert operations > 40
 
 
 def test_the_source_may_have_grown_when_a_dataset_is_resumed(tmp_path: Path) -> None:
@@ -294,7 +343,7 @@ def test_a_writer_may_be_killed_again_and_again(mode: str, tmp_path: Path) -> No
     for attempt, kind in enumerate([*KILLED_SETTINGS, *KILLED_SETTINGS]):
         job = conversion(str(tmp_path / f"{attempt}"), mode, kind)
         if mode == "append":
-            replace(job, mode="create", samples=BEFORE).run()
+            job.begin()
         kills = 0
         while not runs_to_its_end(job, chosen.randrange(1, 60), tmp_path / f"{attempt}"):
             kills += 1
@@ -304,12 +353,12 @@ def test_a_writer_may_be_killed_again_and_again(mode: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("mode", ["resume", "append"])
 def test_thirty_writers_are_killed_at_random_moments(mode: str, tmp_path: Path) -> None:
-    expected = contents(conversion("", "create", "compressed").uninterrupted(tmp_path / "expected"))
+    expected = contents(conversion("", mode, "compressed").uninterrupted(tmp_path / "expected"))
     chosen, killed = random.Random(5), 0
     for attempt in count():
         job = replace(conversion(str(tmp_path / f"{attempt}"), mode, "compressed"), pause=0.002)
         if mode == "append":
-            replace(job, mode="create", samples=BEFORE, pause=0.0).run()
+            job.begin()
         killed += was_killed_after(job, chosen.uniform(0.01, 0.2))
         replace(job, pause=0.0).run()
         assert contents(tmp_path / f"{attempt}") == expected
@@ -319,10 +368,10 @@ def test_thirty_writers_are_killed_at_random_moments(mode: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("mode", ["resume", "append"])
 def test_a_writer_to_a_bucket_is_killed_at_random_moments(mode: str, s3: S3Store, tmp_path: Path) -> None:
-    expected = contents(conversion("", "create", "compressed").uninterrupted(tmp_path / "expected"))
+    expected = contents(conversion("", mode, "compressed").uninterrupted(tmp_path / "expected"))
     job = conversion(f"{s3.make_bucket()}/data", mode, "compressed", storage_options=s3.options)
     if mode == "append":
-        replace(job, mode="create", samples=BEFORE).run()
+        job.begin()
     chosen = random.Random(7)
     killed = [was_killed_after(replace(job, pause=0.01), chosen.uniform(0.3, 1.5)) for _ in range(4)]
     assert any(killed)

@@ -1,6 +1,7 @@
 """``mode="resume"`` without a kill: what counts as safe, and what is refused.
 
-``mode="append"`` without a kill: equal to one writer that wrote it all, and readers of the old index are served.
+``mode="append"`` without a kill: shards behind those that are there, of which none is touched; what an earlier version
+left, which filled up the last one.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from itertools import count as count_from
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_streaming.errors import ConfigError, EncodingError, IntegrityError, ShardCorruptError
+from lightning_streaming import StreamingDataset
+from lightning_streaming.errors import ConfigError, EncodingError, StorageError
+from lightning_streaming.formats.index import parse_index
 from lightning_streaming.writing.writers import CSVWriter, JSONWriter, MDSWriter
 from tests.formats.golden_datasets import read_samples
 from tests.servers import S3Store
-from tests.writing.killed import Conversion, contents, runs_to_its_end, samples
+from tests.writing.killed import Conversion, contents, leave_as_earlier, samples, shard_marks
 
 COLUMNS = {"id": "int", "text": "str"}
 SETTINGS: dict[str, Any] = {"columns": COLUMNS, "size_limit": 700, "hashes": ["sha1"], "max_workers": 1}
@@ -226,10 +228,17 @@ def test_a_directory_of_records_that_holds_something_else_is_not_removed(tmp_pat
     assert [path.name for path in (tmp_path / ".writing").iterdir()] == ["mine.txt"]
 
 
-def whole(count: int, out: Path, **settings: Any) -> dict[str, bytes]:
-    """The files of a dataset that was written in one go."""
-    job = Conversion(out="", mode="create", samples=count, settings={**SETTINGS, **settings})
-    return contents(job.uninterrupted(out))
+def grown(out: Path, *counts: int, **settings: Any) -> dict[str, bytes]:
+    """The files of a dataset that was written with so many samples, and then appended to until it had the next many."""
+    for number, count in enumerate(counts):
+        write(out, count, whole=True, mode="append" if number else "create", **settings)
+    return contents(out)
+
+
+def shards_of(out: Path) -> list[tuple[str, int]]:
+    """Name and number of samples of each shard that an index names."""
+    index = parse_index((out / "index.json").read_bytes(), str(out))
+    return [(shard.raw_data.basename, shard.samples) for shard in index.shards]
 
 
 @settings(max_examples=25)
@@ -238,17 +247,32 @@ def whole(count: int, out: Path, **settings: Any) -> dict[str, bytes]:
     st.sampled_from([None, 1, 400, 2000]),
     st.sampled_from([None, "zstd"]),
 )
-def test_a_dataset_of_many_appends_is_that_of_one_writer(
+def test_each_append_is_a_dataset_of_its_own_behind_the_one_before(
     tmp_path_factory: pytest.TempPathFactory, counts: list[int], size_limit: int | None, compression: str | None
 ) -> None:
     root = tmp_path_factory.mktemp("many")
     changes: dict[str, Any] = {"size_limit": size_limit, "compression": compression}
-    written = 0
-    for number, count in enumerate(counts):
+    written, sizes = 0, list[int]()
+    kept: dict[str, tuple[int, int, bytes]] = {}
+    for number, added in enumerate(counts):
         mode = "append" if number else "create"
-        assert write(root / "out", written + count, whole=True, mode=mode, **changes) == written
-        written += count
-    assert contents(root / "out") == whole(written, root / "expected", **changes)
+        assert write(root / "out", written + added, whole=True, mode=mode, **changes) == written
+        with MDSWriter(**{**SETTINGS, **changes}, out=root / f"{number}") as alone:
+            for sample in islice(samples(written + added), written, None):
+                alone.write(sample)
+        own = shards_of(root / f"{number}")
+        if sizes and own and own[0][1] == 0:
+            del own[
+                0
+            ]  # only a dataset's first shard may be empty, where the very first sample is larger than the limit
+        sizes += [size for _, size in own]
+        written += added
+        now = shard_marks(root / "out")
+        assert kept.items() <= now.items()
+        kept = now
+    assert shards_of(root / "out") == [(f"shard.{number:05}.mds", size) for number, size in enumerate(sizes)]
+    assert read_samples(root / "out", root / "scratch") == list(samples(written))
+    assert not (root / "out" / ".writing").exists()
     shutil.rmtree(root)
 
 
@@ -259,22 +283,50 @@ def test_a_dataset_in_a_bucket_is_appended_to(keep_local: bool, s3: S3Store, tmp
     out: Any = (str(tmp_path / "here"), url) if keep_local else url
     write(out, 90, whole=True, mode="append", storage_options=s3.options, keep_local=keep_local)
     assert write((str(tmp_path / "copy"), url), 90, whole=True, storage_options=s3.options, keep_local=True) == 90
-    expected = whole(90, tmp_path / "expected")
+    expected = grown(tmp_path / "expected", 50, 90)
     assert contents(tmp_path / "copy") == expected
     assert not keep_local or contents(tmp_path / "here") == expected
 
 
-def test_readers_of_the_old_index_are_served_until_the_new_one_is_published(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    write(out, 50, whole=True)
-    old = contents(out)
-    writer = MDSWriter(**SETTINGS, out=out, mode="append")
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("hashes", [["sha1"], []])
+def test_no_shard_that_is_published_is_touched(compression: str | None, hashes: list[str], tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    how: dict[str, Any] = {"compression": compression, "hashes": hashes, "keep_local": True}
+    out = (str(here), str(there))
+    write(out, 50, whole=True, mode="create", **how)
+    old = {root: shard_marks(root) for root in (here, there)}
+    index = (there / "index.json").read_bytes()
+    writer = MDSWriter(**{**SETTINGS, **how}, out=out, mode="append")
     for sample in islice(samples(100), 50, None):
         writer.write(sample)
-        found = contents(out)
-        assert {name: found[name] for name in old} == old
+        assert (there / "index.json").read_bytes() == index
+        assert all(marks.items() <= shard_marks(root).items() for root, marks in old.items())
     writer.close()
-    assert read_samples(out, tmp_path / "scratch") == list(samples(50))
+    assert read_samples(there, tmp_path / "before") == list(samples(50))
+    assert 50 < write(out, 100, whole=True, mode="append", **how) < 100
+    assert all(marks.items() <= shard_marks(root).items() for root, marks in old.items())
+    assert read_samples(there, tmp_path / "after") == list(samples(100))
+    (there / "index.json").write_bytes(index)
+    assert read_samples(there, tmp_path / "old index") == list(samples(50))
+
+
+@pytest.mark.parametrize("place", ["directory", "bucket"])
+def test_who_reads_with_the_old_index_goes_on(place: str, s3: S3Store, tmp_path: Path) -> None:
+    out = {"directory": str(tmp_path / "out"), "bucket": f"{s3.make_bucket()}/data"}[place]
+    write(out, 50, whole=True, mode="create", storage_options=s3.options)
+
+    def reader(cache: str) -> StreamingDataset:
+        local = None if place == "directory" else str(tmp_path / cache)
+        return StreamingDataset(remote=out, local=local, storage_options=s3.options)
+
+    old = reader("old")
+    assert old.size == 50
+    assert old[0] == next(samples(1))
+    write(out, 90, whole=True, mode="append", storage_options=s3.options)
+    assert [old[number] for number in range(old.size)] == list(samples(50))
+    new = reader("new")
+    assert [new[number] for number in range(new.size)] == list(samples(90))
 
 
 def test_appending_nothing_changes_nothing(tmp_path: Path) -> None:
@@ -284,16 +336,22 @@ def test_appending_nothing_changes_nothing(tmp_path: Path) -> None:
     assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
 
 
-def test_a_last_shard_that_is_full_is_left_as_it_is(tmp_path: Path) -> None:
+def test_small_appends_make_small_shards(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    columns = {"columns": {"id": "int"}, "size_limit": 300, "hashes": ["sha1"]}
-    for mode, count in (("create", 11), ("append", 20)):  # 11 to a shard
-        with MDSWriter(**columns, out=out, mode=mode) as writer:  # type: ignore[arg-type]
-            stored = [path.stat().st_mtime_ns for path in out.glob("shard.00000.mds")]
+    for mode, count in (("create", 15), ("append", 16), ("append", 40)):  # 11 to a shard
+        with MDSWriter(columns={"id": "int"}, size_limit=300, out=out, mode=mode) as writer:  # type: ignore[arg-type]
             for number in range(writer.num_samples, count):
                 writer.write({"id": number})
-    assert [path.stat().st_mtime_ns for path in out.glob("shard.00000.mds")] == stored
-    assert [sample["id"] for sample in read_samples(out, tmp_path)] == list(range(20))
+    assert [size for _, size in shards_of(out)] == [11, 4, 1, 11, 11, 2]
+    assert [sample["id"] for sample in read_samples(out, tmp_path)] == list(range(40))
+
+
+def test_a_first_sample_that_is_larger_than_a_shard_gets_one_of_its_own(tmp_path: Path) -> None:
+    for mode in ("create", "append"):
+        with MDSWriter(columns={"data": "bytes"}, size_limit=300, out=tmp_path, mode=mode) as writer:
+            for size in (1000, 1, 1):
+                writer.write({"data": bytes(size)})
+    assert [size for _, size in shards_of(tmp_path)] == [0, 1, 2, 1, 2]
 
 
 def test_there_must_be_a_dataset(tmp_path: Path) -> None:
@@ -310,7 +368,7 @@ def test_an_append_that_was_not_finished_is_not_resumed_as_something_else(tmp_pa
     with pytest.raises(ConfigError, match="an append to this dataset was not finished; mode='append' goes on"):
         write(tmp_path / "out", 100, whole=True)
     assert 50 < write(tmp_path / "out", 100, whole=True, mode="append") < 100
-    assert contents(tmp_path / "out") == whole(100, tmp_path / "expected")
+    assert contents(tmp_path / "out") == grown(tmp_path / "expected", 50, 100)
 
 
 @pytest.mark.parametrize("changed", [{"size_limit": 900}, {"compression": "zstd"}, {"columns": {"id": "int"}}])
@@ -325,7 +383,7 @@ def test_other_settings_are_refused(changed: dict[str, Any], tmp_path: Path) -> 
 def test_columns_need_not_be_said_again(tmp_path: Path) -> None:
     write(tmp_path / "out", 50, whole=True)
     write(tmp_path / "out", 90, whole=True, mode="append", columns=None)
-    assert contents(tmp_path / "out") == whole(90, tmp_path / "expected")
+    assert contents(tmp_path / "out") == grown(tmp_path / "expected", 50, 90)
 
 
 def test_a_dataset_of_many_writers_is_not_appended_to(tmp_path: Path) -> None:
@@ -336,36 +394,108 @@ def test_a_dataset_of_many_writers_is_not_appended_to(tmp_path: Path) -> None:
         write(tmp_path, 90, whole=True, mode="append")
 
 
-@pytest.mark.parametrize("damage", [b"", b"!"])
-def test_a_damaged_last_shard_is_not_appended_to(damage: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("damage", "told"), [("short", "is not of the size"), ("missing", "is not there")])
+def test_a_dataset_whose_shards_are_not_what_the_index_says_is_not_appended_to(
+    damage: str, told: str, tmp_path: Path
+) -> None:
     write(tmp_path, 50, whole=True)
-    last = max(tmp_path.glob("shard.*"))
-    last.write_bytes(last.read_bytes()[:-1] + damage)
-    with pytest.raises(ShardCorruptError, match="is not what the index promises"):
+    shard = tmp_path / "shard.00001.mds"
+    if damage == "short":
+        shard.write_bytes(shard.read_bytes()[:-1])
+    else:
+        shard.unlink()
+    before = contents(tmp_path)
+    with pytest.raises(StorageError, match=rf"shard\.00001\.mds {told}.*so nothing is appended"):
         write(tmp_path, 90, whole=True, mode="append")
+    assert contents(tmp_path) == before
 
 
-def test_a_decision_is_not_carried_out_with_a_damaged_shard(tmp_path: Path) -> None:
-    out = stopped_when_decided(tmp_path)
-    before = {name: data for name, data in contents(out).items() if not name.startswith(".writing")}
-    (aside,) = (out / ".writing").glob("shard.*")
-    sound = aside.read_bytes()
-    aside.write_bytes(sound[:-1] + b"!")
-    with pytest.raises(IntegrityError, match="the dataset is as it was"):
-        write(out, 90, whole=True, mode="append")
-    assert {name: data for name, data in contents(out).items() if not name.startswith(".writing")} == before
-    aside.write_bytes(sound)
-    assert write(out, 90, whole=True, mode="append") == 90
-    assert contents(out) == whole(90, tmp_path / "expected")
+@pytest.mark.parametrize("damaged", [0, 1, 2])
+def test_a_damaged_record_of_an_append_loses_no_sample(damaged: int, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    write(out, 50, whole=True)
+    write(out, 100, whole=False, mode="append")
+    safe = write(out, 100, whole=False, mode="append")
+    record = sorted((out / ".writing").iterdir())[damaged]
+    record.write_bytes(record.read_bytes()[:40])
+    # The next record tells of the shard, but not of the one before that, which must be the last published one.
+    assert write(out, 100, whole=True, mode="append") == (safe if damaged else 50)
+    assert contents(out) == grown(tmp_path / "expected", 50, 100)
 
 
-def stopped_when_decided(root: Path) -> Path:
-    """A dataset of 50 samples, and an append of 40 that was killed just after it had been decided."""
-    for operations in count_from(10):
-        out = root / f"{operations}"
-        write(out, 50, whole=True)
-        job = Conversion(out=str(out), mode="append", samples=90, settings=SETTINGS)
-        assert not runs_to_its_end(job, operations, out)
-        if (out / ".writing" / "index.json").exists():
-            return out
-    raise AssertionError
+def test_records_of_an_append_to_another_dataset_are_not_taken(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    write(out, 50, whole=True)
+    write(out, 100, whole=False, mode="append")
+    other = tmp_path / "other"
+    with MDSWriter(**SETTINGS, out=other) as writer:
+        for sample in samples(50):
+            writer.write({**sample, "id": -sample["id"]})
+    assert len(shards_of(other)) == len(shards_of(out))
+    for name, data in contents(other).items():
+        (out / name).write_bytes(data)
+    assert write(out, 100, whole=True, mode="append") == 50
+    found = read_samples(out, tmp_path / "scratch")
+    assert [sample["id"] for sample in found] == [*(-number for number in range(50)), *range(50, 100)]
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Path:
+    """What an earlier version would have made of 50 samples and 50 appended ones: one writer's dataset."""
+    write(tmp_path / "filled", 100, whole=True, mode="create")
+    return tmp_path / "filled"
+
+
+@pytest.mark.parametrize("left", ["all", "no replacement", "no first record", "no second record", "only one"])
+def test_what_an_earlier_version_left_is_written_again(left: str, filled: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    write(out, 50, whole=True)
+    (replacement,) = leave_as_earlier(out, filled)
+    records = sorted((out / ".writing").glob("*.json"))
+    gone = {
+        "all": [],
+        "no replacement": [out / ".writing" / replacement],
+        "no first record": records[:1],
+        "no second record": records[1:2],
+        "only one": [*records[:1], *records[2:]],
+    }
+    for path in gone[left]:  # as a writer leaves it that is killed while it removes them
+        path.unlink()
+    with pytest.raises(ConfigError, match="an append to this dataset was not finished"):
+        write(out, 100, whole=True)
+    assert write(out, 100, whole=True, mode="append") == 50
+    assert contents(out) == grown(tmp_path / "expected", 50, 100)
+
+
+@pytest.mark.parametrize("mode", ["resume", "append"])
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_an_append_that_an_earlier_version_decided_is_finished_by_hand(
+    mode: str, is_replaced: bool, filled: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    write(out, 50, whole=True)
+    (replacement,) = leave_as_earlier(out, filled)
+    shutil.copy(filled / "index.json", out / ".writing")
+    shutil.copy(filled / shards_of(filled)[-1][0], out)
+    if is_replaced:
+        shutil.copy(out / ".writing" / replacement, out)
+    before = contents(out)
+    with pytest.raises(ConfigError, match=rf"stopped while it published.*in this order: {replacement}, index\.json$"):
+        write(out, 120, whole=True, mode=mode)
+    assert contents(out) == before
+    for name in (replacement, "index.json"):
+        (out / ".writing" / name).replace(out / name)
+    assert write(out, 120, whole=True, mode="append") == 100
+    write(filled, 120, whole=True, mode="append")
+    assert contents(out) == contents(filled)
+
+
+def test_an_append_that_an_earlier_version_published_needs_nothing(filled: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    write(out, 50, whole=True)
+    leave_as_earlier(out, filled)
+    for name, data in contents(filled).items():
+        (out / name).write_bytes(data)
+    shutil.copy(filled / "index.json", out / ".writing")
+    assert write(out, 100, whole=True, mode="append") == 100
+    assert contents(out) == contents(filled)

@@ -221,6 +221,24 @@ def test_what_failed_is_resumed(faulty: FaultyS3, s3: S3Store, tmp_path: Path) -
     assert fetch(url, s3.options, tmp_path / "copy") == list(range(50))
 
 
+def test_an_append_puts_nothing_under_a_name_that_readers_ask_for(
+    faulty: FaultyS3, s3: S3Store, tmp_path: Path
+) -> None:
+    url = f"{s3.make_bucket()}/data"
+    write_ids(25, url, storage_options=s3.options)  # 11 to a shard
+    writer = MDSWriter(columns=COLUMNS, out=url, size_limit=300, storage_options=faulty.options, mode="append")
+    for number in range(25, 50):
+        writer.write({"id": number})
+    writer.finish()
+    changed = [one.rpartition("/data/")[2] for one in faulty.requests if one.startswith(("PUT", "POST", "DELETE"))]
+    shards = [f"shard.{number:05}.mds" for number in range(3, 6)]
+    assert sorted(name for name in changed if not name.startswith(".writing/")) == ["index.json", *shards]
+    removed = {f".writing/{number:05}.json" for number in (3, 4)}
+    assert changed[-3] == "index.json"
+    assert set(changed[-2:]) == removed
+    assert fetch(url, s3.options, tmp_path / "copy") == list(range(50))
+
+
 def test_a_bucket_that_is_not_there_is_named(s3: S3Store) -> None:
     with pytest.raises(ObjectNotFoundError, match="no-such-bucket"):
         write_ids(3, "s3://no-such-bucket/data", storage_options=s3.options)
