@@ -116,12 +116,13 @@ class CurrentRun:
         return growth_since(saved.fingerprint, saved.cursor, catalog, self.asked.followed)
 
     def go_on_from(self, other: CurrentRun) -> bool:
-        """Whether the same order of the same data was asked for, which may have been appended to since."""
+        """Whether the same order of the same data was asked for; streams that are followed may be longer by now."""
         if self.asked.of_order() != other.asked.of_order():
             return False
         mine, theirs = self._source.catalog, other._source.catalog
         return mine.stream_names == theirs.stream_names and all(
-            now.begins_like(then) for now, then in zip(mine.indexes, theirs.indexes, strict=True)
+            now.begins_like(then) if stream in self.asked.followed else now.data_digest == then.data_digest
+            for stream, (now, then) in enumerate(zip(mine.indexes, theirs.indexes, strict=True))
         )
 
     def load(self, saved: SavedPosition, on_change: OnChange) -> None:

@@ -70,7 +70,7 @@ def test_the_next_epoch_reads_what_was_appended(
     expected = epoch_of(root, 0, **how)
     under_way = iter(at)
     begun = next(under_way)["id"].tolist()
-    append(root, 15, first_id=30)
+    append(root, 12, first_id=30)  # the last shard is not full
     begun += [one for batch in under_way for one in batch["id"].tolist()]
     assert begun == expected
     assert read_appended(at)
@@ -78,7 +78,7 @@ def test_the_next_epoch_reads_what_was_appended(
     assert read(at) == epoch_of(root, 1, **how)
     state = json_copy(at.state_dict())
     assert not read_appended(at)
-    append(root, 5, first_id=45)
+    append(root, 1, first_id=42)
     assert read_appended(at)
     expected = read(at)
     assert expected == epoch_of(root, 2, **how)
