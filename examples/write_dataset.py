@@ -4,6 +4,7 @@ From the repository's root:
 
     python -m examples.write_dataset                                     # texts that every machine has
     python -m examples.write_dataset --texts my_texts --out my_dataset   # a folder of your own
+    python -m examples.write_dataset --append 2000                       # more of the same, behind what is there
 
 The first makes two datasets: DIR/code from the source files of Python's standard library, and DIR/docs from the
 licences, readmes and other documents of the packages installed beside it. Ids are unique over both.
@@ -56,7 +57,7 @@ def blocks_of(path: Path) -> Iterator[NDArray[np.uint8]]:
         yield text[start : start + BLOCK]
 
 
-def write_blocks(files: Iterable[Path], out: Path, *, most: int, first_id: int = 0) -> int:
+def write_blocks(files: Iterable[Path], out: Path, *, most: int, first_id: int = 0, append: bool = False) -> int:
     """Write the blocks of some files as one dataset.
 
     Args:
@@ -64,12 +65,12 @@ def write_blocks(files: Iterable[Path], out: Path, *, most: int, first_id: int =
         out: Directory of the dataset; one that lies there is replaced.
         most: Most samples to write.
         first_id: Id of the first sample; the others count on from there.
+        append: Whether to go on where the dataset that lies there ends.
 
     Returns:
-        How many samples were written.
+        How many samples the dataset has.
     """
     blocks = (block for path in files for block in islice(blocks_of(path), MOST_BLOCKS_PER_FILE))
-    written = 0
     with MDSWriter(
         out=out,
         # A fixed dtype and shape in the encoding take no room in the samples.
@@ -77,9 +78,11 @@ def write_blocks(files: Iterable[Path], out: Path, *, most: int, first_id: int =
         compression="zstd",
         hashes=["sha1"],
         size_limit="64kb",  # tiny shards, for a tiny dataset; leave the default for a real one
-        exist_ok=True,
+        exist_ok=not append,
+        mode="append" if append else "create",
     ) as writer:
-        for block in islice(blocks, most):
+        written = writer.num_samples
+        for block in islice(blocks, written, written + most):
             writer.write({"tokens": block, "id": first_id + written})
             written += 1
             if written % 500 == 0:
@@ -104,12 +107,14 @@ def main() -> None:
     parser.add_argument(
         "--texts", type=Path, metavar="DIR", help="write the *.txt files of this folder, as one dataset"
     )
+    parser.add_argument("--append", type=int, metavar="N", help="write up to N samples more to each dataset")
     parser.add_argument("--most", type=int, default=4000, help="most samples per dataset (default: %(default)s)")
     arguments = parser.parse_args()
+    how = {"most": arguments.append or arguments.most, "append": arguments.append is not None}
     if arguments.texts is None:
-        write_blocks(code_files(), arguments.out / "code", most=arguments.most, first_id=FIRST_ID["code"])
-        write_blocks(document_files(), arguments.out / "docs", most=arguments.most, first_id=FIRST_ID["docs"])
-    elif write_blocks(sorted(arguments.texts.rglob("*.txt")), arguments.out, most=arguments.most) == 0:
+        write_blocks(code_files(), arguments.out / "code", first_id=FIRST_ID["code"], **how)
+        write_blocks(document_files(), arguments.out / "docs", first_id=FIRST_ID["docs"], **how)
+    elif write_blocks(sorted(arguments.texts.rglob("*.txt")), arguments.out, **how) == 0:
         sys.exit(f"no file {arguments.texts}/**/*.txt has {BLOCK} bytes")
 
 

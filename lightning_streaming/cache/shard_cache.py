@@ -108,6 +108,7 @@ class ShardCache:
         self.label = f"stream {config.name!r}"
         """The stream, as errors call it."""
         self._index = IndexCache(config)
+        self._num_shards: int | None = None  # as many as ranks have agreed to read of it
         source = config.source_directory()
         self._source: InPlaceSource | RemoteSource = (
             RemoteSource(config) if source is None else InPlaceSource(source, config)
@@ -154,7 +155,8 @@ class ShardCache:
             LockTimeoutError: Another process has been fetching it for too long.
         """
         with self._named():
-            return self._index.read()
+            index = self._index.read()
+        return index if self._num_shards is None else index.head(self._num_shards)
 
     def index_anew(self) -> IndexCache:
         """The stream's index as it is by now, read; whoever goes on with it says so to :meth:`go_on_with`.
@@ -167,9 +169,10 @@ class ShardCache:
             newer.read()
         return newer
 
-    def go_on_with(self, newer: IndexCache) -> None:
-        """Read that index from now on, which only has more shards."""
+    def go_on_with(self, newer: IndexCache, num_shards: int) -> None:
+        """Read so many shards of that index from now on: all that there were, and more."""
         self._index.go_on_with(newer)
+        self._num_shards = num_shards
 
     def needs_room(self, index: DatasetIndex) -> bool:
         """Whether shards of this stream's index take room in its cache directory: fetched, or decompressed."""

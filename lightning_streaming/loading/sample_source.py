@@ -89,8 +89,6 @@ class SampleSource:
             name: (one, None) for name, one in selections.items() if not one.is_all
         }
         self._joins = {name: dict(joined) for name, joined in joins.items() if joined}
-        # Of streams that were appended to while they were read: how many shards the ranks have agreed on.
-        self._num_shards: dict[str, int] = {}
         self._room = CacheQuota((cache.directory for cache in self._all_caches()), cache_limit)
         self.known_catalog: Catalog | None = None  # as long as no index has been read
         self._room_watch = RoomWatch(self._room)
@@ -110,7 +108,7 @@ class SampleSource:
                 joined; or the cache limit is too small: the message says which would do.
         """
         if self.known_catalog is None:
-            indexes = {name: self._read_index(name) for name in self._caches}
+            indexes = {name: cache.read_index() for name, cache in self._caches.items()}
             catalog = Catalog(indexes, joins=self._read_joins(indexes))
             self._check_columns(catalog)
             self._check_limit(catalog)
@@ -121,10 +119,6 @@ class SampleSource:
                 self._check_limit(catalog)  # again: what was made just now takes room too
             self.known_catalog = catalog
         return self.known_catalog
-
-    def _read_index(self, stream: str) -> DatasetIndex:
-        index = self._caches[stream].read_index()
-        return index.head(self._num_shards[stream]) if stream in self._num_shards else index
 
     def index_anew(self, stream: str) -> IndexCache:
         """The index of a stream as it is by now; see :meth:`ShardCache.index_anew`."""
@@ -140,8 +134,7 @@ class SampleSource:
         self._open.close_all()
         self._offsets.clear()
         for stream, index in newer.items():
-            self._caches[stream].go_on_with(index)
-            self._num_shards[stream] = num_shards[stream]
+            self._caches[stream].go_on_with(index, num_shards[stream])
             if stream in self._selections:
                 self._selections[stream] = self._selections[stream][0], None
         self._room.forget_fixed_bytes()

@@ -52,8 +52,8 @@ class Stream(SelectionOptions):
         keep_zip: Keep compressed files beside the decompressed ones.
         join: Datasets whose columns are read together with its own, by name: each a path or URL, or arguments of
             :class:`~lightning_streaming.Join`, like ``{"remote": "s3://captions", "on": "id"}``.
-        follow: Whether a resumed run reads, from its next epoch on, what was appended to the stream before the resume;
-            otherwise it stays with the shards that it began with. See docs/resume.md.
+        follow: Whether epochs that have not begun read what was appended to the stream meanwhile; otherwise a run stays
+            with the shards that it began with. See docs/resume.md.
     """
 
     remote: str | None = None
@@ -142,7 +142,7 @@ class Stream(SelectionOptions):
         )
 
     def is_followed(self, defaults: StreamDefaults) -> bool:
-        """Whether a resumed run reads what was appended to it, from the next epoch on."""
+        """Whether epochs that have not begun read what was appended to it meanwhile."""
         return self._with(defaults).follow
 
     def _with(self, defaults: StreamDefaults) -> StreamDefaults:
@@ -166,8 +166,8 @@ class StreamDefaults:
         download_timeout: Seconds without a byte arriving after which an attempt ends, for streams that do not say.
         validate_hash: Hash to check downloads with, for streams that do not say. None: one that the index offers.
         keep_zip: Keep compressed files beside the decompressed ones, for streams that do not say.
-        follow: Whether a resumed run reads, from its next epoch on, what was appended to a stream before the resume,
-            for streams that do not say.
+        follow: Whether epochs that have not begun read what was appended to a stream meanwhile, for streams that do not
+            say.
     """
 
     split: str | None = None
@@ -354,7 +354,7 @@ class DatasetStream:
 
     @property
     def follow(self) -> bool:
-        """Whether a resumed run reads what was appended to it, from the next epoch on."""
+        """Whether epochs that have not begun read what was appended to it meanwhile."""
         return self.asked.is_followed(self._defaults)
 
     @property

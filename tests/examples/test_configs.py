@@ -22,6 +22,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 STEPS_PER_EPOCH = {
     "custom_datamodule": 24,
     "demo": 90,
+    "growing_dataset": 125,
     "held_out_split": 85,
     "joined_columns": 125,
     "linked_batch_size": 125,
