@@ -1,8 +1,9 @@
 """Where the sample of an id is in a dataset: made once per node, kept beside the dataset's cached index, and mapped.
 
 Each id has a key of 64 bits, spread evenly: whole numbers are mixed by a bijection, of text and bytes a hash is taken,
-whose other 64 bits are kept too. The file has the keys in order, the other bits in the same order if there are any, and
-the numbers of the samples, one array after another.
+whose other 64 bits are kept too. The file has the keys in order, the other bits of hashes in the same order, and the
+numbers of the samples, one array after another. A number below zero has the key of a large one: which of the two it is,
+the highest bit of the sample's number tells.
 
 While it is made, each group of shards has a file of its own. From these rows go to the buckets of the whole that have
 their keys, and then each bucket is sorted: so memory is that of a bucket, whatever the dataset.
@@ -47,9 +48,12 @@ from lightning_streaming.loading.scanning import (
     write_part,
 )
 
-_VERSION = 1
+_VERSION = 2
 """Of what a file holds; part of its name."""
 _ROWS_PER_BUCKET = 1 << 21
+_SIGN_BIT = np.uint64(63)
+"""Of a sample's number, where ids are whole numbers: set where the id is below zero."""
+_NUMBER_BITS = np.uint64(2**63 - 1)
 _TEXT = ("str", "bytes")
 _WHOLE_NUMBERS = ("int", "str_int", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
 
@@ -60,9 +64,9 @@ class IdIndex:
     """Finds samples by id.
 
     Args:
-        table: Rows of uint64: keys, ascending; the other bits of hashes, where ids are text; numbers of samples. Of
-            shape (2 or 3, samples + 1), where the first of the last column is a checksum. May be a file's, mapped into
-            memory.
+        table: Rows of uint64: keys, ascending; the other bits of hashes, where ids are text; numbers of samples, with
+            the signs of ids. Of shape (2 or 3, samples + 1), where the first of the last column is a checksum. May be a
+            file's, mapped into memory.
         kept_at: That file; None if there is none.
     """
 
@@ -83,34 +87,36 @@ class IdIndex:
         """The number of the sample that has an id; -1 if none has."""
         # As places does, but numpy takes long for one of anything.
         if len(self._table) == 2:
-            key, other = _mixed_one(_in_64_bits(value)), None
+            key, other = _mixed_one(_in_64_bits(value)), int(value < 0)
         else:
             digest = _hash(value)
             key, other = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
-        row = int(self._table[0].searchsorted(np.uint64(key)))
-        while row < len(self) and self._table[0, row] == key:
-            if other is None or self._table[1, row] == other:
-                return int(self._table[-1, row])
-            row += 1  # hashes that begin alike
-        return -1
+        return self._place_after(int(self._table[0].searchsorted(np.uint64(key))), key, other)
 
     def places(self, values: ColumnValues) -> NDArray[np.int64]:
         """The numbers of the samples that have these ids, -1 where none has; of shape (ids,)."""
-        is_text = len(self._table) == 3
-        wanted = _keys(values, is_text)
-        rows = np.searchsorted(self._table[0], wanted[0])
+        keys, others = _keys(values, len(self._table) == 3)
+        rows = np.searchsorted(self._table[0], keys)
         here = np.flatnonzero(rows < len(self))
-        is_found = (self._table[:-1, rows[here]] == wanted[:, here]).all(axis=0)
+        here = here[self._table[0, rows[here]] == keys[here]]
+        is_found = self._others(rows[here]) == others[here]
         places = np.full(len(rows), -1, np.int64)
-        places[here[is_found]] = self._table[-1, rows[here[is_found]]]
-        for at in here[~is_found].tolist() if is_text else ():
-            # Of hashes that begin alike, the next ones are looked at: there are hardly ever any.
-            row = int(rows[at]) + 1
-            while row < len(self) and self._table[0, row] == wanted[0, at]:
-                if self._table[1, row] == wanted[1, at]:
-                    places[at] = self._table[-1, row]
-                row += 1
+        places[here[is_found]] = self._table[-1, rows[here[is_found]]] & _NUMBER_BITS
+        for at in here[~is_found].tolist():  # of hashes that begin alike, or of -1 and 2**64 - 1: hardly ever any
+            places[at] = self._place_after(int(rows[at]) + 1, int(keys[at]), int(others[at]))
         return places
+
+    def _place_after(self, row: int, key: int, other: int) -> int:
+        """What :meth:`place` gives, looked for from a row on, before which it is not."""
+        while row < len(self) and self._table[0, row] == key:
+            if self._others(row) == other:
+                return int(self._table[-1, row] & _NUMBER_BITS)
+            row += 1
+        return -1
+
+    def _others(self, rows: Any) -> Any:
+        """What tells ids of one key apart, of these rows: the other bits of hashes; 1 for numbers below zero."""
+        return self._table[1, rows] if len(self._table) == 3 else self._table[-1, rows] >> _SIGN_BIT
 
 
 def _checksum(table: NDArray[np.uint64]) -> int:
@@ -122,15 +128,16 @@ def _checksum(table: NDArray[np.uint64]) -> int:
 
 
 def _keys(values: ColumnValues, is_text: bool) -> NDArray[np.uint64]:
-    """The keys of ids: of shape (1, ids) of whole numbers; (2, ids) of text or bytes, with the other bits."""
+    """The keys of ids, and what tells those of one key apart, as ``_others`` does; of shape (2, ids)."""
     if is_text:
         digests = b"".join(_hash(one) for one in values)
         return np.ascontiguousarray(np.frombuffer(digests, "<u8").reshape(-1, 2).T.astype(np.uint64))
     if isinstance(values, np.ndarray):
-        numbers = values.astype(np.int64).view(np.uint64)
+        numbers, is_negative = values.astype(np.int64).view(np.uint64), values < 0
     else:
         numbers = np.array([_in_64_bits(one) for one in values], np.uint64)
-    return splitmix(numbers)[None]
+        is_negative = np.array([one < 0 for one in values], np.bool_)
+    return np.stack([splitmix(numbers), is_negative.astype(np.uint64)])
 
 
 def _mixed_one(number: int) -> int:
@@ -147,7 +154,7 @@ def _hash(value: Any) -> bytes:
 
 
 def _in_64_bits(number: Any) -> int:
-    """A whole number as 64 bits have it. Those below zero look like large ones, which no column of theirs has."""
+    """A whole number as 64 bits have it; those below zero look like large ones."""
     value = int(number)
     if not -(2**63) <= value < 2**64:
         raise ConfigError(f"ids that are whole numbers can have 64 bits, but one is {value}; join on text instead")
@@ -296,16 +303,23 @@ class _Making:
             counted.put(part, table)
         for bucket in counted.spans():
             here = table[:, bucket]
-            here[:] = here[:, np.lexsort(here[:-1][::-1])]
-            self._check_once(here)
+            here[:] = here[:, np.argsort(here[0])]
+            if (here[0, 1:] == here[0, :-1]).any():
+                here[:] = here[:, np.lexsort(here[::-1])]
+                self._check_once(here)
         table[0, -1] = _checksum(table[:, :-1])
 
     def _check_once(self, rows: NDArray[np.uint64]) -> None:
-        """Refuse an id that two samples have."""
-        again = np.flatnonzero((rows[:-1, 1:] == rows[:-1, :-1]).all(axis=0))
+        """Refuse an id that two samples have, which are one after the other."""
+        told = rows.copy()
+        if self.rows == 2:
+            told[-1] >>= _SIGN_BIT
+        else:
+            told[-1] = 0
+        again = np.flatnonzero((told[:, 1:] == told[:, :-1]).all(axis=0))
         if not len(again):
             return
-        first, second = sorted(rows[-1, again[0] : again[0] + 2].tolist())
+        first, second = sorted((rows[-1, again[0] : again[0] + 2] & _NUMBER_BITS).tolist())
         value = self._value_of(first)
         more = ", and there are others like them" if len(again) > 1 else ""
         raise ConfigError(
@@ -344,8 +358,12 @@ class _Making:
         scan = scan or ShardScan(index=self.index, cache=self.cache, room=self.room)  # it was kept a moment ago
         values = scan.columns(group.shards, [self.on])[self.on]
         found = np.empty((self.rows, group.samples), np.uint64)
-        found[:-1] = _keys(values, self.rows == 3)
+        found[0], others = _keys(values, self.rows == 3)
         found[-1] = np.arange(group.first, group.first + group.samples)
+        if self.rows == 3:
+            found[1] = others
+        else:
+            found[-1] |= others << _SIGN_BIT
         found = found[:, np.argsort(found[0], kind="stable")]
         if path is not None:
             write_part(path, np.ascontiguousarray(found).reshape(-1).view(np.uint8), self.cache.directory.path)
