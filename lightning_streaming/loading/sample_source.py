@@ -156,6 +156,10 @@ class SampleSource:
         self._selections = {name: (asked, selections[name].key) for name, (asked, _) in self._selections.items()}
         return Catalog(indexes, selections, catalog.joins)
 
+    def has_all_columns(self) -> bool:
+        """Whether samples have all columns that are there, as nobody has said which."""
+        return self._columns is None
+
     def may_be_plain(self) -> bool:
         """Whether all shards are alike, and their samples nothing but numbers and arrays, all in one shard."""
         return self.catalog.joins is None and self.catalog.may_be_plain(self._columns)
