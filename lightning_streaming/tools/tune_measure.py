@@ -173,9 +173,9 @@ def check_joins(dataset: StreamingDataset) -> None:
                 continue
             raise UnsupportedError(
                 f"stream {name!r} has join {join!r}, and {why}; tune measures fetched or decompressed data by an "
-                "excerpt, in which samples would lack those that they are joined with: tune with uncompressed copies of all "
-                "these datasets in directories of this machine, which `lightning-streaming copy` makes; or leave join out, "
-                "with what needs its columns, to tune for the stream's own data"
+                "excerpt, in which samples would lack those that they are joined with: tune with copies of all these "
+                "datasets in directories of this machine, uncompressed, as `lightning-streaming copy` makes them; or "
+                "leave join out, with what needs its columns, to tune for the stream's own data"
             )
 
 
