@@ -39,6 +39,7 @@ from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.loading.conditions import splitmix
 from lightning_streaming.loading.scanning import (
     SAMPLES_AT_ONCE,
+    Progress,
     ShardGroup,
     ShardScan,
     errors_name,
@@ -193,7 +194,13 @@ def _kind_of_ids(on: str, label: str, index: DatasetIndex) -> str:
     return kinds[0] if kinds else "no samples"
 
 
-def index_ids(on: str, index: DatasetIndex, cache: ShardCache, room: CacheQuota | None = None) -> IdIndex:
+def index_ids(
+    on: str,
+    index: DatasetIndex,
+    cache: ShardCache,
+    room: CacheQuota | None = None,
+    progress: Progress | None = None,
+) -> IdIndex:
     """The index of a dataset's ids; made now, unless a process of this node did before.
 
     Args:
@@ -201,6 +208,7 @@ def index_ids(on: str, index: DatasetIndex, cache: ShardCache, room: CacheQuota 
         index: The dataset's.
         cache: Where its files are.
         room: Where what is fetched is counted; None for no limit.
+        progress: Is told how far it is; None to log it.
 
     Raises:
         ConfigError: Two samples have the same id; says which.
@@ -208,7 +216,7 @@ def index_ids(on: str, index: DatasetIndex, cache: ShardCache, room: CacheQuota 
         StorageError: A shard could not be fetched, or what was found could not be kept.
     """
     with errors_name(cache, f"the index of {on!r} cannot be made or kept"):
-        return _Making(on=on, index=index, cache=cache, room=room).done()
+        return _Making(on=on, index=index, cache=cache, room=room, progress=progress).done()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +227,7 @@ class _Making:
     index: DatasetIndex
     cache: ShardCache
     room: CacheQuota | None
+    progress: Progress | None
 
     @cached_property
     def path(self) -> Path:
@@ -337,16 +346,31 @@ class _Making:
     def _parts(self, parts: Path | None) -> Iterator[tuple[ShardGroup, NDArray[np.uint64]]]:
         """The rows of some samples each, their keys ascending, as they come."""
         scan = ShardScan(index=self.index, cache=self.cache, room=self.room)
-        total, done, told = self.index.num_samples, 0, 0
         self.cache.prepare()
-        if total > SAMPLES_AT_ONCE:
-            _logger.warning("making the index of column %r over %d samples of %s", self.on, total, self.cache.label)
+        progress, done = self.progress or self._log_progress(), 0
         for group, found in scan.outcomes(lambda group: self._of_group(scan, group, parts)):
             done += group.samples
+            progress(done, self.index.num_samples)
+            yield group, found
+
+    def _log_progress(self) -> Progress:
+        label, told = self.cache.label, 0
+        if self.index.num_samples > SAMPLES_AT_ONCE:
+            _logger.warning(
+                "making the index of column %r over %d samples of %s; `lightning-streaming select --config` can do so "
+                "ahead",
+                self.on,
+                self.index.num_samples,
+                label,
+            )
+
+        def tell(done: int, total: int) -> None:
+            nonlocal told
             if total > SAMPLES_AT_ONCE and 10 * done // total > told:
                 told = 10 * done // total
-                _logger.info("%s: %d %% of %d ids have been read for the index", self.cache.label, 10 * told, total)
-            yield group, found
+                _logger.info("%s: %d %% of %d ids have been read for the index", label, 10 * told, total)
+
+        return tell
 
     def _of_group(self, scan: ShardScan | None, group: ShardGroup, parts: Path | None) -> NDArray[np.uint64]:
         """Rows of a group: kept before, or made now by way of a scan."""

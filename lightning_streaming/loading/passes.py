@@ -34,6 +34,7 @@ from lightning_streaming.loading.run import (
 from lightning_streaming.loading.sample_key import keys_of_rows
 from lightning_streaming.loading.sample_log import WatchSettings
 from lightning_streaming.loading.sample_source import SampleSource
+from lightning_streaming.loading.scanning import Watched
 from lightning_streaming.loading.shared_memory import PassCounter
 from lightning_streaming.loading.state import Cursor, PassStart, SavedPosition
 from lightning_streaming.loading.transform import Making
@@ -310,6 +311,10 @@ class Passes:
     def say_whose(self, place: str) -> None:
         """Let errors say where the streams are configured, like ``data.val``."""
         self._source.say_whose(place)
+
+    def make_ahead(self, watched: Watched) -> None:
+        """Make selections and indexes of ids, where that was not done before, with somebody who looks on."""
+        self._source.make_ahead(watched)
 
     def next_cursor(self) -> Cursor:
         """Where the next pass begins."""
