@@ -1,4 +1,4 @@
-"""Selections: seconds and memory to evaluate one, and what it costs to hold one of a very large dataset.
+"""Selections and indexes of ids: seconds and memory to make one, and what it costs to hold one of a very large dataset.
 
     python -m benchmarks.selecting
     python -m benchmarks.selecting --samples 100m --held 1b --directory /dev/shm
@@ -13,7 +13,11 @@ Evaluates, over shards on this machine of a million records each, an ``int`` and
 each in a fresh process, from making the stream to the kept bits. Peak memory is what was resident (VmHWM), pages of
 mapped shards included. Then the bits of a selection of half of --held samples, drawn at random, are mapped from a file
 as each process of a run does: what that takes of memory, of its own and in all, and how long it takes to find the
-stored places of 8,192 random numbers of selected samples. Prints Markdown tables.
+stored places of 8,192 random numbers of selected samples.
+
+Before that the index of the ids is made by which this dataset could be joined, in a fresh process as well; of its peak
+memory, what is its own is told apart from the pages of files. Then 8,192 random ids are looked for at a time. Prints
+Markdown tables.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -34,6 +39,7 @@ from lightning_streaming import MDSWriter, Stream
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.selection_files import map_bits
 from lightning_streaming.formats.mds import head_bytes
+from lightning_streaming.loading.id_index import index_ids
 from lightning_streaming.loading.selecting import select_samples
 from lightning_streaming.loading.selection import Selection, packed_bytes
 from lightning_streaming.loading.stream import StreamDefaults
@@ -96,6 +102,42 @@ def evaluate(way: str, root: str) -> dict[str, float]:
     return {"selected": len(selection), "seconds": seconds, "cpu": processor, "before_mib": before, "peak_mib": peak}
 
 
+def index(root: str, _: str) -> dict[str, float]:
+    """Make an index of ids, and look for some; seconds, and the most memory in MiB."""
+    own, ends = [_own_mib()], threading.Event()
+
+    def look() -> None:
+        while not ends.wait(0.05):
+            own.append(_own_mib())
+
+    watching = threading.Thread(target=look)
+    watching.start()
+    before, began, busy = _status_mib("VmHWM"), time.perf_counter(), time.process_time()
+    cache = ShardCache(Stream(remote=root).cache_config("records", StreamDefaults()))
+    ids = index_ids("id", cache.read_index(), cache)
+    seconds, processor = time.perf_counter() - began, time.process_time() - busy
+    peak = _status_mib("VmHWM")
+    ends.set()
+    watching.join()
+    rng, found = np.random.default_rng(0), []
+    for _find in range(_FINDS):
+        wanted = rng.integers(0, len(ids), _FOUND_AT_ONCE)
+        began = time.perf_counter()
+        places = ids.places(wanted)
+        found.append(time.perf_counter() - began)
+        assert (places == wanted).all()
+    assert ids.kept_at is not None
+    return {
+        "seconds": seconds,
+        "cpu": processor,
+        "before_mib": before,
+        "peak_mib": peak,
+        "own_peak_mib": max(own),
+        "kept_mib": ids.kept_at.stat().st_size / _MIB,
+        "find_seconds": float(np.median(found)),
+    }
+
+
 def hold(path: str, samples: int) -> dict[str, float]:
     """Map a selection and find samples; memory in MiB that this added, of its own and in all."""
     own, resident = _own_mib(), _status_mib("VmRSS")
@@ -152,6 +194,13 @@ def tables(found: dict[str, Any]) -> str:
             f"| {way} | {one['selected']:,.0f} of {samples:,} | {one['seconds']:.2f} | {one['cpu']:.2f} | "
             f"{samples / one['seconds'] / 1e6:,.1f} m | {one['peak_mib']:.0f} MiB | {one['before_mib']:.0f} MiB |"
         )
+    ids = found["indexed"]
+    lines += ["", "| ids | indexed in | processor seconds | peak memory | its own | kept | 8,192 ids found in |"]
+    lines += ["|--:|--:|--:|--:|--:|--:|--:|"]
+    lines.append(
+        f"| {samples:,} | {ids['seconds']:.1f} s | {ids['cpu']:.1f} | {ids['peak_mib']:.0f} MiB | "
+        f"{ids['own_peak_mib']:.0f} MiB | {ids['kept_mib']:.0f} MiB | {ids['find_seconds'] * 1e3:.2f} ms |"
+    )
     held = found["held"]
     lines += ["", "| samples of a held selection | opened in | its own memory | in all | 8,192 places found in |"]
     lines += ["|--:|--:|--:|--:|--:|"]
@@ -176,7 +225,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.measure:
         what, where, how = options.measure
-        print(json.dumps(evaluate(how, where) if what == "evaluate" else hold(where, int(how))))
+        measures: dict[str, Any] = {"evaluate": lambda: evaluate(how, where), "index": lambda: index(where, how)}
+        print(json.dumps(measures.get(what, lambda: hold(where, int(how)))()))
         return 0
     samples, held = parse_count(options.samples, "--samples"), parse_count(options.held, "--held")
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
@@ -188,6 +238,7 @@ def main() -> int:
         result = {
             "samples": samples,
             "evaluated": found,
+            "indexed": measured(scratch, "index", str(scratch / "records"), "id"),
             "held": measured(scratch, "hold", str(scratch / "bits.npy"), str(held)),
         }
     print(tables(result))

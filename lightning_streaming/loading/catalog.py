@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import ConfigError, SampleIndexError
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.mds_samples import plain_schema
+from lightning_streaming.formats.shard_table import column_names
 from lightning_streaming.loading.joining import Joins
 from lightning_streaming.loading.selection import Selection
 from lightning_streaming.order.runs import RunLookup
@@ -156,6 +157,18 @@ class Catalog(Extent):
         for index in self.indexes:
             yield from ((first + place, shard) for place, shard in index.shards.examples())
             first += len(index.shards)
+
+    def columns_of_streams(self) -> list[list[tuple[str, ...]]]:
+        """Of each stream the columns of its samples, those of joins included; several where its shards differ."""
+        found = []
+        for place, (index, sizes) in enumerate(zip(self.indexes, self.shard_sizes_per_stream, strict=True)):
+            table, joins = index.shards, None if self.joins is None else self.joins.streams.get(place)
+            more = () if joins is None else joins.final_names()
+            kinds, firsts = np.unique(table.kind_of_shard[sizes > 0], return_index=True)
+            shards = np.flatnonzero(sizes > 0)[np.sort(firsts)] if len(kinds) else np.zeros(0, np.int64)
+            sets = {frozenset(names): names for names in (column_names(table[shard]) for shard in shards.tolist())}
+            found.append([(*names, *more) for names in sets.values()])
+        return found
 
     def may_be_plain(self, columns: Sequence[str] | None) -> bool:
         """Whether all shards have the same columns, and these are nothing but numbers and arrays of them.

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import default_collate
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading import workers
@@ -248,6 +249,8 @@ class StreamingDataLoader(AcceleratedLoader):
         passes = passes_of(self.dataset)
         start = passes.begin(self.dataset.current_world(), self._samples_per_batch, self.drop_last)
         passes.tell_unsuited(start)
+        if self.collate_fn is default_collate and self.dataset._are_as_stored():
+            passes.tell_mixed_columns(start)
         self._tally.begin_pass(self.num_workers)
         if self.drop_last and (why := why_empty(self)):
             _log.warning(why)

@@ -198,6 +198,11 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         """Whether a pass hands out what :meth:`__iter__` of this class gives, not that of a subclass."""
         return type(self).__iter__ is StreamingDataset.__iter__
 
+    def _are_as_stored(self) -> bool:
+        """Whether a pass hands out samples with the columns that they are stored with."""
+        making = self._making(0, 0)
+        return self._iterates_as_usual() and making.transform is None and making.make is None
+
     def _next_pass_of_worker(self, worker: int, num_workers: int) -> WorkerPass:
         """In a worker of a plain torch DataLoader."""
         start = self._passes.begin_in_worker(worker, self._reading_world(), self._own_batch_size())

@@ -1,8 +1,9 @@
 """Where the sample of an id is in a dataset: made once per node, kept beside the dataset's cached index, and mapped.
 
 Each id has a key of 64 bits, spread evenly: whole numbers are mixed by a bijection, of text and bytes a hash is taken,
-whose other 64 bits are kept too. The file has the keys in order, the other bits in the same order if there are any, and
-the numbers of the samples, one array after another.
+whose other 64 bits are kept too. The file has the keys in order, the other bits of hashes in the same order, and the
+numbers of the samples, one array after another. A number below zero has the key of a large one: which of the two it is,
+the highest bit of the sample's number tells.
 
 While it is made, each group of shards has a file of its own. From these rows go to the buckets of the whole that have
 their keys, and then each bucket is sorted: so memory is that of a bucket, whatever the dataset.
@@ -38,6 +39,7 @@ from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.loading.conditions import splitmix
 from lightning_streaming.loading.scanning import (
     SAMPLES_AT_ONCE,
+    Progress,
     ShardGroup,
     ShardScan,
     errors_name,
@@ -47,9 +49,12 @@ from lightning_streaming.loading.scanning import (
     write_part,
 )
 
-_VERSION = 1
+_VERSION = 2
 """Of what a file holds; part of its name."""
 _ROWS_PER_BUCKET = 1 << 21
+_SIGN_BIT = np.uint64(63)
+"""Of a sample's number, where ids are whole numbers: set where the id is below zero."""
+_NUMBER_BITS = np.uint64(2**63 - 1)
 _TEXT = ("str", "bytes")
 _WHOLE_NUMBERS = ("int", "str_int", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
 
@@ -60,9 +65,9 @@ class IdIndex:
     """Finds samples by id.
 
     Args:
-        table: Rows of uint64: keys, ascending; the other bits of hashes, where ids are text; numbers of samples. Of
-            shape (2 or 3, samples + 1), where the first of the last column is a checksum. May be a file's, mapped into
-            memory.
+        table: Rows of uint64: keys, ascending; the other bits of hashes, where ids are text; numbers of samples, with
+            the signs of ids. Of shape (2 or 3, samples + 1), where the first of the last column is a checksum. May be a
+            file's, mapped into memory.
         kept_at: That file; None if there is none.
     """
 
@@ -83,34 +88,36 @@ class IdIndex:
         """The number of the sample that has an id; -1 if none has."""
         # As places does, but numpy takes long for one of anything.
         if len(self._table) == 2:
-            key, other = _mixed_one(_in_64_bits(value)), None
+            key, other = _mixed_one(_in_64_bits(value)), int(value < 0)
         else:
             digest = _hash(value)
             key, other = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
-        row = int(self._table[0].searchsorted(np.uint64(key)))
-        while row < len(self) and self._table[0, row] == key:
-            if other is None or self._table[1, row] == other:
-                return int(self._table[-1, row])
-            row += 1  # hashes that begin alike
-        return -1
+        return self._place_after(int(self._table[0].searchsorted(np.uint64(key))), key, other)
 
     def places(self, values: ColumnValues) -> NDArray[np.int64]:
         """The numbers of the samples that have these ids, -1 where none has; of shape (ids,)."""
-        is_text = len(self._table) == 3
-        wanted = _keys(values, is_text)
-        rows = np.searchsorted(self._table[0], wanted[0])
+        keys, others = _keys(values, len(self._table) == 3)
+        rows = np.searchsorted(self._table[0], keys)
         here = np.flatnonzero(rows < len(self))
-        is_found = (self._table[:-1, rows[here]] == wanted[:, here]).all(axis=0)
+        here = here[self._table[0, rows[here]] == keys[here]]
+        is_found = self._others(rows[here]) == others[here]
         places = np.full(len(rows), -1, np.int64)
-        places[here[is_found]] = self._table[-1, rows[here[is_found]]]
-        for at in here[~is_found].tolist() if is_text else ():
-            # Of hashes that begin alike, the next ones are looked at: there are hardly ever any.
-            row = int(rows[at]) + 1
-            while row < len(self) and self._table[0, row] == wanted[0, at]:
-                if self._table[1, row] == wanted[1, at]:
-                    places[at] = self._table[-1, row]
-                row += 1
+        places[here[is_found]] = self._table[-1, rows[here[is_found]]] & _NUMBER_BITS
+        for at in here[~is_found].tolist():  # of hashes that begin alike, or of -1 and 2**64 - 1: hardly ever any
+            places[at] = self._place_after(int(rows[at]) + 1, int(keys[at]), int(others[at]))
         return places
+
+    def _place_after(self, row: int, key: int, other: int) -> int:
+        """What :meth:`place` gives, looked for from a row on, before which it is not."""
+        while row < len(self) and self._table[0, row] == key:
+            if self._others(row) == other:
+                return int(self._table[-1, row] & _NUMBER_BITS)
+            row += 1
+        return -1
+
+    def _others(self, rows: Any) -> Any:
+        """What tells ids of one key apart, of these rows: the other bits of hashes; 1 for numbers below zero."""
+        return self._table[1, rows] if len(self._table) == 3 else self._table[-1, rows] >> _SIGN_BIT
 
 
 def _checksum(table: NDArray[np.uint64]) -> int:
@@ -122,15 +129,16 @@ def _checksum(table: NDArray[np.uint64]) -> int:
 
 
 def _keys(values: ColumnValues, is_text: bool) -> NDArray[np.uint64]:
-    """The keys of ids: of shape (1, ids) of whole numbers; (2, ids) of text or bytes, with the other bits."""
+    """The keys of ids, and what tells those of one key apart, as ``_others`` does; of shape (2, ids)."""
     if is_text:
         digests = b"".join(_hash(one) for one in values)
         return np.ascontiguousarray(np.frombuffer(digests, "<u8").reshape(-1, 2).T.astype(np.uint64))
     if isinstance(values, np.ndarray):
-        numbers = values.astype(np.int64).view(np.uint64)
+        numbers, is_negative = values.astype(np.int64).view(np.uint64), values < 0
     else:
         numbers = np.array([_in_64_bits(one) for one in values], np.uint64)
-    return splitmix(numbers)[None]
+        is_negative = np.array([one < 0 for one in values], np.bool_)
+    return np.stack([splitmix(numbers), is_negative.astype(np.uint64)])
 
 
 def _mixed_one(number: int) -> int:
@@ -147,7 +155,7 @@ def _hash(value: Any) -> bytes:
 
 
 def _in_64_bits(number: Any) -> int:
-    """A whole number as 64 bits have it. Those below zero look like large ones, which no column of theirs has."""
+    """A whole number as 64 bits have it; those below zero look like large ones."""
     value = int(number)
     if not -(2**63) <= value < 2**64:
         raise ConfigError(f"ids that are whole numbers can have 64 bits, but one is {value}; join on text instead")
@@ -186,7 +194,13 @@ def _kind_of_ids(on: str, label: str, index: DatasetIndex) -> str:
     return kinds[0] if kinds else "no samples"
 
 
-def index_ids(on: str, index: DatasetIndex, cache: ShardCache, room: CacheQuota | None = None) -> IdIndex:
+def index_ids(
+    on: str,
+    index: DatasetIndex,
+    cache: ShardCache,
+    room: CacheQuota | None = None,
+    progress: Progress | None = None,
+) -> IdIndex:
     """The index of a dataset's ids; made now, unless a process of this node did before.
 
     Args:
@@ -194,6 +208,7 @@ def index_ids(on: str, index: DatasetIndex, cache: ShardCache, room: CacheQuota 
         index: The dataset's.
         cache: Where its files are.
         room: Where what is fetched is counted; None for no limit.
+        progress: Is told how far it is; None to log it.
 
     Raises:
         ConfigError: Two samples have the same id; says which.
@@ -201,7 +216,7 @@ def index_ids(on: str, index: DatasetIndex, cache: ShardCache, room: CacheQuota 
         StorageError: A shard could not be fetched, or what was found could not be kept.
     """
     with errors_name(cache, f"the index of {on!r} cannot be made or kept"):
-        return _Making(on=on, index=index, cache=cache, room=room).done()
+        return _Making(on=on, index=index, cache=cache, room=room, progress=progress).done()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +227,7 @@ class _Making:
     index: DatasetIndex
     cache: ShardCache
     room: CacheQuota | None
+    progress: Progress | None
 
     @cached_property
     def path(self) -> Path:
@@ -296,16 +312,23 @@ class _Making:
             counted.put(part, table)
         for bucket in counted.spans():
             here = table[:, bucket]
-            here[:] = here[:, np.lexsort(here[:-1][::-1])]
-            self._check_once(here)
+            here[:] = here[:, np.argsort(here[0])]
+            if (here[0, 1:] == here[0, :-1]).any():
+                here[:] = here[:, np.lexsort(here[::-1])]
+                self._check_once(here)
         table[0, -1] = _checksum(table[:, :-1])
 
     def _check_once(self, rows: NDArray[np.uint64]) -> None:
-        """Refuse an id that two samples have."""
-        again = np.flatnonzero((rows[:-1, 1:] == rows[:-1, :-1]).all(axis=0))
+        """Refuse an id that two samples have, which are one after the other."""
+        told = rows.copy()
+        if self.rows == 2:
+            told[-1] >>= _SIGN_BIT
+        else:
+            told[-1] = 0
+        again = np.flatnonzero((told[:, 1:] == told[:, :-1]).all(axis=0))
         if not len(again):
             return
-        first, second = sorted(rows[-1, again[0] : again[0] + 2].tolist())
+        first, second = sorted((rows[-1, again[0] : again[0] + 2] & _NUMBER_BITS).tolist())
         value = self._value_of(first)
         more = ", and there are others like them" if len(again) > 1 else ""
         raise ConfigError(
@@ -323,16 +346,31 @@ class _Making:
     def _parts(self, parts: Path | None) -> Iterator[tuple[ShardGroup, NDArray[np.uint64]]]:
         """The rows of some samples each, their keys ascending, as they come."""
         scan = ShardScan(index=self.index, cache=self.cache, room=self.room)
-        total, done, told = self.index.num_samples, 0, 0
         self.cache.prepare()
-        if total > SAMPLES_AT_ONCE:
-            _logger.warning("making the index of column %r over %d samples of %s", self.on, total, self.cache.label)
+        progress, done = self.progress or self._log_progress(), 0
         for group, found in scan.outcomes(lambda group: self._of_group(scan, group, parts)):
             done += group.samples
+            progress(done, self.index.num_samples)
+            yield group, found
+
+    def _log_progress(self) -> Progress:
+        label, told = self.cache.label, 0
+        if self.index.num_samples > SAMPLES_AT_ONCE:
+            _logger.warning(
+                "making the index of column %r over %d samples of %s; `lightning-streaming select --config` can do so "
+                "ahead",
+                self.on,
+                self.index.num_samples,
+                label,
+            )
+
+        def tell(done: int, total: int) -> None:
+            nonlocal told
             if total > SAMPLES_AT_ONCE and 10 * done // total > told:
                 told = 10 * done // total
-                _logger.info("%s: %d %% of %d ids have been read for the index", self.cache.label, 10 * told, total)
-            yield group, found
+                _logger.info("%s: %d %% of %d ids have been read for the index", label, 10 * told, total)
+
+        return tell
 
     def _of_group(self, scan: ShardScan | None, group: ShardGroup, parts: Path | None) -> NDArray[np.uint64]:
         """Rows of a group: kept before, or made now by way of a scan."""
@@ -344,8 +382,12 @@ class _Making:
         scan = scan or ShardScan(index=self.index, cache=self.cache, room=self.room)  # it was kept a moment ago
         values = scan.columns(group.shards, [self.on])[self.on]
         found = np.empty((self.rows, group.samples), np.uint64)
-        found[:-1] = _keys(values, self.rows == 3)
+        found[0], others = _keys(values, self.rows == 3)
         found[-1] = np.arange(group.first, group.first + group.samples)
+        if self.rows == 3:
+            found[1] = others
+        else:
+            found[-1] |= others << _SIGN_BIT
         found = found[:, np.argsort(found[0], kind="stable")]
         if path is not None:
             write_part(path, np.ascontiguousarray(found).reshape(-1).view(np.uint8), self.cache.directory.path)

@@ -188,7 +188,11 @@ class StreamJoins:
 
     def in_words(self) -> str:
         """What an error adds that lists the stream's own columns."""
-        return f"; joined with it are {', '.join(repr(final) for one in self.all for final in one.all_names.values())}"
+        return f"; joined with it are {', '.join(map(repr, self.final_names()))}"
+
+    def final_names(self) -> list[str]:
+        """What the columns of all joined datasets are called in samples."""
+        return [final for one in self.all for final in one.all_names.values()]
 
     def numbers(self, shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many samples are stored in the stream before each of these."""

@@ -7,7 +7,7 @@ Passes          of a dataset: begins one pass after another, and says how far th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
@@ -35,6 +35,7 @@ from lightning_streaming.loading.run import (
 from lightning_streaming.loading.sample_key import keys_of_rows
 from lightning_streaming.loading.sample_log import WatchSettings
 from lightning_streaming.loading.sample_source import SampleSource
+from lightning_streaming.loading.scanning import Watched
 from lightning_streaming.loading.shared_memory import PassCounter
 from lightning_streaming.loading.state import Cursor, PassStart, SavedPosition
 from lightning_streaming.loading.transform import Making
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from lightning_streaming.loading.dataset import StreamingDataset
 
 _log = logging.getLogger(__name__)
+_MIX_STREAMS = ("random", "stratified")
+"""Batching methods by which one rank's batch has samples of several streams."""
 MakingOf = Callable[[int, int], Making]
 """Says how the samples of an epoch are made, by shuffle seed and epoch."""
 
@@ -300,7 +303,7 @@ class Passes:
         self._handed_out: Cursor | None = None
         self._assigned: WorkerPass | None = None
         self._reading: WorkerSamples | None = None
-        self._has_told = False
+        self._told = set[str]()
 
     @property
     def catalog(self) -> Catalog:
@@ -318,6 +321,10 @@ class Passes:
     def say_whose(self, place: str) -> None:
         """Let errors say where the streams are configured, like ``data.val``."""
         self._source.say_whose(place)
+
+    def make_ahead(self, watched: Watched) -> None:
+        """Make selections and indexes of ids, where that was not done before, with somebody who looks on."""
+        self._source.make_ahead(watched)
 
     def next_cursor(self) -> Cursor:
         """Where the next pass begins."""
@@ -346,13 +353,24 @@ class Passes:
 
     def tell_unsuited(self, start: PassStart) -> None:
         """Say once, on one rank, which settings do not suit the data or the machines."""
-        if self._has_told or start.world.rank:
+        if start.world.rank or "unsuited" in self._told:
             return
-        self._has_told = True
+        self._told.add("unsuited")
         catalog = self._source.catalog
         ahead = self._predownload if self._source.is_remote else None
         for sentence in _unsuited(self.run.settings, start, catalog, self.run.weights.epoch_size, ahead):
             _log.warning("streams %s: %s", ", ".join(catalog.stream_names[:3]), sentence)
+
+    def tell_mixed_columns(self, start: PassStart) -> None:
+        """Say once, on one rank, where torch's default collate will meet samples of different columns."""
+        if start.world.rank or "columns" in self._told:
+            return
+        self._told.add("columns")
+        told = self._source.has_all_columns() and _mixed_columns(
+            self.catalog, self.run.weights.choose, in_a_batch=self.run.settings.batching_method in _MIX_STREAMS
+        )
+        if told and start.batch_size > 1:
+            _log.warning("%s", told)
 
     def of_worker(
         self, making_of: MakingOf, start: PassStart, worker: int, num_workers: int, *, is_measured: bool = False
@@ -432,6 +450,29 @@ class Passes:
 def passes_of(dataset: StreamingDataset) -> Passes:
     """The passes over a dataset: for loaders and tools, not for users, whose own names may be any other."""
     return dataset._passes
+
+
+def _mixed_columns(catalog: Catalog, shares: Sequence[int], *, in_a_batch: bool) -> str | None:
+    """A sentence on samples of different columns that may share a batch; None if there are none.
+
+    Args:
+        catalog: What there is to read.
+        shares: Samples that an epoch draws of each stream.
+        in_a_batch: Whether samples of several streams share a batch.
+    """
+    read = zip(catalog.stream_names, catalog.columns_of_streams(), shares, strict=True)
+    kinds = [(name, columns) for name, of_stream, share in read if share for columns in of_stream]
+    firsts: dict[str, tuple[str, tuple[str, ...]]] = {}
+    for name, columns in kinds:
+        other, known = firsts.setdefault("" if in_a_batch else name, (name, columns))
+        if set(known) != set(columns):
+            return (
+                f"samples have different columns: {list(known)} in stream {other!r}, {list(columns)} in {name!r}. "
+                "Torch's default collate fails on a batch of both, or leaves out what the first of its samples lacks; "
+                "name those that all have with columns=, give all the same in transform= or with join, or pass the "
+                "loader a collate_fn="
+            )
+    return None
 
 
 def _unsuited(

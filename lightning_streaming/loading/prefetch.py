@@ -6,16 +6,18 @@ workers of the node read: the shard is *finished* once all must have read on bey
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+_logger = logging.getLogger(__name__)
 _ROOM_SECONDS = 5.0
 """How often to look for room while the reader stays with its shard: other processes make room too."""
 _BATCHES, _SAMPLES, _SHARDS = 8, 64, 4
@@ -91,7 +93,9 @@ class ShardPrefetcher:
         self._moves = 0
         self._waiting_for_room: int | None = None
         self._closed = False
-        self._under_way = Counter[int]()
+        self._numbers = count()
+        self._under_way: dict[int, int] = {}
+        """The shards of needs that were taken and are not fetched yet, by the number of the need; far ones too."""
         self._failures: dict[int, Exception] = {}
         for number in range(num_threads):
             # Daemon threads: a download that stalls must not keep a process alive that wants to end.
@@ -125,25 +129,31 @@ class ShardPrefetcher:
 
     def _fetch_in_order(self) -> None:
         """What each thread does."""
-        while (need := self._next_need()) is not None:
-            for shard in self._shards_of(need):
+        while (taken := self._next_need()) is not None:
+            number, need = taken
+            for shard in self._shards_of(number, need):
                 self._fetch_with_room(shard)
             with self._changed:
-                self._under_way[need.shard] -= need.indexes is None
+                self._under_way.pop(number, None)
                 self._changed.notify_all()
 
-    def _shards_of(self, need: ShardNeed) -> list[int]:
+    def _shards_of(self, number: int, need: ShardNeed) -> list[int]:
         if need.indexes is None:
             return [need.shard]
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or not self._under_way[need.shard])
+            # Needs that come later may wait for the reader, who would then wait for what is joined.
+            self._changed.wait_for(lambda: self._closed or not self._is_under_way(need.shard, number))
             if self._closed:
                 return []
         try:
             return self._find(need.shard, need.indexes)
-        except Exception as error:  # noqa: BLE001  as below
-            self._failures[need.shard] = error
+        except Exception as error:  # noqa: BLE001  of reading the ids, as the reader does: it is raised there if it lasts
+            _logger.debug("what is joined with shard %d was not found ahead: %s", need.shard, error)
             return []
+
+    def _is_under_way(self, shard: int, number: int) -> bool:
+        """Whether a shard is to be fetched for a need before one of this number."""
+        return any(before < number and other == shard for before, other in self._under_way.items())
 
     def _fetch_with_room(self, shard: int) -> None:
         moves = self._moves
@@ -155,15 +165,21 @@ class ShardPrefetcher:
         finally:
             self._found_room(shard)
 
-    def _next_need(self) -> ShardNeed | None:
-        """Wait until the next need in order comes within the lookahead; None when there is nothing more to fetch."""
+    def _next_need(self) -> tuple[int, ShardNeed] | None:
+        """Wait until the next need in order comes within the lookahead; None when there is nothing more to fetch.
+
+        Returns:
+            Its number in that order, and the need.
+        """
         with self._changed:
             need = None if self._closed else next(self._needs, None)
             if need is None:
                 return None
-            self._under_way[need.shard] += need.indexes is None
+            number = next(self._numbers)
+            if need.indexes is None:
+                self._under_way[number] = need.shard
             self._changed.wait_for(lambda: self._closed or (self._is_near(need) and self._waiting_for_room is None))
-            return None if self._closed else need
+            return None if self._closed else (number, need)
 
     def _is_near(self, need: ShardNeed) -> bool:
         ahead = self._lookahead.later if self._samples_read else self._lookahead.at_first

@@ -43,6 +43,7 @@ from lightning_streaming.loading.joining import (
     joined_label,
 )
 from lightning_streaming.loading.open_shards import OpenShards, RoomWatch, ShardsAhead, raw_bytes
+from lightning_streaming.loading.scanning import Watched, unwatched
 from lightning_streaming.loading.selecting import select_samples
 from lightning_streaming.loading.selection import SelectionRequest
 from lightning_streaming.storage.downloads import share_connections
@@ -108,16 +109,7 @@ class SampleSource:
                 joined; or the cache limit is too small: the message says which would do.
         """
         if self.known_catalog is None:
-            indexes = {name: cache.read_index() for name, cache in self._caches.items()}
-            catalog = Catalog(indexes, joins=self._read_joins(indexes))
-            self._check_columns(catalog)
-            self._check_limit(catalog)
-            if self._selections or self._joins:
-                catalog = self._selected_of(catalog)
-                self._index_ids(catalog)
-                self._room.forget_fixed_bytes()
-                self._check_limit(catalog)  # again: what was made just now takes room too
-            self.known_catalog = catalog
+            self.known_catalog = self._read_catalog(unwatched)
         return self.known_catalog
 
     def index_anew(self, stream: str) -> IndexCache:
@@ -140,6 +132,22 @@ class SampleSource:
         self._room.forget_fixed_bytes()
         self.known_catalog = None
 
+    def make_ahead(self, watched: Watched) -> None:
+        """Look at the catalog anew, with somebody who looks on while selections and indexes of ids are made."""
+        self.known_catalog = self._read_catalog(watched)
+
+    def _read_catalog(self, watched: Watched) -> Catalog:
+        indexes = {name: cache.read_index() for name, cache in self._caches.items()}
+        catalog = Catalog(indexes, joins=self._read_joins(indexes))
+        self._check_columns(catalog)
+        self._check_limit(catalog)
+        if self._selections or self._joins:
+            catalog = self._selected_of(catalog, watched)
+            self._index_ids(catalog, watched)
+            self._room.forget_fixed_bytes()
+            self._check_limit(catalog)  # again: what was made just now takes room too
+        return catalog
+
     def _read_joins(self, indexes: Mapping[str, DatasetIndex]) -> Joins | None:
         """The joined datasets, but for their ids."""
         if not self._joins:
@@ -157,18 +165,21 @@ class SampleSource:
             first += len(index.shards)
         return Joins(own_shards, streams)
 
-    def _index_ids(self, catalog: Catalog) -> None:
+    def _index_ids(self, catalog: Catalog, watched: Watched) -> None:
         for one in catalog.joins or ():
             if one.asked.on is not None and one.names:
-                one.ids = index_ids(one.asked.on, one.index, one.cache, self._room)
+                with watched(one.cache.label, one.asked.in_words(), one.index.num_samples) as progress:
+                    one.ids = index_ids(one.asked.on, one.index, one.cache, self._room, progress)
 
-    def _selected_of(self, catalog: Catalog) -> Catalog:
+    def _selected_of(self, catalog: Catalog, watched: Watched) -> Catalog:
         """The samples of a catalog that are selected."""
         indexes = dict(zip(catalog.stream_names, catalog.indexes, strict=True))
         selections = {}
         for name, (asked, key) in self._selections.items():
             cache = self._caches[name]
-            selected = selections[name] = select_samples(asked, indexes[name], cache, self._room, key=key)
+            with watched(cache.label, asked.in_words(), indexes[name].num_samples) as progress:
+                selected = select_samples(asked, indexes[name], cache, self._room, progress, key)
+            selections[name] = selected
             if not len(selected):
                 raise ConfigError(
                     f"{cache.label} has {indexes[name].num_samples} samples, of which {asked.in_words()} selects none; "
@@ -176,6 +187,10 @@ class SampleSource:
                 )
         self._selections = {name: (asked, selections[name].key) for name, (asked, _) in self._selections.items()}
         return Catalog(indexes, selections, catalog.joins)
+
+    def has_all_columns(self) -> bool:
+        """Whether samples have all columns that are there, as nobody has said which."""
+        return self._columns is None
 
     def may_be_plain(self) -> bool:
         """Whether all shards are alike, and their samples nothing but numbers and arrays, all in one shard."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -54,6 +54,11 @@ class ShardGroup(NamedTuple):
     samples: int
 
 
+Progress = Callable[[int, int], object]
+"""Is told how many samples have been looked at, and of how many."""
+Watched = Callable[[str, str, int], AbstractContextManager[Progress | None]]
+"""Is around the work on a whole: gets what errors call the dataset, what is made, and of how many samples; gives who is
+told of the progress, or None for the log."""
 Found = NDArray[Any]
 """What was found of the samples of a group."""
 _Outcome = tuple[ShardGroup, Found | BaseException]
@@ -187,6 +192,11 @@ def shard_groups(sizes: NDArray[np.int64], data_bytes: NDArray[np.int64], most_b
 
 
 # --- what was found, kept ---
+
+
+def unwatched(*_: object) -> AbstractContextManager[None]:
+    """A :data:`Watched` where nobody looks on."""
+    return nullcontext()
 
 
 def may_be_kept(path: Path, directory: CacheDirectory, stack: ExitStack, work: str) -> bool:

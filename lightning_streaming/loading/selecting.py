@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,6 +35,7 @@ from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.loading.conditions import Condition, FunctionCondition, PartCondition, SqlCondition
 from lightning_streaming.loading.scanning import (
     SAMPLES_AT_ONCE,
+    Progress,
     ShardGroup,
     ShardScan,
     errors_name,
@@ -49,9 +50,6 @@ from lightning_streaming.storage import Location
 from lightning_streaming.storage.sinks import system_errors
 
 _logger = logging.getLogger(__name__)
-
-Progress = Callable[[int, int], object]
-"""Is told how many samples have been looked at, and of how many."""
 
 
 def select_samples(

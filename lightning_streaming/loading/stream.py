@@ -317,6 +317,10 @@ class DatasetStream:
         joins = self._source.catalog.joins
         return joins.streams[self.place].all if joins is not None and self.place in joins.streams else ()
 
+    def join_sources(self) -> Mapping[str, JoinSource]:
+        """Where the files of joined datasets are, by the names of joins; nothing is read."""
+        return self.asked.join_sources(self.name, self._defaults)
+
     @property
     def num_stored(self) -> int:
         """Samples that it holds."""

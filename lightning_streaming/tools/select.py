@@ -3,6 +3,7 @@
     lightning-streaming select s3://corpus/web --where "score >= 0.8 and lang == 'en'"
     lightning-streaming select s3://corpus/web --split '[:98%]' --split-by doc_id
     lightning-streaming select data/train --select keep.npy --where "length(text) > 100" --out both.npy
+    lightning-streaming select --config run.yaml
 
 --where is a condition in SQL over columns of numbers, text, bytes or json; it needs lightning-streaming[select].
 --split takes a part by hash: parts that do not overlap, like [:98%] and [98%:], have no sample in common, and stay what
@@ -12,6 +13,9 @@ The outcome, one bit a sample, is kept on this node beside the dataset's cached 
 the same of the same data: give --local where the run has local=. Shards are fetched only if a column is looked at. What
 was done is kept when this is interrupted: started again, it goes on. On several nodes, run it on each; or write --out
 to a place that all can read, and give that to the runs as select=.
+
+--config makes all that a run would make before it begins, for each stream of each of its stages: its selections, and
+the indexes of ids by which datasets are joined with it (join: with on:). The same holds for these.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ from lightning_streaming.loading.selection import Selection, SelectionRequest
 from lightning_streaming.loading.stream import Stream, StreamDefaults
 from lightning_streaming.tools.commands import add_json, add_storage_options
 from lightning_streaming.tools.console import FINE, counted, print_json, print_table, progress
+from lightning_streaming.tools.select_run import select_for_run
 from lightning_streaming.tools.stored_dataset import find_dataset
 from lightning_streaming.units import format_bytes
 
@@ -44,7 +49,9 @@ _AT_ONCE = 1 << 20
 def add_arguments(parser: ArgumentParser) -> None:
     """Say what it can be told."""
     add = parser.add_argument
-    add("dataset", metavar="DATASET", help="directory or URL of a dataset, as the run's remote=")
+    add("dataset", metavar="DATASET", nargs="?", help="directory or URL of a dataset, as the run's remote=")
+    words = "make what a run needs that is configured so; of several, a later one overrides what an earlier one says"
+    add("--config", metavar="C", action="append", default=[], help=words)
     add("--where", metavar="SQL", help="condition over columns, for example \"score >= 0.8 and lang == 'en'\"")
     add("--split", metavar="PART", help="part by hash, like '[:98%%]'; or of a subdirectory, like 'train[98%%:]'")
     add("--split-by", metavar="COLUMN", help="keep samples of one value of this column, like doc_id, in one part")
@@ -59,7 +66,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Evaluate the selection, and say what it leaves."""
+    """Evaluate the selection, and say what it leaves; or all that a run needs."""
+    if bool(args.config) == bool(args.dataset):
+        raise ConfigError("say what to select from: either DATASET, a directory or URL, or --config run.yaml")
+    if args.config:
+        _check_alone(args)
+        return select_for_run(args.config, as_json=args.json)
     place = find_dataset(args.dataset, args.storage_options)
     asked = {name: getattr(args, name) for name in ("where", "split", "split_by", "split_seed", "select")}
     settings = {name: value for name, value in asked.items() if value is not None}
@@ -126,6 +138,13 @@ def _check(args: Namespace, *, has_part: bool, is_all: bool) -> None:
         raise ConfigError(f"--out must name a .npy file, which select= of a stream takes, but is {args.out}")
     if args.out is not None and not args.out.absolute().parent.is_dir():
         raise ConfigError(f"--out cannot be written: {args.out.absolute().parent} is not a directory")
+
+
+def _check_alone(args: Namespace) -> None:
+    words = ("where", "split", "split_by", "split_seed", "select", "local", "out", "storage_options")
+    given = [f"--{word.replace('_', '-')}" for word in words if getattr(args, word)]
+    if given:
+        raise ConfigError(f"--config says itself what is read, and from where; leave {' and '.join(given)} out")
 
 
 def _write_truth_values(selection: Selection, path: Path) -> None:

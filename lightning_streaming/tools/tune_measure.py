@@ -154,16 +154,28 @@ def is_in_place(cache: CacheConfig) -> bool:
 
 
 def check_joins(dataset: StreamingDataset) -> None:
-    """Refuse data of several datasets: what is measured is an excerpt, of which joined samples would be missing.
+    """Refuse joined data that is not all read in place: of what is fetched an excerpt is measured, whose samples would
+    lack the ones that belong to them.
 
     Raises:
-        UnsupportedError: Naming stream and join.
+        UnsupportedError: Naming stream and join, and what would be fetched.
     """
+    far = next((name for name, cache in cache_configs(dataset).items() if not is_in_place(cache)), None)
     for name, stream in dataset.streams.items():
-        for join in stream.asked.joined():
+        for join, source in stream.join_sources().items():
+            if far is not None:
+                why = f"stream {far!r} is fetched"
+            elif not source.cache.reads_in_place:
+                why = "its shards are fetched"
+            elif source.cache.needs_room(source.cache.read_index()):
+                why = "its shards are compressed"
+            else:
+                continue
             raise UnsupportedError(
-                f"stream {name!r} has join {join!r}; tune does not measure joined data yet: leave join out, with what "
-                "needs its columns, to tune for the stream's own data"
+                f"stream {name!r} has join {join!r}, and {why}; tune measures fetched or decompressed data by an "
+                "excerpt, in which samples would lack those that they are joined with: tune with copies of all these "
+                "datasets in directories of this machine, uncompressed, as `lightning-streaming copy` makes them; or "
+                "leave join out, with what needs its columns, to tune for the stream's own data"
             )
 
 

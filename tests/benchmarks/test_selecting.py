@@ -26,6 +26,8 @@ def test_it_measures_and_prints_tables(tmp_path: Path) -> None:
     assert found["evaluated"]["where"]["selected"] == found["evaluated"]["function"]["selected"]
     assert f"| where | {found['evaluated']['where']['selected']:,.0f} of 3,000 |" in printed
     assert "| 100,000 |" in printed
+    assert "| 3,000 |" in printed
+    assert found["indexed"]["kept_mib"] > 3000 * 16 / 2**20
 
 
 def test_its_records_are_a_dataset(tmp_path: Path) -> None:

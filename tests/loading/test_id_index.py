@@ -76,6 +76,30 @@ def test_arrays_and_lists_of_ids_are_looked_for_alike(tmp_path: Path) -> None:
     assert index.places([]).tolist() == []
 
 
+def test_numbers_below_zero_are_not_large_ones(tmp_path: Path) -> None:
+    """Though both have the same 64 bits."""
+    large, small = [2**64 - 1, 2**63, 5], [-1, -(2**63), 5]
+    unsigned = indexed(write_shards(tmp_path / "a" / "x", [3], {"id": "uint64"}, lambda number: {"id": large[number]}))
+    signed = indexed(write_shards(tmp_path / "b" / "x", [3], {"id": "int64"}, lambda number: {"id": small[number]}))
+    for index, there, absent in ((unsigned, large, small[:2]), (signed, small, large[:2])):
+        assert [index.place(one) for one in there + absent] == [0, 1, 2, -1, -1]
+        assert index.places(there + absent).tolist() == [0, 1, 2, -1, -1]
+    assert unsigned.places(np.array(small, np.int64)).tolist() == [-1, -1, 2]
+    assert signed.places(np.array(large, np.uint64)).tolist() == [-1, -1, 2]
+    assert unsigned.place(np.int64(-1)) == signed.place(np.uint64(2**64 - 1)) == -1
+
+
+def test_numbers_of_the_same_64_bits_may_be_in_one_column(tmp_path: Path) -> None:
+    ids = [-1, 2**64 - 1, 7, -(2**63), 2**63]
+    root = write_shards(tmp_path / "a" / "x", [2, 3], {"id": "str_int"}, lambda number: {"id": ids[number]})
+    index = indexed(root)
+    assert index.places(ids).tolist() == [index.place(one) for one in ids] == [0, 1, 2, 3, 4]
+    twice = [-1, 2**64 - 1, -1]
+    root = write_shards(tmp_path / "b" / "x", [2, 1], {"id": "str_int"}, lambda number: {"id": twice[number]})
+    with pytest.raises(ConfigError, match="samples 0 and 2 both have id=-1; write"):
+        indexed(root)
+
+
 def test_hashes_that_begin_alike_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = id_index._hash
     monkeypatch.setattr(id_index, "_hash", lambda value: bytes(8) + whole(value)[8:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,12 +24,14 @@ from lightning_streaming import (
     Stream,
     StreamingDataLoader,
     StreamingDataset,
+    merge,
 )
 from lightning_streaming.cache.usage import FINISHED_BEFORE
 from lightning_streaming.errors import (
     ConfigError,
     EncodingError,
     ObjectNotFoundError,
+    SampleError,
     ShardCorruptError,
     StateMismatchError,
 )
@@ -231,6 +234,65 @@ def test_streams_that_are_mixed_have_joins_of_their_own(data: Path, tmp_path: Pa
     rows = [pair for batch in loader for pair in zip(batch["id"].tolist(), batch["emb"].tolist(), strict=True)]
     assert len(rows) == 3 * SAMPLES + 7
     assert all(emb == [(number + 100) // 7] * 2 for number, emb in rows)
+
+
+@pytest.mark.parametrize(
+    ("asked", "of_loader", "is_told"),
+    [
+        ({}, {}, True),
+        ({"batching_method": "stratified"}, {}, True),
+        ({"batching_method": "per_stream"}, {}, False),
+        ({"columns": ["id"]}, {}, False),
+        ({"transform": lambda sample: sample["id"]}, {}, False),
+        ({}, {"collate_fn": list}, False),
+        ({"batch_size": 1}, {}, False),
+    ],
+)
+def test_batches_of_different_columns_are_told_of_at_the_start(
+    data: Path,
+    caplog: pytest.LogCaptureFixture,
+    asked: dict[str, Any],
+    of_loader: dict[str, Any],
+    is_told: bool,
+) -> None:
+    streams = {
+        "joined": Stream(remote=str(data / "images"), join={"clip": str(data / "clips")}),
+        "plain": Stream(remote=str(data / "images")),
+    }
+    dataset = StreamingDataset(streams=streams, **{"batch_size": 4, **asked})
+    loader = StreamingDataLoader(dataset, **of_loader)
+    for _ in range(2):
+        with suppress(SampleError) if is_told else nullcontext():
+            next(iter(loader))
+    told = [text for text in caplog.messages if "different columns" in text]
+    assert len(told) == is_told
+    for text in told:
+        assert "['id', 'x', 'emb', 'key'] in stream 'joined', ['id', 'x'] in 'plain'" in text
+        assert "columns=" in text
+
+
+def test_shards_of_different_columns_are_told_of_alike(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for part, columns in (("a", ["id", "x"]), ("b", ["id"])):
+        write_shards(
+            tmp_path / part, [5], {name: IMAGES[name] for name in columns}, lambda number: {"id": number, "x": 0}
+        )
+    merge([tmp_path / "a", tmp_path / "b"], tmp_path)
+    dataset = StreamingDataset(remote=str(tmp_path), batch_size=5, shuffle=False, batching_method="per_stream")
+    with suppress(SampleError):
+        list(StreamingDataLoader(dataset))
+    assert "['id', 'x'] in stream '0', ['id'] in '0'" in caplog.text
+    caplog.clear()
+    list(StreamingDataLoader(StreamingDataset(remote=str(tmp_path), batch_size=5, select=range(5))))
+    assert "different columns" not in caplog.text
+
+
+def test_streams_whose_joins_give_the_same_are_not_told_of(data: Path, caplog: pytest.LogCaptureFixture) -> None:
+    streams = {
+        "a": Stream(remote=str(data / "images"), join=joins(data)),
+        "b": Stream(remote=str(data / "images"), join=dict(reversed(joins(data).items()))),
+    }
+    next(iter(StreamingDataLoader(StreamingDataset(streams=streams, batch_size=4))))
+    assert "different columns" not in caplog.text
 
 
 def test_single_samples_are_read_by_their_bytes_alone(data: Path, tmp_path: Path) -> None:

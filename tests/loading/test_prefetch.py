@@ -103,6 +103,61 @@ def test_a_failure_waits_for_whoever_needs_the_shard_and_stops_nobody_else() -> 
         prefetcher.retry_if_failed(1)
 
 
+def test_what_is_joined_does_not_wait_for_a_later_need_of_its_shard() -> None:
+    def needs() -> Iterator[ShardNeed]:
+        yield ShardNeed(0, 0)
+        yield ShardNeed(1, 0, np.array([3]))
+        far_is_taken.set()
+        yield ShardNeed(100, 0)
+
+    def fetch(shard: int) -> bool:
+        assert far_is_taken.wait(5)
+        time.sleep(0.02)
+        fetched.append(shard)
+        return True
+
+    fetched: list[int] = []
+    far_is_taken = threading.Event()
+    prefetcher = ShardPrefetcher(needs(), fetch, Lookahead(8, 8), num_threads=3, find=lambda *_: [7])
+    try:
+        assert wait_until(lambda: fetched == [0, 7], seconds=10)
+    finally:
+        prefetcher.close()
+
+
+def test_what_is_joined_waits_for_the_shard_that_has_the_ids() -> None:
+    def find(shard: int, indexes: Any) -> list[int]:
+        done.append(f"found of {shard}")
+        return [7]
+
+    def fetch(shard: int) -> bool:
+        time.sleep(0.02)
+        done.append(f"fetched {shard}")
+        return True
+
+    done: list[str] = []
+    needs = [ShardNeed(0, 0), ShardNeed(0, 1), ShardNeed(1, 0, np.array([3]))]
+    ShardPrefetcher(iter(needs), fetch, Lookahead(8, 8), num_threads=3, find=find)
+    assert wait_until(lambda: not _prefetch_threads())
+    assert done.index("fetched 0") < done.index("found of 0") < done.index("fetched 7")
+
+
+def test_ids_that_cannot_be_read_ahead_let_no_shard_be_fetched_twice() -> None:
+    def find(shard: int, indexes: Any) -> list[int]:
+        raise OSError("damaged")
+
+    def fetch(shard: int) -> bool:
+        fetched.append(shard)
+        return True
+
+    fetched: list[int] = []
+    needs = [ShardNeed(0, 0), ShardNeed(1, 0, np.array([3])), ShardNeed(2, 1)]
+    prefetcher = ShardPrefetcher(iter(needs), fetch, Lookahead(8, 8), find=find)
+    assert wait_until(lambda: not _prefetch_threads())
+    prefetcher.retry_if_failed(0)
+    assert sorted(fetched) == [0, 1]
+
+
 def test_a_shard_without_room_waits_until_the_reader_has_moved_on_and_all_after_it_wait_too() -> None:
     def fetch(shard: int) -> bool:
         tried.append(shard)

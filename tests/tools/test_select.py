@@ -15,18 +15,23 @@ import pytest
 
 from lightning_streaming import Stream, StreamingDataset
 from lightning_streaming.cache.config import CACHE_VARIABLE, default_cache_directory
+from lightning_streaming.loading import scanning
+from lightning_streaming.tools.commands import read_run_files
 from tests.helpers import write_shards
 from tests.loading.processes import wait_until
 from tests.servers import HttpStore
 from tests.tools.running import run
+from tests.tools.tuned import write_config
 
 SHARDS, SIZE = 100, 5
+SQUARES = {"id": "int", "y": "int"}
 THIRD = "id % 3 = 0"
 
 
 @pytest.fixture(autouse=True)
 def _own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "caches"))
+    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # instantiate_classes, as Lightning calls it, too
 
 
 @pytest.fixture
@@ -186,6 +191,72 @@ def test_one_that_was_ended_goes_on_where_it_was(
     plain = run("select", remote.url, "--local", whole, "--where", THIRD, "--json").json
     assert Path(found["kept_at"]).read_bytes() == Path(plain["kept_at"]).read_bytes()
     assert found["selected"] == plain["selected"] == len(range(0, SHARDS * SIZE, 3))
+
+
+@pytest.fixture
+def config(data: Path, tmp_path: Path) -> Path:
+    """A run that selects and joins: of ids from 0 to 19, those that are odd, with what is squared."""
+    write_shards(tmp_path / "squares", [3, 17], SQUARES, lambda number: {"id": 19 - number, "y": (19 - number) ** 2})
+    join = {"squares": {"remote": str(tmp_path / "squares"), "on": "id", "local": str(tmp_path / "local")}}
+    train = {"streams": {"a": {"remote": str(data), "where": "id % 2 = 1", "join": join}}}
+    return write_config(tmp_path / "run.yaml", train, val={"remote": str(data), "split": "[:50%]"})
+
+
+def test_what_a_run_needs_is_made_for_all_its_stages(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = run("select", "--config", config, "--json").json["made"]
+    squares = "stream 'a' of data.train, join 'squares'"
+    assert [(one["of"], one["asked"], one["was_kept"]) for one in found] == [
+        ("stream 'a' of data.train", "where='id % 2 = 1'", False),
+        (squares, "on 'id'", False),
+        ("data.val", "split='[0%:50%]'", False),
+    ]
+    assert Path(found[1]["kept_at"]).is_relative_to(tmp_path / "local" / "selections")
+    monkeypatch.setattr(scanning, "read_columns", None)  # nothing is looked at again
+    again = run("select", "--config", config)
+    assert again.code == 0
+    assert again.out.count("was kept") == 3
+    assert f"{squares}: {found[1]['kept_at']}\n" in again.out
+    module = read_run_files([str(config)], {}).datamodule
+    dataset = module.build_dataset("train", module.configs["train"])
+    assert sorted((int(one["id"]), int(one["y"])) for one in dataset[:]) == [(n, n * n) for n in range(1, 20, 2)]
+
+
+def test_an_index_of_ids_that_was_begun_is_gone_on_with(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scanning, "SHARDS_AT_ONCE", 1)
+    last = tmp_path / "squares" / "shard.00001.mds"
+    whole = last.read_bytes()
+    last.write_bytes(whole[:-1])
+    broken = run("select", "--config", config)
+    assert (broken.code, broken.out) == (1, "")
+    assert "stream 'a' of data.train, join 'squares': " in broken.err
+    assert [path.name for path in (tmp_path / "local").glob("selections/*.parts/*.npy")] == ["0-1.npy"]
+    last.write_bytes(whole)
+    (tmp_path / "local" / "shard.00000.mds").unlink()
+    assert run("select", "--config", config).code == 0
+    assert not (tmp_path / "local" / "shard.00000.mds").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--where", "id > 3"), "--config says itself what is read, and from where; leave --where out"),
+        (("data",), "say what to select from: either DATASET"),
+    ],
+)
+def test_a_configuration_is_given_alone(config: Path, words: tuple[str, ...], told: str) -> None:
+    done = run("select", "--config", config, *words)
+    assert (done.code, done.out) == (2, "")
+    assert told in done.err
+    assert "say what to select from" in run("select").err
+
+
+def test_a_run_that_needs_nothing_is_told_so(data: Path, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "run.yaml", {"remote": str(data)})
+    assert "nothing to make" in run("select", "--config", config).out
 
 
 def test_secrets_of_the_store_are_not_shown(data: Path) -> None:

@@ -279,13 +279,40 @@ def test_what_cannot_be_tuned_is_refused(args: list[object], words: str, tmp_pat
     assert words in refused("--config", config, *QUICK, *args).err
 
 
-def test_joined_data_is_refused_before_anything_is_fetched(tmp_path: Path) -> None:
+def joined(root: object, *, joined_from: object = None, **join: Any) -> dict[str, Any]:
+    """Streams, of which one has the columns of its own data twice."""
+    asked = streams(root)
+    asked["web"]["join"] = {"again": {"remote": f"{joined_from or root}/web", "prefix": "b_", **join}}
+    asked["books"]["join"] = {"again": {"remote": f"{root}/books", "prefix": "b_"}}
+    return asked
+
+
+@pytest.mark.parametrize("how", [{}, {"on": "id", "columns": ["id", "text"]}])
+def test_joined_data_that_is_read_in_place_is_measured(tmp_path: Path, how: dict[str, Any]) -> None:
+    root, other = write_data(tmp_path / "data"), write_data(tmp_path / "other")
+    config = write_config(tmp_path / "run.yaml", {"streams": joined(root, joined_from=other, **how)})
+    found = run("tune", "--config", config, *QUICK, "--json").json
+    assert [one["num_workers"] for one in found["measured"]] == [0, 1]
+    assert set(found["recommended"]) == {"num_workers"}
+    for path in (other / "web").glob("shard.*"):
+        path.write_bytes(b"")
+    told = run("tune", "--config", config, *QUICK)
+    assert (told.code, told.out) == (1, "")
+    assert "stream 'web' of data.train, join 'again'" in told.err
+
+
+def test_joined_data_that_is_fetched_is_refused_before_that(tmp_path: Path, http_store: HttpStore) -> None:
     root = write_data(tmp_path / "data")
-    train = {"streams": streams(root)}
-    train["streams"]["web"]["join"] = {"again": {"remote": f"{root}/web", "prefix": "b_"}}
-    config = write_config(tmp_path / "run.yaml", train)
-    told = refused("--config", config, *QUICK).err
-    assert "stream 'web' has join 'again'; tune does not measure joined data yet: leave join out" in told
+    packed = write_data(tmp_path / "packed", compression="gz")
+    for train, why in (
+        (joined(root, joined_from=http_store.url), "its shards are fetched"),
+        (joined(root, joined_from=packed), "its shards are compressed"),
+        (streams(root, str(tmp_path / "local")) | {"web": joined(root)["web"]}, "stream 'books' is fetched"),
+    ):
+        told = refused("--config", write_config(tmp_path / "run.yaml", {"streams": train}), *QUICK).err
+        assert f"stream 'web' has join 'again', and {why}; tune measures" in told
+        assert "lightning-streaming copy" in told
+    assert http_store.requests() == []
 
 
 @pytest.mark.parametrize(

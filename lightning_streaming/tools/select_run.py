@@ -1,0 +1,86 @@
+"""What a run needs made before it begins: selections, and indexes of the ids by which datasets are joined."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.loading.scanning import Progress
+from lightning_streaming.tools.commands import read_run_files
+from lightning_streaming.tools.console import FINE, print_json, print_table, progress
+
+
+def select_for_run(files: Sequence[str], *, as_json: bool) -> int:
+    """Make what is not made yet, and say what there is.
+
+    Args:
+        files: Of the configuration; what a later one says overrides an earlier one.
+        as_json: Whether to print it for programs.
+
+    Raises:
+        ConfigError: The configuration has no data, or its data cannot be selected or joined so.
+        FormatError: A shard is damaged.
+        StorageError: A shard could not be fetched.
+    """
+    written = read_run_files(files, {}, stage=None)
+    configs = {stage: config for stage, config in written.datamodule.configs.items() if config is not None}
+    if not configs:
+        raise ConfigError(
+            f"{', '.join(files)}: there is no data; write data.train, data.val, data.test or data.predict"
+        )
+    made = [one for stage, config in configs.items() for one in _of_stage(written.datamodule, stage, config)]
+    (print_json if as_json else _print_report)({"made": made})
+    return FINE
+
+
+def _of_stage(module: Any, stage: str, config: Any) -> list[dict[str, Any]]:
+    """Each selection and each index of ids of a stage, made now or before."""
+    dataset, made = module.build_dataset(stage, config), list[dict[str, Any]]()
+
+    @contextmanager
+    def watched(label: str, asked: str, samples: int) -> Iterator[Progress]:
+        began, looked_at = time.monotonic(), 0
+        with progress(samples, label, "samples") as advance:
+
+            def tell(done: int, _: int) -> None:
+                nonlocal looked_at
+                advance(done - looked_at)
+                looked_at = done
+
+            yield tell
+        seconds = time.monotonic() - began
+        made.append({"of": label, "asked": asked, "samples": samples, "was_kept": not looked_at, "seconds": seconds})
+
+    passes = passes_of(dataset)
+    passes.say_whose(f"data.{stage}")
+    passes.make_ahead(watched)
+    catalog = passes.catalog
+    places = [one.kept_at for one in catalog.selections if one is not None]
+    places += [one.ids.kept_at for one in catalog.joins or () if one.ids is not None]
+    for report, kept_at in zip(made, places, strict=True):
+        report["kept_at"] = None if kept_at is None else str(kept_at)
+    return made
+
+
+def _print_report(report: dict[str, list[dict[str, Any]]]) -> None:
+    made = report["made"]
+    if not made:
+        print("this run selects nothing and joins nothing by id, so there is nothing to make")
+        return
+    rows = [
+        (
+            one["of"],
+            one["asked"],
+            f"{one['samples']:,}",
+            "was kept" if one["was_kept"] else f"{one['seconds']:.1f} s",
+        )
+        for one in made
+    ]
+    print_table("made ahead", ("of", "by", "samples", "took"), rows, right=("samples",))
+    nowhere = "kept nowhere: its cache directory is not writable; give another as local:"
+    for one in made:
+        print(f"{one['of']}: {one['kept_at'] or nowhere}")
