@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lightning_streaming.loading.join_options import Join
     from lightning_streaming.loading.measures import LoaderStatistics, WaitTimes
     from lightning_streaming.loading.mixture import Phase
+    from lightning_streaming.loading.pack_options import Pack
     from lightning_streaming.loading.ranks import gather_in_order, restore_state_global, save_state_global
     from lightning_streaming.loading.sample_access import LocalDataset
     from lightning_streaming.loading.sample_key import KeyedBatch, SampleKey, SampleKeys
@@ -42,6 +43,7 @@ __all__ = [
     "LocalDataset",
     "LoggedSample",
     "MDSWriter",
+    "Pack",
     "PartJob",
     "Phase",
     "Preempted",
@@ -84,6 +86,7 @@ _MODULE_OF = {
     "LocalDataset": "loading.sample_access",
     "LoggedSample": "loading.sample_log",
     "MDSWriter": "writing.writers",
+    "Pack": "loading.pack_options",
     "PartJob": "writing.parts",
     "Phase": "loading.mixture",
     "Preempted": "trainer.preemption",

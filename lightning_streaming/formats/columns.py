@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from lightning_streaming.formats.encodings import Encoding, encoding
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.formats.mds import MDSReader
 from lightning_streaming.formats.shard import open_shard
-from lightning_streaming.formats.values import NUMBERS
+from lightning_streaming.formats.values import NUMBERS, BytesEncoding, NdarrayEncoding, flat_layouts
 
 ColumnValues = NDArray[Any] | list[Any]
 """A column of a shard: numbers as an array of shape (samples,); text, bytes and long numbers as a list."""
@@ -83,6 +83,50 @@ def read_columns(info: ShardInfo, directory: Path, names: Sequence[str]) -> dict
         return {name: [row[name] for row in rows] for name in names}
     finally:
         reader.close()
+
+
+class FlatColumn(NamedTuple):
+    """A column of one-dimensional arrays, by where their values lie in the shard's file."""
+
+    dtype: np.dtype[Any]
+    starts: NDArray[np.int64]
+    """Byte at which the values of each sample start."""
+    counts: NDArray[np.int64]
+    """How many there are."""
+
+
+def flat_column(reader: MDSReader, info: ShardInfo, name: str, dtype: str | None = None) -> FlatColumn:
+    """Where the values of a column of arrays lie.
+
+    Args:
+        reader: Of the shard.
+        info: The shard, as its index describes it.
+        name: The column.
+        dtype: What bytes are to be read as, where the column is of bytes.
+
+    Raises:
+        EncodingError: The column is of other values, or one of them is no one-dimensional array.
+        ShardCorruptError: The shard is damaged.
+    """
+    data, offsets = reader.bytes_and_offsets()
+    names, encodings, sizes = (info.schema[f"column_{what}"] for what in ("names", "encodings", "sizes"))
+    place = names.index(name)
+    starts, stops = _payloads(data, offsets, sizes, place, info)
+    its_encoding = encoding(encodings[place])
+    if isinstance(its_encoding, BytesEncoding) and dtype is not None:
+        values = np.dtype(dtype).newbyteorder("<")
+        counts, rest = np.divmod(stops - starts, values.itemsize)
+        if rest.any():
+            raise EncodingError(
+                f"{info.raw_data.basename}, column {name!r}: sample {int(rest.argmax())} is not of whole {dtype} values"
+            )
+        return FlatColumn(values, starts, counts)
+    if not isinstance(its_encoding, NdarrayEncoding):
+        raise EncodingError(f"{info.raw_data.basename}, column {name!r} is {encodings[place]!r}, not of arrays")
+    try:
+        return FlatColumn(*flat_layouts(its_encoding, np.frombuffer(data, np.uint8), starts, stops))
+    except EncodingError as error:
+        raise EncodingError(f"{info.raw_data.basename}, column {name!r}: {error}") from error
 
 
 def joined(parts: Sequence[ColumnValues]) -> ColumnValues:

@@ -376,6 +376,53 @@ class NdarrayEncoding:
         return shape, _DTYPES[name], start
 
 
+def flat_layouts(
+    encoding: NdarrayEncoding, data: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64]
+) -> tuple[np.dtype[Any], NDArray[np.int64], NDArray[np.int64]]:
+    """How the values of many payloads of one-dimensional arrays lie.
+
+    Args:
+        encoding: Of the payloads.
+        data: The file that they are in.
+        starts: Where each payload starts in it.
+        stops: Where each ends.
+
+    Returns:
+        The dtype of all; where the values of each start; and how many there are.
+
+    Raises:
+        EncodingError: A payload is not one-dimensional, or not whole, or they are of different dtypes.
+    """
+    name, firsts = encoding.dtype, starts
+    if encoding.shape is None:
+        if name is None:
+            codes = np.unique(_bytes_at(data, firsts, stops))
+            if len(codes) > 1:
+                raise EncodingError(
+                    f"expected arrays of one dtype, but found {', '.join(str(_NAMES.get(int(one))) for one in codes)}"
+                )
+            if not len(codes) or int(codes[0]) not in _NAMES:
+                raise EncodingError(f"expected a dtype code, but found {int(codes[0]) if len(codes) else None}")
+            name, firsts = _NAMES[int(codes[0])], firsts + 1
+        heads = _bytes_at(data, firsts, stops)
+        if (heads >> 2 != 1).any():
+            raise EncodingError(f"expected arrays of one dimension, but one has {int((heads[heads >> 2 != 1] >> 2)[0])}")
+        firsts = firsts + 1 + (1 << (heads & 3).astype(np.int64))
+    elif len(encoding.shape) != 1:
+        raise EncodingError(f"expected arrays of one dimension, but they have {len(encoding.shape)}")
+    assert name is not None, "told by the encoding or by the payloads"
+    counts, rest = np.divmod(stops - firsts, _DTYPES[name].itemsize)
+    if (rest != 0).any() or (counts < 0).any():
+        raise EncodingError(f"expected whole {name} values, but one payload of {int((stops - starts)[0])} bytes has not")
+    return _DTYPES[name], firsts, counts
+
+
+def _bytes_at(data: NDArray[np.uint8], places: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.uint8]:
+    if (places >= stops).any():
+        raise EncodingError("expected an array, but found a payload that ends in its header")
+    return data[places]
+
+
 def parse_ndarray(config: str) -> NdarrayEncoding:
     """Understand what follows ``ndarray:``, for example ``""``, ``"int32"`` or ``"int32:2,3"``.
 

@@ -15,6 +15,7 @@ from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.dataset_options import DatasetOptions
 from lightning_streaming.loading.other_trainers import AcceleratedDataset
+from lightning_streaming.loading.pack_options import parse_pack
 from lightning_streaming.loading.passes import CurrentRun, Passes
 from lightning_streaming.loading.reading import WorkerPass, WorkerSamples
 from lightning_streaming.loading.reference_names import ReferenceNames, told
@@ -78,6 +79,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
             skip=parse_batch_ranges(options.skip, "skip"),
             batch_size=options.batch_size,
             phases=options.mixed_phases(),
+            pack=parse_pack(options.pack),
             followed=frozenset(place for place, one in enumerate(named.values()) if one.is_followed(defaults)),
         )
         run, watched = CurrentRun(asked, source), WatchSettings(options.sample_log, options.watchdog_seconds)
@@ -91,8 +93,10 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         return self._passes.run.weights.epoch_size
 
     def __len__(self) -> int:
-        """Samples per epoch and rank: the epoch's size divided among ranks, rounded up."""
-        return ceil(self.epoch_size / self.current_world().num_ranks)
+        """Samples, or packs, per epoch and rank: the epoch's size divided among ranks, rounded up."""
+        world = self.current_world()
+        size = self.epoch_size if self._passes.run.asked.pack is None else len(self._passes.run.on(world).sequence(0))
+        return ceil(size / world.num_ranks)
 
     def __repr__(self) -> str:
         streams = islice(self.streams.items(), _MOST_STREAMS)

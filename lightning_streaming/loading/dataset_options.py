@@ -15,6 +15,7 @@ import numpy as np
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.join_options import Join, named_joins
 from lightning_streaming.loading.mixture import Phase, check_all_are_read, mixed_phases
+from lightning_streaming.loading.pack_options import Pack, parse_pack
 from lightning_streaming.loading.selection import Select
 from lightning_streaming.loading.stream import Asked, Stream, StreamDefaults, named_streams
 from lightning_streaming.order.phases import PhaseMix
@@ -78,6 +79,8 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
         replication: This many consecutive ranks read the same samples (tensor or sequence parallelism).
         seed_global_rng: Also seed ``random``, ``numpy.random`` and torch from each sample's key before each transform,
             or before each call of an overridden ``__getitem__``.
+        pack: How documents are brought together into packs of tokens, for language models: arguments of
+            :class:`~lightning_streaming.Pack`, like ``{"column": "tokens", "capacity": 8192}``. See docs/packing.md.
         sample_log: Directory for a log of the samples that each worker read, to write or add to; see docs/loading.md.
         watchdog_seconds: When one sample takes longer than this, tell on stderr which it is and where its worker is.
     """
@@ -92,6 +95,7 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
     columns: Sequence[str] | None = None
     replication: int | None = None
     seed_global_rng: bool = False
+    pack: Pack | Mapping[str, Any] | None = None
     sample_log: str | os.PathLike[str] | None = None
     watchdog_seconds: float | None = None
 
@@ -100,10 +104,24 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
         check_at_least("predownload", self.predownload, 1)
         check_at_least("replication", self.replication, 1)
         parse_batch_ranges(self.skip, "skip")
-        self.mixed_phases()
+        phases = self.mixed_phases()
+        object.__setattr__(self, "pack", parse_pack(self.pack))
+        self._check_pack(phases)
         if self.storage_options is not None:
             object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
         object.__setattr__(self, "join", named_joins(self.join))
+
+    def _check_pack(self, phases: Sequence[PhaseMix]) -> None:
+        if self.pack is None:
+            return
+        if self.batching_method != "random":
+            raise ConfigError(
+                f"pack brings documents together whatever their stream, and batching_method={self.batching_method!r} "
+                "composes batches by stream; use batching_method='random'"
+            )
+        cut = [phase.name for phase in phases if phase.cut is not None]
+        if cut:
+            raise ConfigError(f"phases.{cut[0]}.cut counts samples, and with pack= places are packs; leave one of them out")
 
     def samples_per_epoch(self) -> int | None:
         """The epoch size as a number; None for None, 0 and "", as MosaicML Streaming has it."""

@@ -57,6 +57,7 @@ class Fingerprint:
         phases_begun: How many of them have begun.
         grown: Streams, by place, whose first passes read fewer shards: up to where, in samples of the passes, and how
             many.
+        pack: How samples are brought together, if they are.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Fingerprint:
         plan: MixturePlan | None = None,
         phases_begun: int = 0,
         grown: Mapping[int, Sequence[tuple[int, int]]] = MappingProxyType({}),
+        pack: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         order = {
             "epoch_size": weights.epoch_size,
@@ -76,6 +78,7 @@ class Fingerprint:
             "sampling_method": settings.sampling_method,
             "sampling_granularity": settings.sampling_granularity,
             "batching_method": settings.batching_method,
+            **({"pack": dict(pack)} if pack else {}),
         }
         self._indexes = dict(zip(catalog.stream_names, catalog.indexes, strict=True))
         stream_of = {name: stream for stream, name in enumerate(catalog.stream_names)}

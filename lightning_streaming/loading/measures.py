@@ -171,11 +171,11 @@ class BatchMeter:
         self._open, self._counts = open_shards, iter(())
         self._begin_batches()
 
-    def begin_window(self, catalog: Catalog, shards: NDArray[np.int64], batch_size: int) -> None:
-        """Say which shards the samples of the next batches are in."""
+    def begin_window(self, catalog: Catalog, shards: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+        """Say which shards the samples of the next batches are in, and where each batch ends among them."""
         if self._is_read:
             # Whoever iterates over the samples for the loader may look further ahead than the batch under way.
-            self._counts = chain(self._counts, _count_batches(catalog, shards, batch_size))
+            self._counts = chain(self._counts, _count_batches(catalog, shards, stops))
 
     def begin_batch(self) -> None:
         """Say that the first sample of the next batch is wanted."""
@@ -218,12 +218,11 @@ class BatchMeter:
         self.begin_batch()
 
 
-def _count_batches(catalog: Catalog, shards: NDArray[np.int64], batch_size: int) -> Iterator[_Counts]:
-    """The counts of consecutive batches, the last one maybe of fewer samples."""
-    num_streams = len(catalog.stream_names)
-    num_batches = -(-len(shards) // batch_size)
-    firsts = np.arange(num_batches) * batch_size
-    samples = np.minimum(batch_size, len(shards) - firsts)
+def _count_batches(catalog: Catalog, shards: NDArray[np.int64], stops: NDArray[np.int64]) -> Iterator[_Counts]:
+    """The counts of consecutive batches."""
+    num_streams, num_batches = len(catalog.stream_names), len(stops)
+    samples = np.diff(stops, prepend=0)
+    firsts = stops - samples
     sample_bytes = np.add.reduceat(catalog.mean_sample_bytes[shards], firsts, dtype=np.float64)
     if num_streams == 1:
         per_stream = samples[:, None]

@@ -7,6 +7,7 @@ import logging
 import mmap
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +88,54 @@ def _made(order: Shuffled, timeout: float) -> _Ids:
         mapped = _map_if_present(path, order)
         # Whoever cleans temporary directories may have been quicker; what we drew stays as long as we map it.
         return drawn if mapped is None else mapped
+
+
+def made_once(digest: str, made: Callable[[Path], None], what: str) -> mmap.mmap:
+    """Map a file that one process of this node makes; it is removed like those of orders.
+
+    Args:
+        digest: Names all that its content depends on.
+        made: Makes it, at a path that is then renamed.
+        what: What a lock that takes too long is held for, like "plan the packs of epoch 3".
+
+    Raises:
+        StorageError: There is no room for the file.
+        LockTimeoutError: Another process takes more than an hour.
+    """
+    path = orders_directory() / (digest + _SUFFIX)
+    mapped = _map_whole(path)
+    if mapped is not None:
+        return mapped
+    with hold_lock(path.parent / "lock", _LOCK_SECONDS, what):
+        mapped = _map_whole(path)
+        if mapped is not None:
+            return mapped
+        _remove_unused(path.parent)
+        with appears_whole(path) as partial:
+            try:
+                made(partial)
+            except OSError as error:
+                raise StorageError(
+                    f"cannot {what} in {partial}: {error.strerror}; make room there, or set {RUNTIME_VARIABLE} to a "
+                    "directory with more room on this node"
+                ) from error
+        mapped = _map_whole(path)
+    if mapped is None:
+        raise StorageError(f"{path} was removed while it was made; set {RUNTIME_VARIABLE} to a directory of its own")
+    return mapped
+
+
+def _map_whole(path: Path) -> mmap.mmap | None:
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return None
+    with file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        found = os.fstat(file.fileno())
+        if found.st_nlink == 0 or not found.st_size:
+            return None
+        return mmap.mmap(file.fileno(), found.st_size, access=mmap.ACCESS_READ)
 
 
 def _room(path: Path, order: Shuffled) -> _Ids:

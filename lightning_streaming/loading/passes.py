@@ -399,6 +399,7 @@ class Passes:
             near_end=partial(run.prepare_after, start),
             meter=BatchMeter(self._misses, is_read=is_measured),
             watch=self._watched.watch(source, start, worker),
+            pack=run.asked.pack,
         )
 
     def assign(self, of_pass: WorkerPass) -> None:

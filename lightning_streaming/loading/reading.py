@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ from lightning_streaming.errors import FormatError, StreamingError
 from lightning_streaming.formats.shard import ShardReader
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.measures import BatchMeter
+from lightning_streaming.loading.pack_options import Pack
+from lightning_streaming.loading.pack_values import packs_of
 from lightning_streaming.loading.prefetch import (
     BatchShards,
     LastUses,
@@ -35,6 +38,8 @@ from lightning_streaming.loading.sample_log import SampleWatch
 from lightning_streaming.loading.sample_source import SampleSource
 from lightning_streaming.loading.transform import KeyedSample, Making, failed_sample
 from lightning_streaming.order.batchings import Batched
+from lightning_streaming.order.packed import rows_of, rows_per_entry
+from lightning_streaming.order.packs import PackRows
 from lightning_streaming.order.partition import Partition
 
 _NEAR_END = 0.5
@@ -62,12 +67,20 @@ class WorkerPass:
     meter: BatchMeter
     watch: SampleWatch | None
     """Is told of each sample; None for no one."""
+    pack: Pack | None = None
+    """How samples are brought together; None where they are not."""
 
     def may_be_tables(self) -> bool:
         """Whether samples may be plain, and nobody looks at them one by one."""
         making = self.making
         is_untouched = making.transform is None and making.make is None and self.watch is None
         return is_untouched and self.source.may_be_plain()
+
+    def may_be_joined(self) -> bool:
+        """Whether documents may be brought together by their bytes, as nobody looks at them one by one."""
+        making = self.making
+        is_untouched = making.transform is None and making.make is None and self.watch is None
+        return is_untouched and self.source.may_be_joined()
 
     def failed(self, row: Row, error: Exception) -> StreamingError:
         """What to raise from an error of the user's own code about a sample."""
@@ -76,8 +89,8 @@ class WorkerPass:
     def keys_of_batch(self, number: int) -> list[SampleKey]:
         """The keys of one of the worker's batches, counted from the first of the pass."""
         partition, catalog = self.make_partition(), self.source.catalog
-        positions = partition.batch(number)
-        places = (positions, *catalog.places(partition.sequence.ids(positions)))
+        found = rows_of(partition.sequence, partition.batch(number))
+        places = (found.positions, *catalog.places(found.ids))
         rows = zip(*(numbers.tolist() for numbers in places), strict=True)
         return [self.key((position, shard, index, 0)) for position, shard, index in rows]
 
@@ -129,21 +142,21 @@ class Reading:
         self._prefetcher = prefetcher
         self._last_uses = last_uses
         self._batches_read = 0
+        self._window = _NO_WINDOW
         self._joined: NDArray[np.int64] | None = None
         """Shards of joined datasets that the samples of the window need, from the first that is not read yet."""
 
-    def windows(self) -> Iterator[_Window]:
+    def windows(self) -> Iterator[Window]:
         """The worker's samples in order, some batches at a time."""
         # A partition of one batch that is not full has all of its end in sight.
         near_end_at = (self._partition.num_samples() - self.batch_size) * _NEAR_END
-        samples_before, is_near_end, catalog = 0, False, self._source.catalog
+        is_near_end, catalog = False, self._source.catalog
         for window in _located(self._partition, catalog):
-            self._meter.begin_window(catalog, window.shards, self.batch_size)
-            samples_before += len(window.positions)
-            if not is_near_end and samples_before > near_end_at:
+            self._meter.begin_window(catalog, window.shards, window.stops)
+            if not is_near_end and (window.batches_before + len(window.stops)) * self.batch_size > near_end_at:
                 is_near_end = True
                 self._near_end()
-            self._joined = window.joined
+            self._window, self._joined = window, window.joined
             yield window
 
     def last_uses(self, shards: NDArray[np.int64]) -> NDArray[np.bool_] | None:
@@ -157,7 +170,7 @@ class Reading:
         """
         if self._last_uses is None:
             return None
-        return self._last_uses.among(shards, self._batches_read * self.batch_size)
+        return self._last_uses.among(shards, self._window.rows_until(self._batches_read))
 
     def reader(self, shard: int) -> ShardReader:
         """The reader of a shard whose sample is next; opened, and fetched, if need be."""
@@ -198,12 +211,13 @@ class Reading:
     def about_to_read(self, batches: int) -> None:
         """Fetch ahead as if so many more batches had been read: they are about to be, all at once."""
         if self._prefetcher is not None:
-            self._prefetcher.reader_at((self._batches_read + max(0, batches)) * self.batch_size)
+            self._prefetcher.reader_at(self._window.rows_until(self._batches_read + max(0, batches)))
 
     def have_read(self, batches: int) -> None:
         """Take note that so many more batches were read, and are not handed out yet."""
-        self._let_go_of_joined(batches * self.batch_size)
-        self._batches_read += batches
+        read = self._batches_read + batches
+        self._let_go_of_joined(self._window.rows_until(read) - self._window.rows_until(self._batches_read))
+        self._batches_read = read
         self.about_to_read(0)
         for finished in () if self._last_uses is None else self._last_uses.finished(self._batches_read):
             self._source.finish(finished)
@@ -211,9 +225,10 @@ class Reading:
 
 
 def _default_lookahead(partition: WorkerPartition, catalog: Catalog) -> Lookahead:
-    readers = partition.num_workers * partition.epoch_partition.geometry.ranks_per_node
+    geometry, per_entry = partition.epoch_partition.geometry, rows_per_entry(partition.sequence)
+    readers = partition.num_workers * geometry.ranks_per_node
     return default_lookahead(
-        partition.epoch_partition.geometry.batch_size, catalog.num_samples / len(catalog.shards), readers
+        round(geometry.batch_size * per_entry), catalog.num_samples / len(catalog.shards), readers
     )
 
 
@@ -229,7 +244,9 @@ class WorkerSamples(Iterator[Any]):
         """Samples handed out so far."""
         make = of_pass.making.make
         samples = _read(of_pass) if make is None else _make(of_pass, make)
-        self._samples = samples if of_pass.watch is None else of_pass.watch.samples(samples)
+        if of_pass.watch is not None:
+            samples = of_pass.watch.samples(samples)
+        self._samples = samples if of_pass.pack is None else _packed(of_pass, samples, of_pass.pack)
 
     def __next__(self) -> Any:
         sample = next(self._samples)
@@ -239,6 +256,14 @@ class WorkerSamples(Iterator[Any]):
     def close(self) -> None:
         """Hand out no more, and stop fetching ahead."""
         self._samples.close()
+
+
+def _packed(of_pass: WorkerPass, samples: Generator[Any, None, None], pack: Pack) -> Generator[Any, None, None]:
+    """Samples brought together."""
+    with closing(samples):
+        for window in _located(of_pass.make_partition(), of_pass.source.catalog):
+            assert window.pieces is not None, "as of packs"
+            yield from packs_of(samples, window.pieces, pack)
 
 
 def _read(of_pass: WorkerPass) -> Generator[Any, None, None]:
@@ -295,10 +320,10 @@ def _note(events: int, shard: int, reading: Reading) -> None:
         reading.have_read(batches=1)
 
 
-def _rows(window: _Window, reading: Reading) -> Iterator[Row]:
+def _rows(window: Window, reading: Reading) -> Iterator[Row]:
     """Position, shard, index within it, and what happens after it, sample by sample."""
     events = np.zeros(len(window.positions), np.uint8)
-    events[reading.batch_size - 1 :: reading.batch_size] = _BATCH_ENDS
+    events[window.stops - 1] = _BATCH_ENDS
     are_last = reading.last_uses(window.shards)
     if are_last is not None:
         events[are_last] |= _LAST_USE
@@ -355,57 +380,78 @@ def _some_at_a_time(batches: range, samples_per_batch: int) -> Iterator[NDArray[
     return (np.asarray(batches[first : first + step], np.int64) for first in range(0, len(batches), step))
 
 
-class _Window(NamedTuple):
-    """Some consecutive samples of a worker, by position and place. Arrays of equal length."""
+class Window(NamedTuple):
+    """The samples of some consecutive batches of a worker. Arrays of one entry for each sample, but for ``stops``."""
 
     positions: NDArray[np.int64]
     shards: NDArray[np.int64]
     indexes: NDArray[np.int64]
     joined: NDArray[np.int64] | None
     """Shards of joined datasets, as :meth:`Catalog.joined_shards` tells them."""
+    stops: NDArray[np.int64]
+    """Samples up to the end of each batch, counted from the window's first."""
+    rows_before: int
+    """Samples of the worker's that come before."""
+    batches_before: int
+    pieces: PackRows | None
+    """Of packs: which of the window's each sample is in, and which of its tokens."""
 
     def needed(self) -> NDArray[np.int64]:
         """All shards that are known to be needed; of shape (samples, shards), -1 for none."""
         own = self.shards[:, None]
         return own if self.joined is None else np.hstack([own, self.joined])
 
+    def rows_until(self, batches: int) -> int:
+        """How many samples the worker has read after so many batches of this window, or of those before."""
+        here = min(batches - self.batches_before, len(self.stops))
+        return self.rows_before + (int(self.stops[here - 1]) if here > 0 else 0)
 
-def _located(partition: WorkerPartition, catalog: Catalog) -> Iterator[_Window]:
+
+_NO_ROWS = np.empty(0, np.int64)
+_NO_WINDOW = Window(_NO_ROWS, _NO_ROWS, _NO_ROWS, None, _NO_ROWS, 0, 0, None)
+
+
+def _located(partition: WorkerPartition, catalog: Catalog) -> Iterator[Window]:
     """The worker's samples in order, some batches at a time."""
-    for positions in partition.windows():
-        shards, indexes = catalog.places(partition.sequence.ids(positions))
-        yield _Window(positions, shards, indexes, catalog.joined_shards(shards, indexes))
+    rows_before = batches_before = 0
+    batch_size = partition.epoch_partition.geometry.batch_size
+    for entries in partition.windows():
+        rows = rows_of(partition.sequence, entries)
+        shards, indexes = catalog.places(rows.ids)
+        ends = np.minimum(np.arange(batch_size, len(entries) + batch_size, batch_size), len(entries))
+        stops = ends if rows.pieces is None else rows.stops(len(entries))[ends - 1]
+        joined = catalog.joined_shards(shards, indexes)
+        yield Window(rows.positions, shards, indexes, joined, stops, rows_before, batches_before, rows.pieces)
+        rows_before += len(rows.positions)
+        batches_before += len(stops)
 
 
 def _shard_needs(partition: WorkerPartition, catalog: Catalog) -> Iterator[ShardNeed]:
     """Shards in the order in which this worker first needs them, once per window of samples."""
-    samples_before, batch_size = 0, partition.epoch_partition.geometry.batch_size
     for window in _located(partition, catalog):
-        needed = window.needed()
+        needed, before = window.needed(), window.rows_before
         shards, first_uses = np.unique(needed, return_index=True)
         needs = [
-            ShardNeed(samples_before + int(first_uses[use]) // needed.shape[1], int(shards[use]))
+            ShardNeed(before + int(first_uses[use]) // needed.shape[1], int(shards[use]))
             for use in np.argsort(first_uses, kind="stable")
             if shards[use] >= 0
         ]
         if catalog.joins is not None and catalog.joins.by_id:
-            by_id = _needs_by_id(window, np.isin(catalog.stream_of_shard, catalog.joins.by_id), batch_size)
-            needs += [need._replace(sample=samples_before + need.sample) for need in by_id]
+            by_id = _needs_by_id(window, np.isin(catalog.stream_of_shard, catalog.joins.by_id))
+            needs += [need._replace(sample=before + need.sample) for need in by_id]
             needs.sort(key=lambda need: need.sample)
         yield from needs
-        samples_before += len(window.positions)
 
 
-def _needs_by_id(window: _Window, is_joined: NDArray[np.bool_], batch_size: int) -> Iterator[ShardNeed]:
+def _needs_by_id(window: Window, is_joined: NDArray[np.bool_]) -> Iterator[ShardNeed]:
     """What the samples of each batch need by their ids, once all of their own shards are asked for.
 
     Args:
         window: Samples.
         is_joined: Of each shard of a stream, whether something is joined with it by id.
-        batch_size: Of each rank.
     """
-    for first in range(0, len(window.shards), batch_size):
-        shards, indexes = (of[first : first + batch_size] for of in (window.shards, window.indexes))
+    for first, stop in pairwise([0, *window.stops.tolist()]):
+        shards, indexes = window.shards[first:stop], window.indexes[first:stop]
         for places in by_shard(shards):
             shard = int(shards[places[0]])
             if is_joined[shard]:
@@ -434,9 +480,11 @@ def _node_plan(partition: WorkerPartition, catalog: Catalog) -> NodePlan:
 
     def of_node() -> Iterator[BatchShards]:
         for batches, positions in partition.windows_of_node():
-            is_sample = positions >= 0
-            ids = partition.sequence.ids(positions[is_sample])
-            of_samples = np.repeat(batches, is_sample.sum(axis=1))
+            is_entry = positions >= 0
+            rows = rows_of(partition.sequence, positions[is_entry])
+            ids, of_samples = rows.ids, np.repeat(batches, is_entry.sum(axis=1))
+            if rows.pieces is not None:
+                of_samples = of_samples[rows.pieces.packs]
             if catalog.joins is None:
                 yield BatchShards(of_samples, catalog.shard_of(ids))
                 continue
@@ -450,9 +498,12 @@ def _node_plan(partition: WorkerPartition, catalog: Catalog) -> NodePlan:
         worker=partition.worker,
         num_workers=partition.num_workers,
         num_shards=len(catalog.shards) if catalog.joins is None else catalog.joins.num_shards,
-        num_samples=partition.epoch_partition.num_batches()
-        * partition.epoch_partition.geometry.batch_size
-        * partition.epoch_partition.geometry.ranks_per_node,
+        num_samples=round(
+            partition.epoch_partition.num_batches()
+            * partition.epoch_partition.geometry.batch_size
+            * partition.epoch_partition.geometry.ranks_per_node
+            * rows_per_entry(partition.sequence)
+        ),
         own=lambda: (window.needed() for window in _located(partition, catalog)),
         of_node=of_node,
     )

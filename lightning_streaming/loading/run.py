@@ -26,9 +26,12 @@ from lightning_streaming.loading.catalog import Catalog, Extent
 from lightning_streaming.loading.fingerprint import Difference, Fingerprint, in_words, refusal
 from lightning_streaming.loading.growth import NO_GROWTH, Growth, growth_since
 from lightning_streaming.loading.mixture import check_streams_of
+from lightning_streaming.loading.pack_options import Pack
+from lightning_streaming.loading.packs import Packer
 from lightning_streaming.loading.state import Cursor, PassStart, SavedPosition
 from lightning_streaming.order.batchings import Batched, batched
 from lightning_streaming.order.draw import Draw, Shuffled, drawn_here
+from lightning_streaming.order.packed import PackedEpoch, PackedPart
 from lightning_streaming.order.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
 from lightning_streaming.order.phased import Mixture, Phased
 from lightning_streaming.order.phases import MixturePlan, PhaseMix
@@ -93,6 +96,8 @@ class RunRequest:
     """Samples per batch on each rank, if the dataset was told."""
     phases: tuple[PhaseMix, ...] = ()
     """What each part of an epoch takes of each stream, in place of weights and size."""
+    pack: Pack | None = None
+    """How documents are brought together, if they are."""
     followed: frozenset[int] = frozenset()
     """Streams, by place, of which epochs after a resume read what was appended meanwhile."""
 
@@ -145,6 +150,8 @@ class RunOrder:
     """What phases read of the streams, where there are phases."""
     growth: Growth = NO_GROWTH
     """What it leaves out of today's data."""
+    packer: Packer | None = None
+    """Makes packs of the documents, where they are brought together: then these are what epochs are made of."""
     later: RunOrder | None = None
     """That of epochs after ``growth.last_epoch``, where these read more."""
     _sequences: dict[tuple[BatchGeometry, int], Batched] = field(default_factory=dict, repr=False)
@@ -175,7 +182,15 @@ class RunOrder:
         known = self._fingerprints.get(phases_begun)
         if known is None:
             grown = dict(self.growth.passes)
-            known = Fingerprint(self.catalog, self.settings, self.weights, self.plan, phases_begun, grown)
+            known = Fingerprint(
+                self.catalog,
+                self.settings,
+                self.weights,
+                self.plan,
+                phases_begun,
+                grown,
+                pack={} if self.packer is None else self.packer.facts(),
+            )
             self._fingerprints[phases_begun] = known
         return known
 
@@ -214,6 +229,9 @@ class RunOrder:
 
     def _phase_stops(self, geometry: BatchGeometry, epoch: int) -> NDArray[np.int64]:
         sequence = self.sequence(geometry, epoch)
+        if isinstance(sequence, PackedEpoch):
+            assert self.plan is not None, "as there are phases"
+            return sequence.part_stops()[self.plan.last_steps]
         assert isinstance(sequence, Phased), "as there are phases"
         return sequence.phase_stops()
 
@@ -248,7 +266,7 @@ class RunOrder:
             draw: Draws what has to be drawn before ids of it are known.
             will_follow: Told what will have to be drawn next, where an epoch is not drawn as a whole.
         """
-        if self.mixture is None:
+        if self.mixture is None and self.packer is None:
             return batched(self.first_draw(epoch, draw).drawn(), geometry)
         return self._batched(geometry, epoch, draw, will_follow)
 
@@ -269,9 +287,21 @@ class RunOrder:
         draw: Draw = drawn_here,
         will_follow: Callable[[Shuffled], None] | None = None,
     ) -> Batched:
+        if self.packer is not None:
+            return self.packer.epoch(self._parts(epoch, draw))
         if self.mixture is not None:
             return Phased(self.mixture, geometry, epoch, draw, will_follow)
         return batched(self.first_draw(epoch, draw), geometry)
+
+    def _parts(self, epoch: int, draw: Draw) -> list[PackedPart]:
+        """What is packed by itself: the epoch, or each step of its phases."""
+        if self.mixture is None:
+            return [PackedPart(order=self.first_draw(epoch, draw), first_position=0)]
+        starts = [0, *self.mixture.plan.stops.tolist()]
+        return [
+            PackedPart(order=self.mixture.shuffled(epoch, step, draw), first_position=starts[step])
+            for step in range(len(self.mixture.plan))
+        ]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -761,7 +791,19 @@ def _order_of(
         weights = asked.resolved_weights(data, settings)
     else:
         weights = mixture.plan.weights(data.stream_names, mixture.passes)
-    return RunOrder(settings=settings, catalog=data, weights=weights, mixture=mixture, growth=growth, later=later)
+    packer = None
+    if asked.pack is not None:
+        assert data.lengths is not None, "they are looked up where documents are packed"
+        packer = Packer(pack=asked.pack, lengths=data.lengths)
+    return RunOrder(
+        settings=settings,
+        catalog=data,
+        weights=weights,
+        mixture=mixture,
+        growth=growth,
+        packer=packer,
+        later=later,
+    )
 
 
 def _check_canonical_nodes(

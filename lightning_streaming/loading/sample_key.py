@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, fields
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
@@ -21,6 +21,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.state import PassStart
 from lightning_streaming.order.batchings import Batched
+from lightning_streaming.order.packed import rows_of
 from lightning_streaming.order.partition import Partition
 
 _WINDOW_SAMPLES = 8192
@@ -232,12 +233,14 @@ def keys_of_batches(start: PassStart, plan: Batched, partition: Partition, catal
         positions = partition.batches(batches, node, rank_of_node)
         are_first = plan.are_first_reads(partition, batches, node, rank_of_node)
         read = positions >= 0  # only an epoch's last batch may be short of samples
-        shards, indexes = catalog.places(plan.ids(positions[read]))
+        found = rows_of(plan, positions[read])
+        shards, indexes = catalog.places(found.ids)
         streams = catalog.stream_of_shard[shards]
-        rows = np.stack([positions[read], streams, shards - first_shards[streams], indexes], axis=1)
-        first_reads = are_first[read]
-        stops = np.cumsum(read.sum(axis=1)).tolist()
-        for begin, stop in zip([0, *stops[:-1]], stops, strict=True):
+        rows = np.stack([found.positions, streams, shards - first_shards[streams], indexes], axis=1)
+        first_reads, stops = are_first[read], np.cumsum(read.sum(axis=1))
+        if found.pieces is not None:
+            first_reads, stops = first_reads[found.pieces.packs], found.stops(int(stops[-1]))[stops - 1]
+        for begin, stop in pairwise([0, *stops.tolist()]):
             yield SampleKeys.make(of_pass, rows[begin:stop], first_reads[begin:stop])
 
 

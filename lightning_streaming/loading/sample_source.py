@@ -196,6 +196,14 @@ class SampleSource:
         """Whether all shards are alike, and their samples nothing but numbers and arrays, all in one shard."""
         return self.catalog.joins is None and self.catalog.may_be_plain(self._columns)
 
+    def may_be_joined(self) -> bool:
+        """Whether all shards are MDS, and nothing is joined with them."""
+        return self.catalog.joins is None and all(info.format == "mds" for _, info in self.catalog.examples())
+
+    def info_of(self, shard: int) -> ShardInfo:
+        """A shard, as its index describes it."""
+        return self.catalog.shards[shard]
+
     @property
     def is_remote(self) -> bool:
         """Whether any stream's shards may have to be fetched first."""

@@ -35,6 +35,8 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 from lightning_streaming.errors import ConfigError, SampleError, StreamingError
 from lightning_streaming.loading.batches import Batches, Collate, CollateError, collated, read_tables
 from lightning_streaming.loading.growth import NO_GROWTH, Growth
+from lightning_streaming.loading.pack_values import collate_packs
+from lightning_streaming.loading.packed_batches import read_pack_tables
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.reading import WorkerPass
 from lightning_streaming.loading.shared_memory import BatchMessage, BatchSender, BatchSlots, shared
@@ -223,7 +225,7 @@ class WorkerBatches(IterableDataset[BatchGroup]):
             self._sender.begin_pass()
         start, passes = self.pass_start.assigned(), passes_of(self.dataset)
         of_pass = passes.of_worker(self.dataset._making, start, worker, num_workers, is_measured=True)
-        made = self._cut_out(of_pass) if self._may_cut_out(of_pass) else self._collated(of_pass, start.batch_size)
+        made = self._made(of_pass, start.batch_size)
         made_before = 0
         with closing(made):
             try:
@@ -238,6 +240,13 @@ class WorkerBatches(IterableDataset[BatchGroup]):
             except CollateError as error:
                 raise SampleError(f"{error}{self._told_keys(of_pass, made_before, error.places)}") from error.__cause__
 
+    def _made(self, of_pass: WorkerPass, batch_size: int) -> Generator[Batches, None, None]:
+        if of_pass.pack is not None and self._is_collated_here() and of_pass.may_be_joined():
+            return read_pack_tables(of_pass, of_pass.pack, drop_last=self._drop_last)
+        if of_pass.pack is None and self._is_collated_here() and of_pass.may_be_tables():
+            return self._cut_out(of_pass)
+        return self._collated(of_pass, batch_size)
+
     def _told_keys(self, of_pass: WorkerPass, batch: int, places: Sequence[int]) -> str:
         """How an error names samples of a batch. Whoever iterates in a way of their own may be at others."""
         if not places or not self.dataset._iterates_as_usual():
@@ -245,9 +254,9 @@ class WorkerBatches(IterableDataset[BatchGroup]):
         keys = of_pass.keys_of_batch(batch)
         return told_keys([keys[place] for place in places])
 
-    def _may_cut_out(self, of_pass: WorkerPass) -> bool:
-        """Whether samples may be plain, and nobody is to see them before they are collated."""
-        return self._collate is default_collate and self.dataset._iterates_as_usual() and of_pass.may_be_tables()
+    def _is_collated_here(self) -> bool:
+        """Whether nobody is to see samples before they are collated as ever."""
+        return self._collate is default_collate and self.dataset._iterates_as_usual()
 
     def _cut_out(self, of_pass: WorkerPass) -> Generator[Batches, None, None]:
         with closing(read_tables(of_pass, drop_last=self._drop_last, one_by_one=self._one_by_one)) as tables:
@@ -258,6 +267,7 @@ class WorkerBatches(IterableDataset[BatchGroup]):
         passes = passes_of(self.dataset)
         passes.assign(of_pass)
         samples = iter(self.dataset)
+        collate = collate_packs if of_pass.pack is not None and self._collate is default_collate else self._collate
         while batch := list(islice(samples, batch_size)):
             if passes.take_assigned() is not None:
                 raise ConfigError(
@@ -267,7 +277,7 @@ class WorkerBatches(IterableDataset[BatchGroup]):
                 )
             if self._drop_last and len(batch) < batch_size:
                 return
-            yield [collated(self._collate, batch)]
+            yield [collated(collate, batch)]
 
 
 class _WorkerError(Exception):

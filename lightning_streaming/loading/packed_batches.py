@@ -1,0 +1,165 @@
+"""Packs made whole tables at a time: the bytes of all documents of some packs are joined by one call, so that no step
+of Python is taken for each."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from itertools import pairwise, repeat
+from operator import getitem
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.errors import FormatError, SampleError
+from lightning_streaming.formats.columns import FlatColumn, flat_column
+from lightning_streaming.formats.mds import MDSReader
+from lightning_streaming.loading.pack_options import Pack
+from lightning_streaming.loading.pack_values import PackBatch, PackSpans, batch_of, part_of
+from lightning_streaming.loading.reading import Reading, Window, WorkerPass, by_shard
+
+_MOST_BYTES = 1 << 20
+"""Of the values gathered at a time, unless one batch has more: what a core's own cache holds."""
+
+
+def read_pack_tables(of_pass: WorkerPass, pack: Pack, *, drop_last: bool) -> Generator[list[PackBatch], None, None]:
+    """The worker's batches in order, some at a time; what is stored is joined without a look at single documents.
+
+    Args:
+        of_pass: What to read; its samples are looked at by nobody.
+        pack: How documents are brought together.
+        drop_last: Whether to leave out a last batch that is not full.
+
+    Raises:
+        FormatError: A shard or a document of the next batch is damaged; names the stream and the shard.
+        StorageError: A shard of the next batch could not be fetched.
+    """
+    with of_pass.begun() as reading:
+        join, together = _Join(of_pass, reading, pack), 1
+        for window in reading.windows():
+            assert window.pieces is not None, "as of packs"
+            packs = _packs_of_batches(window, reading.batch_size)
+            num_batches = len(packs) - 1
+            if drop_last and packs[-1] - packs[-2] < reading.batch_size:
+                num_batches -= 1
+            first = 0
+            while first < num_batches:
+                last = min(first + together, num_batches)
+                reading.about_to_read(last - first - 1)
+                begin = int(window.stops[first - 1]) if first else 0
+                rows = slice(begin, int(window.stops[last - 1]))
+                spans = PackSpans.of(
+                    part_of(window.pieces, rows, packs[first]), packs[last] - packs[first], pack.capacity
+                )
+                columns = {name: join.packed(name, window, rows, spans) for name in pack.columns}
+                _let_go(reading, window.shards[rows], last - first)
+                yield [
+                    batch_of(pack, {name: of[start:stop] for name, of in columns.items()}, spans.between(start, stop))
+                    for start, stop in pairwise(one - packs[first] for one in packs[first : last + 1])
+                ]
+                size = sum(of.nbytes for of in columns.values()) // (last - first)
+                first, together = last, max(1, min(2 * together, _MOST_BYTES // max(1, size)))
+
+
+def _packs_of_batches(window: Window, batch_size: int) -> list[int]:
+    """The first pack of each batch of a window, and the end of the last."""
+    assert window.pieces is not None, "as of packs"
+    num_packs = int(window.pieces.packs[-1]) + 1 if len(window.pieces.packs) else 0
+    return [*range(0, num_packs, batch_size), num_packs]
+
+
+def _let_go(reading: Reading, shards: NDArray[np.int64], batches: int) -> None:
+    """Say that these samples, the next ones, were read."""
+    are_last = reading.last_uses(shards)
+    if are_last is not None:
+        for shard in np.unique(shards[are_last]).tolist():
+            reading.let_go(shard)
+    reading.have_read(batches)
+
+
+class _Join:
+    """Brings the values of documents together from their shards."""
+
+    def __init__(self, of_pass: WorkerPass, reading: Reading, pack: Pack) -> None:
+        self._source, self._reading, self._pack = of_pass.source, reading, pack
+        self._columns: dict[tuple[int, str], tuple[MDSReader, FlatColumn]] = {}
+
+    def packed(self, name: str, window: Window, rows: slice, spans: PackSpans) -> NDArray[Any]:
+        """The values of a column in some packs, of shape (packs, capacity). Not to be written to."""
+        shards, indexes = window.shards[rows], window.indexes[rows]
+        begins, counts = spans.rows.starts, spans.rows.lengths
+        parts, sources, places = list[Any](), np.empty(len(shards), np.int64), np.empty(len(shards), np.int64)
+        dtype = None
+        for ours in by_shard(shards):
+            shard = int(shards[ours[0]])
+            reader, column = self._column(shard, name)
+            self._check(shard, name, column, indexes[ours], begins[ours] + counts[ours])
+            size = column.dtype.itemsize
+            starts = column.starts[indexes[ours]] + begins[ours] * size
+            data, _ = reader.bytes_and_offsets()
+            # Copied at once: the next shard may take this one's room.
+            parts.append(memoryview(b"".join(_slices(data, starts, starts + counts[ours] * size))))
+            sources[ours], places[ours] = len(parts) - 1, np.cumsum(counts[ours]) - counts[ours]
+            if dtype not in (None, column.dtype):
+                raise SampleError(
+                    f"column {name!r} is of {dtype} in one shard and of {column.dtype} in another; write all alike, or "
+                    "make them so in transform="
+                )
+            dtype = column.dtype
+        assert dtype is not None, "there is a document"
+        return self._joined(name, parts, (sources, places), spans, dtype)
+
+    def _joined(
+        self,
+        name: str,
+        parts: list[memoryview],
+        found: tuple[NDArray[np.int64], NDArray[np.int64]],
+        spans: PackSpans,
+        dtype: np.dtype[Any],
+    ) -> NDArray[Any]:
+        """Documents in the order of packs, with what fills these up."""
+        sources, places = found
+        longest = int(spans.lengths[spans.sources < 0].max(initial=0))
+        filling = np.full(longest, self._pack.pad_of(name), dtype)
+        parts = [*parts, memoryview(filling.view(np.uint8))]
+        is_document = spans.sources >= 0
+        of = np.where(is_document, sources[spans.sources], len(parts) - 1)
+        starts = np.where(is_document, places[spans.sources], 0) * dtype.itemsize
+        pieces = map(getitem, map(parts.__getitem__, of.tolist()), _bounds(starts, starts + spans.lengths * dtype.itemsize))
+        return np.frombuffer(b"".join(pieces), dtype).reshape(spans.num_packs, spans.capacity)
+
+    def _column(self, shard: int, name: str) -> tuple[MDSReader, FlatColumn]:
+        reader = self._reading.reader(shard)
+        assert isinstance(reader, MDSReader), "looked at before"
+        known = self._columns.get((shard, name))
+        if known is None or known[0] is not reader:
+            try:
+                found = flat_column(reader, self._source.info_of(shard), name, self._pack.dtype)
+            except FormatError as error:
+                raise self._source.named(error, shard) from error
+            known = self._columns[shard, name] = reader, found
+        return known
+
+    def _check(
+        self, shard: int, name: str, column: FlatColumn, indexes: NDArray[np.int64], stops: NDArray[np.int64]
+    ) -> None:
+        """Refuse documents that are shorter than they were said to be."""
+        short = column.counts[indexes] < stops
+        if short.any():
+            index = int(indexes[short.argmax()])
+            raise self._source.named(
+                SampleError(
+                    f"sample {index} of shard {shard} has {int(column.counts[index])} values in column {name!r}, and "
+                    f"{int(stops[short.argmax()])} were to be packed; give pack.lengths= what tells the length of "
+                    f"{self._pack.column!r}, and pack along only columns that are as long"
+                ),
+                shard,
+            )
+
+
+def _slices(data: memoryview, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Iterator[memoryview]:
+    return map(getitem, repeat(data), _bounds(starts, stops))
+
+
+def _bounds(starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Iterator[slice]:
+    return map(slice, starts.tolist(), stops.tolist())

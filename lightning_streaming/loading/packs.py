@@ -1,0 +1,106 @@
+"""An epoch's packs: planned once on a node, and mapped by all of its processes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.loading.lengths import CatalogLengths
+from lightning_streaming.loading.order_files import made_once
+from lightning_streaming.loading.pack_options import Pack
+from lightning_streaming.order.packed import PackedEpoch, PackedPart, plan_epoch
+from lightning_streaming.order.pack_plan import PackPlan
+from lightning_streaming.order.packing import PackSettings
+from lightning_streaming.order.sequence import digest_of
+
+_log = logging.getLogger(__name__)
+_LONG = 1.0
+"""Seconds of planning of which the user is told."""
+_SMALL = 1 << 16
+"""Documents up to which each process plans for itself."""
+_ALIGNMENT, _WORD = 64, 8
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Packer:
+    """Makes the packs of epochs."""
+
+    pack: Pack
+    lengths: CatalogLengths
+
+    def facts(self) -> dict[str, Any]:
+        """What of it a saved position depends on."""
+        return {"method": [*self.pack.settings().facts], "lengths": self.pack.request().in_words()}
+
+    def epoch(self, parts: Sequence[PackedPart]) -> PackedEpoch:
+        """The packs of an epoch; planned, if nobody on this node has.
+
+        Args:
+            parts: The epoch's documents.
+
+        Raises:
+            ConfigError: A document is longer than a pack, and is not to be cut.
+            StorageError: There is no room for the plan.
+        """
+        settings = self.pack.settings()
+        digest = digest_of(
+            "packs", list(settings.facts), [part.order.digest for part in parts], list(self.lengths.digests)
+        )
+        if sum(len(part.order) for part in parts) <= _SMALL:
+            return PackedEpoch(parts, list(self._planned(parts)), self.lengths)
+        what = f"plan the packs of epoch {parts[0].order.epoch}"
+        mapped = made_once(digest, lambda path: _write(path, self._planned(parts)), what)
+        return PackedEpoch(parts, _read(mapped, settings), self.lengths)
+
+    def _planned(self, parts: Sequence[PackedPart]) -> list[list[PackPlan]]:
+        began = perf_counter()
+        plans = list(plan_epoch(parts, self.lengths, self.pack.settings()))
+        took = perf_counter() - began
+        if took > _LONG:
+            _log.info("packs of %d documents were planned in %.1f s", sum(len(part.order) for part in parts), took)
+        return plans
+
+
+def _write(path: Path, plans: list[list[PackPlan]]) -> None:
+    """A file of plans: the length of a head, the head in JSON, and arrays."""
+    places, stop = list[list[dict[str, Any]]](), 0
+    for of_part in plans:
+        places.append([])
+        for plan in of_part:
+            told = {}
+            for name, array in plan.arrays().items():
+                told[name] = [array.dtype.str, len(array), stop]
+                stop += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+            places[-1].append(told)
+    head = json.dumps(places).encode()
+    first = -(-(_WORD + len(head)) // _ALIGNMENT) * _ALIGNMENT
+    with path.open("wb") as file:
+        file.write(len(head).to_bytes(_WORD, "little") + head)
+        for of_part, of_places in zip(plans, places, strict=True):
+            for plan, told in zip(of_part, of_places, strict=True):
+                for name, array in plan.arrays().items():
+                    file.seek(first + told[name][2])
+                    file.write(np.ascontiguousarray(array).data)
+        file.truncate(first + stop)
+
+
+def _read(mapped: mmap.mmap, settings: PackSettings) -> list[list[PackPlan]]:
+    size = int.from_bytes(mapped[:_WORD], "little")
+    places, first = json.loads(mapped[_WORD : _WORD + size]), -(-(_WORD + size) // _ALIGNMENT) * _ALIGNMENT
+
+    def array(dtype: str, length: int, start: int) -> NDArray[Any]:
+        return np.frombuffer(mapped, dtype, length, first + start)
+
+    return [
+        [PackPlan.of_arrays(settings, {name: array(*told[name]) for name in told}) for told in of_part]
+        for of_part in places
+    ]
