@@ -95,7 +95,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
     def __len__(self) -> int:
         """Samples, or packs, per epoch and rank: the epoch's size divided among ranks, rounded up."""
         world = self.current_world()
-        size = self.epoch_size if self._passes.run.asked.pack is None else len(self._passes.run.on(world).sequence(0))
+        size = self.epoch_size if self._passes.run.asked.pack is None else self._passes.run.on(world).entries_of(0)
         return ceil(size / world.num_ranks)
 
     def __repr__(self) -> str:

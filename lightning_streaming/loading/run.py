@@ -288,12 +288,12 @@ class RunOrder:
         will_follow: Callable[[Shuffled], None] | None = None,
     ) -> Batched:
         if self.packer is not None:
-            return self.packer.epoch(self._parts(epoch, draw))
+            return self.packer.epoch(self.parts(epoch, draw))
         if self.mixture is not None:
             return Phased(self.mixture, geometry, epoch, draw, will_follow)
         return batched(self.first_draw(epoch, draw), geometry)
 
-    def _parts(self, epoch: int, draw: Draw) -> list[PackedPart]:
+    def parts(self, epoch: int, draw: Draw = drawn_here) -> list[PackedPart]:
         """What is packed by itself: the epoch, or each step of its phases."""
         if self.mixture is None:
             return [PackedPart(order=self.first_draw(epoch, draw), first_position=0)]
@@ -431,6 +431,10 @@ class Run:
             machines=self._geometry(),
             skipped=self.skipped(cursor.epoch),
         )
+
+    def entries_of(self, epoch: int) -> int:
+        """Samples, or packs, that a whole epoch reads."""
+        return len(self._sequence(Cursor(epoch, 0)))
 
     def unskipped(self, cursor: Cursor) -> Partition:
         """How the whole epoch of a cursor is divided if nothing is skipped."""
@@ -742,7 +746,11 @@ def _in_passes(growth: Growth, order: RunOrder, place: Cursor) -> Growth:
     """Where the order has phases, have the next pass of each stream that is followed read all shards."""
     if order.mixture is None:
         return growth
-    names, drawn = order.catalog.stream_names, order.mixture.drawn_until(*place)
+    epoch, sample = place
+    if order.packer is not None and sample:  # places are packs; steps are packed by themselves
+        stops = order.packer.epoch(order.parts(epoch)).part_stops()
+        sample = int(order.mixture.plan.stops[int(np.searchsorted(stops, sample, side="left"))])
+    names, drawn = order.catalog.stream_names, order.mixture.drawn_until(epoch, sample)
     return growth.in_passes(
         {
             stream: order.mixture.passes(names[stream]).next_beginning(drawn.get(names[stream], 0))
