@@ -17,6 +17,7 @@ from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.mds_samples import plain_schema
 from lightning_streaming.formats.shard_table import column_names
 from lightning_streaming.loading.joining import Joins
+from lightning_streaming.loading.lengths import CatalogLengths
 from lightning_streaming.loading.selection import Selection
 from lightning_streaming.order.runs import RunLookup
 
@@ -57,6 +58,8 @@ class Extent:
         joins: Joins | None = None,
     ) -> None:
         self.joins = joins
+        self.lengths: CatalogLengths | None = None
+        """Of documents that are to be packed."""
         self.stream_names = list(indexes)
         self.indexes = tuple(indexes.values())
         self.selections = tuple(selections.get(name) for name in indexes)
@@ -125,7 +128,8 @@ class Catalog(Extent):
                     indexes[name], selection = self._head_of(stream, shards[stream])
                 if selection is not None:
                     selections[name] = selection
-            self._extents[asked] = Extent(indexes, selections, self.first_ids, self.joins)
+            extent = self._extents[asked] = Extent(indexes, selections, self.first_ids, self.joins)
+            extent.lengths = self.lengths
         return self._extents[asked] if asked else self
 
     def _head_of(self, stream: int, shards: int) -> tuple[DatasetIndex, Selection | None]:

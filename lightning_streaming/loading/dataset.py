@@ -70,6 +70,8 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         joins = {name: stream.join_sources(name, defaults) for name, stream in named.items()}
         unsafe, limit = options.allow_unsafe_types, options.cache_bytes()
         source = SampleSource(caches, unsafe, options.columns, limit, selections, joins)
+        if options.pack is not None:
+            source._pack_lengths = parse_pack(options.pack).request()
         super().__init__(source, options.on_demand, options.transform, options.seed_global_rng, settings.shuffle_seed)
         misses = {name: cache.misses for name, cache in caches.items()}
         asked = RunRequest(

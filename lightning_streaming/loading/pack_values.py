@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import islice, pairwise
 from typing import Any
 
@@ -129,8 +129,8 @@ def collate_packs(packs: Sequence[PackBatch]) -> PackBatch:
 
 def part_of(rows: PackRows, some: slice, first_pack: int) -> PackRows:
     """Some of the rows, of packs that are counted from a first one."""
-    packs, *others = (column[some] for column in rows)
-    return PackRows(packs - first_pack, *others)
+    columns = {one.name: getattr(rows, one.name)[some] for one in fields(PackRows)}
+    return PackRows(**{**columns, "packs": columns["packs"] - first_pack})
 
 
 def packs_of(samples: Iterator[Any], pieces: PackRows, pack: Pack) -> Generator[PackBatch, None, None]:

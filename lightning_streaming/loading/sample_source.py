@@ -42,6 +42,7 @@ from lightning_streaming.loading.joining import (
     StreamJoins,
     joined_label,
 )
+from lightning_streaming.loading.lengths import CatalogLengths, LengthsRequest, lengths_of_stream
 from lightning_streaming.loading.open_shards import OpenShards, RoomWatch, ShardsAhead, raw_bytes
 from lightning_streaming.loading.scanning import Watched, unwatched
 from lightning_streaming.loading.selecting import select_samples
@@ -91,6 +92,7 @@ class SampleSource:
         }
         self._joins = {name: dict(joined) for name, joined in joins.items() if joined}
         self._room = CacheQuota((cache.directory for cache in self._all_caches()), cache_limit)
+        self._pack_lengths: LengthsRequest | None = None
         self.known_catalog: Catalog | None = None  # as long as no index has been read
         self._room_watch = RoomWatch(self._room)
         self._open = OpenShards(self._stamp_used)
@@ -146,6 +148,9 @@ class SampleSource:
             self._index_ids(catalog, watched)
             self._room.forget_fixed_bytes()
             self._check_limit(catalog)  # again: what was made just now takes room too
+        if self._pack_lengths is not None:
+            of = [lengths_of_stream(self._pack_lengths, catalog.indexes[k], self._caches[n]) for k, n in enumerate(catalog.stream_names)]
+            catalog.lengths = CatalogLengths(catalog, of)
         return catalog
 
     def _read_joins(self, indexes: Mapping[str, DatasetIndex]) -> Joins | None:

@@ -13,8 +13,9 @@ Of phases each step is packed by itself, so what comes later plays no part in th
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.order.batchings import Batched
 from lightning_streaming.order.draw import Shuffled
-from lightning_streaming.order.pack_plan import Lengths, PackPlan, Progress, plan_packs
+from lightning_streaming.order.pack_plan import Lengths, PackPlan, plan_packs
 from lightning_streaming.order.packing import PackSettings
 from lightning_streaming.order.packs import PackRows, Packs
 from lightning_streaming.order.sequence import check_entries, digest_of
@@ -96,6 +97,7 @@ class PackedEpoch(Batched):
         ]
         self._in_turn = [InTurn(np.asarray([len(one) for one in of_part])) for of_part in self._packs]
         self._stops = np.cumsum([len(one) for one in self._in_turn])
+        self._lock = threading.Lock()  # whoever looks ahead asks too
 
     def __len__(self) -> int:
         """Packs."""
@@ -162,14 +164,15 @@ class PackedEpoch(Batched):
             slices, numbers = self._in_turn[part].find(positions[here] - first)
             for number in np.unique(slices).tolist():
                 of_slice = np.flatnonzero(slices == number)
-                rows = self._packs[part][number].rows(numbers[of_slice])
+                with self._lock:
+                    rows = self._packs[part][number].rows(numbers[of_slice])
                 documents = self._parts[part].positions(number, rows.positions)
-                found.append(rows._replace(packs=here[of_slice][rows.packs], positions=documents))
+                found.append(replace(rows, packs=here[of_slice][rows.packs], positions=documents))
         if len(found) == 1:
             return found[0]
-        joined = [np.concatenate(columns) for columns in zip(*found, strict=True)]
-        order = np.argsort(joined[0], kind="stable")
-        return PackRows(*(column[order] for column in joined))
+        columns = {one.name: np.concatenate([getattr(rows, one.name) for rows in found]) for one in fields(PackRows)}
+        order = np.argsort(columns["packs"], kind="stable")
+        return PackRows(**{name: column[order] for name, column in columns.items()})
 
 
 def _ids_between(order: Shuffled, start: int, stop: int) -> Callable[[int, int], NDArray[np.int64]]:
@@ -182,7 +185,7 @@ def _ids_between(order: Shuffled, start: int, stop: int) -> Callable[[int, int],
 
 
 def plan_epoch(
-    parts: Sequence[PackedPart], lengths: Lengths, settings: PackSettings, progress: Progress | None = None
+    parts: Sequence[PackedPart], lengths: Lengths, settings: PackSettings, progress: Callable[[int], None] | None = None
 ) -> Iterator[list[PackPlan]]:
     """Bring the documents of each part together.
 
@@ -206,7 +209,8 @@ def plan_epoch(
                 stop - start,
                 lengths,
                 settings,
-                seed=(part.order.settings.shuffle_seed, part.order.epoch, number, slice_number),
+                seed=int(digest_of(part.order.settings.shuffle_seed, number, slice_number)[:15], 16),
+                epoch=part.order.epoch,
                 progress=progress,
             )
             for slice_number, (start, stop) in enumerate(zip(starts, starts[1:], strict=False))
