@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import islice, pairwise
+from itertools import islice, pairwise, repeat
+from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,9 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import SampleError
 from lightning_streaming.loading.pack_options import Pack
 from lightning_streaming.order.packs import PackRows
+
+
+_COUNT = np.dtype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,8 +65,9 @@ class PackSpans:
 
     def position_ids(self) -> NDArray[np.int64]:
         """Of each token, how many of its document's tokens come before it in the pack; of shape (packs, capacity)."""
-        stops = np.cumsum(self.lengths)
-        places = np.arange(self.num_packs * self.capacity) - np.repeat(stops - self.lengths, self.lengths)
+        counted = memoryview(np.arange(int(self.lengths.max(initial=0))).view(np.uint8))
+        stops = map(slice, (self.lengths * _COUNT.itemsize).tolist())
+        places = np.frombuffer(bytearray().join(map(getitem, repeat(counted), stops)), _COUNT)
         return places.reshape(self.num_packs, self.capacity)
 
     def document_ids(self) -> NDArray[np.int32]:
@@ -93,12 +98,12 @@ def batch_of(pack: Pack, columns: Mapping[str, NDArray[Any]], spans: PackSpans) 
 
     Args:
         pack: What is asked for.
-        columns: Packed values by column, each of shape (packs, capacity).
+        columns: Packed values by column, each of shape (packs, capacity), in memory that is not used otherwise.
         spans: Where documents lie in them.
     """
     made: PackBatch = {}
     for name, values in columns.items():
-        typed = values.astype(values.dtype if pack.as_dtype is None else pack.as_dtype)
+        typed = values.astype(values.dtype if pack.as_dtype is None else pack.as_dtype, copy=False)
         made["input_ids" if name == pack.column else name] = torch.from_numpy(typed)
     if "position_ids" not in pack.without:
         made["position_ids"] = torch.from_numpy(spans.position_ids())

@@ -85,7 +85,7 @@ class _Join:
         self._columns: dict[tuple[int, str], tuple[MDSReader, FlatColumn]] = {}
 
     def packed(self, name: str, window: Window, rows: slice, spans: PackSpans) -> NDArray[Any]:
-        """The values of a column in some packs, of shape (packs, capacity). Not to be written to."""
+        """The values of a column in some packs, of shape (packs, capacity)."""
         shards, indexes = window.shards[rows], window.indexes[rows]
         begins, counts = spans.rows.starts, spans.rows.lengths
         parts, sources, places = list[Any](), np.empty(len(shards), np.int64), np.empty(len(shards), np.int64)
@@ -126,7 +126,7 @@ class _Join:
         of = np.where(is_document, sources[spans.sources], len(parts) - 1)
         starts = np.where(is_document, places[spans.sources], 0) * dtype.itemsize
         pieces = map(getitem, map(parts.__getitem__, of.tolist()), _bounds(starts, starts + spans.lengths * dtype.itemsize))
-        return np.frombuffer(b"".join(pieces), dtype).reshape(spans.num_packs, spans.capacity)
+        return np.frombuffer(bytearray().join(pieces), dtype).reshape(spans.num_packs, spans.capacity)
 
     def _column(self, shard: int, name: str) -> tuple[MDSReader, FlatColumn]:
         reader = self._reading.reader(shard)
