@@ -53,6 +53,10 @@ class LoaderStatistics:
     samples_per_stream: Mapping[str, int] = field(default_factory=dict)
     sample_bytes: int = 0
     """Bytes of these samples as they are stored uncompressed, counted by the mean of each one's shard."""
+    tokens: int = 0
+    """Tokens of documents in packs; 0 where documents are not packed."""
+    token_room: int = 0
+    """Tokens that these packs have room for."""
     wait: WaitTimes = _NO_WAIT
     """For how long the consumer waited."""
     shards_opened: int = 0
@@ -124,6 +128,10 @@ class BatchMeasures(NamedTuple):
     samples: int = 0
     sample_bytes: int = 0
     """Bytes of its samples as they are stored uncompressed."""
+    tokens: int = 0
+    """Tokens of documents in its packs."""
+    token_room: int = 0
+    """Tokens that these packs have room for."""
     download_ns: int = 0
     """Time for which their reader waited for files to be on this node, but for decompression."""
     decompress_ns: int = 0
@@ -141,7 +149,8 @@ class BatchMeasures(NamedTuple):
 
 NUM_MEASURES = len(BatchMeasures._fields)
 _Counts = tuple[int, ...]
-"""Of a batch: its samples, their bytes, and its samples of each stream."""
+"""Of a batch: the first fields of :class:`BatchMeasures`, and its samples of each stream."""
+_NUM_COUNTED = 4
 _AT_ONCE = 256
 """Batches that are noted before they are added up: a note is all that a step should have to wait for."""
 
@@ -161,7 +170,7 @@ class BatchMeter:
         self._took = Counter[str]()
         """By field of :class:`BatchMeasures`."""
         self._counts: Iterator[_Counts] = iter(())
-        self._no_counts: _Counts = (0,) * (2 + len(self._misses))  # of batches that are none of the plan's
+        self._no_counts: _Counts = (0,) * (_NUM_COUNTED + len(self._misses))  # of batches that are none of the plan's
         self._open: Sized = ()
 
     def begin_pass(self, open_shards: Sized) -> None:
@@ -171,11 +180,24 @@ class BatchMeter:
         self._open, self._counts = open_shards, iter(())
         self._begin_batches()
 
-    def begin_window(self, catalog: Catalog, shards: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
-        """Say which shards the samples of the next batches are in, and where each batch ends among them."""
+    def begin_window(
+        self,
+        catalog: Catalog,
+        shards: NDArray[np.int64],
+        stops: NDArray[np.int64],
+        tokens: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Say which samples the next batches have.
+
+        Args:
+            catalog: The data.
+            shards: The shard of each sample.
+            stops: Where each batch ends among these.
+            tokens: Of packs, tokens in each batch and room for them, of shape (batches, 2).
+        """
         if self._is_read:
             # Whoever iterates over the samples for the loader may look further ahead than the batch under way.
-            self._counts = chain(self._counts, _count_batches(catalog, shards, stops))
+            self._counts = chain(self._counts, _count_batches(catalog, shards, stops, tokens))
 
     def begin_batch(self) -> None:
         """Say that the first sample of the next batch is wanted."""
@@ -207,9 +229,9 @@ class BatchMeter:
         counts = np.array([next(self._counts, self._no_counts) for _ in range(batches)], np.int64)
         measures = np.zeros((batches, NUM_MEASURES + len(self._misses)), np.int64)
         measures[0, :NUM_MEASURES] = BatchMeasures(work_ns=perf_counter_ns() - self._began, **self._took)
-        measures[:, :2] = counts[:, :2]
+        measures[:, :_NUM_COUNTED] = counts[:, :_NUM_COUNTED]
         measures[:, NUM_MEASURES - 1] = len(self._open)
-        measures[:, NUM_MEASURES:] = counts[:, 2:]
+        measures[:, NUM_MEASURES:] = counts[:, _NUM_COUNTED:]
         self._begin_batches()
         return measures
 
@@ -218,7 +240,9 @@ class BatchMeter:
         self.begin_batch()
 
 
-def _count_batches(catalog: Catalog, shards: NDArray[np.int64], stops: NDArray[np.int64]) -> Iterator[_Counts]:
+def _count_batches(
+    catalog: Catalog, shards: NDArray[np.int64], stops: NDArray[np.int64], tokens: NDArray[np.int64] | None
+) -> Iterator[_Counts]:
     """The counts of consecutive batches."""
     num_streams, num_batches = len(catalog.stream_names), len(stops)
     samples = np.diff(stops, prepend=0)
@@ -229,7 +253,8 @@ def _count_batches(catalog: Catalog, shards: NDArray[np.int64], stops: NDArray[n
     else:
         cells = np.repeat(np.arange(num_batches) * num_streams, samples) + catalog.stream_of_shard[shards]
         per_stream = np.bincount(cells, minlength=num_batches * num_streams).reshape(num_batches, num_streams)
-    counts = np.column_stack([samples, np.rint(sample_bytes).astype(np.int64), per_stream])
+    tokens = np.zeros((num_batches, 2), np.int64) if tokens is None else tokens
+    counts = np.column_stack([samples, np.rint(sample_bytes).astype(np.int64), tokens, per_stream])
     return map(tuple, counts.tolist())
 
 
@@ -282,6 +307,8 @@ class StatisticsCollector:
             samples=sums.samples,
             samples_per_stream=dict(zip(self._streams, values[NUM_MEASURES:], strict=True)),
             sample_bytes=sums.sample_bytes,
+            tokens=sums.tokens,
+            token_room=sums.token_room,
             wait=self._wait,
             shards_opened=sums.shards_opened,
             cache_hits=sums.cache_hits,

@@ -139,6 +139,7 @@ class Reading:
         self._source = of_pass.source
         self._meter = of_pass.meter
         self._near_end = of_pass.near_end
+        self._capacity = None if of_pass.pack is None else of_pass.pack.capacity
         self._prefetcher = prefetcher
         self._last_uses = last_uses
         self._batches_read = 0
@@ -152,12 +153,21 @@ class Reading:
         near_end_at = (self._partition.num_samples() - self.batch_size) * _NEAR_END
         is_near_end, catalog = False, self._source.catalog
         for window in _located(self._partition, catalog):
-            self._meter.begin_window(catalog, window.shards, window.stops)
+            self._meter.begin_window(catalog, window.shards, window.stops, self._tokens(window))
             if not is_near_end and (window.batches_before + len(window.stops)) * self.batch_size > near_end_at:
                 is_near_end = True
                 self._near_end()
             self._window, self._joined = window, window.joined
             yield window
+
+    def _tokens(self, window: Window) -> NDArray[np.int64] | None:
+        """Tokens in each batch of a window, and room for them; None without packs."""
+        if window.pieces is None or self._capacity is None:
+            return None
+        lengths, packs = np.cumsum(window.pieces.lengths), window.pieces.packs
+        tokens = np.diff(lengths[window.stops - 1], prepend=0)
+        num_packs = np.diff(packs[window.stops - 1] + 1, prepend=0)
+        return np.stack([tokens, num_packs * self._capacity], axis=1)
 
     def last_uses(self, shards: NDArray[np.int64]) -> NDArray[np.bool_] | None:
         """Which of the samples that follow the batches read so far are this worker's last of their shards.
