@@ -145,10 +145,10 @@ class StreamingDataLoader(AcceleratedLoader):
     def __len__(self) -> int:
         """Batches in a whole epoch on each rank; the same after a resume as before, and whatever is skipped.
 
-        Where later epochs read more of data that has grown, those of the epoch that the next batch is of.
+        Where epochs differ, as of packs or of data that has grown, those of the epoch that the next batch is of.
         """
         run = run_of(self)
-        epoch = 0 if run.order.later is None else run.normalise(self.cursor()).epoch
+        epoch = run.normalise(self.cursor()).epoch if run.order.differs_by_epoch else 0
         return run.unskipped(Cursor(epoch, 0)).num_batches(self.drop_last)
 
     def __repr__(self) -> str:

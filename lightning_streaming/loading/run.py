@@ -169,6 +169,11 @@ class RunOrder:
         return self if self.later is None or epoch <= self.growth.last_epoch else self.later
 
     @property
+    def differs_by_epoch(self) -> bool:
+        """Whether one epoch may be longer than another."""
+        return self.later is not None or self.packer is not None
+
+    @property
     def plan(self) -> MixturePlan | None:
         """What each step of each phase takes of each stream; None without phases."""
         return None if self.mixture is None else self.mixture.plan

@@ -1,0 +1,327 @@
+"""Packs of documents: every token once, the same packs on any ranks and workers, and after every resume."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from lightning_streaming import MDSWriter, Pack, Phase, Stream, StreamingDataLoader, StreamingDataset
+from lightning_streaming.errors import ConfigError, SampleError, StateMismatchError
+from lightning_streaming.world import World
+from tests.helpers import State, json_copy, raises, worlds
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+
+CAPACITY = 64
+
+
+def document(number: int, length: int) -> NDArray[np.uint16]:
+    """Tokens that tell their document, of up to 300, and their place in it, up to 200."""
+    return (number * 200 + np.arange(length)).astype(np.uint16)
+
+
+def write_documents(root: Path, lengths: list[int], *, first: int = 0, encoding: str = "ndarray:uint16") -> Path:
+    columns = {"tokens": encoding, "labels": "ndarray:int32", "size": "int"}
+    with MDSWriter(out=str(root), columns=columns, size_limit=2000) as writer:
+        for number, length in enumerate(lengths, first):
+            tokens = document(number, length)
+            stored = tokens.tobytes() if encoding == "bytes" else tokens
+            writer.write({"tokens": stored, "labels": -tokens.astype(np.int32), "size": length})
+    return root
+
+
+LENGTHS = [int(one) for one in np.minimum(np.random.default_rng(5).lognormal(3, 1, 120).astype(int), 199)]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_documents(tmp_path_factory.mktemp("documents") / "a", LENGTHS)
+
+
+def loader(
+    root: Path | None, *, batch_size: int = 3, workers: int = 0, pack: Any = None, more: Any = None, **how: Any
+) -> StreamingDataLoader:
+    told = {"column": "tokens", "capacity": CAPACITY, "window": 32, **(pack or {})}
+    settings = {"shuffle": True, "num_canonical_nodes": 2, **how}
+    if root is not None:
+        settings["remote"] = str(root)
+    dataset = StreamingDataset(pack=told, **settings)
+    return StreamingDataLoader(dataset, batch_size=batch_size, num_workers=workers, **(more or {}))
+
+
+def packs(batches: Any) -> Iterator[dict[str, Any]]:
+    """The packs of some batches, each with its rows of the batch."""
+    for batch in batches:
+        for number in range(len(batch["input_ids"])):
+            yield {name: of[number].tolist() for name, of in batch.items() if name not in ("cu_seqlens", "max_seqlen")}
+
+
+def pieces(pack: dict[str, Any]) -> Iterator[list[int]]:
+    """The tokens of each document of a pack."""
+    for number in range(max(pack["document_ids"]) + 1):
+        yield [
+            token for token, of in zip(pack["input_ids"], pack["document_ids"], strict=True) if of == number
+        ]
+
+
+def together(loaders: list[StreamingDataLoader]) -> list[dict[str, Any]]:
+    """The packs of all ranks in the order of the epoch."""
+    found: list[dict[str, Any]] = []
+    for step in zip(*loaders, strict=True):
+        of_ranks = [list(packs([batch])) for batch in step]
+        found += [rank[number] for number in range(len(of_ranks[0])) for rank in of_ranks if number < len(rank)]
+    return found
+
+
+METHODS = [{"method": "concat"}, {"method": "best_fit"}, {"method": "best_fit", "window": 7}]
+
+
+@pytest.mark.parametrize("pack", METHODS, ids=str)
+@pytest.mark.parametrize("algo", ["py1e", "blockwise", "naive"])
+def test_every_token_is_in_one_pack(root: Path, pack: dict[str, Any], algo: str) -> None:
+    at = loader(root, pack=pack, shuffle_algo=algo)
+    for _ in range(2):
+        expected = len(at)
+        seen = list(packs(at))
+        assert expected == -(-len(seen) // 3)
+        tokens = Counter(token for pack in seen for piece in pieces(pack) for token in piece)
+        assert tokens == Counter(int(one) for number, size in enumerate(LENGTHS) for one in document(number, size))
+        for one in seen:
+            for piece in pieces(one):  # of one document, in its order
+                assert piece == list(range(piece[0], piece[0] + len(piece)))
+                assert piece[0] // 200 == piece[-1] // 200
+
+
+def test_best_fit_keeps_documents_whole(root: Path) -> None:
+    for pack in packs(loader(root)):
+        for piece in pieces(pack):
+            size = LENGTHS[piece[0] // 200]
+            assert len(piece) == size if size <= CAPACITY else len(piece) in (CAPACITY, size % CAPACITY)
+
+
+def test_what_tells_documents_apart(root: Path) -> None:
+    for batch in loader(root, pack={"along": ["labels"], "pad": {"tokens": 7, "labels": -100}}):
+        count = len(batch["input_ids"])
+        assert batch["input_ids"].shape == batch["labels"].shape == (count, CAPACITY)
+        assert batch["input_ids"].dtype == batch["position_ids"].dtype == torch.int64
+        assert batch["document_ids"].dtype == batch["cu_seqlens"].dtype == torch.int32
+        is_padding = batch["document_ids"] < 0
+        assert (batch["labels"] == torch.where(is_padding, -100, -batch["input_ids"])).all()
+        assert (batch["input_ids"][is_padding] == 7).all()
+        ends = batch["cu_seqlens"].tolist()
+        assert (ends[0], ends[-1]) == (0, count * CAPACITY)
+        assert batch["max_seqlen"] == max(b - a for a, b in zip(ends, ends[1:], strict=False))
+        flat = torch.cat([torch.arange(b - a) for a, b in zip(ends, ends[1:], strict=False)])
+        assert (batch["position_ids"].flatten() == flat).all()
+        spans = [set(batch["document_ids"].flatten()[a:b].tolist()) for a, b in zip(ends, ends[1:], strict=False)]
+        assert all(len(span) == 1 for span in spans)
+
+
+def test_the_last_pack_may_be_short_and_no_other_of_concat(root: Path) -> None:
+    fills = [CAPACITY - pack["document_ids"].count(-1) for pack in packs(loader(root, pack={"method": "concat"}, num_canonical_nodes=1))]
+    assert set(fills[:-1]) == {CAPACITY}
+    assert sum(fills) == sum(LENGTHS)
+
+
+@pytest.mark.parametrize("pack", METHODS[:2], ids=str)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_packs_are_the_same_on_any_ranks_and_workers(root: Path, pack: dict[str, Any], ranks: int) -> None:
+    whole = list(packs(loader(root, pack=pack)))
+    for batch_size, workers in ((1, 0), (2, 1), (5, 2 if ranks < 3 else 0)):
+        how: dict[str, Any] = {"pack": pack, "batch_size": batch_size, "workers": workers}
+        read = together([loader(root, **how, world=world) for world in worlds(1, ranks)])
+        assert read[: len(whole)] == whole
+        assert len(read) - len(whole) < ranks  # so that all have equally many
+
+
+WAYS: list[dict[str, Any]] = [
+    {},
+    {"shuffle": False},
+    {"where": "size % 3 != 1"},
+    {"split": "[:60%]"},
+    {"epoch_size": 70},
+    {"skip": ["3-4", "9"]},
+]
+
+
+def read_epochs(at: StreamingDataLoader, until: int) -> tuple[list[Any], list[State]]:
+    """Batches up to an epoch, and the state before the first and after each."""
+    batches, states = list[Any](), [json_copy(at.state_dict())]
+    while states[-1]["epoch"] < until:
+        for batch in at:
+            batches.append(list(packs([batch])))
+            states.append(json_copy(at.state_dict()))
+    return batches, states
+
+
+def assert_resumes(make: Any) -> None:
+    """Stop after every batch, and go on: with the same packs in the same states, and in packs of other batch sizes."""
+    batches, states = read_epochs(make(), 2)
+    assert {state["epoch"] for state in states} == {0, 1, 2}
+    for place in range(0, len(states), 3):
+        again = make()
+        again.load_state_dict(states[place])
+        assert read_epochs(again, 2) == (batches[place:], states[place:])
+    flat = [pack for batch in batches for pack in batch]
+    for place in (1, 4):
+        other = make(batch_size=2)
+        other.load_state_dict(states[place])
+        read = list(packs(other))
+        assert read == flat[3 * place : 3 * place + len(read)]
+        assert len(read) > 10
+
+
+@pytest.mark.parametrize("pack", METHODS[:2], ids=str)
+@pytest.mark.parametrize("how", WAYS, ids=str)
+def test_resuming_at_every_step(root: Path, pack: dict[str, Any], how: dict[str, Any]) -> None:
+    assert_resumes(lambda batch_size=3: loader(root, pack=pack, batch_size=batch_size, **how))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_documents(tmp_path_factory.mktemp("documents") / "b", LENGTHS[:50], first=150)
+
+
+@pytest.mark.parametrize("pack", METHODS[:2], ids=str)
+@pytest.mark.parametrize("algo", ["py1e", "blockwise"])
+def test_mixtures_and_phases(root: Path, other: Path, pack: dict[str, Any], algo: str) -> None:
+    streams = {"a": Stream(remote=str(root)), "b": Stream(remote=str(other))}
+    phases = [Phase(name="one", mix={"a": 3.0, "b": 1.0}, until=60), Phase(name="two", mix={"a": (1.0, 2.0), "b": 1.0})]
+    how: dict[str, Any] = {"streams": streams, "phases": phases, "epoch_size": 150, "shuffle_algo": algo}
+    assert_resumes(lambda batch_size=3: loader(None, pack=pack, batch_size=batch_size, **how))
+    # What comes after a phase may be another: the packs before stay what they were.
+    seen, states = read_epochs(loader(None, pack=pack, **how), 1)
+    place = next(number for number, state in enumerate(states) if len(state["fingerprint"]["phases"]) == 2) - 1
+    later = [phases[0], Phase(name="other", mix={"b": 1.0})]
+    changed = loader(None, pack=pack, **{**how, "phases": later, "epoch_size": 90})
+    changed.load_state_dict(states[place])
+    rest = list(packs(changed))
+    fresh = list(packs(loader(None, pack=pack, **{**how, "phases": later, "epoch_size": 90})))
+    assert [pack for batch in seen[:place] for pack in batch] + rest == fresh
+
+
+SOURCES: list[dict[str, Any]] = [
+    {"transform": lambda sample: sample},
+    {"transform": lambda sample: {"tokens": torch.from_numpy(sample["tokens"].astype(np.int32))}, "pack": {"lengths": "size"}},
+    {"pack": {"lengths": lambda size: size}},
+    {"pack": {"lengths": "size"}},
+]
+
+
+@pytest.mark.parametrize("how", SOURCES, ids=range(len(SOURCES)))
+def test_however_documents_and_lengths_come(root: Path, how: dict[str, Any]) -> None:
+    expected = [pack["input_ids"] for pack in packs(loader(root))]
+    assert [pack["input_ids"] for pack in packs(loader(root, workers=1, **how))] == expected
+
+
+def test_bytes_are_tokens_of_a_type(root: Path, tmp_path: Path) -> None:
+    as_bytes = write_documents(tmp_path / "bytes", LENGTHS, encoding="bytes")
+    expected = [pack["input_ids"] for pack in packs(loader(root, num_canonical_nodes=1))]
+    found = loader(as_bytes, pack={"dtype": "uint16"}, num_canonical_nodes=1, shuffle_algo="naive")
+    expected = [pack["input_ids"] for pack in packs(loader(root, num_canonical_nodes=1, shuffle_algo="naive"))]
+    assert [pack["input_ids"] for pack in packs(found)] == expected
+
+
+def test_a_collate_function_gets_packs(root: Path) -> None:
+    def collate(given: list[dict[str, Any]]) -> tuple[int, list[int]]:
+        return len(given), [int((one["document_ids"] >= 0).sum()) for one in given]
+
+    sizes = list(loader(root, more={"collate_fn": collate}))
+    assert sum(tokens for _, of in sizes for tokens in of) == sum(LENGTHS)
+    assert {count for count, _ in sizes[:-1]} == {3}
+
+
+def test_plain_iteration_gives_packs(root: Path) -> None:
+    at = loader(root, batch_size=1)
+    dataset = StreamingDataset(
+        remote=str(root), shuffle=True, num_canonical_nodes=2, batch_size=4,
+        pack=Pack(column="tokens", capacity=CAPACITY, window=32),
+    )
+    assert len(dataset) == len(at)
+    assert list(packs(dataset)) == list(packs(at))
+
+
+def test_keys_name_the_documents_in_packs(root: Path) -> None:
+    at = loader(root, more={"with_keys": True})
+    for batch, keys in at:
+        documents = [piece for pack in packs([batch]) for piece in pieces(pack)]
+        assert len(keys) == len(documents)
+        for place, piece in enumerate(documents):
+            whole = at.restore_sample(keys[place])["tokens"].tolist()
+            assert piece == whole[piece[0] % 200 :][: len(piece)]
+
+
+def test_longer_documents(root: Path) -> None:
+    for longer, kept in (("truncate", [min(size, CAPACITY) for size in LENGTHS]), ("drop", [size for size in LENGTHS if size <= CAPACITY])):
+        found = [len(piece) for pack in packs(loader(root, pack={"longer": longer})) for piece in pieces(pack)]
+        assert Counter(found) == Counter(size for size in kept if size)
+    with raises(ConfigError, "longer"):
+        len(loader(root, pack={"longer": "error"}))
+
+
+def test_a_state_is_of_its_packs(root: Path) -> None:
+    at = loader(root)
+    next(iter(at))
+    state = json_copy(at.state_dict())
+    at.close()
+    for pack in ({"capacity": 65}, {"method": "concat"}, {"window": 31}, {"lengths": "size"}):
+        changed = loader(root, pack=pack)
+        changed.load_state_dict(state)
+        with raises(StateMismatchError, "order.pack"):
+            len(changed)
+    unpacked = StreamingDataLoader(
+        StreamingDataset(remote=str(root), shuffle=True, num_canonical_nodes=2), batch_size=3
+    )
+    unpacked.load_state_dict(state)
+    with raises(StateMismatchError, "order.pack"):
+        len(unpacked)
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"pack": {"capacity": 0}}, "capacity"),
+    ({"pack": {"method": "first_fit"}}, "method"),
+    ({"pack": {"column": "token"}}, "token"),
+    ({"pack": {"along": ["tokens"]}}, "along"),
+    ({"pack": {"pad": {"label": 0}}}, "label"),
+    ({"pack": {"without": ["ids"]}}, "without"),
+    ({"pack": {"as_dtype": "text"}}, "as_dtype"),
+    ({"batching_method": "stratified"}, "batching_method"),
+]
+
+
+@pytest.mark.parametrize(("how", "named"), WRONG, ids=[named for _, named in WRONG])
+def test_what_cannot_be_is_refused(root: Path, how: dict[str, Any], named: str) -> None:
+    with raises(ConfigError, named):
+        len(loader(root, **how))
+
+
+def test_documents_that_are_not_as_long_as_said_are_refused(root: Path, tmp_path: Path) -> None:
+    with raises(SampleError, "labels"), MDSWriter(
+        out=str(tmp_path / "x"), columns={"tokens": "ndarray:uint16", "labels": "ndarray:uint16"}
+    ) as writer:
+        writer.write({"tokens": document(0, 5), "labels": document(0, 4)})
+        writer.finish()
+        list(loader(tmp_path / "x", pack={"along": ["labels"]}))
+    with raises(SampleError, "pack.lengths"):
+        list(loader(root, transform=lambda sample: {"tokens": sample["tokens"][:-1]}))
+
+
+def test_statistics_count_tokens(root: Path) -> None:
+    at = loader(root)
+    list(at)
+    found = at.statistics()
+    assert found.tokens == sum(LENGTHS)
+    assert found.token_room == CAPACITY * sum(1 for _ in packs(loader(root)))
+
+
+def test_a_rank_that_reads_nothing_counts_packs(root: Path) -> None:
+    at = loader(root, world=World(reads=False))
+    assert len(list(at)) == len(loader(root))
+    assert at.state_dict()["epoch"] == 1
