@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lightning_streaming.loading.following import read_appended
     from lightning_streaming.loading.join_options import Join
     from lightning_streaming.loading.measures import LoaderStatistics, WaitTimes
-    from lightning_streaming.loading.mixture import Phase
+    from lightning_streaming.loading.phase_options import Phase
     from lightning_streaming.loading.ranks import gather_in_order, restore_state_global, save_state_global
     from lightning_streaming.loading.sample_access import LocalDataset
     from lightning_streaming.loading.sample_key import KeyedBatch, SampleKey, SampleKeys
@@ -85,7 +85,7 @@ _MODULE_OF = {
     "LoggedSample": "loading.sample_log",
     "MDSWriter": "writing.writers",
     "PartJob": "writing.parts",
-    "Phase": "loading.mixture",
+    "Phase": "loading.phase_options",
     "Preempted": "trainer.preemption",
     "PreemptionCheckpoint": "trainer.preemption",
     "SampleKey": "loading.sample_key",

@@ -77,7 +77,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
             epoch_size=options.samples_per_epoch(),
             skip=parse_batch_ranges(options.skip, "skip"),
             batch_size=options.batch_size,
-            phases=options.mixed_phases(),
+            phases=options.settled_phases(),
             followed=frozenset(place for place, one in enumerate(named.values()) if one.is_followed(defaults)),
         )
         run, watched = CurrentRun(asked, source), WatchSettings(options.sample_log, options.watchdog_seconds)

@@ -25,13 +25,12 @@ from lightning_streaming.errors import ConfigError, StateError, StateMismatchErr
 from lightning_streaming.loading.catalog import Catalog, Extent
 from lightning_streaming.loading.fingerprint import Difference, Fingerprint, in_words, refusal
 from lightning_streaming.loading.growth import NO_GROWTH, Growth, growth_since
-from lightning_streaming.loading.mixture import check_streams_of
 from lightning_streaming.loading.state import Cursor, PassStart, SavedPosition
 from lightning_streaming.order.batchings import Batched, batched
 from lightning_streaming.order.draw import Draw, Shuffled, drawn_here
 from lightning_streaming.order.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
 from lightning_streaming.order.phased import Mixture, Phased
-from lightning_streaming.order.phases import MixturePlan, PhaseMix
+from lightning_streaming.order.phases import SettledPhase, StepPlan
 from lightning_streaming.order.settings import OrderSettings, SettledOrder
 from lightning_streaming.order.skips import (
     NOTHING_SKIPPED,
@@ -91,7 +90,7 @@ class RunRequest:
     """Global batches of the run to leave out."""
     batch_size: int | None = None
     """Samples per batch on each rank, if the dataset was told."""
-    phases: tuple[PhaseMix, ...] = ()
+    phases: tuple[SettledPhase, ...] = ()
     """What each part of an epoch takes of each stream, in place of weights and size."""
     followed: frozenset[int] = frozenset()
     """Streams, by place, of which epochs after a resume read what was appended meanwhile."""
@@ -162,7 +161,7 @@ class RunOrder:
         return self if self.later is None or epoch <= self.growth.last_epoch else self.later
 
     @property
-    def plan(self) -> MixturePlan | None:
+    def plan(self) -> StepPlan | None:
         """What each step of each phase takes of each stream; None without phases."""
         return None if self.mixture is None else self.mixture.plan
 
@@ -202,7 +201,7 @@ class RunOrder:
         """
         if self.plan is None or self.mixture is None:
             return
-        check_streams_of(self.plan, self.catalog.stream_names, first)
+        self.plan.check_streams(self.catalog.stream_names, first)
         self.plan.check_repeats(self.mixture.passes, first)
 
     def phase(self, cursor: Cursor, geometry: BatchGeometry) -> str | None:
@@ -472,11 +471,11 @@ class Run:
         plan = order.plan
         # As the state tells, not as its cursor does: the place may have been moved since, over borders of phases.
         known = list(saved.fingerprint.get("phases", ()))
-        begun = 0 if plan is None else len(plan.phases) if saved.cursor.epoch else plan.num_until(known)
+        begun = 0 if plan is None else len(plan.phases) if saved.cursor.epoch else plan.num_begun(known)
         found = order.fingerprint(begun).differences(saved.fingerprint, saved.streams)
         if plan is not None and begun and not saved.cursor.epoch:
-            last, until = plan.phases[begun - 1], plan.planned_stops[begun - 1]
-            if last.cut is not None and last.cut < saved.cursor.sample_in_epoch <= until:
+            last, stop = plan.phases[begun - 1], plan.planned_stops[begun - 1]
+            if last.cut is not None and last.cut < saved.cursor.sample_in_epoch <= stop:
                 found.append(Difference(f"phases.{last.name}.cut", "'absent'", repr(last.cut)))
         return found
 

@@ -143,7 +143,7 @@ class Stretch:
         return *own, self.returned.stop, ids
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StretchUnits:
     """Shards, and parts of shards, in no particular order."""
 
@@ -253,9 +253,21 @@ def _listed_units(ids: NDArray[np.int64], shard_stops: NDArray[np.int64], passes
     """Of ids, and the pass of each, a unit for each run of one shard and pass."""
     shards = np.searchsorted(shard_stops, ids, side="right")
     starts = np.flatnonzero(np.diff(shards, prepend=-1) | np.diff(passes, prepend=-1))
-    sizes, zeros = np.diff(starts, append=len(ids)), np.zeros_like(starts)
-    no, keys = zeros.astype(np.bool_), zeros.astype(np.uint64)
-    return StretchUnits(zeros, sizes, starts, sizes, keys, no, ~no, passes[starts], zeros, ids)
+    sizes, are_listed = np.diff(starts, append=len(ids)), np.ones(len(starts), np.bool_)
+    return _units(sizes=sizes, offsets=starts, are_listed=are_listed, passes=passes[starts], listed=ids)
+
+
+def _units(*, sizes: NDArray[np.int64], passes: NDArray[np.int64], **more: NDArray[Any]) -> StretchUnits:
+    """Units of which some things are said, of one stream; unless said otherwise they are whole shards."""
+    zeros, no = np.zeros_like(sizes), np.zeros(len(sizes), np.bool_)
+    unsaid: dict[str, NDArray[Any]] = {
+        **dict.fromkeys(("first_ids", "offsets", "streams"), zeros),
+        **dict.fromkeys(("are_parts", "are_listed"), no),
+        "shard_sizes": sizes,
+        "keys": zeros.astype(np.uint64),
+        "listed": _NO_IDS,
+    }
+    return StretchUnits(sizes=sizes, passes=passes, **{**unsaid, **more})
 
 
 def returned_in_order(
@@ -308,10 +320,7 @@ def _whole_passes(sizes: NDArray[np.int64], passes: range, first_id: int) -> Str
     """As they are shuffled with all else of the step, the orders of their shards play no part."""
     firsts = (first_id + np.cumsum(sizes) - sizes)[sizes > 0]
     sizes, numbers = sizes[sizes > 0], np.repeat(np.arange(passes.start, passes.stop), len(firsts))
-    firsts, sizes = np.tile(firsts, len(passes)), np.tile(sizes, len(passes))
-    zeros = np.zeros_like(sizes)
-    no, keys = zeros.astype(np.bool_), zeros.astype(np.uint64)
-    return StretchUnits(firsts, sizes, zeros, sizes, keys, no, no, numbers, zeros, _NO_IDS)
+    return _units(sizes=np.tile(sizes, len(passes)), first_ids=np.tile(firsts, len(passes)), passes=numbers)
 
 
 def _part_of_pass(
@@ -328,11 +337,8 @@ def _part_of_pass(
     first, last = np.searchsorted(stops, start, side="right"), np.searchsorted(starts, stop, side="left")
     starts, stops, shards = starts[first:last], stops[first:last], order[first:last]
     offsets = np.maximum(start - starts, 0)
-    units = StretchUnits(
-        are_listed=np.zeros(len(shards), np.bool_),
+    units = _units(
         passes=np.full(len(shards), number),
-        streams=np.zeros(len(shards), np.int64),
-        listed=_NO_IDS,
         first_ids=stretch.first_id + (np.cumsum(sizes) - sizes)[shards],
         shard_sizes=sizes[shards],
         offsets=offsets,
@@ -351,5 +357,5 @@ def _joined(several: Sequence[StretchUnits]) -> StretchUnits:
         moved.append(replace(one, offsets=one.offsets + first * one.are_listed) if first else one)
         first += len(one.listed)
     return StretchUnits(
-        *(np.concatenate([getattr(one, field.name) for one in moved]) for field in fields(StretchUnits))
+        **{field.name: np.concatenate([getattr(one, field.name) for one in moved]) for field in fields(StretchUnits)}
     )

@@ -9,7 +9,7 @@ from typing import Any
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.order.phased import Mixture
-from lightning_streaming.order.phases import PhaseMix
+from lightning_streaming.order.phases import SettledPhase
 from lightning_streaming.order.stretches import StreamPasses
 from lightning_streaming.tools.checkpoints import find_places, find_state_file
 from lightning_streaming.tools.commands import count_ranks, read_run_files
@@ -114,7 +114,7 @@ def _phases_read(mixture: Mixture, names: Sequence[str]) -> list[dict[str, Any]]
 
 
 def _stream_in_phase(
-    phase: PhaseMix, name: str, drawn: int, before: int, size: int, passes: Mapping[str, StreamPasses]
+    phase: SettledPhase, name: str, drawn: int, before: int, size: int, passes: Mapping[str, StreamPasses]
 ) -> dict[str, Any]:
     begin, end = dict(phase.begin), dict(phase.end)
     return {

@@ -28,7 +28,7 @@ from lightning_streaming.tools import checkpoints, state_moves
 from lightning_streaming.tools.checkpoints import Places, SavedLoader, find_places, find_state_file, settled
 from lightning_streaming.tools.commands import add_action, add_json, add_storage_options, not_negative, positive
 from lightning_streaming.tools.console import FINE, counted, print_json, print_table, printable_name
-from lightning_streaming.tools.state_moves import StreamSeen, phase_end
+from lightning_streaming.tools.state_moves import StreamSeen, phase_stop
 from lightning_streaming.tools.stored_dataset import find_dataset
 
 _LOADER = "name of the train loader; needed if there are several"
@@ -197,7 +197,7 @@ def branch(args: Namespace) -> int:
             "that is being read goes on to its end, and only what follows it may change"
         )
     running = list(phases)[-1] if phases else ""
-    start = max((phase_end(one) for name, one in phases.items() if name != running), default=0)
+    start = max((phase_stop(one) for name, one in phases.items() if name != running), default=0)
     if phases and not start < sample <= phases[running]["until"]:
         raise ConfigError(
             f"{args.checkpoint} was moved to sample {sample}, which is not in phase {running!r}, the last that the run "
@@ -429,7 +429,7 @@ def _print_phases(name: str, position: SavedPosition, fingerprint: Mapping[str, 
     tells_now = fingerprint["order"]["batching_method"] == "random"
     rows = []
     for phase, one in fingerprint["phases"].items():
-        ends = phase_end(one)
+        ends = phase_stop(one)
         now = "read" if ends <= sample else "under way" if begins < sample else "to be read"
         rows.append((printable_name(phase), f"{begins:,}", f"{ends:,}", *([now] if tells_now else []), one["mix"]))
         begins = ends

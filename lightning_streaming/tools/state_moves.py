@@ -258,7 +258,7 @@ def _in_phases(one: StreamSeen, position: SavedPosition) -> StreamSeen:
     nothing = 0 if sample == 0 else None
     if order["batching_method"] != "random":  # some of what is drawn is left out
         return replace(one, before=None if epoch else 0, this_epoch=nothing)
-    told_to = max((phase_end(phase) for phase in position.fingerprint["phases"].values()), default=0)
+    told_to = max((phase_stop(phase) for phase in position.fingerprint["phases"].values()), default=0)
     # The place may have been moved to an epoch of which the state does not tell all phases.
     before = one.before if epoch == 0 or told_to == order["epoch_size"] else None
     if one.drawn == told_to >= sample:
@@ -267,7 +267,7 @@ def _in_phases(one: StreamSeen, position: SavedPosition) -> StreamSeen:
     return replace(one, before=before, this_epoch=one.drawn if sample == told_to and not skips_here else nothing)
 
 
-def phase_end(phase: Mapping[str, Any]) -> int:
+def phase_stop(phase: Mapping[str, Any]) -> int:
     """Where a phase that a state tells of ended, or will end, in samples."""
     return int(phase.get("cut", phase["until"]))
 

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader
 from lightning_streaming import Phase, Stream, StreamingDataLoader, World, read_sample_log
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.state import Cursor
-from lightning_streaming.order.phased import Mixture
-from lightning_streaming.order.phases import MixturePlan
+from lightning_streaming.order.phases import StepPlan
+from lightning_streaming.order.step_draws import Cuts
 from tests.helpers import State, json_copy, read_together, worlds
 from tests.loading.phased import (
     BROAD,
@@ -289,13 +289,13 @@ def test_an_epoch_after_one_with_a_cut_is_refused_before_anything_is_read_of_it(
 
 def test_what_a_cut_leaves_is_worked_out_once_for_each_process(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int] = []
-    cut_at = Mixture._cut_at
+    cut_last_step = Cuts.cut_last_step
 
-    def counting(self: Mixture, plan: MixturePlan, read: int) -> NDArray[np.int64]:
+    def counting(self: Cuts, plan: StepPlan, read: int) -> NDArray[np.int64]:
         counted.append(read)
-        return cut_at(self, plan, read)
+        return cut_last_step(self, plan, read)
 
-    monkeypatch.setattr(Mixture, "_cut_at", counting)
+    monkeypatch.setattr(Cuts, "cut_last_step", counting)
     loader = phased_loader(root, CUT, epoch_size=None, names=("web", "code", "math"))
     assert len(loader) == 16
     read(loader)

@@ -14,7 +14,7 @@ from lightning_streaming.order.batchings import BatchedDraw, batched
 from lightning_streaming.order.draw import Shuffled
 from lightning_streaming.order.partition import BatchGeometry, Partition
 from lightning_streaming.order.phased import Mixture
-from lightning_streaming.order.phases import LONGEST_STEP, PhaseMix
+from lightning_streaming.order.phases import LONGEST_STEP, SettledPhase
 from lightning_streaming.order.sequence import SampleSequence, digest_of
 from lightning_streaming.order.settings import OrderSettings, SettledOrder
 from lightning_streaming.order.shuffles import ShuffleTask, shuffle_into
@@ -81,16 +81,16 @@ def epoch_of(settings: SettledOrder, shape: DatasetShape, geometry: BatchGeometr
     return batched(Shuffled(settings, shape, epoch), geometry)
 
 
-def phase(name: str, stop: int, mix: Mapping[str, float | tuple[float, float]], steps: int = 1) -> PhaseMix:
+def phase(name: str, stop: int, mix: Mapping[str, float | tuple[float, float]], steps: int = 1) -> SettledPhase:
     """A phase; two weights of a stream are a ramp."""
     pairs = {stream: one if isinstance(one, tuple) else (one, one) for stream, one in sorted(mix.items())}
     begin, end = (tuple((stream, pair[place]) for stream, pair in pairs.items()) for place in (0, 1))
-    return PhaseMix(name=name, stop=stop, begin=begin, end=end, steps=steps)
+    return SettledPhase(name=name, planned_stop=stop, begin=begin, end=end, steps=steps)
 
 
 def make_mixture(
     settings: SettledOrder,
-    phases: Sequence[PhaseMix],
+    phases: Sequence[SettledPhase],
     shards: Mapping[str, Sequence[int]],
     longest_step: int = LONGEST_STEP,
 ) -> Mixture:
@@ -107,5 +107,4 @@ def make_mixture(
 
 def ids_of(mixture: Mixture, name: str) -> range:
     """The sample ids of one of its streams."""
-    first = mixture._first_ids[name]
-    return range(first, first + int(mixture._shard_sizes[name].sum()))
+    return mixture._draws.ids_of(name)
