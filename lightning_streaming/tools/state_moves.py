@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.errors import ConfigError, UnsupportedError
+from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.passes import drawn_sequence, passes_of
 from lightning_streaming.loading.run import Run
@@ -276,7 +276,7 @@ def this_epoch_by_data(position: SavedPosition, places: Mapping[str, str], optio
     """Count each stream's samples of this epoch by its order, from the indexes of the data.
 
     Args:
-        position: A state that lists its streams.
+        position: A state that lists its streams, of a run without phases and selections.
         places: Directory or URL of every stream.
         options: Arguments of their store's filesystem.
 
@@ -288,17 +288,6 @@ def this_epoch_by_data(position: SavedPosition, places: Mapping[str, str], optio
     listed: Mapping[str, Mapping[str, Any]] = position.fingerprint["streams"]
     if places.keys() != listed.keys():
         raise ConfigError(f"the state has the streams {', '.join(listed)}; give --data NAME=PLACE for each of them")
-    selected = [name for name, stream in listed.items() if "selection" in stream]
-    if "phases" in position.fingerprint:
-        raise UnsupportedError(
-            "the state is of a run with phases, of which it tells too little to count by --data; give --config "
-            "run.yaml, the configuration of the run"
-        )
-    if selected:
-        raise UnsupportedError(
-            f"the state was saved with where=, split= or select= of {', '.join(selected)}, which it does not hold; "
-            "give --config run.yaml, the configuration of the run"
-        )
     with TemporaryDirectory() as cache:
         streams = {
             name: Stream(
