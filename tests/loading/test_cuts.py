@@ -7,27 +7,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from lightning_streaming import Phase, StreamingDataLoader, World
 from lightning_streaming.errors import ConfigError, StateMismatchError
+from lightning_streaming.order.phases import StepPlan
 from lightning_streaming.order.settings import SHUFFLE_ALGOS
-from tests.helpers import State, raises
+from lightning_streaming.order.step_draws import Cuts
+from tests.helpers import State, json_copy, raises
 from tests.loading import phased
-from tests.loading.phased import ANNEAL, BROAD, FIRST_ID, NAMES, SIZES, phased_loader, read, write_streams
+from tests.loading.phased import ANNEAL, BROAD, FIRST_ID, NAMES, SIZES, check_passes, phased_loader, read
 
 BORDERS = (40, 120, 160)
 RAMP = replace(phased.RAMP, until=120)
 PHASES = (BROAD, RAMP, replace(ANNEAL, until=160))
 UNHURRIED = settings(deadline=None, max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 OTHERS = (*NAMES, "mid")
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_streams(tmp_path_factory.mktemp("streams"))
 
 
 def cut(root: Path, steps: int, **asked: Any) -> tuple[list[int], State]:
@@ -56,12 +55,10 @@ def futures(place: int) -> list[Phase]:
     ]
 
 
-def check_passes(ids: Sequence[int]) -> None:
+def check_all_passes(ids: Sequence[int]) -> None:
     """Each pass over a stream reads all of it before the next begins."""
     for name, size in SIZES.items():
-        of_stream = [one for one in ids if FIRST_ID[name] <= one < FIRST_ID[name] + size]
-        for start in range(0, len(of_stream), size):
-            assert len(set(of_stream[start : start + size])) == len(of_stream[start : start + size]), name
+        check_passes(ids, FIRST_ID[name], [], then=size)
 
 
 @pytest.mark.parametrize("algo", ["", *(name for name in SHUFFLE_ALGOS if name != "py1b")])
@@ -76,7 +73,7 @@ def test_a_cut_loses_nothing_and_repeats_nothing(root: Path, algo: str, steps: i
     after = read(gone_on(root, state, **asked))
     whole = read(phased_loader(root, **{**asked, "epoch_size": None}))
     assert before + after == whole
-    check_passes(whole)
+    check_all_passes(whole)
     within = min(later, -(-len(whole) // 4) - 1)  # the epoch's end is no place to go on from
     until, later_state = cut(root, within, **asked)
     assert until + read(gone_on(root, later_state, **asked)) == whole
@@ -99,7 +96,7 @@ def test_phases_may_be_cut_again_and_again(root: Path, first: int, second: int, 
         phases = [*phases[:-1], cut_here, Phase(name=f"more {number}", until=place + 60, mix=mix)]
     found += read(gone_on(root, state, phases=phases, names=NAMES[:3]))
     assert found == read(phased_loader(root, phases=phases, names=NAMES[:3], epoch_size=None))
-    check_passes(found)
+    check_all_passes(found)
 
 
 @pytest.mark.parametrize("algo", ["py1e", "blockwise"])
@@ -174,9 +171,43 @@ def test_composed_batches_cannot_be_cut(root: Path) -> None:
         len(phased_loader(root, phases=phases, batching_method="per_stream"))
 
 
-def test_an_epoch_with_a_cut_is_the_only_one(root: Path) -> None:
-    loader = phased_loader(root, phases=[replace(BROAD, cut=20), RAMP, ANNEAL])
-    assert len(read(loader)) == 160
-    assert loader.state_dict()["epoch"] == 1
+THEN_OTHERS = (replace(BROAD, cut=24), Phase(name="other", until=64, mix={"math": 1, "web": 1}))
+
+
+@pytest.mark.parametrize(
+    ("phases", "size"), [(THEN_OTHERS, 64), ((replace(BROAD, cut=20), RAMP, replace(ANNEAL, until=None)), 160)]
+)
+@pytest.mark.parametrize("is_size_told", [False, True])
+def test_an_epoch_after_one_with_a_cut_is_refused_before_anything_is_read_of_it(
+    root: Path, phases: Sequence[Phase], size: int, is_size_told: bool
+) -> None:
+    if phases[-1].until is None and not is_size_told:
+        phases = [*phases[:-1], replace(phases[-1], until=size)]
+    asked: dict[str, Any] = {"phases": phases, "epoch_size": size if is_size_told else None}
+    asked["names"] = tuple(name for name in NAMES if any(name in phase.mix for phase in phases))
+    loader = phased_loader(root, **asked)
+    assert len(read(loader)) == size
+    ended = json_copy(loader.state_dict())
+    assert (ended["epoch"], ended["sample_in_epoch"]) == (1, 0)
     with raises(ConfigError, "epoch 1 would read phases again of which one was cut"):
         read(loader)
+    again = gone_on(root, ended, **asked)
+    assert len(again) == size // 4
+    with raises(ConfigError, "epoch 1 would read phases again of which one was cut"):
+        read(again)
+
+
+def test_what_a_cut_leaves_is_worked_out_once_for_each_process(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    cut_last_step = Cuts.cut_last_step
+
+    def counting(self: Cuts, plan: StepPlan, read: int) -> NDArray[np.int64]:
+        counted.append(read)
+        return cut_last_step(self, plan, read)
+
+    monkeypatch.setattr(Cuts, "cut_last_step", counting)
+    loader = phased_loader(root, THEN_OTHERS, epoch_size=None, names=NAMES[:3])
+    assert len(loader) == 16
+    read(loader)
+    loader.state_dict()
+    assert counted == [24]

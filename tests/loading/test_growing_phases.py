@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from lightning_streaming import Phase, Stream, StreamingDataLoader
 from lightning_streaming.errors import StateError
 from lightning_streaming.loading.passes import passes_of
 from tests.helpers import State, json_copy, make_loader, raises, read_together, worlds, write_shards
+from tests.loading.phased import check_passes
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
@@ -66,17 +66,6 @@ def resumed(state: State, roots: dict[str, Path], **how: Any) -> StreamingDataLo
     at = loader(roots, **how)
     at.load_state_dict(state)
     return at
-
-
-def check_passes(seen: list[int], first_id: int, sizes: list[int], then: int) -> None:
-    """The first passes over a stream read each of so many samples once, and those after them each of ``then``."""
-    mine = [one - first_id for one in seen if first_id <= one < first_id + 1000]
-    for size in chain(sizes, repeat(then)):
-        in_pass, mine = mine[:size], mine[size:]
-        if not mine:
-            assert len(set(in_pass)) == len(in_pass)
-            return
-        assert sorted(in_pass) == list(range(size))
 
 
 @pytest.fixture(scope="module")

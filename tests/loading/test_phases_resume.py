@@ -21,6 +21,7 @@ from tests.loading.mutated import mutations
 from tests.loading.phased import (
     ANNEAL,
     BROAD,
+    FIRST_ID,
     NAMES,
     PHASES,
     RAMP,
@@ -34,17 +35,6 @@ from tests.loading.phased import (
 )
 
 COMPOSED: dict[str, Any] = {"batching_method": "per_stream", "shuffle_algo": "py1s"}
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_streams(tmp_path_factory.mktemp("streams"))
-
-
-@pytest.fixture(scope="module")
-def whole(root: Path) -> list[int]:
-    """The first epoch, uncut."""
-    return read(phased_loader(root))
 
 
 # --- as it was ---
@@ -74,12 +64,8 @@ def test_streams_run_on_in_the_next_epoch(root: Path) -> None:
     for _ in range(3):
         seen.update(read(loader))
         for name in NAMES:
-            counts = [seen[one] for one in range(_first(name), _first(name) + SIZES[name])]
+            counts = [seen[one] for one in range(FIRST_ID[name], FIRST_ID[name] + SIZES[name])]
             assert max(counts) - min(counts) <= 1
-
-
-def _first(name: str) -> int:
-    return 1000 * list(SIZES).index(name)
 
 
 def test_a_state_at_the_beginning_is_of_any_phases(root: Path) -> None:
