@@ -135,9 +135,8 @@ def _follow(roots: list[Path]) -> list[Any]:
     found: list[Any] = [read(at)]
     for number in range(2):
         if world.rank == 0:
-            write_dataset(
-                roots[number], 15, first_id=30, mode="append"
-            )  # the other rank's is longer only the second time
+            # What the other rank sees is longer only the second time.
+            write_dataset(roots[number], 15, first_id=30, mode="append")
         found += [read_appended(at), read(at)]
     found.append(at.state_dict())
     return found
