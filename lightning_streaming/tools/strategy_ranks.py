@@ -57,7 +57,8 @@ def strategy_ranks(trainer: Mapping[str, Any], nodes: int, ranks_per_node: int |
         has = counted(nodes, "node") if ranks is None else f"{nodes} x {ranks} ranks"
         raise ConfigError(
             f"trainer.strategy={name} has a mesh of {data} (data parallel) x {tensor} (tensor parallel) ranks, and the "
-            f"run has {has}; give trainer.num_nodes and trainer.devices, or the sizes of the mesh, so that they agree"
+            f"run has {has}; give trainer.num_nodes and trainer.devices, or the sizes of the mesh, so that they agree, "
+            "or data.train.replication, which goes before the mesh"
         )
     return StrategyRanks(replication=tensor if tensor > 1 else None, ranks_per_node=data * tensor // nodes)
 

@@ -92,13 +92,15 @@ def run_on(data: Any, trainer: Mapping[str, Any], asked: Namespace) -> TracedRun
     data.setup("fit")
     loader = _only_loader(data.train_dataloader())
     saved = None if asked.checkpoint is None else _read_checkpoint(asked.checkpoint, asked.loader)
-    nodes, ranks_per_node, assumed = _topology(asked, trainer, saved, loader)
+    nodes, by_strategy = asked.nodes or int(trainer.get("num_nodes") or 1), StrategyRanks(loader.dataset.replication)
+    if loader.dataset.replication is None:
+        by_strategy = strategy_ranks(trainer, nodes, asked.ranks_per_node)
+        loader.dataset.replication = by_strategy.replication
+    told = asked.ranks_per_node or by_strategy.ranks_per_node
+    ranks_per_node, assumed = (told, None) if told else _ranks_per_node(trainer, nodes, saved, loader)
     loader.dataset.world = World(num_nodes=nodes, ranks_per_node=ranks_per_node, rank=0)
     if saved is not None:
         loader.load_state_dict(saved.loader.position.as_state())
-    accumulate = asked.accumulate or trainer.get("accumulate_grad_batches", 1)
-    if not isinstance(accumulate, int) or accumulate < 1:
-        raise ConfigError(f"accumulate_grad_batches is {accumulate!r}; say --accumulate")
     limit = trainer.get("limit_train_batches")
     counted = TrainProgress(
         steps=0 if saved is None else saved.batches_trained,
@@ -118,14 +120,22 @@ def run_on(data: Any, trainer: Mapping[str, Any], asked: Namespace) -> TracedRun
         steps=_run_steps(
             run,
             begins,
-            accumulate,
+            _accumulate(asked, trainer),
             counted,
             len(loader),
             first_step=0 if saved is None else saved.global_step,
             stop=_stop(trainer),
         ),
-        assumed=assumed,
+        assumed="; ".join(filter(None, (assumed, by_strategy.assumed))) or None,
     )
+
+
+def _accumulate(asked: Namespace, trainer: Mapping[str, Any]) -> int:
+    """Batches of a step."""
+    accumulate = asked.accumulate or trainer.get("accumulate_grad_batches", 1)
+    if not isinstance(accumulate, int) or accumulate < 1:
+        raise ConfigError(f"accumulate_grad_batches is {accumulate!r}; say --accumulate")
+    return accumulate
 
 
 def _only_loader(loaders: Any) -> StreamingDataLoader:
@@ -162,34 +172,23 @@ def _stop(trainer: Mapping[str, Any]) -> dict[str, int | None]:
     }
 
 
-def _topology(
-    asked: Namespace,
-    trainer: Mapping[str, Any],
-    saved: _Checkpoint | None,
-    loader: StreamingDataLoader,
-) -> tuple[int, int, str | None]:
-    """Nodes and ranks per node: as asked for, or as the strategy's mesh is laid out, which is then the replication of
-    the dataset, too; else as the checkpoint's run had them; else as configured."""
-    nodes, by_strategy = asked.nodes or int(trainer.get("num_nodes") or 1), StrategyRanks()
-    if loader.dataset.replication is None:
-        by_strategy = strategy_ranks(trainer, nodes, asked.ranks_per_node)
-        loader.dataset.replication = by_strategy.replication
-    ranks_told = asked.ranks_per_node or by_strategy.ranks_per_node
-    if ranks_told is not None:
-        return nodes, ranks_told, by_strategy.assumed
+def _ranks_per_node(
+    trainer: Mapping[str, Any], nodes: int, saved: _Checkpoint | None, loader: StreamingDataLoader
+) -> tuple[int, str | None]:
+    """As the checkpoint's run had them; else as configured."""
     configured, left_open = count_ranks(trainer)
     if saved is None or saved.loader.global_batch is None:
-        return nodes, configured, "; ".join(filter(None, (left_open, by_strategy.assumed))) or None
+        return configured, left_open
     batch_size, replication = loader.batch_size or 1, loader.dataset.replication or 1
     at_a_time = f"the checkpoint's run read {saved.loader.global_batch} samples at a time"
     ranks, left_over = divmod(saved.loader.global_batch * replication, batch_size * nodes)
     if left_over or not ranks:
         assumed = f"which batches of {batch_size} do not make up; taken to go on with {_ranks(nodes, configured)}"
-        return nodes, configured, f"{at_a_time}, {assumed}, see --ranks-per-node"
+        return configured, f"{at_a_time}, {assumed}, see --ranks-per-node"
     if left_open is None and ranks != configured:
         assumed = f"with batches of {batch_size} taken to be {_ranks(nodes, ranks)}"
-        return nodes, ranks, f"{at_a_time}, {assumed}; the configuration has {configured}, see --ranks-per-node"
-    return nodes, ranks, by_strategy.assumed
+        return ranks, f"{at_a_time}, {assumed}; the configuration has {configured}, see --ranks-per-node"
+    return ranks, None
 
 
 def _ranks(nodes: int, ranks_per_node: int) -> str:
