@@ -47,7 +47,7 @@ def read(loader: StreamingDataLoader, steps: int | None = None) -> list[int]:
     return found
 
 
-def cut(root: Path, steps: int, **asked: Any) -> tuple[list[int], State]:
+def stopped(root: Path, steps: int, **asked: Any) -> tuple[list[int], State]:
     """What a run reads in so many batches, and its state then."""
     loader = phased_loader(root, **asked)
     found = read(loader, steps) if steps else []

@@ -29,9 +29,9 @@ UNHURRIED = settings(deadline=None, max_examples=6, suppress_health_check=[Healt
 OTHERS = (*NAMES, "mid")
 
 
-def cut(root: Path, steps: int, **asked: Any) -> tuple[list[int], State]:
+def stopped(root: Path, steps: int, **asked: Any) -> tuple[list[int], State]:
     """What a run reads in so many batches, and its state then."""
-    return phased.cut(root, steps, **{"phases": PHASES, "epoch_size": None, **asked})
+    return phased.stopped(root, steps, **{"phases": PHASES, "epoch_size": None, **asked})
 
 
 def gone_on(root: Path, state: State, **asked: Any) -> StreamingDataLoader:
@@ -68,21 +68,21 @@ def test_a_cut_loses_nothing_and_repeats_nothing(root: Path, algo: str, steps: i
     asked: dict[str, Any] = {"shuffle": bool(algo), "num_canonical_nodes": nodes, "shuffle_block_size": 40}
     if algo:
         asked["shuffle_algo"] = algo
-    before, state = cut(root, steps, **asked)
+    before, state = stopped(root, steps, **asked)
     asked |= {"phases": with_cut(PHASES, 4 * steps, *futures(4 * steps)), "names": OTHERS}
     after = read(gone_on(root, state, **asked))
     whole = read(phased_loader(root, **{**asked, "epoch_size": None}))
     assert before + after == whole
     check_all_passes(whole)
     within = min(later, -(-len(whole) // 4) - 1)  # the epoch's end is no place to go on from
-    until, later_state = cut(root, within, **asked)
+    until, later_state = stopped(root, within, **asked)
     assert until + read(gone_on(root, later_state, **asked)) == whole
 
 
 @UNHURRIED
 @given(first=st.integers(1, 20), second=st.integers(1, 14), third=st.integers(1, 14))
 def test_phases_may_be_cut_again_and_again(root: Path, first: int, second: int, third: int) -> None:
-    found, state = cut(root, first)
+    found, state = stopped(root, first)
     phases = with_cut(PHASES, 4 * first, Phase(name="next", until=4 * first + 60, mix={"web": 2, "math": 1}))
     place = 4 * first
     for number, steps in enumerate((second, third)):
@@ -101,7 +101,7 @@ def test_phases_may_be_cut_again_and_again(root: Path, first: int, second: int, 
 
 @pytest.mark.parametrize("algo", ["py1e", "blockwise"])
 def test_a_cut_is_the_same_on_other_machines(root: Path, algo: str) -> None:
-    before, state = cut(root, 17, shuffle_algo=algo)
+    before, state = stopped(root, 17, shuffle_algo=algo)
     asked: dict[str, Any] = {"phases": with_cut(PHASES, 68, *futures(68)), "names": OTHERS}
     asked["shuffle_algo"] = algo
     whole = read(phased_loader(root, **{**asked, "epoch_size": None}))
@@ -118,7 +118,7 @@ def test_a_cut_is_the_same_on_other_machines(root: Path, algo: str) -> None:
 
 
 def test_what_was_cut_stays_cut(root: Path) -> None:
-    _, state = cut(root, 20)
+    _, state = stopped(root, 20)
     phases, asked = with_cut(PHASES, 80, *futures(80)), {"names": OTHERS}
     loader = gone_on(root, state, phases=phases, **asked)
     read(loader, 5)
@@ -134,7 +134,7 @@ def test_what_was_cut_stays_cut(root: Path) -> None:
 
 @pytest.mark.parametrize("place", [44, 76])
 def test_a_phase_is_not_cut_where_it_was_read_on(root: Path, place: int) -> None:
-    _, state = cut(root, 20)
+    _, state = stopped(root, 20)
     with raises(StateMismatchError, f"phases.ramp.cut: saved 'absent', now {place}", "state branch"):
         read(gone_on(root, state, phases=with_cut(PHASES, place, *futures(place)), names=OTHERS))
 

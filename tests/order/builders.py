@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lightning_streaming.order.batchings import BatchedDraw, batched
@@ -86,6 +87,29 @@ def phase(name: str, stop: int, mix: Mapping[str, float | tuple[float, float]], 
     pairs = {stream: one if isinstance(one, tuple) else (one, one) for stream, one in sorted(mix.items())}
     begin, end = (tuple((stream, pair[place]) for stream, pair in pairs.items()) for place in (0, 1))
     return SettledPhase(name=name, planned_stop=stop, begin=begin, end=end, steps=steps)
+
+
+@st.composite
+def phase_lists(
+    draw: st.DrawFn,
+    names: Sequence[str],
+    lengths: st.SearchStrategy[int],
+    weights: st.SearchStrategy[float],
+    most_phases: int = 5,
+    most_steps: int = 40,
+) -> list[SettledPhase]:
+    """Phases of some of these streams, which come and go; of some ramps, from or to 0."""
+    phases, stop = [], 0
+    for number in range(draw(st.integers(1, most_phases))):
+        stop += draw(lengths)
+        mixed = draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
+        mix: dict[str, float | tuple[float, float]] = {name: draw(weights) for name in mixed}
+        if draw(st.booleans()):
+            for name in mixed[1:]:
+                one, other = draw(weights), draw(st.just(0.0) | weights)
+                mix[name] = (one, other) if draw(st.booleans()) else (other, one)
+        phases.append(phase(f"p{number}", stop, mix, draw(st.integers(1, most_steps))))
+    return phases
 
 
 def make_mixture(

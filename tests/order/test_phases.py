@@ -14,26 +14,16 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.order import phases as planning
 from lightning_streaming.order.phases import LONGEST_STEP, SettledPhase, StepPlan, planned
 from lightning_streaming.order.stretches import StreamPasses
-from tests.order.builders import phase
+from tests.order.builders import phase, phase_lists
 
 NODES = st.sampled_from([1, 2, 3, 8, 64])
 _weights = st.floats(1e-9, 1e6)
 
 
-@st.composite
-def phase_lists(draw: st.DrawFn, most_streams: int = 30, longest: int = 3000) -> list[SettledPhase]:
-    """One to five phases of streams that come and go, with weights of any size and some ramps, from or to 0."""
-    names = [f"s{number:02}" for number in range(draw(st.integers(1, most_streams)))]
-    phases, stop = [], 0
-    for number in range(draw(st.integers(1, 5))):
-        stop += draw(st.integers(64, longest))
-        mixed = draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
-        mix: dict[str, float | tuple[float, float]] = {name: draw(_weights) for name in mixed}
-        if draw(st.booleans()):
-            for name in mixed[1:]:
-                mix[name] = (draw(_weights), draw(_weights | st.just(0.0)))
-        phases.append(phase(f"p{number}", stop, mix, draw(st.integers(1, 40))))
-    return phases
+PHASE_LISTS = st.integers(1, 30).flatmap(
+    lambda count: phase_lists([f"s{number:02}" for number in range(count)], st.integers(64, 3000), _weights)
+)
+"""Of weights of any size."""
 
 
 def exact_by_step(plan: StepPlan) -> list[dict[str, Fraction]]:
@@ -55,7 +45,7 @@ def exact_by_step(plan: StepPlan) -> list[dict[str, Fraction]]:
     return found
 
 
-@given(phases=phase_lists(), nodes=NODES, longest=st.sampled_from([64, 500, LONGEST_STEP]))
+@given(phases=PHASE_LISTS, nodes=NODES, longest=st.sampled_from([64, 500, LONGEST_STEP]))
 @settings(deadline=None)
 def test_steps_are_whole_and_close_to_what_the_weights_ask_for(
     phases: list[SettledPhase], nodes: int, longest: int
@@ -83,7 +73,7 @@ def _steps(plan: StepPlan, number: int) -> list[int]:
     return list(np.flatnonzero(plan.phase_of_step == number).tolist())
 
 
-@given(phases=phase_lists(), nodes=NODES, longest=st.sampled_from([64, LONGEST_STEP]), data=st.data())
+@given(phases=PHASE_LISTS, nodes=NODES, longest=st.sampled_from([64, LONGEST_STEP]), data=st.data())
 @settings(deadline=None)
 def test_what_phases_take_does_not_depend_on_those_after_them(
     phases: list[SettledPhase], nodes: int, longest: int, data: st.DataObject
