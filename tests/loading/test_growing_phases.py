@@ -116,6 +116,22 @@ def test_the_pass_after_the_one_under_way_reads_all(place: Path) -> None:
     check_passes(seen + rest + first, 1000, [11], then=17)
 
 
+@pytest.mark.parametrize("algo", ["blockwise", "py1s"])
+@pytest.mark.parametrize("method", ["stratified", "per_stream", "device_per_stream"])
+def test_a_step_under_way_stays_what_it_was_with_composed_batches(place: Path, method: str, algo: str) -> None:
+    """What fills no batch at a border is left out, so positions are fewer than the samples that are drawn."""
+    how: dict[str, Any] = {"batching_method": method, "shuffle_algo": algo, "epoch_size": 200}
+    roots, longer = roots_of(place, {}), roots_of(place, MORE)
+    whole = read(loader(roots, **how))[0]
+    changed = []
+    for batches in (2, 13, *range(32, 38)):
+        _, state = read(loader(roots, **how), batches)
+        ahead, _ = read(resumed(state, longer, follow=True, **how), 1)
+        if ahead != whole[4 * batches : 4 * batches + 4]:
+            changed.append(batches)
+    assert len(changed) <= 1  # the border among the last ones: only a step of which nothing was read may read more
+
+
 @given(
     data=st.data(),
     cuts=st.lists(st.integers(1, 12), min_size=1, max_size=4),
