@@ -379,6 +379,8 @@ class Run:
     """Whether the data may be smaller than it was, and a cursor beyond its end."""
     reader: str = ""
     """What messages call whoever reads it, where there are several: like "train loader 'text'"."""
+    gone: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Of phases: streams that they have read and that are not there now, as they were saved; they may come back."""
 
     @property
     def settings(self) -> SettledOrder:
@@ -459,7 +461,7 @@ class Run:
             num_canonical_nodes=self.settings.num_canonical_nodes,
             initial_physical_nodes=self.initial_nodes,
             geometry=self._composed(cursor) if keeps_batches else None,
-            fingerprint=fingerprint.saved,
+            fingerprint=fingerprint.saved_with(self.gone),
             skipped={str(one): span for one, span in self.skipped_ranges.items()},
             streams=fingerprint.stream_list,
         )
@@ -717,12 +719,21 @@ def resume(
         placed={one: saved.skipped[str(one)] for one in asked.skip if str(one) in saved.skipped},
         may_end_early=on_change == "warn",
         reader=reader,
+        gone=_gone(saved, order),
     )
     found = replace(run, order=then or order).differences(saved)
     if found and on_change == "error":
         raise StateMismatchError(told + refusal(found, saved.fingerprint))
     run.check_phases(saved.cursor)
     return Resumed(run, found, notes)
+
+
+def _gone(saved: SavedPosition, order: RunOrder) -> dict[str, Mapping[str, Any]]:
+    """The streams that its phases have read, and that are not there now."""
+    if order.plan is None or not saved.fingerprint:
+        return {}
+    read = {name: one for name, one in saved.fingerprint["streams"].items() if name in order.plan.streams}
+    return {name: one for name, one in read.items() if name not in order.catalog.stream_names}
 
 
 def run_again(asked: RunRequest, catalog: Catalog, settings: OrderSettings, brought: Mapping[str, Any]) -> Run:
