@@ -111,6 +111,11 @@ class Fingerprint:
         self.stream_list = _list_streams(self._facts(), room, with_names=streams is not self._described)
         """What a state carries beside it, if there is room: never compared, but of help where something differs."""
 
+    def saved_with(self, gone: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """The same with streams that are not there now, as they were saved: they go on from there if they come back."""
+        behind = {name: {**one, "place": place} for place, (name, one) in enumerate(gone.items(), len(self._described))}
+        return {**self.saved, "streams": {**self.saved["streams"], **behind}} if gone else self.saved
+
     def differences(self, saved: Mapping[str, Any], listed: StreamList | None) -> list[Difference]:
         """Each difference between a saved fingerprint and this one.
 

@@ -378,6 +378,8 @@ class Run:
     """Whether the data may be smaller than it was, and a cursor beyond its end."""
     reader: str = ""
     """What messages call whoever reads it, where there are several: like "train loader 'text'"."""
+    gone: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Of phases: streams that they have read and that are not there now, as they were saved; they may come back."""
 
     @property
     def settings(self) -> SettledOrder:
@@ -458,7 +460,7 @@ class Run:
             num_canonical_nodes=self.settings.num_canonical_nodes,
             initial_physical_nodes=self.initial_nodes,
             geometry=self._composed(cursor) if keeps_batches else None,
-            fingerprint=fingerprint.saved,
+            fingerprint=fingerprint.saved_with(self.gone),
             skipped={str(one): span for one, span in self.skipped_ranges.items()},
             streams=fingerprint.stream_list,
         )
@@ -482,6 +484,21 @@ class Run:
     def _phases_begun(self, cursor: Cursor) -> int:
         order = self.order.of_epoch(cursor.epoch)
         return order.phases_begun(cursor, self._composed(cursor)) if order.plan else 0
+
+    def growth_in_passes(self, cursor: Cursor) -> Growth:
+        """Where there are phases, have the next pass of each stream that is followed read all shards."""
+        mixture, names = self.order.mixture, self.order.catalog.stream_names
+        if mixture is None:
+            return self.order.growth
+        sequence = self._sequence(cursor)
+        assert isinstance(sequence, Phased), "as there are phases"
+        drawn = mixture.drawn_until(cursor.epoch, sequence.steps_begun(cursor.sample_in_epoch))
+        return self.order.growth.in_passes(
+            {
+                stream: mixture.passes(names[stream]).next_beginning(drawn.get(names[stream], 0))
+                for stream in self.order.growth.followed
+            }
+        )
 
     def phase(self, cursor: Cursor) -> str | None:
         """The name of the phase that is read from a cursor on; None where there are no phases."""
@@ -680,10 +697,12 @@ def resume(
     initial_nodes = saved.initial_physical_nodes or machines.num_nodes
     growth, settings = growth_since(saved.fingerprint, saved.cursor, catalog, asked.followed), asked.resumed(saved)
     notes = [f"{told}{note}" for note in growth.notes(catalog, has_phases=bool(asked.phases))]
+    composed = {} if saved.geometry is None else {saved.cursor.epoch: saved.geometry}
     then = None  # as it was read, where the data has grown
     if growth.shards:
         then = _order_of(asked, settings.settled(initial_nodes), catalog.head(dict(growth.shards)), growth)
-        growth = _in_passes(growth, then, saved.cursor)
+        before = Run(order=then, machines=machines, skip=(), initial_nodes=initial_nodes, composed=composed)
+        growth = before.growth_in_passes(saved.cursor)
     order = _settled(asked, settings.settled(initial_nodes), catalog, growth)
     if saved.num_canonical_nodes == asked.settings.num_canonical_nodes:
         _check_canonical_nodes(order, ConfigError, "num_canonical_nodes is", "ask for fewer")
@@ -695,10 +714,11 @@ def resume(
         skip=asked.skip,
         initial_nodes=initial_nodes,
         resumed_from_nodes=saved.initial_physical_nodes,
-        composed={} if saved.geometry is None else {saved.cursor.epoch: saved.geometry},
+        composed=composed,
         placed={one: saved.skipped[str(one)] for one in asked.skip if str(one) in saved.skipped},
         may_end_early=on_change == "warn",
         reader=reader,
+        gone=_gone(saved, order),
     )
     found = replace(run, order=then or order).differences(saved)
     if found and on_change == "error":
@@ -707,17 +727,12 @@ def resume(
     return Resumed(run, found, notes)
 
 
-def _in_passes(growth: Growth, order: RunOrder, place: Cursor) -> Growth:
-    """Where the order has phases, have the next pass of each stream that is followed read all shards."""
-    if order.mixture is None:
-        return growth
-    names, drawn = order.catalog.stream_names, order.mixture.drawn_until(*place)
-    return growth.in_passes(
-        {
-            stream: order.mixture.passes(names[stream]).next_beginning(drawn.get(names[stream], 0))
-            for stream in growth.followed
-        }
-    )
+def _gone(saved: SavedPosition, order: RunOrder) -> dict[str, Mapping[str, Any]]:
+    """The streams that its phases have read, and that are not there now."""
+    if order.plan is None or not saved.fingerprint:
+        return {}
+    read = {name: one for name, one in saved.fingerprint["streams"].items() if name in order.plan.streams}
+    return {name: one for name, one in read.items() if name not in order.catalog.stream_names}
 
 
 def run_again(asked: RunRequest, catalog: Catalog, settings: OrderSettings, brought: Mapping[str, Any]) -> Run:

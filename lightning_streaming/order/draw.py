@@ -180,7 +180,8 @@ class Shuffled(SampleSequence):
                 block_size=int(block_size * share),
                 stretches=self.stretches[stream : stream + 1],
             )
-            first_id += int(sizes.sum())
+            # What a step takes of a stream stays as it is when the stream grows.
+            first_id += weights.choose[stream] if self.stretches else int(sizes.sum())
 
 
 def _draw_group(group: StreamGroup, settings: SettledOrder, turn: int, out: NDArray[np.integer[Any]]) -> None:

@@ -70,15 +70,14 @@ class Mixture:
         """How the samples of a stream that is here are counted off in passes."""
         return self._draws.passes(stream)
 
-    def drawn_until(self, epoch: int, sample: int) -> dict[str, int]:
+    def drawn_until(self, epoch: int, begun: int) -> dict[str, int]:
         """How far the passes of each stream have been drawn by the steps of which something was read.
 
         Args:
             epoch: Counts from 0.
-            sample: How much of it was read.
+            begun: How many steps of it these are.
         """
         plan = self.plan
-        begun = min(int(np.searchsorted(plan.stops, sample, side="left")) + 1 if sample else 0, len(plan))
         drawn = epoch * plan.drawn[-1] + plan.drawn[begun]
         returned = self._cuts.returned_before(begun)
         return {
@@ -184,6 +183,10 @@ class Phased(Batched):
     def phase_stops(self) -> NDArray[np.int64]:
         """Position at which each phase ends."""
         return self._stops[self._mixture.plan.last_steps]
+
+    def steps_begun(self, position: int) -> int:
+        """How many steps a reader has read something of, who has come to a position."""
+        return min(int(np.searchsorted(self._stops, position, side="left")) + bool(position), len(self._stops))
 
     def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """See :class:`~lightning_streaming.order.batchings.Batched`: those of each step after those before it."""
