@@ -36,6 +36,7 @@ class Mixture:
         first_ids: Sample id at which each of these begins.
         longest_step: Samples that are drawn together at most. None: as many as are mixed with each other.
         shorter: Of streams that have grown, by name, the passes that read less.
+        draw: Draws steps that are cut, at once: what a cut leaves is known by what was read.
 
     Raises:
         ConfigError: The phases cannot be read so.
@@ -49,6 +50,7 @@ class Mixture:
         first_ids: Mapping[str, int],
         longest_step: int | None = None,
         shorter: Mapping[str, tuple[ShorterPasses, ...]] = MappingProxyType({}),
+        draw: Draw = drawn_here,
     ) -> None:
         self.settings = settings
         is_composed = settings.batching_method != "random"
@@ -62,7 +64,7 @@ class Mixture:
         # To compose batches, steps are as long as they can be: what fills none is left out at the end of each.
         longest = phases[-1].planned_stop + settings.num_canonical_nodes if is_composed else max(mixed, LONGEST_STEP)
         self._draws = StepDraws(settings, shard_sizes, first_ids, shorter)
-        self._cuts = Cuts(self._draws)
+        self._cuts = Cuts(self._draws, draw)
         self.plan = planned(phases, settings.num_canonical_nodes, longest_step or longest, self._cuts)
         """What each step takes of each stream."""
 

@@ -122,11 +122,12 @@ class Cuts:
     """What the cuts of an epoch leave of each stream, one cut after another; a ``StepCutter`` for who plans.
 
     Args:
-        draws: Draws the steps that are cut.
+        draws: Makes the steps that are cut.
+        draw: Draws each of them, at once.
     """
 
-    def __init__(self, draws: StepDraws) -> None:
-        self._draws = draws
+    def __init__(self, draws: StepDraws, draw: Draw = drawn_here) -> None:
+        self._draws, self._draw = draws, draw
         self._returned: list[tuple[int, dict[str, Returned]]] = []
 
     def returned_before(self, step: int) -> Mapping[str, Returned]:
@@ -145,7 +146,7 @@ class Cuts:
         self._draws.check(plan, step)
         before = self.returned_before(step.number)
         one_node = BatchGeometry(num_nodes=1, ranks_per_node=1, batch_size=1)
-        drawn = batched(self._draws.shuffled(plan, step, before, epoch=0), one_node)
+        drawn = batched(self._draws.shuffled(plan, step, before, epoch=0, draw=self._draw), one_node)
         left_of = self._draws.by_stream(drawn.ids_between(read, len(drawn)), plan.names_of(step))
         counts, returned = np.zeros(len(plan.streams), np.int64), dict(before)
         for stream, name, start, count in zip(
