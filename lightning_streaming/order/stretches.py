@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.order.permutation import Permutations, drawn_keys, numbered_keys
-from lightning_streaming.order.runs import RunLookup
+from lightning_streaming.order.permutation import Permutation, Permutations, drawn_keys, numbered_keys
+from lightning_streaming.order.runs import RunLookup, write_runs
 
 MOST_STEPS = 1 << 20
 """More than an epoch can have, so that the steps of all epochs can be numbered."""
@@ -31,6 +31,8 @@ _PURPOSE = 3
 """Tells these generators from those of other purposes, which ``blockwise`` counts from 0."""
 _CHUNK = 1 << 16
 """Ids that are worked out at once: as many as a processor's cache holds, which takes half of the time of many more."""
+_LONG_PART = 1 << 11
+"""Samples of a part of a shard that are worth a call, and a table, of their own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,21 +172,36 @@ class StretchUnits:
 
     def write_ids(self, out: NDArray[np.integer[Any]]) -> None:
         """Fill an array, of length ``sizes.sum()``, with the sample ids of one unit after another."""
-        lookup, permutations = RunLookup(np.cumsum(self.sizes)), Permutations(self.shard_sizes)
-        index_minus_place = self.offsets - (lookup.stops - self.sizes)
-        for start in range(0, len(out), _CHUNK):
-            places = np.arange(start, min(start + _CHUNK, len(out)))
-            units = lookup.find(places)
-            indexes = places + index_minus_place.take(units)
-            parts = np.flatnonzero(self.are_parts.take(units))
-            if parts.size:
-                of = units[parts]
-                indexes[parts] = permutations.permuted(of, indexes[parts], self.keys.take(of))
-            indexes += self.first_ids.take(units)
-            if len(self.listed):
-                listed = np.flatnonzero(self.are_listed.take(units))
-                indexes[listed] = self.listed[indexes[listed]]
-            out[start : start + len(places)] = indexes
+        write_runs(self.first_ids + self.offsets, self.sizes, out)
+        if len(self.listed):
+            listed = np.repeat(self.are_listed, self.sizes)
+            out[listed] = self.listed[out[listed]]
+        parts, places = np.flatnonzero(self.are_parts), np.cumsum(self.sizes) - self.sizes
+        are_long = self.sizes[parts] >= np.maximum(2 * np.sqrt(self.shard_sizes[parts]), _LONG_PART)
+        for unit in parts[are_long].tolist():
+            permutation, first_id = Permutation(int(self.shard_sizes[unit]), self.keys[unit]), int(self.first_ids[unit])
+            first, offset = int(places[unit]), int(self.offsets[unit])
+            for start in range(0, size := int(self.sizes[unit]), _CHUNK):
+                stop = min(start + _CHUNK, size)
+                ids = out[first + start : first + stop]
+                ids[:] = permutation.permuted(np.arange(offset + start, offset + stop))
+                ids += first_id
+        self._write_short_parts(parts[~are_long], places, out)
+
+    def _write_short_parts(
+        self, parts: NDArray[np.int64], places: NDArray[np.int64], out: NDArray[np.integer[Any]]
+    ) -> None:
+        """Those of which each alone is not worth a table."""
+        lookup, permutations = RunLookup(np.cumsum(self.sizes[parts])), Permutations(self.shard_sizes)
+        skipped = places[parts] - (lookup.stops - self.sizes[parts])
+        for start in range(0, len(lookup), _CHUNK):
+            at = np.arange(start, min(start + _CHUNK, len(lookup)))
+            runs = lookup.find(at)
+            at += skipped.take(runs)
+            units = parts.take(runs)
+            indexes = at + (self.offsets - places).take(units)
+            permuted = permutations.permuted(units, indexes, self.keys.take(units))
+            out[at] = permuted + self.first_ids.take(units)
 
 
 def stretch_units(
