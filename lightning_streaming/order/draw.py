@@ -228,7 +228,7 @@ def _draw_stretches(group: StreamGroup, settings: SettledOrder, turn: int, out: 
         in_pass_order(out, units.streams[of_unit], units.passes[of_unit], _reading_order(len(out), settings))
         return
     if settings.shuffle:
-        shuffle_into(settings.shuffle_algo, _shuffle_task(units.sizes, group, settings, turn), out)
+        shuffle_into(settings.shuffle_algo, _shuffle_task(units.shuffled_runs(), group, settings, turn), out)
     else:
         out[:] = np.arange(len(out), dtype=out.dtype)
     if group.has_several_passes:

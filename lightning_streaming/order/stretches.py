@@ -31,6 +31,8 @@ _PURPOSE = 3
 """Tells these generators from those of other purposes, which ``blockwise`` counts from 0."""
 _CHUNK = 1 << 16
 """Ids that are worked out at once: as many as a processor's cache holds, which takes half of the time of many more."""
+_JOINED = 1 << 10
+"""Samples of tiny passes that are shuffled as one run."""
 _LONG_PART = 1 << 11
 """Samples of a part of a shard that are worth a call, and a table, of their own."""
 
@@ -169,6 +171,21 @@ class StretchUnits:
     """Of which stream it is, by its place among those given."""
     listed: NDArray[np.int64]
     """Sample ids of some units."""
+
+    def shuffled_runs(self) -> NDArray[np.int64]:
+        """Sizes of what a shuffle keeps together: units, and of streams whose passes are tiny, those of some passes.
+
+        Else a stream of one sample, read a million times, would be a million runs. As passes are put in order after
+        the shuffle, it plays no part in which run they were.
+        """
+        firsts = np.flatnonzero(np.diff(self.streams, prepend=-1))
+        lasts = np.append(firsts[1:], len(self.streams)) - 1
+        num_passes = self.passes[lasts] - self.passes[firsts] + 1
+        are_tiny = (num_passes > 2) & (np.add.reduceat(self.sizes, firsts) < num_passes * (_JOINED // 2))
+        begins = ~np.repeat(are_tiny, lasts - firsts + 1)
+        begins |= np.diff((np.cumsum(self.sizes) - self.sizes) // _JOINED, prepend=-1) > 0
+        begins[firsts] = True
+        return np.add.reduceat(self.sizes, np.flatnonzero(begins))
 
     def write_ids(self, out: NDArray[np.integer[Any]]) -> None:
         """Fill an array, of length ``sizes.sum()``, with the sample ids of one unit after another."""
@@ -314,11 +331,18 @@ def in_pass_order(
     later = passes - firsts[streams]
     several[streams[later > 0]] = True
     where = reading[several[streams[reading]]]
-    # As small numbers, which are sorted in linear time.
-    kinds = streams[where] * (int(later.max(initial=0)) + 1) + later[where]
-    kinds = kinds.astype(np.min_scalar_type(int(kinds.max(initial=0))))
-    of_stream = streams[where].astype(np.min_scalar_type(len(several)))
-    items[where[np.argsort(of_stream, kind="stable")]] = items[where[np.argsort(kinds, kind="stable")]]
+    of_stream = streams[where]
+    kinds = of_stream * (int(later.max(initial=0)) + 1) + later[where]
+    items[where[_stable_argsort(of_stream)]] = items[where[_stable_argsort(kinds)]]
+
+
+def _stable_argsort(numbers: NDArray[np.int64]) -> NDArray[np.intp]:
+    """``np.argsort(numbers, kind="stable")`` of numbers from 0 on, in linear time: 16 bits at once, the lowest first."""
+    order, shift = np.argsort(numbers.astype(np.uint16), kind="stable"), 16
+    while int(numbers.max(initial=0)) >> shift:
+        order = order[np.argsort((numbers >> shift).astype(np.uint16)[order], kind="stable")]
+        shift += 16
+    return order
 
 
 def _whole_passes(sizes: NDArray[np.int64], passes: range, first_id: int) -> StretchUnits:
@@ -363,6 +387,8 @@ def _part_of_pass(
 
 
 def _joined(several: Sequence[StretchUnits]) -> StretchUnits:
+    if len(several) == 1:
+        return several[0]
     first, moved = 0, []
     for one in several:
         moved.append(replace(one, offsets=one.offsets + first * one.are_listed) if first else one)
