@@ -337,7 +337,7 @@ def in_pass_order(
 
 
 def _stable_argsort(numbers: NDArray[np.int64]) -> NDArray[np.intp]:
-    """``np.argsort(numbers, kind="stable")`` of numbers from 0 on, in linear time: 16 bits at once, the lowest first."""
+    """``np.argsort(numbers, kind="stable")`` of numbers from 0 on, in linear time: by 16 bits at once, lowest first."""
     order, shift = np.argsort(numbers.astype(np.uint16), kind="stable"), 16
     while int(numbers.max(initial=0)) >> shift:
         order = order[np.argsort((numbers >> shift).astype(np.uint16)[order], kind="stable")]
