@@ -113,7 +113,10 @@ class Permutation:
             np.minimum(left, left - self._left, out=left)
             right += right_turns.take(left)
             np.minimum(right, right - self._right, out=right)
-        return left.astype(self._wide) * self._wide.type(self._right) + right
+        out: NDArray[np.integer[Any]] = left.astype(self._wide)
+        out *= self._wide.type(self._right)
+        out += right
+        return out
 
 
 def _halves(sizes: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:

@@ -35,6 +35,7 @@ class Mixture:
         first_ids: Sample id at which each of these begins.
         longest_step: Samples that are drawn together at most. None: as many as are mixed with each other.
         shorter: Of streams that have grown, by name, the passes that read less.
+        draw: Draws steps that are cut, at once: what a cut leaves is known by what was read.
 
     Raises:
         ConfigError: The phases cannot be read so.
@@ -48,8 +49,10 @@ class Mixture:
         first_ids: Mapping[str, int],
         longest_step: int | None = None,
         shorter: Mapping[str, tuple[ShorterPasses, ...]] = MappingProxyType({}),
+        draw: Draw = drawn_here,
     ) -> None:
         self.settings = settings
+        self._draw = draw
         self._shard_sizes = shard_sizes
         self._first_ids = first_ids
         self._shorter = shorter
@@ -72,7 +75,7 @@ class Mixture:
         self.plan, number = plan, len(plan) - 1
         step = plan.step(number)
         one_node = BatchGeometry(num_nodes=1, ranks_per_node=1, batch_size=1)
-        drawn = batched(self.shuffled(0, number), one_node)
+        drawn = batched(self.shuffled(0, number, self._draw), one_node)
         unread = drawn.ids_between(read, len(drawn))
         counts = np.zeros(len(plan.streams), np.int64)
         left_of = self._by_stream(unread, self._names(step))
