@@ -25,6 +25,7 @@ from lightning_streaming.errors import ConfigError, StateError, StateMismatchErr
 from lightning_streaming.loading.catalog import Catalog, Extent
 from lightning_streaming.loading.fingerprint import Difference, Fingerprint, in_words, refusal
 from lightning_streaming.loading.growth import NO_GROWTH, Growth, growth_since
+from lightning_streaming.loading.order_files import shared_order
 from lightning_streaming.loading.state import Cursor, PassStart, SavedPosition
 from lightning_streaming.order.batchings import Batched, batched
 from lightning_streaming.order.draw import Draw, Shuffled, drawn_here
@@ -110,6 +111,7 @@ class RunRequest:
             dict(zip(names, _sizes_of_read_shards(catalog), strict=True)),
             dict(zip(names, catalog.first_ids, strict=True)),
             shorter={names[stream]: _shorter_passes(catalog, stream, told) for stream, told in growth.passes},
+            draw=shared_order,
         )
 
     def resolved_weights(self, catalog: Extent, settings: OrderSettings, growth: Growth = NO_GROWTH) -> ResolvedWeights:

@@ -253,6 +253,19 @@ def digests(mixture: Mixture, epochs: Sequence[int] = (0, 1)) -> list[str]:
     return [mixture.shuffled(epoch, step).digest for epoch in epochs for step in range(len(mixture.plan))]
 
 
+@pytest.mark.parametrize("algo", SHUFFLE_ALGOS)
+def test_a_tiny_stream_is_read_as_often_as_it_takes_pass_by_pass(algo: str) -> None:
+    # More passes than 16 bits count.
+    asked = asked_for(algo, shuffle_block_size=4_096)
+    mixture = make_mixture(asked, [phase("p", 300_000, {"tiny": 1.0, "web": 1.0})], {"tiny": [1, 1], "web": [9_999]})
+    epoch = Phased(mixture, geometry_of(1, 1, 1), 0)
+    ids = epoch.ids(np.arange(len(epoch)))
+    tiny, web = ids[ids < 2], ids[ids >= 2]
+    assert (np.sort(tiny.reshape(-1, 2)) == [0, 1]).all()
+    assert len(set(map(tuple, tiny.reshape(-1, 2).tolist()))) == 2
+    assert all(len(np.unique(of)) == len(of) for of in np.split(web, range(9_999, len(web), 9_999)))
+
+
 def test_each_step_has_a_digest_of_its_own() -> None:
     found = digests(three_phases())
     assert len(set(found)) == len(found)
