@@ -33,8 +33,8 @@ import numpy as np
 from lightning_streaming import Phase
 from lightning_streaming.formats.index import parse_index
 from lightning_streaming.loading.catalog import Catalog
-from lightning_streaming.loading.mixture import mixed_phases
 from lightning_streaming.loading.passes import drawn_sequence
+from lightning_streaming.loading.phase_options import settled_phases
 from lightning_streaming.loading.run import Machines, Run, RunRequest, new_run, resume
 from lightning_streaming.loading.state import Cursor, read_state
 from lightning_streaming.order.settings import OrderSettings
@@ -104,7 +104,7 @@ def measure(algo: str, samples: int, streams: int, phases: int) -> dict[str, Any
             settings=order,
             weights=(StreamWeight(),) * streams,
             epoch_size=samples,
-            phases=mixed_phases(make_phases(catalog, phases, last), samples),
+            phases=settled_phases(make_phases(catalog, phases, last), samples),
         )
 
     before, found = _peak_mib(), {}

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from lightning_streaming.loading.following import read_appended
     from lightning_streaming.loading.join_options import Join
     from lightning_streaming.loading.measures import LoaderStatistics, WaitTimes
-    from lightning_streaming.loading.mixture import Phase
     from lightning_streaming.loading.pack_options import Pack
+    from lightning_streaming.loading.phase_options import Phase
     from lightning_streaming.loading.ranks import gather_in_order, restore_state_global, save_state_global
     from lightning_streaming.loading.sample_access import LocalDataset
     from lightning_streaming.loading.sample_key import KeyedBatch, SampleKey, SampleKeys
@@ -88,7 +88,7 @@ _MODULE_OF = {
     "MDSWriter": "writing.writers",
     "Pack": "loading.pack_options",
     "PartJob": "writing.parts",
-    "Phase": "loading.mixture",
+    "Phase": "loading.phase_options",
     "Preempted": "trainer.preemption",
     "PreemptionCheckpoint": "trainer.preemption",
     "SampleKey": "loading.sample_key",

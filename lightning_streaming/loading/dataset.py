@@ -80,7 +80,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
             epoch_size=options.samples_per_epoch(),
             skip=parse_batch_ranges(options.skip, "skip"),
             batch_size=options.batch_size,
-            phases=options.mixed_phases(),
+            phases=options.settled_phases(),
             pack=parse_pack(options.pack),
             followed=frozenset(place for place, one in enumerate(named.values()) if one.is_followed(defaults)),
         )

@@ -14,11 +14,11 @@ import numpy as np
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.join_options import Join, named_joins
-from lightning_streaming.loading.mixture import Phase, check_all_are_read, mixed_phases
 from lightning_streaming.loading.pack_options import Pack, parse_pack
+from lightning_streaming.loading.phase_options import Phase, check_all_streams_are_read, listed_phases, settled_phases
 from lightning_streaming.loading.selection import Select
 from lightning_streaming.loading.stream import Asked, Stream, StreamDefaults, named_streams
-from lightning_streaming.order.phases import PhaseMix
+from lightning_streaming.order.phases import SettledPhase
 from lightning_streaming.order.settings import OrderSettings, stretched_seed
 from lightning_streaming.order.skips import parse_batch_ranges
 from lightning_streaming.storage import StorageOptions, mask_url
@@ -44,7 +44,8 @@ class StreamOptions:
         select: Numbers of the samples of the only stream that are read; a truth value for each; or a ``.npy`` file of
             either.
         phases: Mixtures of the streams that follow each other within an epoch, in place of ``proportion``, ``repeat``
-            and ``choose``; see docs/mixtures.md.
+            and ``choose``: each a :class:`~lightning_streaming.Phase`, or a mapping of its arguments; see
+            docs/mixtures.md.
         join: Datasets whose columns are read together with those of the only stream, by name: each a path or URL, or
             arguments of :class:`~lightning_streaming.Join`.
     """
@@ -54,7 +55,7 @@ class StreamOptions:
     local: str | None = None
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     select: Select | None = field(default=None, repr=False)
-    phases: Sequence[Phase] | None = None
+    phases: Sequence[Phase | Mapping[str, Any]] | None = None
     join: Mapping[str, Any] | None = field(default=None, repr=False)
 
 
@@ -104,14 +105,14 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
         check_at_least("predownload", self.predownload, 1)
         check_at_least("replication", self.replication, 1)
         parse_batch_ranges(self.skip, "skip")
-        phases = self.mixed_phases()
+        object.__setattr__(self, "phases", listed_phases(self.phases))
         object.__setattr__(self, "pack", parse_pack(self.pack))
-        self._check_pack(phases)
+        self._check_pack(self.settled_phases())
         if self.storage_options is not None:
             object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
         object.__setattr__(self, "join", named_joins(self.join))
 
-    def _check_pack(self, phases: Sequence[PhaseMix]) -> None:
+    def _check_pack(self, phases: Sequence[SettledPhase]) -> None:
         if self.pack is None:
             return
         if self.batching_method != "random":
@@ -132,20 +133,15 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
             raise ConfigError(f"epoch_size must be at least one sample, but got {self.epoch_size!r}")
         return samples
 
-    def mixed_phases(self) -> tuple[PhaseMix, ...]:
+    def settled_phases(self) -> tuple[SettledPhase, ...]:
         """The phases as order takes them, checked.
 
         Raises:
             ConfigError: They cannot follow each other so, or the streams do not fit them.
         """
-        if self.phases is None:
+        phases = listed_phases(self.phases)
+        if phases is None:
             return ()
-        if (
-            not self.phases
-            or not isinstance(self.phases, Sequence)
-            or not all(isinstance(one, Phase) for one in self.phases)
-        ):
-            raise ConfigError(f"phases must be a list of Phase(name=..., mix=..., until=...), but got {self.phases!r}")
         if not isinstance(self.streams, Mapping):
             raise ConfigError("phases name streams, so streams= must map names to them, like {'web': Stream(...)}")
         weighted = [
@@ -156,8 +152,8 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
                 f"phases say how much is read of each stream, so stream {weighted[0]!r} can have no proportion, repeat "
                 "or choose; leave these, or phases, out"
             )
-        check_all_are_read(self.phases, self.streams)
-        return mixed_phases(self.phases, self.samples_per_epoch())
+        check_all_streams_are_read(phases, self.streams)
+        return settled_phases(phases, self.samples_per_epoch())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +222,7 @@ class DatasetOptions(DataOptions):
             "cache_limit": self.cache_bytes(),
             "sample_log": None if self.sample_log is None else os.fspath(self.sample_log),
             "streams": {name: _describe_stream(stream) for name, stream in streams.items()},
-            "phases": [vars(one) for one in self.phases or ()] or None,
+            "phases": [vars(one) for one in listed_phases(self.phases) or ()] or None,
         }
         asked = {name: value for name, value in vars(self).items() if name not in _NOT_SHOWN}
         return describe("StreamingDataset", {**asked, **parsed})

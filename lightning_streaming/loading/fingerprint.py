@@ -24,7 +24,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_streaming.loading.catalog import Extent
-from lightning_streaming.order.phases import MixturePlan
+from lightning_streaming.order.phases import SettledPhase, StepPlan
+from lightning_streaming.order.sequence import digest_of
 from lightning_streaming.order.settings import BATCHING_METHODS, SAMPLING_METHODS, SHUFFLE_ALGOS, OrderSettings
 from lightning_streaming.order.weights import ResolvedWeights
 
@@ -38,6 +39,8 @@ _WIDTHS = (4, 3, 2)
 """Bytes of a stream's digest, as many as there is room for."""
 _MOST_NAMES = 1 << 20
 """Bytes of JSON up to which names are unpacked: many times what a state has room for."""
+_LONGEST_MIX = 200
+"""Characters up to which the mix of a phase is told by names of streams."""
 _VARIOUS = "various"
 """Where streams have different hashes, and there are too many to tell each."""
 _MOST_ROWS = 24
@@ -65,7 +68,7 @@ class Fingerprint:
         catalog: Extent,
         settings: OrderSettings,
         weights: ResolvedWeights,
-        plan: MixturePlan | None = None,
+        plan: StepPlan | None = None,
         phases_begun: int = 0,
         grown: Mapping[int, Sequence[tuple[int, int]]] = MappingProxyType({}),
         pack: Mapping[str, Any] = MappingProxyType({}),
@@ -100,7 +103,7 @@ class Fingerprint:
             self.saved["phases"] = {
                 one.name: {
                     "until": plan.planned_stops[number],
-                    "mix": one.told_mix,
+                    "mix": told_mix(one),
                     "steps": one.steps,
                     # Where the last one ends is still open.
                     **({} if one.cut is None or number == phases_begun - 1 else {"cut": one.cut}),
@@ -110,6 +113,11 @@ class Fingerprint:
         room = _LONGEST_LIST - len(json.dumps(streams))
         self.stream_list = _list_streams(self._facts(), room, with_names=streams is not self._described)
         """What a state carries beside it, if there is room: never compared, but of help where something differs."""
+
+    def saved_with(self, gone: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """The same with streams that are not there now, as they were saved: they go on from there if they come back."""
+        behind = {name: {**one, "place": place} for place, (name, one) in enumerate(gone.items(), len(self._described))}
+        return {**self.saved, "streams": {**self.saved["streams"], **behind}} if gone else self.saved
 
     def differences(self, saved: Mapping[str, Any], listed: StreamList | None) -> list[Difference]:
         """Each difference between a saved fingerprint and this one.
@@ -184,6 +192,17 @@ class Fingerprint:
             yield one
         if then is not None:
             yield Difference(f"streams.{name}.hashes", _in_short(then), _in_short(facts.hashes))
+
+
+def told_mix(phase: SettledPhase) -> str:
+    """The weights of a phase in one line, without names where streams are many: different where the weights are."""
+    told = ", ".join(
+        f"{name} {begin!r}" + ("" if begin == end else f" to {end!r}")
+        for (name, begin), (_, end) in zip(phase.begin, phase.end, strict=True)
+    )
+    if len(told) <= _LONGEST_MIX:
+        return told
+    return f"of {len(phase.begin)} streams, {digest_of(phase.begin, phase.end)}"
 
 
 def _description(

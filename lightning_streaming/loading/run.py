@@ -25,7 +25,7 @@ from lightning_streaming.errors import ConfigError, StateError, StateMismatchErr
 from lightning_streaming.loading.catalog import Catalog, Extent
 from lightning_streaming.loading.fingerprint import Difference, Fingerprint, in_words, refusal
 from lightning_streaming.loading.growth import NO_GROWTH, Growth, growth_since
-from lightning_streaming.loading.mixture import check_streams_of
+from lightning_streaming.loading.order_files import shared_order
 from lightning_streaming.loading.pack_options import Pack
 from lightning_streaming.loading.packs import Packer
 from lightning_streaming.loading.state import Cursor, PassStart, SavedPosition
@@ -34,7 +34,7 @@ from lightning_streaming.order.draw import Draw, Shuffled, drawn_here
 from lightning_streaming.order.packed import PackedEpoch, PackedPart
 from lightning_streaming.order.partition import BatchGeometry, Partition, epoch_geometry, rank_layout
 from lightning_streaming.order.phased import Mixture, Phased
-from lightning_streaming.order.phases import MixturePlan, PhaseMix
+from lightning_streaming.order.phases import SettledPhase, StepPlan
 from lightning_streaming.order.settings import OrderSettings, SettledOrder
 from lightning_streaming.order.skips import (
     NOTHING_SKIPPED,
@@ -94,7 +94,7 @@ class RunRequest:
     """Global batches of the run to leave out."""
     batch_size: int | None = None
     """Samples per batch on each rank, if the dataset was told."""
-    phases: tuple[PhaseMix, ...] = ()
+    phases: tuple[SettledPhase, ...] = ()
     """What each part of an epoch takes of each stream, in place of weights and size."""
     pack: Pack | None = None
     """How documents are brought together, if they are."""
@@ -116,6 +116,7 @@ class RunRequest:
             dict(zip(names, _sizes_of_read_shards(catalog), strict=True)),
             dict(zip(names, catalog.first_ids, strict=True)),
             shorter={names[stream]: _shorter_passes(catalog, stream, told) for stream, told in growth.passes},
+            draw=shared_order,
         )
 
     def resolved_weights(self, catalog: Extent, settings: OrderSettings, growth: Growth = NO_GROWTH) -> ResolvedWeights:
@@ -174,7 +175,7 @@ class RunOrder:
         return self.later is not None or self.packer is not None
 
     @property
-    def plan(self) -> MixturePlan | None:
+    def plan(self) -> StepPlan | None:
         """What each step of each phase takes of each stream; None without phases."""
         return None if self.mixture is None else self.mixture.plan
 
@@ -222,7 +223,7 @@ class RunOrder:
         """
         if self.plan is None or self.mixture is None:
             return
-        check_streams_of(self.plan, self.catalog.stream_names, first)
+        self.plan.check_streams(self.catalog.stream_names, first)
         self.plan.check_repeats(self.mixture.passes, first)
 
     def phase(self, cursor: Cursor, geometry: BatchGeometry) -> str | None:
@@ -293,12 +294,12 @@ class RunOrder:
         will_follow: Callable[[Shuffled], None] | None = None,
     ) -> Batched:
         if self.packer is not None:
-            return self.packer.epoch(self.parts(epoch, draw))
+            return self.packer.epoch(self._parts(epoch, draw))
         if self.mixture is not None:
             return Phased(self.mixture, geometry, epoch, draw, will_follow)
         return batched(self.first_draw(epoch, draw), geometry)
 
-    def parts(self, epoch: int, draw: Draw = drawn_here) -> list[PackedPart]:
+    def _parts(self, epoch: int, draw: Draw) -> list[PackedPart]:
         """What is packed by itself: the epoch, or each step of its phases."""
         if self.mixture is None:
             return [PackedPart(order=self.first_draw(epoch, draw), first_position=0)]
@@ -414,6 +415,8 @@ class Run:
     """Whether the data may be smaller than it was, and a cursor beyond its end."""
     reader: str = ""
     """What messages call whoever reads it, where there are several: like "train loader 'text'"."""
+    gone: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Of phases: streams that they have read and that are not there now, as they were saved; they may come back."""
 
     @property
     def settings(self) -> SettledOrder:
@@ -498,7 +501,7 @@ class Run:
             num_canonical_nodes=self.settings.num_canonical_nodes,
             initial_physical_nodes=self.initial_nodes,
             geometry=self._composed(cursor) if keeps_batches else None,
-            fingerprint=fingerprint.saved,
+            fingerprint=fingerprint.saved_with(self.gone),
             skipped={str(one): span for one, span in self.skipped_ranges.items()},
             streams=fingerprint.stream_list,
         )
@@ -511,17 +514,32 @@ class Run:
         plan = order.plan
         # As the state tells, not as its cursor does: the place may have been moved since, over borders of phases.
         known = list(saved.fingerprint.get("phases", ()))
-        begun = 0 if plan is None else len(plan.phases) if saved.cursor.epoch else plan.num_until(known)
+        begun = 0 if plan is None else len(plan.phases) if saved.cursor.epoch else plan.num_begun(known)
         found = order.fingerprint(begun).differences(saved.fingerprint, saved.streams)
         if plan is not None and begun and not saved.cursor.epoch:
-            last, until = plan.phases[begun - 1], plan.planned_stops[begun - 1]
-            if last.cut is not None and last.cut < saved.cursor.sample_in_epoch <= until:
+            last, stop = plan.phases[begun - 1], plan.planned_stops[begun - 1]
+            if last.cut is not None and last.cut < saved.cursor.sample_in_epoch <= stop:
                 found.append(Difference(f"phases.{last.name}.cut", "'absent'", repr(last.cut)))
         return found
 
     def _phases_begun(self, cursor: Cursor) -> int:
         order = self.order.of_epoch(cursor.epoch)
         return order.phases_begun(cursor, self._composed(cursor)) if order.plan else 0
+
+    def growth_in_passes(self, cursor: Cursor) -> Growth:
+        """Where there are phases, have the next pass of each stream that is followed read all shards."""
+        mixture, names = self.order.mixture, self.order.catalog.stream_names
+        if mixture is None:
+            return self.order.growth
+        sequence = self._sequence(cursor)
+        assert isinstance(sequence, Phased | PackedEpoch), "as there are phases"
+        drawn = mixture.drawn_until(cursor.epoch, sequence.steps_begun(cursor.sample_in_epoch))
+        return self.order.growth.in_passes(
+            {
+                stream: mixture.passes(names[stream]).next_beginning(drawn.get(names[stream], 0))
+                for stream in self.order.growth.followed
+            }
+        )
 
     def phase(self, cursor: Cursor) -> str | None:
         """The name of the phase that is read from a cursor on; None where there are no phases."""
@@ -720,10 +738,12 @@ def resume(
     initial_nodes = saved.initial_physical_nodes or machines.num_nodes
     growth, settings = growth_since(saved.fingerprint, saved.cursor, catalog, asked.followed), asked.resumed(saved)
     notes = [f"{told}{note}" for note in growth.notes(catalog, has_phases=bool(asked.phases))]
+    composed = {} if saved.geometry is None else {saved.cursor.epoch: saved.geometry}
     then = None  # as it was read, where the data has grown
     if growth.shards:
         then = _order_of(asked, settings.settled(initial_nodes), catalog.head(dict(growth.shards)), growth)
-        growth = _in_passes(growth, then, saved.cursor)
+        before = Run(order=then, machines=machines, skip=(), initial_nodes=initial_nodes, composed=composed)
+        growth = before.growth_in_passes(saved.cursor)
     order = _settled(asked, settings.settled(initial_nodes), catalog, growth)
     if saved.num_canonical_nodes == asked.settings.num_canonical_nodes:
         _check_canonical_nodes(order, ConfigError, "num_canonical_nodes is", "ask for fewer")
@@ -735,10 +755,11 @@ def resume(
         skip=asked.skip,
         initial_nodes=initial_nodes,
         resumed_from_nodes=saved.initial_physical_nodes,
-        composed={} if saved.geometry is None else {saved.cursor.epoch: saved.geometry},
+        composed=composed,
         placed={one: saved.skipped[str(one)] for one in asked.skip if str(one) in saved.skipped},
         may_end_early=on_change == "warn",
         reader=reader,
+        gone=_gone(saved, order),
     )
     found = replace(run, order=then or order).differences(saved)
     if found and on_change == "error":
@@ -747,21 +768,12 @@ def resume(
     return Resumed(run, found, notes)
 
 
-def _in_passes(growth: Growth, order: RunOrder, place: Cursor) -> Growth:
-    """Where the order has phases, have the next pass of each stream that is followed read all shards."""
-    if order.mixture is None:
-        return growth
-    epoch, sample = place
-    if order.packer is not None and sample:  # places are packs; steps are packed by themselves
-        stops = order.packer.epoch(order.parts(epoch)).part_stops()
-        sample = int(order.mixture.plan.stops[int(np.searchsorted(stops, sample, side="left"))])
-    names, drawn = order.catalog.stream_names, order.mixture.drawn_until(epoch, sample)
-    return growth.in_passes(
-        {
-            stream: order.mixture.passes(names[stream]).next_beginning(drawn.get(names[stream], 0))
-            for stream in growth.followed
-        }
-    )
+def _gone(saved: SavedPosition, order: RunOrder) -> dict[str, Mapping[str, Any]]:
+    """The streams that its phases have read, and that are not there now."""
+    if order.plan is None or not saved.fingerprint:
+        return {}
+    read = {name: one for name, one in saved.fingerprint["streams"].items() if name in order.plan.streams}
+    return {name: one for name, one in read.items() if name not in order.catalog.stream_names}
 
 
 def run_again(asked: RunRequest, catalog: Catalog, settings: OrderSettings, brought: Mapping[str, Any]) -> Run:

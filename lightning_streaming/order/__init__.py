@@ -12,8 +12,9 @@ entries it has, the sample ids of any of them at once, and a digest of all it de
     settings       what the user says about order, and the names of its algorithms
     shuffles       the shuffle algorithms: permutations, drawn
     blockwise      the same without drawing: a permutation worked out place by place
-    phases         MixturePlan    of an epoch whose mixture changes: what each step of each phase takes of each stream
+    phases         StepPlan       of an epoch whose mixture changes: what each step of each phase takes of each stream
     stretches      which samples these are: the next ones of the stream's passes
+    step_draws     StepDraws      a step, drawn; and what a step that is cut leaves
     phased         Phased         the steps one after another, each shuffled and batched by itself, as one Batched
     canonical      how canonical nodes are read in turn
     quality        what an order costs a node

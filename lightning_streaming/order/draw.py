@@ -28,6 +28,11 @@ _CHUNK = 1 << 20
 """Ids that are looked up at once: what is needed besides the order itself stays small."""
 
 
+_LARGEST_FREED = 8 * _CHUNK
+"""Bytes of the largest array that drawing makes again and again. The C library of Linux keeps the memory of arrays that
+are freed only if a larger one was freed before, and else asks the system for it each time, which took half of a draw:
+so one is made, and freed, before all others."""
+
 Draw = Callable[["Shuffled"], NDArray[np.integer[Any]]]
 """Draws an order whole."""
 
@@ -145,6 +150,7 @@ class Shuffled(SampleSequence):
         Raises:
             ConfigError: The samples or the block are too few for the shuffle algorithm.
         """
+        np.empty(_LARGEST_FREED, np.uint8)
         stop = 0
         for group in self._groups():
             start, stop = stop, stop + sum(group.choose)
@@ -180,7 +186,8 @@ class Shuffled(SampleSequence):
                 block_size=int(block_size * share),
                 stretches=self.stretches[stream : stream + 1],
             )
-            first_id += int(sizes.sum())
+            # What a step takes of a stream stays as it is when the stream grows.
+            first_id += weights.choose[stream] if self.stretches else int(sizes.sum())
 
 
 def _draw_group(group: StreamGroup, settings: SettledOrder, turn: int, out: NDArray[np.integer[Any]]) -> None:
@@ -222,7 +229,7 @@ def _draw_stretches(group: StreamGroup, settings: SettledOrder, turn: int, out: 
         in_pass_order(out, units.streams[of_unit], units.passes[of_unit], _reading_order(len(out), settings))
         return
     if settings.shuffle:
-        shuffle_into(settings.shuffle_algo, _shuffle_task(units.sizes, group, settings, turn), out)
+        shuffle_into(settings.shuffle_algo, _shuffle_task(units.shuffled_runs(), group, settings, turn), out)
     else:
         out[:] = np.arange(len(out), dtype=out.dtype)
     if group.has_several_passes:

@@ -122,6 +122,10 @@ class PackedEpoch(Batched):
         """Position at which each part ends."""
         return self._stops
 
+    def steps_begun(self, position: int) -> int:
+        """How many parts a reader has read something of, who has come to a position."""
+        return min(int(np.searchsorted(self._stops, position, side="left")) + bool(position), len(self._stops))
+
     def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """See :class:`Batched`: packs are read as they are numbered."""
         check_entries(positions, len(self))

@@ -10,6 +10,8 @@ it serves to mix, not to hide.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -72,6 +74,51 @@ class Permutations:
         return out
 
 
+class Permutation:
+    """One of :class:`Permutations`, with what its halves are turned by in a table: the quicker way for many indexes.
+
+    Args:
+        size: From 1 to :data:`LARGEST_SIZE`.
+        key: Which one of that size.
+    """
+
+    def __init__(self, size: int, key: np.uint64) -> None:
+        self._size = size
+        lefts, rights = _halves(np.asarray([size]))
+        (self._left,), (self._right,) = lefts.astype(np.uint32), rights.astype(np.uint32)
+        # 4 bytes wherever they hold all that a network gives: half of the time.
+        self._wide = np.dtype(np.uint32 if int(lefts[0] * rights[0]) < 1 << 32 else np.uint64)
+        tweak, step = (of.astype(np.uint32) for of in (np.asarray([key]), np.asarray([key]) >> _HALF_BITS))
+        rounds = np.arange(_SMALL_ROUNDS if size < _SMALL_SIZE else _ROUNDS, dtype=np.uint32)
+        tweaks = (tweak + rounds * (step | np.uint32(1)))[:, np.newaxis]
+        every_left, every_right = (
+            np.tile(np.arange(half, dtype=np.uint32), (len(rounds) // 2, 1)) for half in (self._left, self._right)
+        )
+        self._left_turns = _scaled(_hashed(every_right, tweaks[::2]), lefts)
+        self._right_turns = _scaled(_hashed(every_left, tweaks[1::2]), rights)
+
+    def permuted(self, indexes: NDArray[np.int64]) -> NDArray[np.integer[Any]]:
+        """Where each index goes: see :meth:`Permutations.permuted`."""
+        out = self._once(indexes.astype(self._wide))
+        outside = np.flatnonzero(out >= self._size)
+        while outside.size:
+            out[outside] = self._once(out[outside])
+            outside = outside[out[outside] >= self._size]
+        return out
+
+    def _once(self, indexes: NDArray[np.integer[Any]]) -> NDArray[np.integer[Any]]:
+        left, right = (half.astype(np.uint32) for half in np.divmod(indexes, self._wide.type(self._right)))
+        for left_turns, right_turns in zip(self._left_turns, self._right_turns, strict=True):
+            left += left_turns.take(right)
+            np.minimum(left, left - self._left, out=left)
+            right += right_turns.take(left)
+            np.minimum(right, right - self._right, out=right)
+        out: NDArray[np.integer[Any]] = left.astype(self._wide)
+        out *= self._wide.type(self._right)
+        out += right
+        return out
+
+
 def _halves(sizes: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     """Two factors near the square root, whose product reaches the size and exceeds it by less than the first.
 
@@ -129,14 +176,19 @@ def _turned(
     hashed: NDArray[np.uint32],
 ) -> NDArray[np.uint32]:
     """Add a hash, scaled to the modulus, to a half below the modulus; all modulo the modulus."""
-    scaled = hashed.astype(np.uint64)
-    scaled *= wide_modulus
-    scaled >>= _HALF_BITS
-    turned = scaled.astype(np.uint32)
+    turned = _scaled(hashed, wide_modulus)
     turned += half
     # Below the modulus the difference wraps round to a large number.
     wrapped: NDArray[np.uint32] = np.minimum(turned, turned - modulus)
     return wrapped
+
+
+def _scaled(hashed: NDArray[np.uint32], wide_modulus: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    """Hashes as numbers below a modulus."""
+    scaled = hashed.astype(np.uint64)
+    scaled *= wide_modulus
+    scaled >>= _HALF_BITS
+    return scaled.astype(np.uint32)
 
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)

@@ -14,11 +14,12 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.order.batchings import Batched, batched
 from lightning_streaming.order.draw import Draw, Shuffled, drawn_here
 from lightning_streaming.order.partition import BatchGeometry
-from lightning_streaming.order.phases import LONGEST_STEP, MixturePlan, PhaseMix, Step, planned
+from lightning_streaming.order.phases import LONGEST_STEP, SettledPhase, planned
 from lightning_streaming.order.sequence import check_entries, digest_of
 from lightning_streaming.order.settings import SettledOrder
-from lightning_streaming.order.stretches import Returned, ShorterPasses, StreamPasses, Stretch, returned_in_order
-from lightning_streaming.order.weights import DatasetShape, ResolvedWeights
+from lightning_streaming.order.step_draws import Cuts, StepDraws, weights_of
+from lightning_streaming.order.stretches import ShorterPasses, StreamPasses, Stretch
+from lightning_streaming.order.weights import DatasetShape
 
 _STEPS_KEPT = 2
 """Steps whose order is kept: batches that straddle a border need two."""
@@ -35,6 +36,7 @@ class Mixture:
         first_ids: Sample id at which each of these begins.
         longest_step: Samples that are drawn together at most. None: as many as are mixed with each other.
         shorter: Of streams that have grown, by name, the passes that read less.
+        draw: Draws steps that are cut, at once: what a cut leaves is known by what was read.
 
     Raises:
         ConfigError: The phases cannot be read so.
@@ -43,17 +45,14 @@ class Mixture:
     def __init__(
         self,
         settings: SettledOrder,
-        phases: Sequence[PhaseMix],
+        phases: Sequence[SettledPhase],
         shard_sizes: Mapping[str, NDArray[np.int64]],
         first_ids: Mapping[str, int],
         longest_step: int | None = None,
         shorter: Mapping[str, tuple[ShorterPasses, ...]] = MappingProxyType({}),
+        draw: Draw = drawn_here,
     ) -> None:
         self.settings = settings
-        self._shard_sizes = shard_sizes
-        self._first_ids = first_ids
-        self._shorter = shorter
-        self._returned: list[tuple[int, dict[str, Returned]]] = []
         is_composed = settings.batching_method != "random"
         self.is_cut = any(phase.cut is not None for phase in phases)
         if is_composed and self.is_cut:
@@ -63,76 +62,36 @@ class Mixture:
             )
         mixed = settings.num_canonical_nodes * settings.shuffle_block_size
         # To compose batches, steps are as long as they can be: what fills none is left out at the end of each.
-        longest = phases[-1].stop + settings.num_canonical_nodes if is_composed else max(mixed, LONGEST_STEP)
-        self.plan = planned(phases, settings.num_canonical_nodes, longest_step or longest, self._cut_at)
+        longest = phases[-1].planned_stop + settings.num_canonical_nodes if is_composed else max(mixed, LONGEST_STEP)
+        self._draws = StepDraws(settings, shard_sizes, first_ids, shorter)
+        self._cuts = Cuts(self._draws, draw)
+        self.plan = planned(phases, settings.num_canonical_nodes, longest_step or longest, self._cuts)
         """What each step takes of each stream."""
-
-    def _cut_at(self, plan: MixturePlan, read: int) -> NDArray[np.int64]:
-        """How much is read of each stream in the last step, if it ends after ``read`` samples; keeps what is left."""
-        self.plan, number = plan, len(plan) - 1
-        step = plan.step(number)
-        one_node = BatchGeometry(num_nodes=1, ranks_per_node=1, batch_size=1)
-        drawn = batched(self.shuffled(0, number), one_node)
-        unread = drawn.ids_between(read, len(drawn))
-        counts = np.zeros(len(plan.streams), np.int64)
-        left_of = self._by_stream(unread, self._names(step))
-        returned = dict(self._returned[-1][1]) if self._returned else {}
-        for stream, name, start, count in zip(
-            step.streams.tolist(), self._names(step), step.starts.tolist(), step.counts.tolist(), strict=True
-        ):
-            first, stops = self._first_ids[name], np.cumsum(self._shard_sizes[name])
-            left = left_of[name]
-            counts[stream] = count - len(left)
-            passes = self.passes(name).numbers(np.arange(start + int(counts[stream]), start + count))
-            left = first + returned_in_order(left - first, passes, stops)
-            known, stop = returned.get(name), start + count
-            if known is not None and known.stop > stop:  # not all of what an earlier cut returned was drawn again
-                left, stop = np.concatenate([left, known.ids[len(known.ids) - (known.stop - stop) :]]), known.stop
-            returned[name] = Returned(left, stop)
-        self._returned.append((number + 1, returned))
-        return counts
-
-    def _by_stream(self, ids: NDArray[np.int64], names: Sequence[str]) -> dict[str, NDArray[np.int64]]:
-        """Sample ids of some streams apart, each in their order."""
-        by_id = sorted(names, key=self._first_ids.__getitem__)
-        streams = np.searchsorted([self._first_ids[name] for name in by_id], ids, side="right")
-        order = np.argsort(streams, kind="stable")
-        stops = np.searchsorted(streams[order], np.arange(len(by_id)) + 1, side="right")
-        return dict(zip(by_id, np.split(ids[order], stops[:-1]), strict=True))
 
     def passes(self, stream: str) -> StreamPasses:
         """How the samples of a stream that is here are counted off in passes."""
-        return StreamPasses(self._shard_sizes[stream], self._shorter.get(stream, ()))
+        return self._draws.passes(stream)
 
-    def drawn_until(self, epoch: int, sample: int) -> dict[str, int]:
+    def drawn_until(self, epoch: int, begun: int) -> dict[str, int]:
         """How far the passes of each stream have been drawn by the steps of which something was read.
 
         Args:
             epoch: Counts from 0.
-            sample: How much of it was read.
+            begun: How many steps of it these are.
         """
         plan = self.plan
-        begun = min(int(np.searchsorted(plan.stops, sample, side="left")) + 1 if sample else 0, len(plan))
         drawn = epoch * plan.drawn[-1] + plan.drawn[begun]
-        returned = self._returned_before(begun)
+        returned = self._cuts.returned_before(begun)
         return {
             name: max(count, returned[name].stop if name in returned else 0)
             for name, count in zip(plan.streams, drawn.tolist(), strict=True)
         }
 
-    def _returned_before(self, step: int) -> Mapping[str, Returned]:
-        """What cuts have left before a step, by stream."""
-        return next((found for first, found in reversed(self._returned) if first <= step), {})
-
     def can_draw(self, epoch: int, step: int) -> bool:
         """Whether a step can be drawn: some streams may have gone since."""
         if step >= len(self.plan) or (epoch and self.is_cut):
             return False
-        return self._missing(self.plan.step(step)) is None
-
-    def _missing(self, step: Step) -> str | None:
-        """The first stream of a step that is not here, if there is one."""
-        return next((name for name in self._names(step) if name not in self._shard_sizes), None)
+        return self._draws.missing(self.plan, self.plan.step(step)) is None
 
     def check_epoch(self, epoch: int) -> None:
         """Refuse to read phases again of which one was cut.
@@ -146,9 +105,6 @@ class Mixture:
                 "(max_epochs=1)"
             )
 
-    def _names(self, step: Step) -> list[str]:
-        return [self.plan.streams[stream] for stream in step.streams.tolist()]
-
     def shuffled(self, epoch: int, step: int, draw: Draw = drawn_here) -> Shuffled:
         """What a step draws, shuffled.
 
@@ -158,55 +114,20 @@ class Mixture:
             draw: Draws it, when ids are first asked for.
 
         Raises:
-            ConfigError: It is of a stream that is not here any more.
+            ConfigError: It is of a stream that is not here any more, or of phases that cannot be read again.
         """
         taken = self.plan.step(step)
-        names, missing = self._names(taken), self._missing(taken)
-        if missing is not None:
-            phase = self.plan.phases[taken.phase]
-            why = "add it again to read this part of the run"
-            if phase.cut is not None:
-                why = "the phase was cut, and to know what it left its streams must stay: add it again"
-            raise ConfigError(f"phase {phase.name!r} reads stream {missing!r}, which is not among the streams; {why}")
+        self._draws.check(self.plan, taken)
         self.check_epoch(epoch)
-        before = epoch * self.plan.drawn[-1][taken.streams] + taken.starts
-        returned = self._returned_before(step)
-        return Shuffled(
-            self.settings,
-            DatasetShape(shard_sizes=tuple(self._shard_sizes[name] for name in names), weights=_weights_of(taken)),
-            epoch,
-            draw,
-            stretches=tuple(
-                Stretch(
-                    stream=name,
-                    first_id=self._first_ids[name],
-                    start=start,
-                    shorter=self._shorter.get(name, ()),
-                    returned=returned.get(name),
-                )
-                for name, start in zip(names, before.tolist(), strict=True)
-            ),
-            step=step,
-        )
+        return self._draws.shuffled(self.plan, taken, self._cuts.returned_before(step), epoch, draw)
 
     def counted(self, step: int) -> Shuffled:
         """A step to count with and not to read, whatever its epoch: also of streams that are not here any more."""
         taken = self.plan.step(step)
         sizes = tuple(np.asarray([count]) for count in taken.counts.tolist())
-        named = tuple(Stretch(stream=name, first_id=0, start=0) for name in self._names(taken))
-        shape = DatasetShape(shard_sizes=sizes, weights=_weights_of(taken))
+        named = tuple(Stretch(stream=name, first_id=0, start=0) for name in self.plan.names_of(taken))
+        shape = DatasetShape(shard_sizes=sizes, weights=weights_of(taken))
         return Shuffled(self.settings, shape, 0, stretches=named, step=step)
-
-
-def _weights_of(step: Step) -> ResolvedWeights:
-    counts = step.counts.tolist()
-    size = sum(counts)
-    return ResolvedWeights(
-        proportion=tuple(count / size for count in counts),
-        repeat=(0.0,) * len(counts),
-        choose=tuple(counts),
-        epoch_size=size,
-    )
 
 
 class Phased(Batched):
@@ -264,6 +185,10 @@ class Phased(Batched):
     def phase_stops(self) -> NDArray[np.int64]:
         """Position at which each phase ends."""
         return self._stops[self._mixture.plan.last_steps]
+
+    def steps_begun(self, position: int) -> int:
+        """How many steps a reader has read something of, who has come to a position."""
+        return min(int(np.searchsorted(self._stops, position, side="left")) + bool(position), len(self._stops))
 
     def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """See :class:`~lightning_streaming.order.batchings.Batched`: those of each step after those before it."""

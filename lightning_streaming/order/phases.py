@@ -11,16 +11,16 @@ itself alone: what comes later may be changed when a run goes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.order.sequence import digest_of
 from lightning_streaming.order.stretches import MOST_STEPS, StreamPasses
 from lightning_streaming.order.weights import ResolvedWeights
 
@@ -32,20 +32,17 @@ _GRID = 1 << 20
 _MOST_COUNTED = 1 << 42
 """Samples of a step whose shares can be counted so."""
 
-_LONGEST_MIX = 200
-"""Characters."""
-
 Mix = tuple[tuple[str, float], ...]
 """Names of streams and their weights, by name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PhaseMix:
+class SettledPhase:
     """One phase, with its place in the epoch."""
 
     name: str
-    stop: int
-    """Where it ends, counted in samples from the epoch's beginning."""
+    planned_stop: int
+    """Where it was asked to end, counted in samples from the epoch's beginning."""
     begin: Mix
     """The weights at its beginning; all above 0, but for those of streams that a ramp ends with."""
     end: Mix
@@ -55,16 +52,7 @@ class PhaseMix:
     max_repeats: Mix = ()
     """How often streams may have been read by its end, at most."""
     cut: int | None = None
-    """Where it was ended before its end, in samples: it was begun as if it went on."""
-
-    @property
-    def told_mix(self) -> str:
-        """The weights in one line, without names of streams where these are many: different where the weights are."""
-        told = ", ".join(
-            f"{name} {begin!r}" + ("" if begin == end else f" to {end!r}")
-            for (name, begin), (_, end) in zip(self.begin, self.end, strict=True)
-        )
-        return told if len(told) <= _LONGEST_MIX else f"of {len(self.begin)} streams, {digest_of(self.begin, self.end)}"
+    """Where it was cut, in samples: it had begun as one that goes on to its planned stop."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -76,7 +64,7 @@ class Step:
     phase: int
     """Of which phase it is."""
     streams: NDArray[np.int64]
-    """The streams, by their place in :attr:`MixturePlan.streams`."""
+    """The streams, by their place in :attr:`StepPlan.streams`."""
     starts: NDArray[np.int64]
     """How many samples of each were drawn before, in this epoch."""
     counts: NDArray[np.int64]
@@ -84,10 +72,10 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class MixturePlan:
+class StepPlan:
     """What each step of an epoch takes of each stream."""
 
-    phases: tuple[PhaseMix, ...]
+    phases: tuple[SettledPhase, ...]
     streams: tuple[str, ...]
     """Names of all streams that are read, in order of the alphabet."""
     phase_of_step: NDArray[np.int64]
@@ -98,7 +86,7 @@ class MixturePlan:
     uncut: Mapping[int, NDArray[np.int64]]
     """Of steps that are cut: what would have been read of each stream without."""
     planned_stops: tuple[int, ...]
-    """Where each phase would end if it were not cut, in samples."""
+    """Where each phase ends as planned, in whole canonical nodes; those that are cut end earlier."""
 
     def __len__(self) -> int:
         """Steps."""
@@ -132,15 +120,42 @@ class MixturePlan:
         """The last step of each phase."""
         return np.searchsorted(self.phase_of_step, np.arange(len(self.phases)), side="right") - 1
 
-    def num_until(self, names: Sequence[str]) -> int:
-        """Phases up to the last one of these, with it; as many as there are names, where that is not one."""
+    def num_begun(self, names: Collection[str]) -> int:
+        """How many of these phases a saved state is to be compared with, which names those that had begun.
+
+        Of phases "web", "ramp" and "end", a state with "web" and "ramp" is compared with the first two, and so is one
+        with "ramp" alone: that "web" has come since is then told. One of which no name is here has had all of its
+        phases renamed, so it is compared with as many.
+        """
         last = max((number for number, phase in enumerate(self.phases, 1) if phase.name in names), default=0)
         return last or min(len(names), len(self.phases))
+
+    def names_of(self, step: Step) -> list[str]:
+        """The streams that a step reads."""
+        return [self.streams[stream] for stream in step.streams.tolist()]
 
     def drawn_by(self, phase: int) -> dict[str, int]:
         """Samples of each stream that are drawn by the end of a phase, of those that are."""
         drawn = self.drawn[self.last_steps[phase] + 1].tolist()
         return {name: count for name, count in zip(self.streams, drawn, strict=True) if count}
+
+    def check_streams(self, names: Collection[str], from_phase: int = 0) -> None:
+        """Refuse phases that read what is not there.
+
+        Args:
+            names: The streams that there are.
+            from_phase: The first phase to look at: those before have been read, of streams that may have gone.
+
+        Raises:
+            ConfigError: A stream is missing; the message names it and its phase.
+        """
+        for phase in self.phases[from_phase:]:
+            for name, _ in phase.begin:
+                if name not in names:
+                    raise ConfigError(
+                        f"phases.{phase.name}.mix reads stream {name!r}, and the streams are "
+                        f"{', '.join(map(repr, names))}; add it to streams, or leave it out of the mix"
+                    )
 
     def check_repeats(self, passes: PassesOf, from_phase: int = 0) -> None:
         """Refuse phases that would read a stream more often than they may.
@@ -182,16 +197,21 @@ class MixturePlan:
 
 PassesOf = Callable[[str], StreamPasses]
 """Says how the samples of a stream are counted off in passes."""
-CutAt = Callable[[MixturePlan, int], NDArray[np.int64]]
-"""Says how much is read of each stream in the last step of a plan, if it ends after so many samples."""
+
+
+class StepCutter(Protocol):
+    """Cuts steps that a plan ends with, and keeps what that leaves."""
+
+    def cut_last_step(self, plan: StepPlan, read: int) -> NDArray[np.int64]:
+        """How much is read of each stream in the last step of a plan, if it is cut after so many of its samples."""
 
 
 def planned(
-    phases: Sequence[PhaseMix],
+    phases: Sequence[SettledPhase],
     num_canonical_nodes: int,
     longest_step: int = LONGEST_STEP,
-    cut_at: CutAt | None = None,
-) -> MixturePlan:
+    cutter: StepCutter | None = None,
+) -> StepPlan:
     """Work out what each step of some phases takes of each stream.
 
     Borders between phases are rounded up to a multiple of the canonical nodes, and those between steps to the nearest
@@ -202,24 +222,24 @@ def planned(
     under any rule that does not know what follows.
 
     Args:
-        phases: One after another; their ``stop`` rises.
+        phases: One after another; where they end rises.
         num_canonical_nodes: Of the epoch's order.
         longest_step: Samples.
-        cut_at: Needed where a phase is cut within a step.
+        cutter: Needed where a phase is cut within a step.
 
     Raises:
         ConfigError: A phase is shorter than a step can be, a cut lies outside its phase, or there are too many steps.
     """
     planner = _Planner(phases, num_canonical_nodes, longest_step)
     for number, phase in enumerate(phases):
-        planner.add(number, phase, cut_at)
+        planner.add(number, phase, cutter)
     return planner.plan()
 
 
 class _Planner:
     """A plan in the making, phase by phase."""
 
-    def __init__(self, phases: Sequence[PhaseMix], num_canonical_nodes: int, longest_step: int) -> None:
+    def __init__(self, phases: Sequence[SettledPhase], num_canonical_nodes: int, longest_step: int) -> None:
         self._phases, self._nodes, self._longest_step = tuple(phases), num_canonical_nodes, longest_step
         self._streams = tuple(sorted({name for phase in phases for name, _ in phase.begin}))
         self._place_of = {name: place for place, name in enumerate(self._streams)}
@@ -229,9 +249,9 @@ class _Planner:
         self._uncut: dict[int, NDArray[np.int64]] = {}
         self._planned_stops: list[int] = []
 
-    def plan(self) -> MixturePlan:
+    def plan(self) -> StepPlan:
         """What there is of it."""
-        return MixturePlan(
+        return StepPlan(
             phases=self._phases,
             streams=self._streams,
             phase_of_step=np.asarray(self._of_phase, np.int64),
@@ -241,7 +261,7 @@ class _Planner:
             planned_stops=tuple(self._planned_stops),
         )
 
-    def add(self, number: int, phase: PhaseMix, cut_at: CutAt | None) -> None:
+    def add(self, number: int, phase: SettledPhase, cutter: StepCutter | None) -> None:
         """Add the steps of a phase, up to where it is cut."""
         borders = _step_borders(phase, self._stops[-1], self._nodes, min(self._longest_step, _MOST_COUNTED))
         self._planned_stops.append(borders[-1])
@@ -268,13 +288,13 @@ class _Planner:
             self._of_phase.append(number)
             if cut is not None and cut <= stop:
                 if cut < stop:
-                    self._cut_last(cut - start, before + _parts(shares, cut - start), cut_at)
+                    self._cut_last(cut - start, before + _parts(shares, cut - start), cutter)
                 return
 
-    def _cut_last(self, read: int, owed: NDArray[np.int64], cut_at: CutAt | None) -> None:
+    def _cut_last(self, read: int, owed: NDArray[np.int64], cutter: StepCutter | None) -> None:
         """End the last step after so many of its samples."""
-        assert cut_at is not None, "where a phase is cut, somebody knows what was read"
-        counts = cut_at(self.plan(), read)
+        assert cutter is not None, "where a phase is cut, somebody knows what was read"
+        counts = cutter.cut_last_step(self.plan(), read)
         self._uncut[len(self._of_phase) - 1] = self._drawn[-1] - self._drawn[-2]
         self._drawn[-1] = self._drawn[-2] + counts
         self._stops[-1] = self._stops[-2] + read
@@ -290,13 +310,13 @@ def _shares(mix: Mix, place_of: dict[str, int]) -> NDArray[np.float64]:
     return of_all
 
 
-def _step_borders(phase: PhaseMix, start: int, nodes: int, longest_step: int) -> list[int]:
+def _step_borders(phase: SettledPhase, start: int, nodes: int, longest_step: int) -> list[int]:
     """Where the steps of a phase begin, and where the last one ends."""
-    stop = start - (start - phase.stop) // nodes * nodes
+    stop = start - (start - phase.planned_stop) // nodes * nodes
     if stop <= start:
         raise ConfigError(
-            f"phases.{phase.name}.until is {phase.stop}, and the phase before it ends at {start}: a phase needs a "
-            f"sample for each of the {nodes} canonical nodes; end it later, or set num_canonical_nodes lower"
+            f"phases.{phase.name}.until is {phase.planned_stop}, and the phase before it ends at {start}: a phase "
+            f"needs a sample for each of the {nodes} canonical nodes; end it later, or set num_canonical_nodes lower"
         )
     most = (stop - start) // nodes
     count = min(max(phase.steps, -(-(stop - start) // longest_step)), most)

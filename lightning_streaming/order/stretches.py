@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.order.permutation import Permutations, drawn_keys, numbered_keys
-from lightning_streaming.order.runs import RunLookup
+from lightning_streaming.order.permutation import Permutation, Permutations, drawn_keys, numbered_keys
+from lightning_streaming.order.runs import RunLookup, write_runs
 
 MOST_STEPS = 1 << 20
 """More than an epoch can have, so that the steps of all epochs can be numbered."""
@@ -31,6 +31,10 @@ _PURPOSE = 3
 """Tells these generators from those of other purposes, which ``blockwise`` counts from 0."""
 _CHUNK = 1 << 16
 """Ids that are worked out at once: as many as a processor's cache holds, which takes half of the time of many more."""
+_JOINED = 1 << 10
+"""Samples of tiny passes that are shuffled as one run."""
+_LONG_PART = 1 << 11
+"""Samples of a part of a shard that are worth a call, and a table, of their own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,7 +147,7 @@ class Stretch:
         return *own, self.returned.stop, ids
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StretchUnits:
     """Shards, and parts of shards, in no particular order."""
 
@@ -168,23 +172,53 @@ class StretchUnits:
     listed: NDArray[np.int64]
     """Sample ids of some units."""
 
+    def shuffled_runs(self) -> NDArray[np.int64]:
+        """Sizes of what a shuffle keeps together: units, and of streams whose passes are tiny, those of some passes.
+
+        Else a stream of one sample, read a million times, would be a million runs. As passes are put in order after
+        the shuffle, it plays no part in which run they were.
+        """
+        firsts = np.flatnonzero(np.diff(self.streams, prepend=-1))
+        lasts = np.append(firsts[1:], len(self.streams)) - 1
+        num_passes = self.passes[lasts] - self.passes[firsts] + 1
+        are_tiny = (num_passes > 2) & (np.add.reduceat(self.sizes, firsts) < num_passes * (_JOINED // 2))
+        begins = ~np.repeat(are_tiny, lasts - firsts + 1)
+        begins |= np.diff((np.cumsum(self.sizes) - self.sizes) // _JOINED, prepend=-1) > 0
+        begins[firsts] = True
+        return np.add.reduceat(self.sizes, np.flatnonzero(begins))
+
     def write_ids(self, out: NDArray[np.integer[Any]]) -> None:
         """Fill an array, of length ``sizes.sum()``, with the sample ids of one unit after another."""
-        lookup, permutations = RunLookup(np.cumsum(self.sizes)), Permutations(self.shard_sizes)
-        index_minus_place = self.offsets - (lookup.stops - self.sizes)
-        for start in range(0, len(out), _CHUNK):
-            places = np.arange(start, min(start + _CHUNK, len(out)))
-            units = lookup.find(places)
-            indexes = places + index_minus_place.take(units)
-            parts = np.flatnonzero(self.are_parts.take(units))
-            if parts.size:
-                of = units[parts]
-                indexes[parts] = permutations.permuted(of, indexes[parts], self.keys.take(of))
-            indexes += self.first_ids.take(units)
-            if len(self.listed):
-                listed = np.flatnonzero(self.are_listed.take(units))
-                indexes[listed] = self.listed[indexes[listed]]
-            out[start : start + len(places)] = indexes
+        write_runs(self.first_ids + self.offsets, self.sizes, out)
+        if len(self.listed):
+            listed = np.repeat(self.are_listed, self.sizes)
+            out[listed] = self.listed[out[listed]]
+        parts, places = np.flatnonzero(self.are_parts), np.cumsum(self.sizes) - self.sizes
+        are_long = self.sizes[parts] >= np.maximum(2 * np.sqrt(self.shard_sizes[parts]), _LONG_PART)
+        for unit in parts[are_long].tolist():
+            permutation, first_id = Permutation(int(self.shard_sizes[unit]), self.keys[unit]), int(self.first_ids[unit])
+            first, offset = int(places[unit]), int(self.offsets[unit])
+            for start in range(0, size := int(self.sizes[unit]), _CHUNK):
+                stop = min(start + _CHUNK, size)
+                ids = out[first + start : first + stop]
+                ids[:] = permutation.permuted(np.arange(offset + start, offset + stop))
+                ids += first_id
+        self._write_short_parts(parts[~are_long], places, out)
+
+    def _write_short_parts(
+        self, parts: NDArray[np.int64], places: NDArray[np.int64], out: NDArray[np.integer[Any]]
+    ) -> None:
+        """Those of which each alone is not worth a table."""
+        lookup, permutations = RunLookup(np.cumsum(self.sizes[parts])), Permutations(self.shard_sizes)
+        skipped = places[parts] - (lookup.stops - self.sizes[parts])
+        for start in range(0, len(lookup), _CHUNK):
+            at = np.arange(start, min(start + _CHUNK, len(lookup)))
+            runs = lookup.find(at)
+            at += skipped.take(runs)
+            units = parts.take(runs)
+            indexes = at + (self.offsets - places).take(units)
+            permuted = permutations.permuted(units, indexes, self.keys.take(units))
+            out[at] = permuted + self.first_ids.take(units)
 
 
 def stretch_units(
@@ -253,9 +287,21 @@ def _listed_units(ids: NDArray[np.int64], shard_stops: NDArray[np.int64], passes
     """Of ids, and the pass of each, a unit for each run of one shard and pass."""
     shards = np.searchsorted(shard_stops, ids, side="right")
     starts = np.flatnonzero(np.diff(shards, prepend=-1) | np.diff(passes, prepend=-1))
-    sizes, zeros = np.diff(starts, append=len(ids)), np.zeros_like(starts)
-    no, keys = zeros.astype(np.bool_), zeros.astype(np.uint64)
-    return StretchUnits(zeros, sizes, starts, sizes, keys, no, ~no, passes[starts], zeros, ids)
+    sizes, are_listed = np.diff(starts, append=len(ids)), np.ones(len(starts), np.bool_)
+    return _units(sizes=sizes, offsets=starts, are_listed=are_listed, passes=passes[starts], listed=ids)
+
+
+def _units(*, sizes: NDArray[np.int64], passes: NDArray[np.int64], **more: NDArray[Any]) -> StretchUnits:
+    """Units of which some things are said, of one stream; unless said otherwise they are whole shards."""
+    zeros, no = np.zeros_like(sizes), np.zeros(len(sizes), np.bool_)
+    unsaid: dict[str, NDArray[Any]] = {
+        **dict.fromkeys(("first_ids", "offsets", "streams"), zeros),
+        **dict.fromkeys(("are_parts", "are_listed"), no),
+        "shard_sizes": sizes,
+        "keys": zeros.astype(np.uint64),
+        "listed": _NO_IDS,
+    }
+    return StretchUnits(sizes=sizes, passes=passes, **{**unsaid, **more})
 
 
 def returned_in_order(
@@ -297,21 +343,25 @@ def in_pass_order(
     later = passes - firsts[streams]
     several[streams[later > 0]] = True
     where = reading[several[streams[reading]]]
-    # As small numbers, which are sorted in linear time.
-    kinds = streams[where] * (int(later.max(initial=0)) + 1) + later[where]
-    kinds = kinds.astype(np.min_scalar_type(int(kinds.max(initial=0))))
-    of_stream = streams[where].astype(np.min_scalar_type(len(several)))
-    items[where[np.argsort(of_stream, kind="stable")]] = items[where[np.argsort(kinds, kind="stable")]]
+    of_stream = streams[where]
+    kinds = of_stream * (int(later.max(initial=0)) + 1) + later[where]
+    items[where[_stable_argsort(of_stream)]] = items[where[_stable_argsort(kinds)]]
+
+
+def _stable_argsort(numbers: NDArray[np.int64]) -> NDArray[np.intp]:
+    """``np.argsort(numbers, kind="stable")`` of numbers from 0 on, in linear time: by 16 bits at once, lowest first."""
+    order, shift = np.argsort(numbers.astype(np.uint16), kind="stable"), 16
+    while int(numbers.max(initial=0)) >> shift:
+        order = order[np.argsort((numbers >> shift).astype(np.uint16)[order], kind="stable")]
+        shift += 16
+    return order
 
 
 def _whole_passes(sizes: NDArray[np.int64], passes: range, first_id: int) -> StretchUnits:
     """As they are shuffled with all else of the step, the orders of their shards play no part."""
     firsts = (first_id + np.cumsum(sizes) - sizes)[sizes > 0]
     sizes, numbers = sizes[sizes > 0], np.repeat(np.arange(passes.start, passes.stop), len(firsts))
-    firsts, sizes = np.tile(firsts, len(passes)), np.tile(sizes, len(passes))
-    zeros = np.zeros_like(sizes)
-    no, keys = zeros.astype(np.bool_), zeros.astype(np.uint64)
-    return StretchUnits(firsts, sizes, zeros, sizes, keys, no, no, numbers, zeros, _NO_IDS)
+    return _units(sizes=np.tile(sizes, len(passes)), first_ids=np.tile(firsts, len(passes)), passes=numbers)
 
 
 def _part_of_pass(
@@ -328,11 +378,8 @@ def _part_of_pass(
     first, last = np.searchsorted(stops, start, side="right"), np.searchsorted(starts, stop, side="left")
     starts, stops, shards = starts[first:last], stops[first:last], order[first:last]
     offsets = np.maximum(start - starts, 0)
-    units = StretchUnits(
-        are_listed=np.zeros(len(shards), np.bool_),
+    units = _units(
         passes=np.full(len(shards), number),
-        streams=np.zeros(len(shards), np.int64),
-        listed=_NO_IDS,
         first_ids=stretch.first_id + (np.cumsum(sizes) - sizes)[shards],
         shard_sizes=sizes[shards],
         offsets=offsets,
@@ -346,10 +393,12 @@ def _part_of_pass(
 
 
 def _joined(several: Sequence[StretchUnits]) -> StretchUnits:
+    if len(several) == 1:
+        return several[0]
     first, moved = 0, []
     for one in several:
         moved.append(replace(one, offsets=one.offsets + first * one.are_listed) if first else one)
         first += len(one.listed)
     return StretchUnits(
-        *(np.concatenate([getattr(one, field.name) for one in moved]) for field in fields(StretchUnits))
+        **{field.name: np.concatenate([getattr(one, field.name) for one in moved]) for field in fields(StretchUnits)}
     )

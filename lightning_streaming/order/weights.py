@@ -211,7 +211,8 @@ class StreamGroup:
     choose: tuple[int, ...]
     """Samples to draw from each stream; more than it holds repeats it."""
     first_id: int
-    """Sample id at which the first shard of the first stream starts."""
+    """Sample id at which the first shard of the first stream starts; with stretches, how much of a step is taken of the
+    groups before."""
     block_size: int
     """Samples to mix with each other, for algorithms that work in blocks."""
     stretches: tuple[Stretch, ...] = ()

@@ -13,7 +13,8 @@
     select          evaluates a selection of samples ahead of a run; select_run, all that a run needs
     state           shows and moves the position that a checkpoint holds: checkpoints reads and writes such files,
                     state_moves works out other positions
-    trace           tells which samples a step reads; traced_run knows the run's order and steps
+    trace           tells which samples a step reads; traced_run knows the run's order and steps,
+                    strategy_ranks which ranks read the same samples by the trainer's strategy
     tune            recommends settings: tune_measure reads the run's data, tune_advice judges the numbers
     cache           shows and clears caches
 

@@ -83,7 +83,8 @@ class Places:
         if name is None and len(self.loaders) == 1:
             return next(iter(self.loaders))
         if name is None:
-            raise ConfigError(f"there are places of {len(self.loaders)} loaders; name one: {', '.join(self.loaders)}")
+            names = ", ".join(self.loaders)
+            raise ConfigError(f"there are places of {len(self.loaders)} loaders; name one with --loader: {names}")
         if name not in self.loaders:
             raise ConfigError(f"there is no place of {name!r}; there are those of {', '.join(self.loaders)}")
         return name

@@ -114,6 +114,17 @@ def add_json(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON, for programs")
 
 
+def add_loader(parser: ArgumentParser, words: str = "") -> None:
+    """Add ``--loader NAME``, as ``args.loader``: which train loader of a checkpoint.
+
+    Args:
+        parser: What to add it to.
+        words: More about it.
+    """
+    told = f"name of the train loader; needed if the checkpoint is of several{words}"
+    parser.add_argument("--loader", metavar="NAME", help=told)
+
+
 def add_dataset(parser: ArgumentParser, *, or_else: bool = False) -> None:
     """Add the dataset to look at, as ``args.dataset``; and whether its unsafe columns may be decoded.
 

@@ -26,7 +26,7 @@ from lightning_streaming.files import join_under
 from lightning_streaming.formats.encodings import is_unsafe
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.shard import LoneSamples, check_shard, open_shard, table_part
-from lightning_streaming.tools.commands import add_dataset, add_json, add_storage_options, not_negative
+from lightning_streaming.tools.commands import add_dataset, add_json, add_loader, add_storage_options, not_negative
 from lightning_streaming.tools.console import FINE, counted, print_json, print_table, printable_name, render
 from lightning_streaming.tools.inspect_run import inspect_run
 from lightning_streaming.tools.stored_dataset import (
@@ -54,6 +54,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--ckpt", dest="checkpoint", metavar="CKPT", help=words)
     parser.add_argument("--samples", metavar="N", type=not_negative, help="how many samples to show; 2 by default")
+    add_loader(parser, ", with --ckpt")
     add_json(parser)
     add_storage_options(parser)
 
@@ -65,9 +66,12 @@ def run(args: Namespace) -> int:
     if args.config:
         if args.samples is not None or args.storage_options or args.allow_unsafe_types:
             raise ConfigError("--config shows no samples, and says itself how stores are reached; give it alone")
-        return inspect_run(args.config, args.checkpoint, as_json=args.json)
-    if args.checkpoint is not None:
-        raise ConfigError("--ckpt is of a run; give the run's configuration with it, as --config run.yaml")
+        if args.loader is not None and args.checkpoint is None:
+            raise ConfigError("--loader names a train loader of a checkpoint; give --ckpt with it")
+        return inspect_run(args.config, args.checkpoint, args.loader, as_json=args.json)
+    if args.checkpoint is not None or args.loader is not None:
+        option = "--loader" if args.checkpoint is None else "--ckpt"
+        raise ConfigError(f"{option} is of a run; give the run's configuration with it, as --config run.yaml")
     place = find_dataset(args.dataset, args.storage_options)
     index = place.read_index()
     samples: list[dict[str, Any]] = []

@@ -9,20 +9,24 @@ from typing import Any
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.order.phased import Mixture
-from lightning_streaming.order.phases import PhaseMix
+from lightning_streaming.order.phases import SettledPhase
 from lightning_streaming.order.stretches import StreamPasses
 from lightning_streaming.tools.checkpoints import find_places, find_state_file
 from lightning_streaming.tools.commands import count_ranks, read_run_files
 from lightning_streaming.tools.console import FINE, counted, print_json, print_table, printable_name
+from lightning_streaming.tools.strategy_ranks import strategy_ranks
 from lightning_streaming.world import World
 
 
-def inspect_run(files: Sequence[str], checkpoint: str | None = None, *, as_json: bool) -> int:
+def inspect_run(
+    files: Sequence[str], checkpoint: str | None = None, loader: str | None = None, *, as_json: bool
+) -> int:
     """Print what each stage reads.
 
     Args:
         files: Of the configuration; what a later one says overrides an earlier one.
         checkpoint: What training goes on from, if it does.
+        loader: Of which train loader of the checkpoint; None where it is of one.
         as_json: Whether to print it for programs.
 
     Raises:
@@ -36,13 +40,17 @@ def inspect_run(files: Sequence[str], checkpoint: str | None = None, *, as_json:
         raise ConfigError(
             f"{', '.join(files)}: there is no data; write data.train, data.val, data.test or data.predict"
         )
-    world, stages = _world(written.trainer), []
+    stages = []
     for stage, config in configs.items():
         dataset = written.datamodule.build_dataset(stage, config)
-        if stage == "train" and checkpoint is not None:
-            places = find_places(find_state_file(Path(checkpoint)).peek(), checkpoint)
-            dataset.load_state_dict(places.loaders[places.choose(None)].position.as_state())
-        stages.append(_stage_reads(stage, dataset, world))
+        try:
+            _read_as_configured(dataset, written.trainer)
+            if stage == "train" and checkpoint is not None:
+                places = find_places(find_state_file(Path(checkpoint)).peek(), checkpoint)
+                dataset.load_state_dict(places.loaders[places.choose(loader)].position.as_state())
+            stages.append(_stage_reads(stage, dataset))
+        finally:
+            dataset.close()
     if as_json:
         print_json({"stages": stages})
         return FINE
@@ -51,14 +59,17 @@ def inspect_run(files: Sequence[str], checkpoint: str | None = None, *, as_json:
     return FINE
 
 
-def _world(trainer: Mapping[str, Any]) -> World:
-    """The machines of the run: how many nodes it begins on decides how many canonical nodes there are."""
-    return World(num_nodes=int(trainer.get("num_nodes") or 1), ranks_per_node=count_ranks(trainer)[0], rank=0)
+def _read_as_configured(dataset: Any, trainer: Mapping[str, Any]) -> None:
+    """Let the machines of the run read a dataset: their nodes decide how many canonical nodes there are."""
+    nodes, ranks = int(trainer.get("num_nodes") or 1), None
+    if dataset.replication is None:
+        by_strategy = strategy_ranks(trainer, nodes)
+        dataset.replication, ranks = by_strategy.replication, by_strategy.ranks_per_node
+    dataset.world = World(num_nodes=nodes, ranks_per_node=ranks or count_ranks(trainer)[0], rank=0)
 
 
-def _stage_reads(stage: str, dataset: Any, world: World) -> dict[str, Any]:
+def _stage_reads(stage: str, dataset: Any) -> dict[str, Any]:
     """What an epoch of a stage reads of each stream; selections that nobody evaluated yet are evaluated now."""
-    dataset.world = world
     run = passes_of(dataset).run.on(dataset.current_world())
     weights = run.order.weights
     shares = zip(dataset.streams.items(), weights.choose, weights.proportion, weights.repeat, strict=True)
@@ -114,7 +125,7 @@ def _phases_read(mixture: Mixture, names: Sequence[str]) -> list[dict[str, Any]]
 
 
 def _stream_in_phase(
-    phase: PhaseMix, name: str, drawn: int, before: int, size: int, passes: Mapping[str, StreamPasses]
+    phase: SettledPhase, name: str, drawn: int, before: int, size: int, passes: Mapping[str, StreamPasses]
 ) -> dict[str, Any]:
     begin, end = dict(phase.begin), dict(phase.end)
     return {
@@ -168,10 +179,12 @@ def _print_joins(streams: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _print_phases(stage: str, phases: Sequence[Mapping[str, Any]]) -> None:
+    """Print a line for each stream of each phase; with the steps where a phase has several, or is a ramp."""
     heads = ["phase", "ends", "stream", "drawn", "share", "so far", "passes"]
     ramps = any(one["begin_share"] != one["end_share"] for phase in phases for one in phase["streams"])
-    if ramps:
+    if ramps or any(phase["steps"] > 1 for phase in phases):
         heads.insert(heads.index("stream"), "steps")
+    if ramps:
         heads.insert(heads.index("share") + 1, "to")
     rows = []
     for phase in phases:

@@ -13,6 +13,7 @@ replaces the file in one step, and what was there before stays as CKPT.bak, CKPT
 
 from __future__ import annotations
 
+import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -21,17 +22,22 @@ from pathlib import Path
 from typing import Any
 
 from lightning_streaming import lightning_checkpoint
-from lightning_streaming.errors import ConfigError
+from lightning_streaming.errors import ConfigError, UnsupportedError
 from lightning_streaming.loading.state import Cursor, SavedPosition
 from lightning_streaming.order.skips import EpochPosition
 from lightning_streaming.tools import checkpoints, state_moves
 from lightning_streaming.tools.checkpoints import Places, SavedLoader, find_places, find_state_file, settled
-from lightning_streaming.tools.commands import add_action, add_json, add_storage_options, not_negative, positive
-from lightning_streaming.tools.console import FINE, counted, print_json, print_table, printable_name
-from lightning_streaming.tools.state_moves import StreamSeen, phase_end
+from lightning_streaming.tools.commands import (
+    add_action,
+    add_json,
+    add_loader,
+    add_storage_options,
+    not_negative,
+    positive,
+)
+from lightning_streaming.tools.console import FINE, PROGRAM, counted, print_json, print_table, printable_name
+from lightning_streaming.tools.state_moves import StreamSeen, phase_stop
 from lightning_streaming.tools.stored_dataset import find_dataset
-
-_LOADER = "name of the train loader; needed if there are several"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -73,7 +79,7 @@ def _add_set(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--sample", metavar="S", type=not_negative, required=True, help="samples of it that count as read, by all ranks"
     )
-    parser.add_argument("--loader", metavar="NAME", help=_LOADER)
+    add_loader(parser)
     _add_output(parser)
 
 
@@ -82,7 +88,7 @@ def _add_skip(parser: ArgumentParser) -> None:
     amount = parser.add_mutually_exclusive_group(required=True)
     amount.add_argument("--samples", metavar="N", type=positive, help="so many samples, by all ranks")
     amount.add_argument("--batches", metavar="N", type=positive, help="so many batches of all ranks, or steps")
-    parser.add_argument("--loader", metavar="NAME", help=f"{_LOADER}, except with --batches, which moves all")
+    add_loader(parser, ", except with --batches, which moves all")
     _add_output(parser)
 
 
@@ -100,7 +106,7 @@ def _add_import(parser: ArgumentParser) -> None:
 
 def _add_branch(parser: ArgumentParser) -> None:
     _add_checkpoint(parser)
-    parser.add_argument("--loader", metavar="NAME", help=_LOADER)
+    add_loader(parser)
     add_json(parser)
 
 
@@ -137,7 +143,8 @@ def show(args: Namespace) -> int:
     else:
         _print_head(args.checkpoint, places)
         for name, loader in chosen.items():
-            _print_loader(name, loader, *counted[name])
+            by_config = _show_by_config(args.checkpoint, name if len(places.loaders) > 1 else None)
+            _print_loader(name, loader, *counted[name], by_config)
     return FINE
 
 
@@ -156,8 +163,35 @@ def _count(loader: SavedLoader, args: Namespace) -> tuple[int | None, list[Strea
         by_name = state_moves.this_epoch_by_config(loader.position, args.config)
         counts = [by_name.get(name, 0) for name in names]
     else:
+        _check_data_is_enough(loader.position, args)
         counts = state_moves.this_epoch_by_data(loader.position, _places(data, names), options)
     return loader.epoch_size, [replace(one, this_epoch=count) for one, count in zip(seen, counts, strict=True)]
+
+
+def _check_data_is_enough(position: SavedPosition, args: Namespace) -> None:
+    """Refuse ``--data`` where a state does not hold what else decides on its order.
+
+    Raises:
+        UnsupportedError: It is of a run with phases, or with selections.
+    """
+    fingerprint = position.fingerprint or {}
+    selected = [name for name, stream in fingerprint["streams"].items() if "selection" in stream]
+    way_out = f"give the configuration of the run: `{_show_by_config(args.checkpoint, args.loader)}`"
+    if "phases" in fingerprint:
+        raise UnsupportedError(
+            f"the state is of a run with phases, of which it tells too little to count by --data; {way_out}"
+        )
+    if selected:
+        raise UnsupportedError(
+            f"the state was saved with where=, split= or select= of {', '.join(selected)}, which it does not hold, so "
+            f"--data is not enough; {way_out}"
+        )
+
+
+def _show_by_config(checkpoint: str, loader: str | None) -> str:
+    """The command that counts by the configuration of a run."""
+    of = "" if loader is None else f" --loader {shlex.quote(loader)}"
+    return f"{PROGRAM} state show {shlex.quote(checkpoint)}{of} --config run.yaml"
 
 
 def _places(data: Sequence[str], names: Sequence[str]) -> dict[str, str]:
@@ -197,7 +231,7 @@ def branch(args: Namespace) -> int:
             "that is being read goes on to its end, and only what follows it may change"
         )
     running = list(phases)[-1] if phases else ""
-    start = max((phase_end(one) for name, one in phases.items() if name != running), default=0)
+    start = max((phase_stop(one) for name, one in phases.items() if name != running), default=0)
     if phases and not start < sample <= phases[running]["until"]:
         raise ConfigError(
             f"{args.checkpoint} was moved to sample {sample}, which is not in phase {running!r}, the last that the run "
@@ -382,8 +416,10 @@ def _print_head(shown: str, places: Places) -> None:
     print(f"{shown}: trainer at epoch {trainer.epoch}, {trainer.batches}{of} batches done{step}\n")
 
 
-def _print_loader(name: str, loader: SavedLoader, epoch_size: int | None, streams: Sequence[StreamSeen]) -> None:
-    """Print one loader's place, its fingerprint, and what was read of each stream."""
+def _print_loader(
+    name: str, loader: SavedLoader, epoch_size: int | None, streams: Sequence[StreamSeen], by_config: str
+) -> None:
+    """Print one loader's place, its fingerprint, and what was read of each stream, or which command tells that."""
     position = loader.position
     fingerprint = position.fingerprint or {}
     listed = fingerprint.get("streams", {})
@@ -418,8 +454,9 @@ def _print_loader(name: str, loader: SavedLoader, epoch_size: int | None, stream
             title += f"; drawn: from an epoch's beginning to the end of {printable_name(list(phases)[-1])}"
         print_table(title, heads, cells, right=heads[1:-1], whole=heads[1:])
         if any(one.this_epoch is None for one in streams):
-            how = "--config RUN.YAML" if phases else "--data NAME=PLACE for each of them"
-            print(f"what this epoch has read of each stream is told with {how}\n")
+            needs_config = phases or any("selection" in stream for stream in listed.values())
+            how = f"by `{by_config}`" if needs_config else "with --data NAME=PLACE for each of them"
+            print(f"what this epoch has read of each stream is told {how}\n")
 
 
 def _print_phases(name: str, position: SavedPosition, fingerprint: Mapping[str, Any]) -> None:
@@ -429,7 +466,7 @@ def _print_phases(name: str, position: SavedPosition, fingerprint: Mapping[str, 
     tells_now = fingerprint["order"]["batching_method"] == "random"
     rows = []
     for phase, one in fingerprint["phases"].items():
-        ends = phase_end(one)
+        ends = phase_stop(one)
         now = "read" if ends <= sample else "under way" if begins < sample else "to be read"
         rows.append((printable_name(phase), f"{begins:,}", f"{ends:,}", *([now] if tells_now else []), one["mix"]))
         begins = ends

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.errors import ConfigError, UnsupportedError
+from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.passes import drawn_sequence, passes_of
 from lightning_streaming.loading.run import Run
@@ -258,7 +258,7 @@ def _in_phases(one: StreamSeen, position: SavedPosition) -> StreamSeen:
     nothing = 0 if sample == 0 else None
     if order["batching_method"] != "random":  # some of what is drawn is left out
         return replace(one, before=None if epoch else 0, this_epoch=nothing)
-    told_to = max((phase_end(phase) for phase in position.fingerprint["phases"].values()), default=0)
+    told_to = max((phase_stop(phase) for phase in position.fingerprint["phases"].values()), default=0)
     # The place may have been moved to an epoch of which the state does not tell all phases.
     before = one.before if epoch == 0 or told_to == order["epoch_size"] else None
     if one.drawn == told_to >= sample:
@@ -267,7 +267,7 @@ def _in_phases(one: StreamSeen, position: SavedPosition) -> StreamSeen:
     return replace(one, before=before, this_epoch=one.drawn if sample == told_to and not skips_here else nothing)
 
 
-def phase_end(phase: Mapping[str, Any]) -> int:
+def phase_stop(phase: Mapping[str, Any]) -> int:
     """Where a phase that a state tells of ended, or will end, in samples."""
     return int(phase.get("cut", phase["until"]))
 
@@ -276,7 +276,7 @@ def this_epoch_by_data(position: SavedPosition, places: Mapping[str, str], optio
     """Count each stream's samples of this epoch by its order, from the indexes of the data.
 
     Args:
-        position: A state that lists its streams.
+        position: A state that lists its streams, of a run without phases and selections.
         places: Directory or URL of every stream.
         options: Arguments of their store's filesystem.
 
@@ -288,17 +288,6 @@ def this_epoch_by_data(position: SavedPosition, places: Mapping[str, str], optio
     listed: Mapping[str, Mapping[str, Any]] = position.fingerprint["streams"]
     if places.keys() != listed.keys():
         raise ConfigError(f"the state has the streams {', '.join(listed)}; give --data NAME=PLACE for each of them")
-    selected = [name for name, stream in listed.items() if "selection" in stream]
-    if "phases" in position.fingerprint:
-        raise UnsupportedError(
-            "the state is of a run with phases, of which it tells too little to count by --data; give --config "
-            "run.yaml, the configuration of the run"
-        )
-    if selected:
-        raise UnsupportedError(
-            f"the state was saved with where=, split= or select= of {', '.join(selected)}, which it does not hold; "
-            "give --config run.yaml, the configuration of the run"
-        )
     with TemporaryDirectory() as cache:
         streams = {
             name: Stream(

@@ -35,7 +35,7 @@ from lightning_streaming.loading.sample_key import SampleKey
 from lightning_streaming.loading.state import Cursor
 from lightning_streaming.order.batchings import Batched
 from lightning_streaming.order.partition import BatchGeometry, Partition
-from lightning_streaming.tools.commands import add_json, add_run, not_negative, positive
+from lightning_streaming.tools.commands import add_json, add_loader, add_run, not_negative, positive
 from lightning_streaming.tools.console import FINE, counted, print_json, print_note, print_table, printable_name, render
 from lightning_streaming.tools.traced_run import TracedRun, traced_run
 
@@ -61,6 +61,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="trace the run that goes on from this checkpoint of Lightning: steps count from its own, and unless said "
         "otherwise there are as many ranks as it was saved with",
     )
+    add_loader(parser)
     add("--epochs", metavar="E", type=positive, default=20, help="look for a sample in so many epochs; 20 by default")
     add(
         "--set",

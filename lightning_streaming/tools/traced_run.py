@@ -16,6 +16,7 @@ from lightning_streaming.order.skips import TrainProgress
 from lightning_streaming.tools.checkpoints import SavedLoader, batches_trained, find_places, find_state_file, settled
 from lightning_streaming.tools.commands import count_ranks, read_run_files
 from lightning_streaming.tools.console import counted
+from lightning_streaming.tools.strategy_ranks import StrategyRanks, strategy_ranks
 from lightning_streaming.world import World
 
 
@@ -80,7 +81,7 @@ def run_on(data: Any, trainer: Mapping[str, Any], asked: Namespace) -> TracedRun
         data: A ``StreamingDataModule``.
         trainer: The trainer's settings, as far as they are written.
         asked: What goes before those settings: ``nodes``, ``ranks_per_node``, ``accumulate``, and the path of a
-            ``checkpoint``; each is None where configuration or checkpoint are to say it.
+            ``checkpoint`` with the name of its ``loader``; each is None where configuration or checkpoint are to say.
 
     Raises:
         ConfigError: They do not describe a run that can be traced.
@@ -90,15 +91,16 @@ def run_on(data: Any, trainer: Mapping[str, Any], asked: Namespace) -> TracedRun
     data.configs["train"] = replace(data.configs["train"], on_demand=True)  # samples that are looked at come alone
     data.setup("fit")
     loader = _only_loader(data.train_dataloader())
-    replication = loader.dataset.replication or 1
-    saved = None if asked.checkpoint is None else _read_checkpoint(asked.checkpoint)
-    nodes, ranks_per_node, assumed = _topology(asked, trainer, saved, loader, replication)
+    saved = None if asked.checkpoint is None else _read_checkpoint(asked.checkpoint, asked.loader)
+    nodes, by_strategy = asked.nodes or int(trainer.get("num_nodes") or 1), StrategyRanks(loader.dataset.replication)
+    if loader.dataset.replication is None:
+        by_strategy = strategy_ranks(trainer, nodes, asked.ranks_per_node)
+        loader.dataset.replication = by_strategy.replication
+    told = asked.ranks_per_node or by_strategy.ranks_per_node
+    ranks_per_node, assumed = (told, None) if told else _ranks_per_node(trainer, nodes, saved, loader)
     loader.dataset.world = World(num_nodes=nodes, ranks_per_node=ranks_per_node, rank=0)
     if saved is not None:
         loader.load_state_dict(saved.loader.position.as_state())
-    accumulate = asked.accumulate or trainer.get("accumulate_grad_batches", 1)
-    if not isinstance(accumulate, int) or accumulate < 1:
-        raise ConfigError(f"accumulate_grad_batches is {accumulate!r}; say --accumulate")
     limit = trainer.get("limit_train_batches")
     counted = TrainProgress(
         steps=0 if saved is None else saved.batches_trained,
@@ -113,19 +115,27 @@ def run_on(data: Any, trainer: Mapping[str, Any], asked: Namespace) -> TracedRun
         order=run,
         num_nodes=nodes,
         ranks_per_node=ranks_per_node,
-        replication=replication,
+        replication=loader.dataset.replication or 1,
         begins=begins,
         steps=_run_steps(
             run,
             begins,
-            accumulate,
+            _accumulate(asked, trainer),
             counted,
             len(loader),
             first_step=0 if saved is None else saved.global_step,
             stop=_stop(trainer),
         ),
-        assumed=assumed,
+        assumed="; ".join(filter(None, (assumed, by_strategy.assumed))) or None,
     )
+
+
+def _accumulate(asked: Namespace, trainer: Mapping[str, Any]) -> int:
+    """Batches of a step."""
+    accumulate = asked.accumulate or trainer.get("accumulate_grad_batches", 1)
+    if not isinstance(accumulate, int) or accumulate < 1:
+        raise ConfigError(f"accumulate_grad_batches is {accumulate!r}; say --accumulate")
+    return accumulate
 
 
 def _only_loader(loaders: Any) -> StreamingDataLoader:
@@ -139,12 +149,12 @@ def _only_loader(loaders: Any) -> StreamingDataLoader:
     return loaders
 
 
-def _read_checkpoint(path: str) -> _Checkpoint:
+def _read_checkpoint(path: str, loader_name: str | None) -> _Checkpoint:
     content = find_state_file(Path(path)).peek()
     places = find_places(content, path)
     if places.trainer is None or places.global_step is None:
         raise StateError(f"{path} does not tell its trainer's step; only checkpoints of Lightning do")
-    loader = places.loaders[places.choose(None)]
+    loader = places.loaders[places.choose(loader_name)]
     return _Checkpoint(loader, places.global_step, batches_trained(content), settled(places.trainer).batches)
 
 
@@ -162,30 +172,23 @@ def _stop(trainer: Mapping[str, Any]) -> dict[str, int | None]:
     }
 
 
-def _topology(
-    asked: Namespace,
-    trainer: Mapping[str, Any],
-    saved: _Checkpoint | None,
-    loader: StreamingDataLoader,
-    replication: int,
-) -> tuple[int, int, str | None]:
-    """Nodes and ranks per node: as asked for; else as the checkpoint's run had them; else as configured."""
-    nodes = asked.nodes or int(trainer.get("num_nodes", 1))
-    if asked.ranks_per_node is not None:
-        return nodes, asked.ranks_per_node, None
+def _ranks_per_node(
+    trainer: Mapping[str, Any], nodes: int, saved: _Checkpoint | None, loader: StreamingDataLoader
+) -> tuple[int, str | None]:
+    """As the checkpoint's run had them; else as configured."""
     configured, left_open = count_ranks(trainer)
     if saved is None or saved.loader.global_batch is None:
-        return nodes, configured, left_open
-    batch_size = loader.batch_size or 1
+        return configured, left_open
+    batch_size, replication = loader.batch_size or 1, loader.dataset.replication or 1
     at_a_time = f"the checkpoint's run read {saved.loader.global_batch} samples at a time"
     ranks, left_over = divmod(saved.loader.global_batch * replication, batch_size * nodes)
     if left_over or not ranks:
         assumed = f"which batches of {batch_size} do not make up; taken to go on with {_ranks(nodes, configured)}"
-        return nodes, configured, f"{at_a_time}, {assumed}, see --ranks-per-node"
+        return configured, f"{at_a_time}, {assumed}, see --ranks-per-node"
     if left_open is None and ranks != configured:
         assumed = f"with batches of {batch_size} taken to be {_ranks(nodes, ranks)}"
-        return nodes, ranks, f"{at_a_time}, {assumed}; the configuration has {configured}, see --ranks-per-node"
-    return nodes, ranks, None
+        return ranks, f"{at_a_time}, {assumed}; the configuration has {configured}, see --ranks-per-node"
+    return ranks, None
 
 
 def _ranks(nodes: int, ranks_per_node: int) -> str:

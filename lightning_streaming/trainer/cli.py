@@ -31,7 +31,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.mixture import Phase
+from lightning_streaming.loading.phase_options import Phase
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.storage.secrets import redact, shown_options, without_hidden
 from lightning_streaming.trainer import DESCRIPTION

@@ -34,7 +34,7 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 
 from lightning_streaming import errors
 from lightning_streaming.errors import ConfigError, FormatError, IntegrityError, StateMismatchError, StreamingError
-from lightning_streaming.loading.mixture import Phase
+from lightning_streaming.loading.phase_options import Phase
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.replaced_names import replaced_argument
 from lightning_streaming.storage.secrets import is_secret_name, secrets_of, secrets_of_options

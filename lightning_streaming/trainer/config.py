@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields
 from typing import Any
@@ -14,8 +14,8 @@ import yaml  # type: ignore[import-untyped]
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.dataset_options import DataOptions
 from lightning_streaming.loading.join_options import Join
-from lightning_streaming.loading.mixture import Phase
 from lightning_streaming.loading.pack_options import Pack
+from lightning_streaming.loading.phase_options import Phase
 from lightning_streaming.loading.selection import Select, Where  # noqa: F401  # as the command line resolves types
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.replaced_names import tells_unknown_arguments
@@ -35,6 +35,8 @@ class StreamingConfig(DataOptions):
 
     Args:
         streams: Streams by name, each with its ``remote`` and, if several are mixed, its ``proportion``.
+        phases: Mixtures of the streams that follow each other within an epoch, in place of ``proportion``, ``repeat``
+            and ``choose``; see docs/mixtures.md.
         shuffle: Whether to shuffle. None: yes for training, no otherwise.
         replication: This many consecutive ranks read the same samples. None: as the strategy's device mesh wants it.
 
@@ -43,6 +45,7 @@ class StreamingConfig(DataOptions):
     """
 
     streams: Mapping[str, Stream] | None = None
+    phases: Sequence[Phase] | None = None
     shuffle: bool | None = None  # type: ignore[assignment]  # None until the stage is known
     sample_log: str | None = None
 
@@ -72,12 +75,10 @@ def config_of(stage: StreamingConfig | Mapping[str, Any] | None) -> StreamingCon
             f"the data of a stage must be a StreamingConfig, like StreamingConfig(remote=...), but is of type "
             f"{type(stage).__name__}"
         )
-    streams, phases = stage.get("streams"), stage.get("phases")
+    streams = stage.get("streams")
     if streams is not None:
         streams = {name: Stream(**one) if isinstance(one, Mapping) else one for name, one in streams.items()}
-    if phases is not None:
-        phases = [Phase(**one) if isinstance(one, Mapping) else one for one in phases]
-    return StreamingConfig(**{**stage, "streams": streams, "phases": phases})
+    return StreamingConfig(**{**stage, "streams": streams})
 
 
 _Hide = Callable[[Mapping[str, Any]], Mapping[str, Any]]

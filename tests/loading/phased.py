@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def read(loader: StreamingDataLoader, steps: int | None = None) -> list[int]:
     return found
 
 
-def cut(root: Path, steps: int, **asked: Any) -> tuple[list[int], State]:
+def stopped(root: Path, steps: int, **asked: Any) -> tuple[list[int], State]:
     """What a run reads in so many batches, and its state then."""
     loader = phased_loader(root, **asked)
     found = read(loader, steps) if steps else []
@@ -63,3 +64,14 @@ def gone_on(root: Path, state: State, on_change: Any = "error", **asked: Any) ->
 def stream_of(sample: int) -> str:
     """Which stream an id is of."""
     return next(name for name in reversed(SIZES) if FIRST_ID[name] <= sample)
+
+
+def check_passes(seen: Sequence[int], first_id: int, sizes: Sequence[int], then: int) -> None:
+    """The first passes over a stream read each of so many samples once, and those after them each of ``then``."""
+    mine = [one - first_id for one in seen if first_id <= one < first_id + 1000]
+    for size in chain(sizes, repeat(then)):
+        in_pass, mine = mine[:size], mine[size:]
+        if not mine:
+            assert len(set(in_pass)) == len(in_pass)
+            return
+        assert sorted(in_pass) == list(range(size))

@@ -7,16 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from lightning_streaming import Phase, StreamingDataLoader, World
 from lightning_streaming.errors import ConfigError, StateMismatchError
+from lightning_streaming.order.phases import StepPlan
 from lightning_streaming.order.settings import SHUFFLE_ALGOS
-from tests.helpers import State, raises
+from lightning_streaming.order.step_draws import Cuts
+from tests.helpers import State, json_copy, raises
 from tests.loading import phased
-from tests.loading.phased import ANNEAL, BROAD, FIRST_ID, NAMES, SIZES, phased_loader, read, write_streams
+from tests.loading.phased import ANNEAL, BROAD, FIRST_ID, NAMES, SIZES, check_passes, phased_loader, read
 
 BORDERS = (40, 120, 160)
 RAMP = replace(phased.RAMP, until=120)
@@ -25,14 +29,9 @@ UNHURRIED = settings(deadline=None, max_examples=6, suppress_health_check=[Healt
 OTHERS = (*NAMES, "mid")
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_streams(tmp_path_factory.mktemp("streams"))
-
-
-def cut(root: Path, steps: int, **asked: Any) -> tuple[list[int], State]:
+def stopped(root: Path, steps: int, **asked: Any) -> tuple[list[int], State]:
     """What a run reads in so many batches, and its state then."""
-    return phased.cut(root, steps, **{"phases": PHASES, "epoch_size": None, **asked})
+    return phased.stopped(root, steps, **{"phases": PHASES, "epoch_size": None, **asked})
 
 
 def gone_on(root: Path, state: State, **asked: Any) -> StreamingDataLoader:
@@ -56,12 +55,10 @@ def futures(place: int) -> list[Phase]:
     ]
 
 
-def check_passes(ids: Sequence[int]) -> None:
+def check_all_passes(ids: Sequence[int]) -> None:
     """Each pass over a stream reads all of it before the next begins."""
     for name, size in SIZES.items():
-        of_stream = [one for one in ids if FIRST_ID[name] <= one < FIRST_ID[name] + size]
-        for start in range(0, len(of_stream), size):
-            assert len(set(of_stream[start : start + size])) == len(of_stream[start : start + size]), name
+        check_passes(ids, FIRST_ID[name], [], then=size)
 
 
 @pytest.mark.parametrize("algo", ["", *(name for name in SHUFFLE_ALGOS if name != "py1b")])
@@ -71,39 +68,40 @@ def test_a_cut_loses_nothing_and_repeats_nothing(root: Path, algo: str, steps: i
     asked: dict[str, Any] = {"shuffle": bool(algo), "num_canonical_nodes": nodes, "shuffle_block_size": 40}
     if algo:
         asked["shuffle_algo"] = algo
-    before, state = cut(root, steps, **asked)
+    before, state = stopped(root, steps, **asked)
     asked |= {"phases": with_cut(PHASES, 4 * steps, *futures(4 * steps)), "names": OTHERS}
     after = read(gone_on(root, state, **asked))
     whole = read(phased_loader(root, **{**asked, "epoch_size": None}))
     assert before + after == whole
-    check_passes(whole)
-    until, later_state = cut(root, later, **asked)
+    check_all_passes(whole)
+    within = min(later, -(-len(whole) // 4) - 1)  # the epoch's end is no place to go on from
+    until, later_state = stopped(root, within, **asked)
     assert until + read(gone_on(root, later_state, **asked)) == whole
 
 
 @UNHURRIED
 @given(first=st.integers(1, 20), second=st.integers(1, 14), third=st.integers(1, 14))
 def test_phases_may_be_cut_again_and_again(root: Path, first: int, second: int, third: int) -> None:
-    found, state = cut(root, first)
+    found, state = stopped(root, first)
     phases = with_cut(PHASES, 4 * first, Phase(name="next", until=4 * first + 60, mix={"web": 2, "math": 1}))
     place = 4 * first
     for number, steps in enumerate((second, third)):
         loader = gone_on(root, state, phases=phases, names=NAMES[:3])
         found += read(loader, steps)
         state, place = loader.state_dict(), place + 4 * steps
-        end = phases[-1].stop(None)
+        end = phases[-1].planned_stop(None)
         assert end is not None
         cut_here = replace(phases[-1], cut=place if place < end else None)
         mix = {"web": 1, "code": 2, "math": 1}
         phases = [*phases[:-1], cut_here, Phase(name=f"more {number}", until=place + 60, mix=mix)]
     found += read(gone_on(root, state, phases=phases, names=NAMES[:3]))
     assert found == read(phased_loader(root, phases=phases, names=NAMES[:3], epoch_size=None))
-    check_passes(found)
+    check_all_passes(found)
 
 
 @pytest.mark.parametrize("algo", ["py1e", "blockwise"])
 def test_a_cut_is_the_same_on_other_machines(root: Path, algo: str) -> None:
-    before, state = cut(root, 17, shuffle_algo=algo)
+    before, state = stopped(root, 17, shuffle_algo=algo)
     asked: dict[str, Any] = {"phases": with_cut(PHASES, 68, *futures(68)), "names": OTHERS}
     asked["shuffle_algo"] = algo
     whole = read(phased_loader(root, **{**asked, "epoch_size": None}))
@@ -120,7 +118,7 @@ def test_a_cut_is_the_same_on_other_machines(root: Path, algo: str) -> None:
 
 
 def test_what_was_cut_stays_cut(root: Path) -> None:
-    _, state = cut(root, 20)
+    _, state = stopped(root, 20)
     phases, asked = with_cut(PHASES, 80, *futures(80)), {"names": OTHERS}
     loader = gone_on(root, state, phases=phases, **asked)
     read(loader, 5)
@@ -136,7 +134,7 @@ def test_what_was_cut_stays_cut(root: Path) -> None:
 
 @pytest.mark.parametrize("place", [44, 76])
 def test_a_phase_is_not_cut_where_it_was_read_on(root: Path, place: int) -> None:
-    _, state = cut(root, 20)
+    _, state = stopped(root, 20)
     with raises(StateMismatchError, f"phases.ramp.cut: saved 'absent', now {place}", "state branch"):
         read(gone_on(root, state, phases=with_cut(PHASES, place, *futures(place)), names=OTHERS))
 
@@ -173,9 +171,43 @@ def test_composed_batches_cannot_be_cut(root: Path) -> None:
         len(phased_loader(root, phases=phases, batching_method="per_stream"))
 
 
-def test_an_epoch_with_a_cut_is_the_only_one(root: Path) -> None:
-    loader = phased_loader(root, phases=[replace(BROAD, cut=20), RAMP, ANNEAL])
-    assert len(read(loader)) == 160
-    assert loader.state_dict()["epoch"] == 1
+THEN_OTHERS = (replace(BROAD, cut=24), Phase(name="other", until=64, mix={"math": 1, "web": 1}))
+
+
+@pytest.mark.parametrize(
+    ("phases", "size"), [(THEN_OTHERS, 64), ((replace(BROAD, cut=20), RAMP, replace(ANNEAL, until=None)), 160)]
+)
+@pytest.mark.parametrize("is_size_told", [False, True])
+def test_an_epoch_after_one_with_a_cut_is_refused_before_anything_is_read_of_it(
+    root: Path, phases: Sequence[Phase], size: int, is_size_told: bool
+) -> None:
+    if phases[-1].until is None and not is_size_told:
+        phases = [*phases[:-1], replace(phases[-1], until=size)]
+    asked: dict[str, Any] = {"phases": phases, "epoch_size": size if is_size_told else None}
+    asked["names"] = tuple(name for name in NAMES if any(name in phase.mix for phase in phases))
+    loader = phased_loader(root, **asked)
+    assert len(read(loader)) == size
+    ended = json_copy(loader.state_dict())
+    assert (ended["epoch"], ended["sample_in_epoch"]) == (1, 0)
     with raises(ConfigError, "epoch 1 would read phases again of which one was cut"):
         read(loader)
+    again = gone_on(root, ended, **asked)
+    assert len(again) == size // 4
+    with raises(ConfigError, "epoch 1 would read phases again of which one was cut"):
+        read(again)
+
+
+def test_what_a_cut_leaves_is_worked_out_once_for_each_process(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    cut_last_step = Cuts.cut_last_step
+
+    def counting(self: Cuts, plan: StepPlan, read: int) -> NDArray[np.int64]:
+        counted.append(read)
+        return cut_last_step(self, plan, read)
+
+    monkeypatch.setattr(Cuts, "cut_last_step", counting)
+    loader = phased_loader(root, THEN_OTHERS, epoch_size=None, names=NAMES[:3])
+    assert len(loader) == 16
+    read(loader)
+    loader.state_dict()
+    assert counted == [24]

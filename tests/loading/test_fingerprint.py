@@ -11,8 +11,9 @@ import pytest
 
 from lightning_streaming import Stream, StreamingDataLoader
 from lightning_streaming.errors import StateMismatchError
-from lightning_streaming.loading.fingerprint import Difference, differences, in_words
+from lightning_streaming.loading.fingerprint import Difference, differences, in_words, told_mix
 from tests.helpers import State, json_copy, make_loader, write_dataset
+from tests.order.builders import phase
 
 MANY = 120
 SHORT, LONG = "s{}", "corpus/common-crawl/2024-{}/deduplicated/filtered"
@@ -197,3 +198,15 @@ def test_several_differences_are_a_table() -> None:
         "order.shuffle_algo  'py1e'  'naive'",
         "streams.0.samples   29      30",
     ]
+
+
+def test_the_mix_of_a_phase_is_one_line() -> None:
+    assert told_mix(phase("level", 10, {"web": 1.0})) == "web 1.0"
+    assert told_mix(phase("ramp", 10, {"web": (1.0, 2.0), "code": 1.0})) == "code 1.0, web 1.0 to 2.0"
+
+
+def test_mixes_of_many_streams_are_told_apart_in_short() -> None:
+    many: dict[str, float | tuple[float, float]] = {f"stream{number}": 1.0 for number in range(100)}
+    told = [told_mix(phase("one", 10, {**many, "stream7": one})) for one in (1.0, 1.5, (1.0, 1.5))]
+    assert len(set(told)) == 3
+    assert all(one.startswith("of 100 streams, ") and len(one) < 100 for one in told)

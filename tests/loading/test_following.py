@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_streaming import MDSWriter, Phase, Stream, StreamingDataLoader, read_appended
+from lightning_streaming import Phase, Stream, StreamingDataLoader, read_appended
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.following import check_same_data
 from lightning_streaming.loading.state import Cursor
@@ -16,12 +16,6 @@ from tests.forked_ranks import on_ranks
 from tests.helpers import ids, json_copy, make_loader, raises, write_dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-
-
-def append(root: Path, samples: int, *, first_id: int) -> None:
-    with MDSWriter(out=str(root), columns={"id": "int"}, size_limit=230, mode="append") as writer:
-        for index in range(samples):
-            writer.write({"id": first_id + index})
 
 
 @pytest.fixture
@@ -70,7 +64,7 @@ def test_the_next_epoch_reads_what_was_appended(
     expected = epoch_of(root, 0, **how)
     under_way = iter(at)
     begun = next(under_way)["id"].tolist()
-    append(root, 12, first_id=30)  # the last shard is not full
+    write_dataset(root, 12, first_id=30, mode="append")  # the last shard is not full
     begun += [one for batch in under_way for one in batch["id"].tolist()]
     assert begun == expected
     assert read_appended(at)
@@ -78,7 +72,7 @@ def test_the_next_epoch_reads_what_was_appended(
     assert read(at) == epoch_of(root, 1, **how)
     state = json_copy(at.state_dict())
     assert not read_appended(at)
-    append(root, 1, first_id=42)
+    write_dataset(root, 1, first_id=42, mode="append")
     assert read_appended(at)
     expected = read(at)
     assert expected == epoch_of(root, 2, **how)
@@ -91,7 +85,7 @@ def test_the_next_epoch_reads_what_was_appended(
 def test_streams_that_are_not_followed_are_not_asked_for(root: Path) -> None:
     at = loader(root, follow=False)
     read(at)
-    append(root, 15, first_id=30)
+    write_dataset(root, 15, first_id=30, mode="append")
     assert not read_appended(at)
     assert len(read(at)) == 30
 
@@ -107,7 +101,7 @@ def test_phases_read_it_in_the_next_pass(root: Path) -> None:
     how: dict[str, Any] = {"phases": [Phase(name="all", mix={"web": 1.0})], "epoch_size": 40, "batch_size": 4}
     at = loader(root, **how)
     seen = read(at)
-    append(root, 15, first_id=30)
+    write_dataset(root, 15, first_id=30, mode="append")
     assert read_appended(at)
     seen += read(at)
     assert sorted(seen[:30]) == sorted(seen[30:60]) == list(range(30))
@@ -141,7 +135,8 @@ def _follow(roots: list[Path]) -> list[Any]:
     found: list[Any] = [read(at)]
     for number in range(2):
         if world.rank == 0:
-            append(roots[number], 15, first_id=30)  # the other rank's is longer only the second time
+            # What the other rank sees is longer only the second time.
+            write_dataset(roots[number], 15, first_id=30, mode="append")
         found += [read_appended(at), read(at)]
     found.append(at.state_dict())
     return found

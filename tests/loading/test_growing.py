@@ -11,19 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightning_streaming import MDSWriter, Stream, StreamingDataLoader
+from lightning_streaming import Stream, StreamingDataLoader
 from lightning_streaming.errors import ConfigError, StateMismatchError
 from lightning_streaming.loading.state import Cursor
 from lightning_streaming.order.settings import BATCHING_METHODS, SHUFFLE_ALGOS
 from tests.helpers import State, ids, json_copy, make_loader, raises, read_together, worlds, write_dataset, write_shards
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-
-
-def append(root: Path, samples: int, *, first_id: int) -> None:
-    with MDSWriter(out=str(root), columns={"id": "int"}, size_limit=230, mode="append") as writer:
-        for index in range(samples):
-            writer.write({"id": first_id + index})
 
 
 @pytest.fixture
@@ -35,8 +29,8 @@ def roots(tmp_path: Path) -> dict[str, Path]:
 
 def grow(roots: dict[str, Path]) -> None:
     """Append 3 and 2 shards."""
-    append(roots["a"], 15, first_id=30)
-    append(roots["b"], 10, first_id=1015)
+    write_dataset(roots["a"], 15, first_id=30, mode="append")
+    write_dataset(roots["b"], 10, first_id=1015, mode="append")
 
 
 def loader(roots: dict[str, Path], *, stream: Any = None, **how: Any) -> StreamingDataLoader:
@@ -234,8 +228,8 @@ def test_an_append_is_taken_though_the_last_shard_was_not_full(tmp_path: Path, f
     root = write_dataset(tmp_path / "a", 28)
     whole = read(loader({"a": root}), 2)
     seen, state = stopped(loader({"a": root}), 2)
-    append(root, 12, first_id=28)
-    append(root, 1, first_id=40)
+    write_dataset(root, 12, first_id=28, mode="append")
+    write_dataset(root, 1, first_id=40, mode="append")
     resumed = loader({"a": root}, follow=follow)
     resumed.load_state_dict(state)
     first, second = read(resumed, 2)
@@ -251,8 +245,8 @@ def test_a_run_goes_on_while_data_is_appended(roots: dict[str, Path]) -> None:
     running = loader(roots, workers=1)
     under_way = iter(running)
     seen = next(under_way)["id"].tolist()
-    append(roots["a"], 3, first_id=30)
-    append(roots["b"], 1, first_id=1015)
+    write_dataset(roots["a"], 3, first_id=30, mode="append")
+    write_dataset(roots["b"], 1, first_id=1015, mode="append")
     assert [seen + flat([batch["id"].tolist() for batch in under_way]), *read(running, 1)] == whole
     running.close()
 

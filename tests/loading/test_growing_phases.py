@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lightning_streaming import Phase, Stream, StreamingDataLoader
-from lightning_streaming.errors import StateError
+from lightning_streaming.errors import StateError, StateMismatchError
 from lightning_streaming.loading.passes import passes_of
 from tests.helpers import State, json_copy, make_loader, raises, read_together, worlds, write_shards
+from tests.loading.phased import check_passes
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
@@ -68,17 +68,6 @@ def resumed(state: State, roots: dict[str, Path], **how: Any) -> StreamingDataLo
     return at
 
 
-def check_passes(seen: list[int], first_id: int, sizes: list[int], then: int) -> None:
-    """The first passes over a stream read each of so many samples once, and those after them each of ``then``."""
-    mine = [one - first_id for one in seen if first_id <= one < first_id + 1000]
-    for size in chain(sizes, repeat(then)):
-        in_pass, mine = mine[:size], mine[size:]
-        if not mine:
-            assert len(set(in_pass)) == len(in_pass)
-            return
-        assert sorted(in_pass) == list(range(size))
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("grown")
@@ -114,6 +103,22 @@ def test_the_pass_after_the_one_under_way_reads_all(place: Path) -> None:
     assert first == read(resumed(after, longer, follow=True))[0]
     check_passes(seen + rest + first, 0, [20, 20], then=27)
     check_passes(seen + rest + first, 1000, [11], then=17)
+
+
+@pytest.mark.parametrize("algo", ["blockwise", "py1s"])
+@pytest.mark.parametrize("method", ["stratified", "per_stream", "device_per_stream"])
+def test_a_step_under_way_stays_what_it_was_with_composed_batches(place: Path, method: str, algo: str) -> None:
+    """What fills no batch at a border is left out, so positions are fewer than the samples that are drawn."""
+    how: dict[str, Any] = {"batching_method": method, "shuffle_algo": algo, "epoch_size": 200}
+    roots, longer = roots_of(place, {}), roots_of(place, MORE)
+    whole = read(loader(roots, **how))[0]
+    changed = []
+    for batches in (2, 13, *range(32, 38)):
+        _, state = read(loader(roots, **how), batches)
+        ahead, _ = read(resumed(state, longer, follow=True, **how), 1)
+        if ahead != whole[4 * batches : 4 * batches + 4]:
+            changed.append(batches)
+    assert len(changed) <= 1  # the border among the last ones: only a step of which nothing was read may read more
 
 
 @given(
@@ -186,6 +191,25 @@ def test_a_cut_phase_goes_on_with_what_it_left(place: Path) -> None:
     assert after["fingerprint"]["streams"]["a"]["grown"] == [[40, 4]]
     check_passes(seen + rest, 0, [20, 20], then=27)
     check_passes(seen + rest, 1000, [11], then=17)
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_a_stream_that_was_gone_and_grew_goes_on_where_it_stood(place: Path, follow: bool) -> None:
+    early = Phase(name="early", mix={"a": 1.0, "b": 1.0}, until=20)
+    alone = Phase(name="alone", mix={"b": 1.0}, until=40)
+    roots, longer = roots_of(place, {}), roots_of(place, MORE)
+    all_phases: dict[str, Any] = {"phases": [early, alone, Phase(name="again", mix={"a": 1.0})]}
+    first, state = read(loader(roots, **all_phases), 6)  # half of a pass over "a"
+    without: dict[str, Any] = {"phases": [early, alone], "epoch_size": 40}
+    second, state = read(resumed(state, {"b": roots["b"]}, **without), 2)
+    third, state = read(resumed(state, {"b": roots["b"]}, **without), 1)
+    rest, after = read(resumed(state, longer, follow=follow, **all_phases))
+    check_passes(first + second + third + rest, 0, [20], then=27 if follow else 20)
+    assert after["fingerprint"]["streams"]["a"].get("grown") == ([[20, 4]] if follow else None)
+    other = roots_of(place, {})
+    other["a"] = write_shards(place / f"other {follow}", [6, 6, 6])
+    with raises(StateMismatchError, "streams.a.samples"):
+        len(resumed(state, other, **all_phases))
 
 
 def test_how_often_a_stream_is_read_counts_its_longer_passes(place: Path) -> None:

@@ -26,9 +26,13 @@ from numpy.typing import NDArray
 from lightning_streaming import Stream
 from lightning_streaming.errors import ConfigError, StorageError
 from lightning_streaming.files import hold_lock
+from lightning_streaming.formats.index import INDEX_BASENAME, parse_index
 from lightning_streaming.loading import order_files
+from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.order_files import OrderAhead, order_ahead_of_use, shared_order
+from lightning_streaming.loading.run import RunRequest
 from lightning_streaming.order.draw import Shuffled, drawn_here
+from lightning_streaming.order.phases import SettledPhase
 from lightning_streaming.order.settings import OrderSettings, SettledOrder
 from lightning_streaming.order.weights import DatasetShape, StreamWeight, resolve_weights
 from tests.helpers import ids, make_loader, write_dataset
@@ -66,6 +70,22 @@ def _order(shape: DatasetShape, epoch: int = 0, settings: SettledOrder = SETTING
 
 def _is_mapped(order: NDArray[np.integer[Any]]) -> bool:
     return isinstance(order.base, memoryview) and isinstance(order.base.obj, mmap.mmap)
+
+
+def test_a_step_that_was_cut_is_drawn_once_for_all_processes(tmp_path: Path, orders: Path) -> None:
+    index = parse_index((write_dataset(tmp_path / "web") / INDEX_BASENAME).read_bytes(), "web")
+    whole = (("web", 1.0),)
+    cut = SettledPhase(name="cut", planned_stop=140_000, begin=whole, end=whole, cut=70_001)
+    asked = RunRequest(settings=SETTINGS, weights=(StreamWeight(),), epoch_size=None, phases=(cut,))
+    plans, made = [], []
+    for _ in range(2):
+        mixture = asked.mixture(SETTINGS, Catalog({"web": index}))
+        assert mixture is not None
+        plans.append(mixture.plan.drawn.tolist())
+        (path,) = orders.glob("*.order")
+        made.append(path.stat().st_mtime_ns)
+    assert plans == [[[0], [70_001]]] * 2
+    assert made[0] == made[1]
 
 
 def test_a_large_order_is_a_file_that_is_mapped_and_made_once(orders: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from lightning_streaming import Phase, Stream, StreamingDataLoader, World, read_sample_log
-from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.state import Cursor
-from lightning_streaming.order.phased import Mixture
-from lightning_streaming.order.phases import MixturePlan
 from tests.helpers import State, json_copy, read_together, worlds
 from tests.loading.phased import (
-    BROAD,
     FIRST_ID,
     NAMES,
     PHASES,
@@ -30,21 +24,9 @@ from tests.loading.phased import (
     phased_loader,
     read,
     stream_of,
-    write_streams,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_streams(tmp_path_factory.mktemp("streams"))
-
-
-@pytest.fixture(scope="module")
-def whole(root: Path) -> list[int]:
-    """The first epoch, uncut."""
-    return read(phased_loader(root))
 
 
 def read_by_all(
@@ -269,35 +251,3 @@ def test_all_streams_are_read_as_the_epoch_says(root: Path) -> None:
     assert {name: stream.choose for name, stream in loader.dataset.streams.items()} == read_of
     assert loader.dataset.streams["math"].repeat == read_of["math"] / SIZES["math"]
     assert set(read_of) == set(NAMES)
-
-
-CUT = (replace(BROAD, cut=24), Phase(name="other", until=64, mix={"math": 1, "web": 1}))
-
-
-def test_an_epoch_after_one_with_a_cut_is_refused_before_anything_is_read_of_it(root: Path) -> None:
-    loader = phased_loader(root, CUT, epoch_size=None, names=("web", "code", "math"))
-    assert len(read(loader)) == 64
-    ended = json_copy(loader.state_dict())
-    assert (ended["epoch"], ended["sample_in_epoch"]) == (1, 0)
-    with pytest.raises(ConfigError, match="epoch 1 would read phases again of which one was cut"):
-        read(loader)
-    again = gone_on(root, ended, phases=CUT, epoch_size=None, names=("web", "code", "math"))
-    assert len(again) == 16
-    with pytest.raises(ConfigError, match="epoch 1 would read phases again of which one was cut"):
-        read(again)
-
-
-def test_what_a_cut_leaves_is_worked_out_once_for_each_process(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted: list[int] = []
-    cut_at = Mixture._cut_at
-
-    def counting(self: Mixture, plan: MixturePlan, read: int) -> NDArray[np.int64]:
-        counted.append(read)
-        return cut_at(self, plan, read)
-
-    monkeypatch.setattr(Mixture, "_cut_at", counting)
-    loader = phased_loader(root, CUT, epoch_size=None, names=("web", "code", "math"))
-    assert len(loader) == 16
-    read(loader)
-    loader.state_dict()
-    assert counted == [24]

@@ -21,30 +21,20 @@ from tests.loading.mutated import mutations
 from tests.loading.phased import (
     ANNEAL,
     BROAD,
+    FIRST_ID,
     NAMES,
     PHASES,
     RAMP,
     SIZES,
-    cut,
     gone_on,
     phased_loader,
     read,
+    stopped,
     stream_of,
     write_streams,
 )
 
 COMPOSED: dict[str, Any] = {"batching_method": "per_stream", "shuffle_algo": "py1s"}
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_streams(tmp_path_factory.mktemp("streams"))
-
-
-@pytest.fixture(scope="module")
-def whole(root: Path) -> list[int]:
-    """The first epoch, uncut."""
-    return read(phased_loader(root))
 
 
 # --- as it was ---
@@ -74,16 +64,12 @@ def test_streams_run_on_in_the_next_epoch(root: Path) -> None:
     for _ in range(3):
         seen.update(read(loader))
         for name in NAMES:
-            counts = [seen[one] for one in range(_first(name), _first(name) + SIZES[name])]
+            counts = [seen[one] for one in range(FIRST_ID[name], FIRST_ID[name] + SIZES[name])]
             assert max(counts) - min(counts) <= 1
 
 
-def _first(name: str) -> int:
-    return 1000 * list(SIZES).index(name)
-
-
 def test_a_state_at_the_beginning_is_of_any_phases(root: Path) -> None:
-    _, state = cut(root, 0)
+    _, state = stopped(root, 0)
     assert (state["fingerprint"]["phases"], state["fingerprint"]["streams"]) == ({}, {})
     other = [Phase(name="other", mix={"aaa": 1, "web": 2})]
     assert read(gone_on(root, state, phases=other, names=("aaa", "web"))) == read(
@@ -123,7 +109,7 @@ def test_what_comes_later_may_change(
 ) -> None:
     more = {} if method == "random" else COMPOSED
     phases, asked = FUTURES[future]
-    before, state = cut(root, steps, **more)
+    before, state = stopped(root, steps, **more)
     with caplog.at_level(logging.WARNING):
         after = read(gone_on(root, state, **{"phases": phases, **asked, **more}))
     # As a run reads that had these phases from the beginning, with all streams at hand.
@@ -139,7 +125,7 @@ def _only_read(phases: Sequence[Phase], asked: dict[str, Any]) -> dict[str, Any]
 
 
 def test_new_phases_may_follow_each_other_resume_by_resume(root: Path) -> None:
-    first, state = cut(root, 5)
+    first, state = stopped(root, 5)
     second = gone_on(root, state, phases=[BROAD, replace(RAMP, until=80), replace(LATER, until=160)])
     middle = read(second, 14)
     third = [BROAD, replace(RAMP, until=80), replace(LATER, until=96), Phase(name="last", mix={"zzz": 1, "math": 1})]
@@ -152,14 +138,14 @@ def test_new_phases_may_follow_each_other_resume_by_resume(root: Path) -> None:
 def test_at_a_border_the_phase_that_has_ended_needs_its_streams_no_more(root: Path, method: str) -> None:
     more = {} if method == "random" else COMPOSED
     whole = read(phased_loader(root, **more))
-    before, state = cut(root, 10, **more)
+    before, state = stopped(root, 10, **more)
     assert {stream_of(one) for one in before} == {"web", "code"}
     assert list(state["fingerprint"]["phases"]) == ["broad"]
     assert before + read(gone_on(root, state, names=("web", "math", "news"), **more)) == whole
 
 
 def test_a_stream_that_was_gone_may_come_back(root: Path, whole: list[int]) -> None:
-    before, state = cut(root, 12)
+    before, state = stopped(root, 12)
     without = gone_on(root, state, names=("web", "math", "news"))
     before += read(without, 3)
     after = read(gone_on(root, without.state_dict()))
@@ -167,7 +153,7 @@ def test_a_stream_that_was_gone_may_come_back(root: Path, whole: list[int]) -> N
 
 
 def test_an_epoch_that_needs_a_stream_that_is_gone_says_so_before_it_begins(root: Path) -> None:
-    _, state = cut(root, 12)
+    _, state = stopped(root, 12)
     loader = gone_on(root, state, names=("web", "math", "news"), workers=1)
     assert len(read(loader)) == 160 - 48
     at_end = loader.state_dict()
@@ -182,7 +168,7 @@ def test_an_epoch_that_needs_a_stream_that_is_gone_says_so_before_it_begins(root
 
 def test_ranks_that_are_kept_even_need_the_phase_before_a_very_short_one(root: Path) -> None:
     phases = [Phase(name="long", until=152, mix={"web": 1, "code": 1}), Phase(name="short", mix={"math": 1})]
-    _, state = cut(root, 38, phases=phases, names=("web", "code", "math"))
+    _, state = stopped(root, 38, phases=phases, names=("web", "code", "math"))
     few, many = (World(ranks_per_node=ranks, rank=ranks - 1) for ranks in (2, 16))
     asked: dict[str, Any] = {"phases": phases, "batch_size": 1}
     assert len(read(gone_on(root, state, **asked, names=("math",), world=few))) == 4
@@ -195,21 +181,21 @@ def test_ranks_that_are_kept_even_need_the_phase_before_a_very_short_one(root: P
 
 def test_data_that_was_not_read_yet_may_change(root: Path, tmp_path: Path) -> None:
     other = write_streams(tmp_path / "other", {**SIZES, "news": 30})
-    before, state = cut(root, 12)
+    before, state = stopped(root, 12)
     assert before + read(gone_on(other, state)) == read(phased_loader(other))
-    _, later = cut(root, 31)
+    _, later = stopped(root, 31)
     with raises(StateMismatchError, "streams.news.samples", "21", "30"):
         read(gone_on(other, later))
 
 
 def test_where_the_epoch_ends_may_change_in_its_last_phase_only_with_the_phase(root: Path) -> None:
-    _, state = cut(root, 35)
+    _, state = stopped(root, 35)
     with raises(StateMismatchError, "phases.anneal.until: saved 160, now 200"):
         read(gone_on(root, state, phases=[BROAD, replace(RAMP, until=120), ANNEAL], epoch_size=200))
     # One more phase instead.
     phases = [BROAD, replace(RAMP, until=120), replace(ANNEAL, until=160), LATER]
     asked: dict[str, Any] = {"phases": phases, "epoch_size": 200}
-    before, _ = cut(root, 35)
+    before, _ = stopped(root, 35)
     assert before + read(gone_on(root, state, **asked)) == read(phased_loader(root, **asked))
 
 
@@ -253,7 +239,7 @@ PASTS: dict[str, tuple[Sequence[Phase] | None, dict[str, Any], list[str]]] = {
 @pytest.mark.parametrize("past", PASTS)
 def test_what_has_begun_may_not_change(root: Path, past: str, caplog: pytest.LogCaptureFixture) -> None:
     phases, asked, words = PASTS[past]
-    before, state = cut(root, 12)
+    before, state = stopped(root, 12)
     with raises(StateMismatchError, *words, 'on_change="warn"'):
         read(gone_on(root, state, **{"phases": phases, **asked}))
     with caplog.at_level(logging.WARNING):
@@ -264,7 +250,7 @@ def test_what_has_begun_may_not_change(root: Path, past: str, caplog: pytest.Log
 
 
 def test_phases_may_not_be_added_to_a_run_without(root: Path) -> None:
-    _, state = cut(root, 12, phases=None)
+    _, state = stopped(root, 12, phases=None)
     with raises(StateMismatchError, "phases"):
         read(gone_on(root, state))
     assert len(read(gone_on(root, state, "warn"))) == 160 - 48
@@ -273,14 +259,14 @@ def test_phases_may_not_be_added_to_a_run_without(root: Path) -> None:
 @pytest.mark.parametrize("steps", [1, 10, 11, 29])
 def test_data_that_was_read_may_not_change(root: Path, tmp_path: Path, steps: int) -> None:
     other = write_streams(tmp_path / "other", {**SIZES, "web": 59})
-    _, state = cut(root, steps)
+    _, state = stopped(root, steps)
     with raises(StateMismatchError, "streams.web.samples", "60", "59"):
         read(gone_on(other, state))
     assert len(read(gone_on(other, state, "warn"))) == 160 - 4 * steps
 
 
 def test_settings_of_the_order_may_not_change(root: Path) -> None:
-    _, state = cut(root, 12)
+    _, state = stopped(root, 12)
     with raises(StateMismatchError, "order.shuffle_algo: saved 'py1e', now 'py1s'"):
         read(gone_on(root, state, shuffle_algo="py1s"))
 
@@ -295,13 +281,13 @@ def test_in_a_second_epoch_all_phases_have_begun(root: Path) -> None:
 
 
 def test_a_stream_that_is_needed_yet_may_not_go(root: Path) -> None:
-    _, state = cut(root, 12)
+    _, state = stopped(root, 12)
     with raises(ConfigError, "phases.ramp.mix", "'math'"):
         read(gone_on(root, state, names=("web", "code", "news")))
 
 
 def test_repeats_that_are_over_are_no_reason_to_stop(root: Path) -> None:
-    _, state = cut(root, 12)
+    _, state = stopped(root, 12)
     limited = replace(BROAD, max_repeats={"code": 0.01})
     with raises(ConfigError, "by the end of phase 'broad'", "'code'", "max_repeats allows 0.01"):
         read(phased_loader(root, [limited, RAMP, ANNEAL]))
@@ -337,7 +323,7 @@ def test_a_state_does_not_tell_of_what_comes_later(root: Path) -> None:
 
 
 def test_a_state_with_one_thing_wrong_is_refused_or_means_what_it_says(root: Path, whole: list[int]) -> None:
-    before, state = cut(root, 12)
+    before, state = stopped(root, 12)
     read_on = refused = 0
     for change, mutated in mutations(state):
         if "fingerprint.phases" not in change and "fingerprint.streams" not in change:
@@ -359,7 +345,7 @@ def test_an_epoch_that_has_become_shorter_ends_early_if_asked_to(
     root: Path, epoch_size: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     phases = [BROAD, replace(RAMP, until=epoch_size)]
-    _, state = cut(root, 38)
+    _, state = stopped(root, 38)
     asked: dict[str, Any] = {"phases": phases, "epoch_size": epoch_size, "names": ("web", "code", "math")}
     with raises(StateMismatchError, "phases.ramp.until"):
         read(gone_on(root, state, **asked))

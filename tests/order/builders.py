@@ -8,13 +8,14 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lightning_streaming.order.batchings import BatchedDraw, batched
 from lightning_streaming.order.draw import Shuffled
 from lightning_streaming.order.partition import BatchGeometry, Partition
 from lightning_streaming.order.phased import Mixture
-from lightning_streaming.order.phases import LONGEST_STEP, PhaseMix
+from lightning_streaming.order.phases import LONGEST_STEP, SettledPhase
 from lightning_streaming.order.sequence import SampleSequence, digest_of
 from lightning_streaming.order.settings import OrderSettings, SettledOrder
 from lightning_streaming.order.shuffles import ShuffleTask, shuffle_into
@@ -81,16 +82,39 @@ def epoch_of(settings: SettledOrder, shape: DatasetShape, geometry: BatchGeometr
     return batched(Shuffled(settings, shape, epoch), geometry)
 
 
-def phase(name: str, stop: int, mix: Mapping[str, float | tuple[float, float]], steps: int = 1) -> PhaseMix:
+def phase(name: str, stop: int, mix: Mapping[str, float | tuple[float, float]], steps: int = 1) -> SettledPhase:
     """A phase; two weights of a stream are a ramp."""
     pairs = {stream: one if isinstance(one, tuple) else (one, one) for stream, one in sorted(mix.items())}
     begin, end = (tuple((stream, pair[place]) for stream, pair in pairs.items()) for place in (0, 1))
-    return PhaseMix(name=name, stop=stop, begin=begin, end=end, steps=steps)
+    return SettledPhase(name=name, planned_stop=stop, begin=begin, end=end, steps=steps)
+
+
+@st.composite
+def phase_lists(
+    draw: st.DrawFn,
+    names: Sequence[str],
+    lengths: st.SearchStrategy[int],
+    weights: st.SearchStrategy[float],
+    most_phases: int = 5,
+    most_steps: int = 40,
+) -> list[SettledPhase]:
+    """Phases of some of these streams, which come and go; of some ramps, from or to 0."""
+    phases, stop = [], 0
+    for number in range(draw(st.integers(1, most_phases))):
+        stop += draw(lengths)
+        mixed = draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
+        mix: dict[str, float | tuple[float, float]] = {name: draw(weights) for name in mixed}
+        if draw(st.booleans()):
+            for name in mixed[1:]:
+                one, other = draw(weights), draw(st.just(0.0) | weights)
+                mix[name] = (one, other) if draw(st.booleans()) else (other, one)
+        phases.append(phase(f"p{number}", stop, mix, draw(st.integers(1, most_steps))))
+    return phases
 
 
 def make_mixture(
     settings: SettledOrder,
-    phases: Sequence[PhaseMix],
+    phases: Sequence[SettledPhase],
     shards: Mapping[str, Sequence[int]],
     longest_step: int = LONGEST_STEP,
 ) -> Mixture:
@@ -107,5 +131,4 @@ def make_mixture(
 
 def ids_of(mixture: Mixture, name: str) -> range:
     """The sample ids of one of its streams."""
-    first = mixture._first_ids[name]
-    return range(first, first + int(mixture._shard_sizes[name].sum()))
+    return mixture._draws.ids_of(name)

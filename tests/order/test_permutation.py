@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lightning_streaming.order.permutation import LARGEST_SIZE, Permutations, drawn_keys, numbered_keys
+from lightning_streaming.order.permutation import LARGEST_SIZE, Permutation, Permutations, drawn_keys, numbered_keys
 
 KEYS = (0, 1, 2**32, 2**64 - 1, 0x0123456789ABCDEF)
 ROOTS = (181, 256, 511, 999, 1024)
@@ -85,6 +85,17 @@ def test_one_call_serves_sizes_and_keys_in_any_mix() -> None:
         for size, index, key in zip(sizes[entries].tolist(), indexes.tolist(), keys.tolist(), strict=True)
     ]
     assert together.tolist() == alone
+
+
+@given(
+    size=st.integers(1, 3000) | st.integers(1, 2**36) | st.sampled_from([2**32 - 1, 2**32, 2**32 + 1]),
+    key=st.integers(0, 2**64 - 1),
+    seed=st.integers(0, 9),
+)
+def test_a_permutation_by_table_is_the_same(size: int, key: int, seed: int) -> None:
+    indexes = np.random.default_rng(seed).integers(size, size=300)
+    expected = images(size, indexes, np.full(len(indexes), key, np.uint64))
+    assert Permutation(size, np.uint64(key)).permuted(indexes).tolist() == expected.tolist()
 
 
 def test_the_permutation_of_a_key_does_not_change() -> None:

@@ -17,7 +17,7 @@ from lightning_streaming.order.draw import Shuffled, drawn_here
 from lightning_streaming.order.partition import BatchGeometry
 from lightning_streaming.order.phased import Mixture, Phased
 from lightning_streaming.order.settings import BATCHING_METHODS, SHUFFLE_ALGOS, SettledOrder
-from tests.order.builders import geometry_of, ids_of, make_mixture, make_settings, phase
+from tests.order.builders import geometry_of, ids_of, make_mixture, make_settings, phase, phase_lists
 from tests.order.legs import ALONE, Leg, legs_on, read_epoch, sequence_of
 
 UNHURRIED = settings(deadline=None, max_examples=25)
@@ -40,14 +40,8 @@ def mixtures(draw: st.DrawFn, asked: SettledOrder) -> Mixture:
         name: draw(st.lists(st.integers(1, 12), min_size=1, max_size=4))
         for name in draw(st.permutations(["code", "math", "news", "web"]))
     }
-    phases, stop = [], 0
-    for number in range(draw(st.integers(1, 4))):
-        stop += draw(st.integers(asked.num_canonical_nodes, asked.num_canonical_nodes + 40))
-        mixed = draw(st.lists(st.sampled_from(sorted(shards)), min_size=1, unique=True))
-        mix: dict[str, float | tuple[float, float]] = {name: draw(WEIGHTS) for name in mixed}
-        if draw(st.booleans()):
-            mix.update({name: (draw(st.just(0.0) | WEIGHTS), draw(WEIGHTS)) for name in mixed[1:]})
-        phases.append(phase(f"p{number}", stop, mix, draw(st.integers(1, 4))))
+    lengths = st.integers(asked.num_canonical_nodes, asked.num_canonical_nodes + 40)
+    phases = draw(phase_lists(sorted(shards), lengths, WEIGHTS, most_phases=4, most_steps=4))
     return make_mixture(asked, phases, shards, draw(st.sampled_from([16, 1 << 20])))
 
 
@@ -257,6 +251,19 @@ def test_the_step_that_follows_is_told_and_each_is_drawn_once() -> None:
 
 def digests(mixture: Mixture, epochs: Sequence[int] = (0, 1)) -> list[str]:
     return [mixture.shuffled(epoch, step).digest for epoch in epochs for step in range(len(mixture.plan))]
+
+
+@pytest.mark.parametrize("algo", SHUFFLE_ALGOS)
+def test_a_tiny_stream_is_read_as_often_as_it_takes_pass_by_pass(algo: str) -> None:
+    # More passes than 16 bits count.
+    asked = asked_for(algo, shuffle_block_size=4_096)
+    mixture = make_mixture(asked, [phase("p", 300_000, {"tiny": 1.0, "web": 1.0})], {"tiny": [1, 1], "web": [9_999]})
+    epoch = Phased(mixture, geometry_of(1, 1, 1), 0)
+    ids = epoch.ids(np.arange(len(epoch)))
+    tiny, web = ids[ids < 2], ids[ids >= 2]
+    assert (np.sort(tiny.reshape(-1, 2)) == [0, 1]).all()
+    assert len(set(map(tuple, tiny.reshape(-1, 2).tolist()))) == 2
+    assert all(len(np.unique(of)) == len(of) for of in np.split(web, range(9_999, len(web), 9_999)))
 
 
 def test_each_step_has_a_digest_of_its_own() -> None:

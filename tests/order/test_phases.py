@@ -12,31 +12,21 @@ from hypothesis import strategies as st
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.order import phases as planning
-from lightning_streaming.order.phases import LONGEST_STEP, MixturePlan, PhaseMix, planned
+from lightning_streaming.order.phases import LONGEST_STEP, SettledPhase, StepPlan, planned
 from lightning_streaming.order.stretches import StreamPasses
-from tests.order.builders import phase
+from tests.order.builders import phase, phase_lists
 
 NODES = st.sampled_from([1, 2, 3, 8, 64])
 _weights = st.floats(1e-9, 1e6)
 
 
-@st.composite
-def phase_lists(draw: st.DrawFn, most_streams: int = 30, longest: int = 3000) -> list[PhaseMix]:
-    """One to five phases of streams that come and go, with weights of any size and some ramps, from or to 0."""
-    names = [f"s{number:02}" for number in range(draw(st.integers(1, most_streams)))]
-    phases, stop = [], 0
-    for number in range(draw(st.integers(1, 5))):
-        stop += draw(st.integers(64, longest))
-        mixed = draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
-        mix: dict[str, float | tuple[float, float]] = {name: draw(_weights) for name in mixed}
-        if draw(st.booleans()):
-            for name in mixed[1:]:
-                mix[name] = (draw(_weights), draw(_weights | st.just(0.0)))
-        phases.append(phase(f"p{number}", stop, mix, draw(st.integers(1, 40))))
-    return phases
+PHASE_LISTS = st.integers(1, 30).flatmap(
+    lambda count: phase_lists([f"s{number:02}" for number in range(count)], st.integers(64, 3000), _weights)
+)
+"""Of weights of any size."""
 
 
-def exact_by_step(plan: MixturePlan) -> list[dict[str, Fraction]]:
+def exact_by_step(plan: StepPlan) -> list[dict[str, Fraction]]:
     """What the weights ask for of each stream, from the beginning up to the end of each step, in no floats."""
     sizes = np.diff(plan.stops, prepend=0).tolist()
     steps_of = np.bincount(plan.phase_of_step).tolist()
@@ -55,17 +45,17 @@ def exact_by_step(plan: MixturePlan) -> list[dict[str, Fraction]]:
     return found
 
 
-@given(phases=phase_lists(), nodes=NODES, longest=st.sampled_from([64, 500, LONGEST_STEP]))
+@given(phases=PHASE_LISTS, nodes=NODES, longest=st.sampled_from([64, 500, LONGEST_STEP]))
 @settings(deadline=None)
 def test_steps_are_whole_and_close_to_what_the_weights_ask_for(
-    phases: list[PhaseMix], nodes: int, longest: int
+    phases: list[SettledPhase], nodes: int, longest: int
 ) -> None:
     plan = planned(phases, nodes, longest)
     sizes = np.diff(plan.stops, prepend=0)
     assert (sizes > 0).all()
     assert not (plan.stops % nodes).any()
     assert (sizes < longest + nodes).all()
-    assert plan.phase_stops.tolist() == [-(-one.stop // nodes) * nodes for one in phases]
+    assert plan.phase_stops.tolist() == [-(-one.planned_stop // nodes) * nodes for one in phases]
     counts = np.diff(plan.drawn, axis=0)
     assert (counts >= 0).all()
     assert (counts.sum(axis=1) == sizes).all()
@@ -79,17 +69,17 @@ def test_steps_are_whole_and_close_to_what_the_weights_ask_for(
         assert read <= {name for name, _ in one.begin}
 
 
-def _steps(plan: MixturePlan, number: int) -> list[int]:
+def _steps(plan: StepPlan, number: int) -> list[int]:
     return list(np.flatnonzero(plan.phase_of_step == number).tolist())
 
 
-@given(phases=phase_lists(), nodes=NODES, longest=st.sampled_from([64, LONGEST_STEP]), data=st.data())
+@given(phases=PHASE_LISTS, nodes=NODES, longest=st.sampled_from([64, LONGEST_STEP]), data=st.data())
 @settings(deadline=None)
 def test_what_phases_take_does_not_depend_on_those_after_them(
-    phases: list[PhaseMix], nodes: int, longest: int, data: st.DataObject
+    phases: list[SettledPhase], nodes: int, longest: int, data: st.DataObject
 ) -> None:
     kept = data.draw(st.integers(1, len(phases)))
-    after = [phase("new", phases[kept - 1].stop + 640, {"a": 1.0, "s00": 2.0, "s05x": (0.0, 1.0), "z": 3.0}, 7)]
+    after = [phase("new", phases[kept - 1].planned_stop + 640, {"a": 1.0, "s00": 2.0, "s05x": (0.0, 1.0), "z": 3.0}, 7)]
     plan, other = planned(phases, nodes, longest), planned([*phases[:kept], *after], nodes, longest)
     steps = int(plan.last_steps[kept - 1]) + 1
     assert other.stops[:steps].tolist() == plan.stops[:steps].tolist()
@@ -108,7 +98,7 @@ def test_the_most_that_streams_are_owed_grows_with_the_logarithm_of_their_number
     # Each phase is of one sample, for those who got none so far: whoever is last waits for 1/n + ... + 1/2 of one.
     # No rule that does not know what comes does better: the phases could be written against it.
     left = [f"s{number:03}" for number in range(streams)]
-    phases: list[PhaseMix] = []
+    phases: list[SettledPhase] = []
     while len(left) > 1:
         phases.append(phase(f"p{len(phases)}", len(phases) + 1, dict.fromkeys(left, 1.0)))
         plan = planned(phases, 1)

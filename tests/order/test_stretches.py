@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain, pairwise
 
 import numpy as np
@@ -76,6 +77,43 @@ def test_units_are_whole_shards_but_for_those_at_its_ends(case: tuple[np.ndarray
     assert (units.are_parts == (units.sizes < units.shard_sizes)).all()
     # At each end of the passes that it begins or ends within.
     assert units.are_parts.sum() <= 2
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 150_000), (1_234, 151_000), (60_000, 260_000), (7_000, 9_500)])
+@pytest.mark.parametrize("first_id", [0, 10**12])
+def test_a_long_part_of_a_shard_is_what_short_ones_are_together(start: int, stop: int, first_id: int) -> None:
+    sizes = np.asarray([100_000, 3, 90_000, 2_047, 4_000])
+    stretch = Stretch(stream="web", first_id=first_id, start=0)
+
+    def ids(first: int, last: int) -> list[int]:
+        return ids_of(stretch_units([sizes], [last - first], [replace(stretch, start=first)], 0, is_shuffled=True))
+
+    pieces = [ids(first, min(first + 1_000, stop)) for first in range(start, stop, 1_000)]
+    assert sorted(chain(*pieces)) == sorted(ids(start, stop))
+    # Other samples than the first ones.
+    assert len(set(ids(start, start + 1_000)) & set(ids(start + 1_000, stop))) == 0
+
+
+@given(case=cuts(passes=40))
+def test_runs_of_a_shuffle_hold_whole_units_of_one_stream(case: tuple[np.ndarray, list[int]]) -> None:
+    sizes, places = case
+    stretches = [Stretch(stream=name, first_id=0, start=places[0]) for name in ("a", "b")]
+    counts = [places[-1] - places[0]] * 2
+    units = stretch_units([sizes, sizes * 100], counts, stretches, 0, is_shuffled=True)
+    stops = np.cumsum(units.shuffled_runs())
+    assert set(stops.tolist()) <= set(np.cumsum(units.sizes).tolist())
+    assert counts[0] in stops
+    assert stops[-1] == sum(counts)
+
+
+def test_tiny_passes_are_shuffled_some_at_once_and_others_unit_by_unit() -> None:
+    tiny, large = np.asarray([1, 2]), np.full(50, 20)
+    stretches = [Stretch(stream=name, first_id=0, start=0) for name in ("tiny", "large")]
+    units = stretch_units([tiny, large], [300_000, 5_000], stretches, 0, is_shuffled=True)
+    runs = units.shuffled_runs()
+    of_tiny = np.cumsum(runs) <= 300_000
+    assert of_tiny.sum() <= 300_000 // 1_024 + 1
+    assert runs[~of_tiny].tolist() == [20] * 250
 
 
 def test_each_pass_of_each_stream_under_each_seed_has_an_order_of_its_own() -> None:

@@ -73,6 +73,28 @@ def test_without_a_ramp_the_table_has_no_columns_for_one(data: Path) -> None:
     assert "to" not in shown.partition("phases of an epoch")[2].split()
 
 
+def test_a_long_phase_tells_its_steps_though_it_is_no_ramp(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    train = phased_train(data, phases=[{"name": "long", "mix": {"web": 1, "code": 1, "math": 1}}], epoch_size="10m")
+    shown = run("inspect", "--config", write_config(data / "run.yaml", train)).out
+    lines = shown.partition("phases of an epoch")[2].splitlines()
+    heads, _, first, *_ = [line.split() for line in lines if line.strip()]
+    assert heads == ["phase", "ends", "steps", "stream", "drawn", "share", "so", "far", "passes"]
+    assert first[:4] == ["long", "10,000,000", "3", "code"]
+
+
+def test_of_a_checkpoint_of_several_loaders_one_is_named(data: Path) -> None:
+    train = phased_train(data)
+    loader = StreamingDataLoader(phased_dataset(train, 4))
+    next(iter(loader))
+    (data / "saved.json").write_text(json.dumps({name: loader.state_dict() for name in ("text", "code")}))
+    asked = ["inspect", "--config", write_config(data / "run.yaml", train), "--ckpt", data / "saved.json"]
+    assert "there are places of 2 loaders; name one with --loader: text, code" in run(*asked).err
+    assert run(*asked, "--loader", "code").out == run(*asked[:3]).out
+    assert "--loader names a train loader of a checkpoint" in run(*asked[:3], "--loader", "code").err
+    assert "--loader is of a run" in run("inspect", data / "web", "--loader", "code").err
+
+
 def test_borders_are_those_of_as_many_nodes_as_the_run_has(data: Path) -> None:
     train = {**phased_train(data), "shuffle_algo": "py1br", "num_canonical_nodes": None}
     ends = []

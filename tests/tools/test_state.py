@@ -286,10 +286,13 @@ def test_show_cannot_count_streams_of_which_some_samples_were_read(tmp_path: Pat
     loader = StreamingDataLoader(StreamingDataset(streams=streams, shuffle=True), batch_size=4)
     next(iter(loader))
     torch.save(loader.state_dict(), tmp_path / "state.pt")
-    assert "loaders" in edit("show", tmp_path / "state.pt")
+    path = str(tmp_path / "state.pt")
+    told_by = f"`lightning-streaming state show {path} --config run.yaml`"
+    assert told_by in " ".join(command("state", "show", path).out.split())
     places = [arg for name in "ab" for arg in ("--data", f"{name}={tmp_path / name}")]
     words = refused("show", tmp_path / "state.pt", *places, "--json")
     assert "was saved with where=, split= or select= of a, which it does not hold" in words
+    assert told_by in words
 
 
 def test_show_draws_tables(saved: Path) -> None:
@@ -333,7 +336,7 @@ def test_several_loaders_are_moved_by_name(saved: Path) -> None:
     place["loaders"] = {name: dict(place["loaders"]["train"]) for name in ("text", "code")}
     place["samples_per_global_batch"] = {"text": 4, "code": 2}
     torch.save(checkpoint, saved)
-    assert "there are places of 2 loaders; name one: text, code" in refused("skip", saved, "--samples", 1)
+    assert "there are places of 2 loaders; name one with --loader: text, code" in refused("skip", saved, "--samples", 1)
     told = edit("set", saved, "--epoch", 0, "--sample", 2, "--loader", "code")
     assert told["trainer"] == {"epoch": 1, "batches": 3, "batches_in_epoch": 8, "global_step": 11}
     told = edit("skip", saved, "--batches", 2)

@@ -12,7 +12,7 @@ import pytest
 
 from lightning_streaming import Phase
 from tests.helpers import make_loader, write_dataset
-from tests.loading.phased import ANNEAL, BROAD, RAMP, cut, gone_on, phased_loader, read, write_streams
+from tests.loading.phased import ANNEAL, BROAD, RAMP, gone_on, phased_loader, read, stopped, write_streams
 from tests.tools.running import run
 
 PHASES = (BROAD, replace(RAMP, until=120), replace(ANNEAL, until=160))
@@ -25,7 +25,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def saved(directory: Path, root: Path, steps: int, phases: Sequence[Phase] = PHASES) -> tuple[Path, dict[str, Any]]:
     """A file with the state after so many batches, and the state."""
-    _, state = cut(root, steps, phases=phases, epoch_size=None)
+    _, state = stopped(root, steps, phases=phases, epoch_size=None)
     path = directory / "state.json"
     path.write_text(json.dumps(state))
     return path, dict(state)

@@ -298,6 +298,65 @@ def test_ranks_that_read_the_same_are_shown_together(data: Path, tmp_path: Path)
     assert traced("--config", config, "--set", "train.replication=2", "--step", 1, "--rank", 2) == reads[2:]
 
 
+def mesh(**sizes: Any) -> dict[str, Any]:
+    """The strategy whose ranks share samples, as a configuration has it."""
+    return {"class_path": "lightning.pytorch.strategies.ModelParallelStrategy", "init_args": sizes}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "trainer", "replication"),
+    [
+        (mesh(data_parallel_size=2, tensor_parallel_size=2), {"devices": 4}, 2),
+        (mesh(data_parallel_size=2, tensor_parallel_size=2), {"devices": "auto"}, 2),
+        (mesh(data_parallel_size=4, tensor_parallel_size=1), {"devices": 2, "num_nodes": 2}, 1),
+        (mesh(), {"devices": 2, "num_nodes": 2}, 2),
+        (mesh(data_parallel_size=1), {"devices": 4}, 4),
+        ("fsdp", {"devices": 4}, 1),
+        ({"class_path": "lightning.pytorch.strategies.FSDPStrategy"}, {"devices": 4}, 1),
+    ],
+)
+def test_ranks_read_as_the_strategy_has_them(
+    strategy: Any, trainer: dict[str, Any], replication: int, data: Path, tmp_path: Path
+) -> None:
+    described = train(data, ORDERS[0])
+    config = write_config(tmp_path / "run.yaml", described, {"batch_size": 2}, strategy=strategy, **trainer)
+    found = run("trace", "--config", config, "--step", 1, "--json")
+    assert (found.code, found.err) == (0, "")
+    nodes = trainer.get("num_nodes", 1)
+    assert (found.json["run"]["ranks_per_node"], found.json["run"]["replication"]) == (4 // nodes, replication)
+    by_hand = ["--nodes", nodes, "--ranks-per-node", 4 // nodes, "--set", f"train.replication={replication}"]
+    assert traced("--config", config, "--step", 1, *by_hand) == found.json["reads"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "trainer", "words"),
+    [
+        (mesh(data_parallel_size=2, tensor_parallel_size=2), {"devices": 2}, "mesh of 2 (data parallel) x 2 (tensor"),
+        (mesh(data_parallel_size=1, tensor_parallel_size=3), {"num_nodes": 2}, "and the run has 2 nodes; give"),
+        (mesh(), {}, "tensor_parallel_size of trainer.strategy=ModelParallelStrategy is left to the number of devices"),
+        (mesh(tensor_parallel_size="two"), {"devices": 2}, "must be a number of ranks, but is 'two'"),
+    ],
+)
+def test_a_mesh_that_the_run_cannot_have_is_refused(
+    strategy: Any, trainer: dict[str, Any], words: str, data: Path, tmp_path: Path
+) -> None:
+    described = train(data, ORDERS[0])
+    config = write_config(tmp_path / "run.yaml", described, {"batch_size": 2}, strategy=strategy, **trainer)
+    refused = run("trace", "--config", config, "--step", 1)
+    assert (refused.code, refused.out) == (2, "")
+    assert words in refused.err
+
+
+def test_what_a_strategy_of_ones_own_has_ranks_read_is_assumed_and_said(data: Path, tmp_path: Path) -> None:
+    own = {"class_path": "mine.Strategy"}
+    described = train(data, ORDERS[0])
+    config = write_config(tmp_path / "run.yaml", described, {"batch_size": 2}, strategy=own, devices=2)
+    told = run("trace", "--config", config, "--step", 1)
+    assert told.code == 0
+    assert "which ranks of trainer.strategy=mine.Strategy read the same samples is not known" in told.err
+    assert run("trace", "--config", config, "--step", 1, "--set", "train.replication=2").err == ""
+
+
 def test_fields_are_shown_where_the_shard_is_here_or_they_are_wanted(data: Path, tmp_path: Path) -> None:
     described = {"streams": {"web": {"remote": str(data / "web"), "local": str(tmp_path / "cache")}}}
     config = write_config(tmp_path / "run.yaml", described, {"batch_size": 2}, devices=1)

@@ -10,16 +10,10 @@ from typing import Any
 import pytest
 
 from lightning_streaming import Phase, Stream
-from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.mixture import mixed_phases
+from lightning_streaming.errors import ConfigError, UnknownArgumentError
+from lightning_streaming.loading.phase_options import settled_phases
 from tests.helpers import make_dataset, raises
-from tests.loading.phased import NAMES, PHASES, phased_loader, write_streams
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_streams(tmp_path_factory.mktemp("streams"))
-
+from tests.loading.phased import NAMES, PHASES, phased_loader
 
 ANY: Any = {"web": 1}
 
@@ -96,7 +90,7 @@ BORDERS: list[tuple[Sequence[Any], int | None, list[str]]] = [
 def test_borders_rise_to_the_end_of_the_epoch(borders: Sequence[Any], epoch_size: int | None, words: list[str]) -> None:
     phases = [phase(str(number), until=until) for number, until in enumerate(borders)]
     with raises(ConfigError, *words):
-        mixed_phases(phases, epoch_size)
+        settled_phases(phases, epoch_size)
 
 
 @pytest.mark.parametrize(
@@ -112,25 +106,19 @@ def test_borders_are_samples_or_parts_of_the_epoch(
     borders: Sequence[Any], epoch_size: int | None, stops: list[int]
 ) -> None:
     phases = [phase(str(number), until=until) for number, until in enumerate(borders)]
-    assert [one.stop for one in mixed_phases(phases, epoch_size)] == stops
+    assert [one.planned_stop for one in settled_phases(phases, epoch_size)] == stops
 
 
 def test_two_phases_have_two_names() -> None:
     with raises(ConfigError, "two phases are called 'one'"):
-        mixed_phases([phase(until=20), phase()], 160)
+        settled_phases([phase(until=20), phase()], 160)
 
 
 def test_only_a_ramp_has_steps() -> None:
-    level, ramp = mixed_phases([phase(until=20, steps=5), phase("ramp", {"web": (1, 2), "code": 1}, steps=5)], 160)
+    level, ramp = settled_phases([phase(until=20, steps=5), phase("ramp", {"web": (1, 2), "code": 1}, steps=5)], 160)
     assert (level.steps, ramp.steps) == (1, 5)
-    assert (level.told_mix, ramp.told_mix) == ("web 1.0", "code 1.0, web 1.0 to 2.0")
-
-
-def test_mixes_of_many_streams_are_told_apart_in_short() -> None:
-    many = {f"stream{number}": 1.0 for number in range(100)}
-    told = [mixed_phases([phase(mix={**many, "stream7": one})], 10)[0].told_mix for one in (1.0, 1.5, [1.0, 1.5])]
-    assert len(set(told)) == 3
-    assert all(one.startswith("of 100 streams, ") and len(one) < 100 for one in told)
+    assert (level.begin, level.end) == ((("web", 1.0),), (("web", 1.0),))
+    assert (ramp.begin, ramp.end) == ((("code", 1.0), ("web", 1.0)), (("code", 1.0), ("web", 2.0)))
 
 
 def streams(root: Path, **said: Any) -> dict[str, Stream]:
@@ -152,10 +140,36 @@ def test_phases_need_streams_by_name(root: Path) -> None:
             make_dataset(**asked, phases=[phase(mix=BOTH)], epoch_size=160)
 
 
-@pytest.mark.parametrize("phases", ["one", {"one": BOTH}, [{"name": "one", "mix": BOTH}], phase(mix=BOTH)])
+@pytest.mark.parametrize("phases", ["one", {"one": BOTH}, ["one"], [], phase(mix=BOTH)])
 def test_phases_are_a_list_of_them(root: Path, phases: Any) -> None:
     with raises(ConfigError, "phases must be a list of Phase(name=..., mix=..., until=...)"):
         make_dataset(streams=streams(root), phases=phases, epoch_size=160)
+
+
+def test_a_phase_may_be_written_as_a_mapping_of_its_arguments(root: Path) -> None:
+    written: list[Any] = [{"name": "one", "mix": {"web": [2, 1], "code": 1}, "until": 80, "steps": 3}, phase("two")]
+    listed = [phase(mix={"web": [2, 1], "code": 1}, until=80, steps=3), phase("two")]
+    one, other = (make_dataset(streams=streams(root), phases=phases, epoch_size=160) for phases in (written, listed))
+    assert one.config() == other.config()
+    assert [sample["id"] for sample in one] == [sample["id"] for sample in other]
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"name": "two"}, ["phases[1] must map names of arguments", "name and mix among them", "{'name': 'two'}"]),
+        ({"mix": BOTH}, ["phases[1] must map names of arguments", "name and mix among them"]),
+        ({"name": "two", "mix": BOTH, 3: 4}, ["phases[1] must map names of arguments"]),
+        (
+            {"name": "two", "mix": BOTH, "step": 4},
+            ["phases[1]: Phase takes no argument 'step'", "did you mean steps=?"],
+        ),
+        ({"name": "two", "mix": {"web": -1, "code": 1}}, ["phases.two.mix.web must be a weight above 0"]),
+    ],
+)
+def test_what_no_mapping_of_a_phase_can_be(root: Path, said: dict[Any, Any], words: list[str]) -> None:
+    with raises(UnknownArgumentError if "step" in said else ConfigError, *words):
+        make_dataset(streams=streams(root), phases=[phase(mix=BOTH, until=80), said], epoch_size=160)
 
 
 def test_a_stream_that_no_phase_reads_is_refused(root: Path) -> None:
@@ -215,11 +229,6 @@ def test_errors_may_be_sent_to_other_processes(root: Path) -> None:
     for error in found:
         copy = pickle.loads(pickle.dumps(error))
         assert (type(copy), str(copy)) == (ConfigError, str(error))
-
-
-def test_a_list_of_no_phases_is_refused(root: Path) -> None:
-    with raises(ConfigError, "phases must be a list of Phase", "[]"):
-        phased_loader(root, [])
 
 
 def test_a_dataset_tells_what_phases_were_asked_for(root: Path) -> None:

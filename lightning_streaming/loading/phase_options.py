@@ -1,4 +1,4 @@
-"""What a user writes about a mixture that changes: the phases of an epoch, checked, as order takes them."""
+"""What a user writes of the phases of an epoch, checked, and settled for order: each with its end in samples."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_streaming.errors import ConfigError
-from lightning_streaming.order.phases import Mix, MixturePlan, PhaseMix
+from lightning_streaming.errors import ConfigError, UnknownArgumentError
+from lightning_streaming.order.phases import Mix, SettledPhase
 from lightning_streaming.replaced_names import tells_unknown_arguments
 from lightning_streaming.units import check_at_least, parse_count
 
@@ -81,14 +81,14 @@ class Phase:
             if not _is_number(most) or most <= 0:
                 raise ConfigError(f"{self._told('max_repeats')} must be numbers above 0, but {stream!r} has {most!r}")
 
-    def mixed(self, stop: int) -> PhaseMix:
+    def settled(self, planned_stop: int) -> SettledPhase:
         """The phase as order takes it, with its end in samples."""
         names = sorted(self.mix)
         ramps = any(isinstance(weight, Sequence) for weight in self.mix.values())
         begin, end = (tuple((name, self._weights(name)[place]) for name in names) for place in (0, 1))
-        return PhaseMix(
+        return SettledPhase(
             name=self.name,
-            stop=stop,
+            planned_stop=planned_stop,
             begin=begin,
             end=end,
             steps=self.steps if ramps else 1,
@@ -96,8 +96,8 @@ class Phase:
             cut=self.cut,
         )
 
-    def stop(self, epoch_size: int | None) -> int | None:
-        """Where it ends, in samples; None where it does not say."""
+    def planned_stop(self, epoch_size: int | None) -> int | None:
+        """Where it ends if it is not cut, in samples; None where it does not say."""
         if self.until is None:
             return None
         part = _PERCENT.fullmatch(self.until) if isinstance(self.until, str) else None
@@ -141,8 +141,37 @@ def _by_name(values: Mapping[str, float]) -> Mix:
     return tuple((name, float(values[name])) for name in sorted(values))
 
 
-def mixed_phases(phases: Sequence[Phase], epoch_size: int | None) -> tuple[PhaseMix, ...]:
-    """Phases as order takes them.
+def listed_phases(phases: Any) -> tuple[Phase, ...] | None:
+    """The phases of an epoch; each may be written as a mapping of arguments.
+
+    Raises:
+        ConfigError: They are something else.
+    """
+    if phases is None:
+        return None
+    if not phases or not isinstance(phases, Sequence) or not all(isinstance(one, Phase | Mapping) for one in phases):
+        raise ConfigError(
+            "phases must be a list of Phase(name=..., mix=..., until=...), or of mappings of these arguments, but got "
+            f"{phases!r}"
+        )
+    return tuple(one if isinstance(one, Phase) else _phase(place, one) for place, one in enumerate(phases))
+
+
+def _phase(place: int, said: Mapping[Any, Any]) -> Phase:
+    missing = [name for name in ("name", "mix") if name not in said]
+    if missing or not all(isinstance(key, str) for key in said):
+        raise ConfigError(
+            f"phases[{place}] must map names of arguments to values, name and mix among them, like {{'name': 'broad', "
+            f"'until': '800m', 'mix': {{'web': 0.9, 'code': 0.1}}}}, but is {dict(said)!r}"
+        )
+    try:
+        return Phase(**said)
+    except UnknownArgumentError as error:
+        raise UnknownArgumentError(f"phases[{place}]: {error}") from None
+
+
+def settled_phases(phases: Sequence[Phase], epoch_size: int | None) -> tuple[SettledPhase, ...]:
+    """Phases as order takes them, each with its end in samples.
 
     Args:
         phases: In the order in which they are read.
@@ -152,12 +181,12 @@ def mixed_phases(phases: Sequence[Phase], epoch_size: int | None) -> tuple[Phase
         ConfigError: Two have one name, a border is missing or does not lie after the one before, or the last border is
             not the epoch's end.
     """
-    found: list[PhaseMix] = []
+    found: list[SettledPhase] = []
     for number, phase in enumerate(phases):
         is_last = number == len(phases) - 1
         if any(one.name == phase.name for one in found):
             raise ConfigError(f"phases: two phases are called {phase.name!r}; give each a name of its own")
-        stop = phase.stop(epoch_size)
+        stop = phase.planned_stop(epoch_size)
         if stop is None and is_last:
             stop = epoch_size
         if stop is None:
@@ -170,7 +199,7 @@ def mixed_phases(phases: Sequence[Phase], epoch_size: int | None) -> tuple[Phase
                 f"phases.{phase.name}.until is {stop}, and epoch_size is {epoch_size}, where the last phase ends; end "
                 "it earlier, or raise epoch_size"
             )
-        before = 0 if not found else found[-1].stop if found[-1].cut is None else found[-1].cut
+        before = 0 if not found else found[-1].planned_stop if found[-1].cut is None else found[-1].cut
         if found and stop <= before:
             raise ConfigError(
                 f"phases.{phase.name}.until is {stop}, and phase {found[-1].name!r} before it ends at {before}; "
@@ -178,41 +207,21 @@ def mixed_phases(phases: Sequence[Phase], epoch_size: int | None) -> tuple[Phase
             )
         if stop < 1:
             raise ConfigError(f"phases.{phase.name}.until must be at least one sample, but is {phase.until!r}")
-        found.append(phase.mixed(stop))
+        found.append(phase.settled(stop))
     if epoch_size is not None and found and found[-1].cut is not None:
         raise ConfigError(
             f"phases.{found[-1].name}.cut is {found[-1].cut}, and no phase reads on from there up to epoch_size="
             f"{epoch_size}; let one follow, or leave epoch_size out and write where the phase was to end as its until"
         )
-    if epoch_size is not None and found and found[-1].stop != epoch_size:
+    if epoch_size is not None and found and found[-1].planned_stop != epoch_size:
         raise ConfigError(
-            f"phases.{found[-1].name}.until is {found[-1].stop}, and epoch_size is {epoch_size}; the last phase ends "
-            "with the epoch, so give one of them"
+            f"phases.{found[-1].name}.until is {found[-1].planned_stop}, and epoch_size is {epoch_size}; the last "
+            "phase ends with the epoch, so give one of them"
         )
     return tuple(found)
 
 
-def check_streams_of(plan: MixturePlan, streams: Collection[str], from_phase: int = 0) -> None:
-    """Refuse phases that read what is not there.
-
-    Args:
-        plan: The phases.
-        streams: Names of those that there are.
-        from_phase: The first phase to look at: those before have been read, of streams that may have gone.
-
-    Raises:
-        ConfigError: A stream is missing; the message names it and its phase.
-    """
-    for phase in plan.phases[from_phase:]:
-        for name, _ in phase.begin:
-            if name not in streams:
-                raise ConfigError(
-                    f"phases.{phase.name}.mix reads stream {name!r}, and the streams are "
-                    f"{', '.join(map(repr, streams))}; add it to streams, or leave it out of the mix"
-                )
-
-
-def check_all_are_read(phases: Sequence[Phase], streams: Collection[str]) -> None:
+def check_all_streams_are_read(phases: Sequence[Phase], streams: Collection[str]) -> None:
     """Refuse streams that no phase reads.
 
     Raises:
