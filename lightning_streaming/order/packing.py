@@ -1,0 +1,131 @@
+"""How documents become packs: what the user says, its checks, and a name of all that a plan depends on.
+
+A *pack* is what a language model reads as one row of tokens, or, under a budget of tokens, a group of whole documents
+that are padded to the longest. Which documents share a pack is a function of the epoch's order, the documents' lengths
+and these settings, and so the same on any number of machines; ``pack_plan`` works it out, ``packs`` reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.order.sequence import digest_of
+from lightning_streaming.order.settings import require_known
+
+PackMethod = Literal["concat", "best_fit"]
+LongerThanPack = Literal["split", "truncate", "drop", "error"]
+LongerThanBudget = Literal["truncate", "drop", "error"]
+
+LARGEST_WINDOW = 1 << 16
+"""Documents whose places in their window fit 16 bits."""
+LARGEST_CAPACITY = 1 << 22
+LARGEST_BUDGET = 2**31 - 1
+MOST_BUCKETS = 1024
+_PLAN_VERSION = 1
+"""Raised when the same settings come to mean other packs, or other arrays."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackSettings:
+    """Packs of one capacity, for rows of one length.
+
+    Args:
+        capacity: Tokens that a pack holds at most.
+        method: "concat": documents one after another in the epoch's order, cut every ``capacity`` tokens; only the
+            last pack may be short. "best_fit": whole documents, each window packed by itself: longest first, each into
+            the pack with the least room that is enough, or a new one. Packs of a window are then put in random order.
+        window: With "best_fit", how many consecutive documents of the epoch's order are packed together.
+        longer: What becomes of a document longer than ``capacity``: "split" gives a pack of its own to each full piece,
+            and packs the rest like a document; "truncate" keeps its first ``capacity`` tokens; "drop" leaves it out;
+            "error" refuses it. "concat" cuts all alike, so only "split" goes with it.
+
+    Raises:
+        ConfigError: A setting cannot work.
+    """
+
+    capacity: int
+    method: PackMethod = "best_fit"
+    window: int = 4096
+    longer: LongerThanPack = "split"
+
+    def __post_init__(self) -> None:
+        _check_count("capacity", self.capacity, LARGEST_CAPACITY)
+        require_known("method", self.method, get_args(PackMethod))
+        _check_count("window", self.window, LARGEST_WINDOW)
+        require_known("longer", self.longer, get_args(LongerThanPack))
+        if self.method == "concat" and self.longer != "split":
+            raise ConfigError(
+                f"longer={self.longer!r} does not go with method='concat', which cuts every document where a pack "
+                "ends; leave longer at 'split', or pass method='best_fit'"
+            )
+
+    @property
+    def facts(self) -> tuple[str | int, ...]:
+        """What of the settings makes a difference to the packs."""
+        if self.method == "concat":
+            return (self.method, self.capacity)
+        return (self.method, self.capacity, self.window, self.longer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetSettings:
+    """Groups of whole documents of about one length, padded to the longest: as many as a budget of tokens allows.
+
+    Documents of a window are sorted into buckets by their lengths, with about as many tokens in each. Within a bucket
+    they are taken in the epoch's order, and a group ends before its number of documents times its longest one would
+    exceed ``tokens``. Groups of a window are then put in random order.
+
+    Args:
+        tokens: Of a group, padding included, at most.
+        buckets: Ranges of lengths. More of them pad less, and mix less.
+        window: How many consecutive documents of the epoch's order are grouped together.
+        longer: What becomes of a document longer than ``tokens``: "truncate" keeps its first ``tokens`` tokens, "drop"
+            leaves it out, "error" refuses it.
+
+    Raises:
+        ConfigError: A setting cannot work.
+    """
+
+    tokens: int
+    buckets: int = 12
+    window: int = LARGEST_WINDOW
+    longer: LongerThanBudget = "error"
+
+    def __post_init__(self) -> None:
+        _check_count("tokens", self.tokens, LARGEST_BUDGET)
+        _check_count("buckets", self.buckets, MOST_BUCKETS)
+        _check_count("window", self.window, LARGEST_WINDOW)
+        require_known("longer", self.longer, get_args(LongerThanBudget))
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of a pack, at most."""
+        return self.tokens
+
+    @property
+    def facts(self) -> tuple[str | int, ...]:
+        """What of the settings makes a difference to the packs."""
+        return ("budget", self.tokens, self.buckets, self.window, self.longer)
+
+
+AnyPackSettings = PackSettings | BudgetSettings
+
+
+def plan_digest(settings: AnyPackSettings, *, seed: int, epoch: int, order: str, lengths: str) -> str:
+    """A name of all that a plan depends on: 32 hexadecimal digits.
+
+    Args:
+        settings: How documents become packs.
+        seed: Of the order of packs.
+        epoch: Counts from 0.
+        order: The digest of the sequence whose documents are packed.
+        lengths: A digest of all documents' lengths.
+    """
+    return digest_of("packs", _PLAN_VERSION, list(settings.facts), seed, epoch, order, lengths)
+
+
+def _check_count(name: str, value: int, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise ConfigError(f"{name} must be a whole number in [1, {most}], but got {value!r}")
