@@ -43,12 +43,12 @@ _WINDOWED = {
     "piece_numbers": np.uint32,
     "totals": np.int64,
 }
-_CHUNK = 1 << 20
-"""Documents planned together in compiled code: some 40 bytes for each are needed meanwhile."""
+_CHUNK = 1 << 19
+"""Documents planned together in compiled code: some 100 bytes for each are needed meanwhile."""
 _CHUNK_IN_STEP = 1 << 21
 """The same with numpy, to which more windows in step are worth more."""
 _WORTH_COMPILING = 1 << 23
-"""Documents from which on compiling, which takes some 2.5 seconds with the import of numba, takes less than it saves."""
+"""Documents from which on compiling takes less than it saves: with the import of numba, it takes some 2.5 seconds."""
 _THREADS = 2
 
 IdsBetween = Callable[[int, int], NDArray[np.int64]]
@@ -174,6 +174,7 @@ def plan_packs(
     into: PlanArrays | None = None,
     compiled: bool | None = None,
     threads: int = _THREADS,
+    at_once: int | None = None,
 ) -> PackPlan:
     """Plan the packs of an epoch.
 
@@ -186,9 +187,11 @@ def plan_packs(
         epoch: Counts from 0; each has another order of packs.
         progress: Told after each part how many positions are planned, in this thread.
         into: Where the arrays grow; None: in memory. Besides them it takes some 200 MiB, for any number of documents.
-        compiled: Whether "best_fit" is compiled with numba, which makes no difference to the packs. None: where numba is
-            installed and the documents are so many that it takes less time.
+        compiled: Whether "best_fit" is compiled with numba, which makes no difference to the packs. None: where numba
+            is installed and the documents are so many that it takes less time.
         threads: That plan windows.
+        at_once: About how many documents are planned together, which makes no difference to the packs. None: as many as
+            are quick.
 
     Raises:
         ConfigError: A document is longer than a pack, and ``longer="error"``; or ``lengths`` or ``ids_between`` gave
@@ -198,13 +201,13 @@ def plan_packs(
     arrays = GrowingArrays() if into is None else into
     documents = _Documents(ids_between, lengths, num_positions)
     if is_concat(settings):
-        _plan_concat(documents, arrays, progress)
+        _plan_concat(documents, at_once or _CHUNK, arrays, progress)
     else:
         if compiled is None:
             compiled = num_positions >= _WORTH_COMPILING and has_compiler()
         is_best_fit = not isinstance(settings, BudgetSettings)
         fill: Fill = compiled_fill() if compiled and is_best_fit else fill_in_step
-        chunk = _CHUNK if compiled or not is_best_fit else _CHUNK_IN_STEP
+        chunk = at_once or (_CHUNK if compiled or not is_best_fit else _CHUNK_IN_STEP)
         packer = WindowPacker(settings, seed, epoch, fill)
         _plan_windows(documents, packer, max(chunk // settings.window, 1), threads, arrays, progress)
     return PackPlan.of_arrays(settings, arrays.arrays())
@@ -247,10 +250,12 @@ def lengths_of(lengths: Lengths, ids: NDArray[np.int64], expected: int) -> NDArr
     return of_ids
 
 
-def _plan_concat(documents: _Documents, arrays: PlanArrays, progress: Callable[[int], None] | None) -> None:
+def _plan_concat(
+    documents: _Documents, at_once: int, arrays: PlanArrays, progress: Callable[[int], None] | None
+) -> None:
     total = 0
     arrays.append("tokens_before", np.zeros(1, np.int64))
-    for stop, lengths in documents.parts(_CHUNK):
+    for stop, lengths in documents.parts(-(-at_once // BLOCK) * BLOCK):
         sums = np.add.reduceat(lengths, np.arange(0, len(lengths), BLOCK), dtype=np.int64)
         arrays.append("tokens_before", total + np.cumsum(sums))
         total += int(sums.sum())
@@ -268,7 +273,7 @@ def _plan_windows(
     progress: Callable[[int], None] | None,
 ) -> None:
     """Plan so many windows at a time, in threads; append what they found in order."""
-    tail = _Tail(arrays, documents.num_positions, progress)
+    tail = _Tail(arrays, progress)
     waiting: deque[tuple[int, Future[dict[str, NDArray[Any]]]]] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="pack-plan") as pool:
         for number, (stop, lengths) in enumerate(documents.parts(windows * packer.settings.window)):
@@ -283,7 +288,7 @@ def _plan_windows(
 class _Tail:
     """The end of the arrays: numbers that a part counts from 0 go on here."""
 
-    def __init__(self, arrays: PlanArrays, num_positions: int, progress: Callable[[int], None] | None) -> None:
+    def __init__(self, arrays: PlanArrays, progress: Callable[[int], None] | None) -> None:
         self._arrays = arrays
         self._progress = progress
         self.tokens = 0

@@ -239,9 +239,7 @@ def _joined(firsts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArra
     return firsts[begins], stops[np.append(np.flatnonzero(begins)[1:] - 1, len(stops) - 1)] if len(stops) else stops
 
 
-def _ids_of_runs(
-    ids_between: IdsBetween, firsts: NDArray[np.int64], counts: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def _ids_of_runs(ids_between: IdsBetween, firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Sample ids of runs of positions, one run after another."""
     runs = zip(firsts.tolist(), (firsts + counts).tolist(), strict=True)
     return np.concatenate([np.zeros(0, np.int64), *(ids_between(start, stop) for start, stop in runs)])
