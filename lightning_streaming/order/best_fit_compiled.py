@@ -22,6 +22,8 @@ _POWERS_APART = 37
 """The powers of two below 2**32 leave different rests when divided by it: so the rest tells which power it is."""
 _BIT_NUMBERS = np.zeros(_POWERS_APART, np.int64)
 _BIT_NUMBERS[[2**bit % _POWERS_APART for bit in range(1 << _WORD_BITS)]] = np.arange(1 << _WORD_BITS)
+_SIGNATURE = "void(int32[:,::1], int64, uint16[:,::1], int64[::1], int64[::1], int32[::1], int32[::1], int64[::1])"
+"""Of :func:`_fill_windows`: so it is compiled at once, and not by whichever threads come first."""
 
 
 def has_compiler() -> bool:
@@ -42,7 +44,7 @@ def compiled_fill() -> Fill:
             f"to plan packs in compiled code needs numba ({error}); install lightning-streaming[pack], or leave it to "
             "numpy"
         ) from error
-    return filled_by(numba.njit(nogil=True)(_fill_windows))
+    return filled_by(numba.njit(_SIGNATURE, nogil=True)(_fill_windows))
 
 
 def filled_by(fill_windows: Callable[..., None]) -> Fill:
@@ -53,7 +55,7 @@ def filled_by(fill_windows: Callable[..., None]) -> Fill:
         sizes = [(capacity >> _WORD_BITS) + 1]
         while sizes[-1] > 1:
             sizes.append((sizes[-1] >> _WORD_BITS) + 1)
-        levels = np.cumsum([0, *sizes])
+        levels = np.cumsum([0, *sizes], dtype=np.int64)
         words = np.zeros(levels[-1], np.int64)
         first_packs = np.zeros(capacity + 1, np.int32)
         next_packs = np.zeros(lengths.shape[1], np.int32)

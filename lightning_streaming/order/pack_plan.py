@@ -16,6 +16,7 @@ planned together makes no difference to the result.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,12 +26,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.errors import ConfigError, FormatError
+from lightning_streaming.errors import ConfigError, FormatError, MissingDependencyError
 from lightning_streaming.order.best_fit import fill_in_step
 from lightning_streaming.order.best_fit_compiled import Fill, compiled_fill, has_compiler
 from lightning_streaming.order.packing import AnyPackSettings, BudgetSettings
 from lightning_streaming.order.windows import WindowPacker
 
+_log = logging.getLogger(__name__)
 BLOCK = 256
 """Documents between two entries of ``tokens_before``."""
 _CONCAT = {"tokens_before": np.int64, "totals": np.int64}
@@ -115,7 +117,7 @@ class PackPlan:
         found = {name: array.dtype for name, array in arrays.items()}
         if found != {name: np.dtype(kind) for name, kind in expected.items()}:
             raise FormatError(f"a plan of {settings} has arrays {sorted(expected)}, but got {found}; make it anew")
-        plan = cls(settings, dict(arrays))
+        plan = cls(settings, {name: np.asarray(array) for name, array in arrays.items()})
         if not plan._is_whole():
             sizes = {name: array.shape for name, array in arrays.items()}
             raise FormatError(f"the arrays of a plan of {settings} do not go together: {sizes}; make it anew")
@@ -203,14 +205,24 @@ def plan_packs(
     if is_concat(settings):
         _plan_concat(documents, at_once or _CHUNK, arrays, progress)
     else:
-        if compiled is None:
-            compiled = num_positions >= _WORTH_COMPILING and has_compiler()
-        is_best_fit = not isinstance(settings, BudgetSettings)
-        fill: Fill = compiled_fill() if compiled and is_best_fit else fill_in_step
-        chunk = at_once or (_CHUNK if compiled or not is_best_fit else _CHUNK_IN_STEP)
+        is_budget = isinstance(settings, BudgetSettings)
+        fill: Fill = fill_in_step if is_budget else _chosen_fill(num_positions, compiled)
+        chunk = at_once or (_CHUNK_IN_STEP if fill is fill_in_step and not is_budget else _CHUNK)
         packer = WindowPacker(settings, seed, epoch, fill)
         _plan_windows(documents, packer, max(chunk // settings.window, 1), threads, arrays, progress)
     return PackPlan.of_arrays(settings, arrays.arrays())
+
+
+def _chosen_fill(num_positions: int, compiled: bool | None) -> Fill:
+    if compiled or (compiled is None and num_positions >= _WORTH_COMPILING and has_compiler()):
+        try:
+            return compiled_fill()
+        except MissingDependencyError as error:
+            if compiled:
+                raise
+            # An installed numba may not go with this numpy; the packs are the same without it.
+            _log.warning("packs are planned by numpy, which takes longer: %s", error)
+    return fill_in_step
 
 
 @dataclass(frozen=True, slots=True)
