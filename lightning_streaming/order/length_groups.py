@@ -57,7 +57,7 @@ def _buckets(lengths: NDArray[np.int64], windows: NDArray[np.int64], buckets: in
     shares = np.cumsum(np.sqrt(counts * _WIDTHS), axis=1)
     totals = np.maximum(shares[:, -1:], 1)  # a window may be empty
     shorter = np.concatenate([np.zeros((num_windows, 1)), shares[:, :-1]], axis=1)
-    of_slices = np.minimum((shorter * buckets / totals).astype(np.int64), buckets - 1)
+    of_slices: NDArray[np.int64] = np.minimum((shorter * buckets / totals).astype(np.int64), buckets - 1)
     of_slices += np.arange(num_windows)[:, None] * buckets
     return of_slices.reshape(-1).take(slices)
 

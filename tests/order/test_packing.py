@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, FormatError, SampleIndexError
 from lightning_streaming.order.best_fit import fill_in_step
-from lightning_streaming.order.best_fit_compiled import _fill_windows, compiled_fill, filled_by
+from lightning_streaming.order.best_fit_compiled import compiled_fill, fill_windows, filled_by
 from lightning_streaming.order.length_groups import grouped
 from lightning_streaming.order.pack_plan import PackPlan, plan_packs
 from lightning_streaming.order.packing import AnyPackSettings, BudgetSettings, PackSettings, plan_digest
@@ -232,6 +232,10 @@ def test_buckets_pad_little() -> None:
     assert padded(12) < 1.35 * lengths.sum() < padded(1)
 
 
+def not_asked(start: int, stop: int) -> NDArray[np.int64]:
+    raise AssertionError(f"ids of positions {start} to {stop} were asked for together")
+
+
 @given(lengths=some_lengths, how=all_settings, data=st.data())
 def test_packs_are_the_same_whatever_is_asked_with_them(
     lengths: list[int], how: AnyPackSettings, data: st.DataObject
@@ -242,6 +246,8 @@ def test_packs_are_the_same_whatever_is_asked_with_them(
     asked = data.draw(st.lists(numbers, max_size=20) if len(packs) else st.just([]))
     assert read(packs, asked) == [every[pack] for pack in asked]
     assert read(packs_of(lengths, how), asked) == [every[pack] for pack in asked]
+    at_random = Packs(packs.plan, not_asked, by_ids(lengths), ids_at=lambda positions: 7 * positions + 1000)
+    assert read(at_random, asked) == [every[pack] for pack in asked]
 
 
 @given(lengths=some_lengths, how=all_settings)
@@ -306,7 +312,7 @@ rooms_and_lengths = st.sampled_from([1, 40, 63, 64, 300, 5000, 300_000]).flatmap
 def test_filling_in_step_is_filling_one_by_one(case: tuple[int, list[list[int]]]) -> None:
     capacity, windows = case
     lengths = np.asarray(windows, np.int32)
-    assert_same_packs(lengths, fill_in_step(lengths, capacity), filled_by(_fill_windows)(lengths, capacity))
+    assert_same_packs(lengths, fill_in_step(lengths, capacity), filled_by(fill_windows)(lengths, capacity))
 
 
 def assert_same_packs(lengths: NDArray[np.int32], one: NDArray[np.uint16], other: NDArray[np.uint16]) -> None:
