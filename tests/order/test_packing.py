@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -186,6 +186,8 @@ def plain_groups(lengths: list[int], tokens: int) -> list[list[int]]:
 
 
 @given(lengths=st.lists(st.integers(1, 40), max_size=400), tokens=st.integers(40, 5000))
+@example(lengths=[1] * 1000, tokens=300)
+@example(lengths=[5] + [1] * 300, tokens=600)
 def test_a_group_takes_what_its_budget_allows(lengths: list[int], tokens: int) -> None:
     documents, begins = grouped(np.asarray(lengths, np.int64), 1 << 16, tokens, 1)
     assert documents.tolist() == list(range(len(lengths)))
@@ -270,7 +272,8 @@ def test_first_and_last_positions_are_bounds_of_what_is_needed(lengths: list[int
 
 
 @given(lengths=some_lengths, how=all_settings, threads=st.integers(1, 3), at_once=st.integers(1, 300))
-@settings(max_examples=40)
+@example(lengths=[5, 30, 7], how=PackSettings(capacity=10, window=2), threads=1, at_once=2)
+@settings(max_examples=60)
 def test_a_plan_is_the_same_however_it_is_made(
     lengths: list[int], how: AnyPackSettings, threads: int, at_once: int
 ) -> None:
