@@ -142,6 +142,7 @@ def test_nobody_imports_through_the_front_door() -> None:
         ("duckdb", {"loading"}),
         ("tokenizers", {"tools"}),
         ("ray", {"writing"}),
+        ("numba", {"order"}),
         ("PIL", {"formats"}),
         ("zstandard", {"formats"}),
         ("xxhash", {"formats"}),

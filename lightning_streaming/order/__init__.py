@@ -18,6 +18,12 @@ entries it has, the sample ids of any of them at once, and a digest of all it de
     phased         Phased         the steps one after another, each shuffled and batched by itself, as one Batched
     canonical      how canonical nodes are read in turn
     quality        what an order costs a node
+    packing        how documents become packs: settings, and a name of all that packs depend on
+    pack_plan      PackPlan       which documents each pack of an epoch holds; made once, kept in plain arrays
+    windows        the packs of some windows of documents, as arrays of a plan
+    best_fit, best_fit_compiled   which pack of its window each document goes into; the same in compiled code
+    length_groups  groups of documents of about one length
+    packs          Packs          any packs of a plan: which tokens of which documents
     permutation, runs   arithmetic that several of these use
 
 To add a step, write a ``SampleSequence`` on an inner one, in a file of its own, and put it in the chain where
@@ -26,5 +32,8 @@ To add a step, write a ``SampleSequence`` on an inner one, in a file of its own,
 What follows ``Batched`` says with ``positions`` and ``entries_before`` where its entries lie, as ``Skipped`` does; so a
 saved position means the same with and without it.
 
-The order is that of MosaicML Streaming 0.13, bit for bit, but for ``blockwise`` and phases, which it does not have.
+Packs stand beside the chain: a plan takes the ids and lengths of a whole epoch, from whatever gives them.
+
+The order is that of MosaicML Streaming 0.13, bit for bit, but for ``blockwise``, phases and packs, which it does not
+have.
 """

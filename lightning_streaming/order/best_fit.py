@@ -1,13 +1,15 @@
 """Best fit: into which pack each document of a window goes, for many windows in step.
 
-Documents come longest first, and each goes into the pack with the least room that is enough, or into a new one: best-fit
-decreasing (Johnson, "Near-optimal bin packing algorithms", 1973; Johnson, Demers, Ullman, Garey and Graham, 1974), whose
-packs are at most 11/9 of the fewest possible, and some. Of packs with the same room the one is taken that came to have
-it last: any other rule gives as many packs with the same rooms, and this one costs a step whatever the lengths are.
+Documents come longest first, and each goes into the pack with the least room that is enough, or into a new one. This is
+best-fit decreasing (Johnson, "Near-optimal bin packing algorithms", 1973; Johnson, Demers, Ullman, Garey and Graham,
+"Worst-case performance bounds for simple one-dimensional packing algorithms", 1974); it makes at most 11/9 of the
+fewest packs that are possible, and a few more. Of packs with the same room the one is taken that came to have it last:
+any other rule gives as many packs with the same rooms, and this one costs the same whatever the lengths are.
 
 For each window it is known which rooms there are, one bit for each; which words of these bits have any, in words of
-their own; and so on up to a single word: so the least room that is enough takes a step or two for each level. The packs
-of a room are a chain, the last to come first. Packs that are not begun yet are those with all room, lowest number first.
+their own; and so on up to a single word. So the least room that is enough takes a step or two for each level. The packs
+of a room are a chain, the last to come first. Packs that are not begun yet are those with all room, lowest number
+first.
 """
 
 from __future__ import annotations
@@ -151,7 +153,7 @@ class _Rooms:
 def _lowest_bits(words: NDArray[np.uint64]) -> NDArray[np.int64]:
     """The number of the lowest bit set in each word: the exponent of that bit as a floating-point number."""
     lowest = words & (~words + _ONE)
-    exponents = lowest.astype(np.float64).view(np.int64)
+    exponents: NDArray[np.int64] = lowest.astype(np.float64).view(np.int64)
     exponents >>= _EXPONENT
     exponents -= _EXPONENT_OF_ONE
     return exponents

@@ -1,6 +1,6 @@
 """Best fit once more, one window after another, in code that numba compiles: the same packs as ``best_fit``, sooner.
 
-What is compiled is :func:`_fill_windows`, which is plain Python too. All its numbers are whole and signed, with 32 bits
+What is compiled is :func:`fill_windows`, which is plain Python too. All its numbers are whole and signed, with 32 bits
 to a word, because numba makes a floating-point number of what is signed and what is not together.
 """
 
@@ -22,6 +22,8 @@ _POWERS_APART = 37
 """The powers of two below 2**32 leave different rests when divided by it: so the rest tells which power it is."""
 _BIT_NUMBERS = np.zeros(_POWERS_APART, np.int64)
 _BIT_NUMBERS[[2**bit % _POWERS_APART for bit in range(1 << _WORD_BITS)]] = np.arange(1 << _WORD_BITS)
+_SIGNATURE = "void(int32[:,::1], int64, uint16[:,::1], int64[::1], int64[::1], int32[::1], int32[::1], int64[::1])"
+"""Of :func:`fill_windows`: so it is compiled at once, and not by whichever threads come first."""
 
 
 def has_compiler() -> bool:
@@ -42,28 +44,28 @@ def compiled_fill() -> Fill:
             f"to plan packs in compiled code needs numba ({error}); install lightning-streaming[pack], or leave it to "
             "numpy"
         ) from error
-    return filled_by(numba.njit(nogil=True)(_fill_windows))
+    return filled_by(numba.njit(_SIGNATURE, nogil=True)(fill_windows))
 
 
-def filled_by(fill_windows: Callable[..., None]) -> Fill:
-    """The same as ``best_fit.fill_in_step``, by :func:`_fill_windows` or what was compiled of it."""
+def filled_by(filling: Callable[..., None]) -> Fill:
+    """The same as ``best_fit.fill_in_step``, by :func:`fill_windows` or what was compiled of it."""
 
     def fill(lengths: NDArray[np.int32], capacity: int) -> NDArray[np.uint16]:
         packs = np.zeros(lengths.shape, np.uint16)
         sizes = [(capacity >> _WORD_BITS) + 1]
         while sizes[-1] > 1:
             sizes.append((sizes[-1] >> _WORD_BITS) + 1)
-        levels = np.cumsum([0, *sizes])
+        levels = np.cumsum([0, *sizes], dtype=np.int64)
         words = np.zeros(levels[-1], np.int64)
         first_packs = np.zeros(capacity + 1, np.int32)
         next_packs = np.zeros(lengths.shape[1], np.int32)
-        fill_windows(lengths, capacity, packs, words, levels[:-1], first_packs, next_packs, _BIT_NUMBERS)
+        filling(lengths, capacity, packs, words, levels[:-1], first_packs, next_packs, _BIT_NUMBERS)
         return packs
 
     return fill
 
 
-def _fill_windows(
+def fill_windows(
     lengths: Any, capacity: Any, packs: Any, words: Any, levels: Any, first_packs: Any, next_packs: Any, bits: Any
 ) -> None:
     """Fill windows one after another; ``words`` of all levels lie one after another from ``levels`` on."""

@@ -7,15 +7,21 @@ from numpy.typing import NDArray
 
 _LOOKED_AT = 64
 """Documents of a bucket that are looked at together: a group has some dozens."""
+_SLICE_BITS = 3
+"""Lengths from one power of two to the next are counted in so many slices, as a power of two: no finer than buckets are
+worth it."""
+_NUM_SLICES = 32 << _SLICE_BITS
+_WIDTHS = np.maximum(1 << np.arange(32), 1 << _SLICE_BITS).repeat(1 << _SLICE_BITS) >> _SLICE_BITS
+"""How many lengths each slice has."""
 
 
 def grouped(
     lengths: NDArray[np.int64], window: int, tokens: int, buckets: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Put documents into groups whose number of documents times their longest is within a budget.
 
-    Buckets are ranges of length with about as many tokens in each, and so with about as many groups: the last group of
-    a bucket, which ends early, costs each the same. Documents of one length are in one bucket.
+    Buckets are ranges of length, with borders chosen for each window so that about as many tokens pad each. Documents
+    of one length are in one bucket.
 
     Args:
         lengths: Tokens of each document, none above ``tokens``, windows one after another; 0 leaves it out.
@@ -27,32 +33,41 @@ def grouped(
         The documents that are in groups, group by group: their places in ``lengths``; and which of them begin a group.
         No group has documents of two windows.
     """
-    documents = np.flatnonzero(lengths)
+    documents = np.flatnonzero(lengths).astype(np.int64, copy=False)
     windows = documents // window
     chosen = _buckets(lengths[documents], windows, buckets)
-    chosen += windows * buckets
-    documents = documents[np.argsort(chosen, kind="stable")]
     sizes = np.bincount(chosen)
+    # numpy sorts small numbers sooner.
+    documents = documents[np.argsort(chosen.astype(np.uint16 if len(sizes) <= 1 << 16 else np.int64), kind="stable")]
     sizes = sizes[sizes > 0]
     return documents, _group_starts(lengths[documents], np.cumsum(sizes), tokens)
 
 
 def _buckets(lengths: NDArray[np.int64], windows: NDArray[np.int64], buckets: int) -> NDArray[np.int64]:
-    """The bucket of each document in its window: by how many tokens of the window are in documents that are shorter."""
-    if not lengths.size:
-        return np.zeros(0, np.int64)
-    rising = np.lexsort((lengths, windows))
-    by_length, by_window = lengths[rising], windows[rising]
-    before = np.cumsum(by_length) - by_length
-    begins_window = np.diff(by_window, prepend=-1) != 0
-    begins_length = begins_window | (np.diff(by_length, prepend=-1) != 0)
-    first_before = before[begins_window]
-    totals = np.diff(first_before, append=before[-1] + by_length[-1])
-    of_window = np.cumsum(begins_window) - 1
-    shorter = before[begins_length][np.cumsum(begins_length) - 1] - first_before[of_window]
-    out = np.empty(len(lengths), np.int64)
-    out[rising] = shorter * buckets // totals[of_window]
-    return out
+    """The bucket of each document in its window.
+
+    Where ``count`` documents are spread over slices of ``width`` lengths, and the border of a bucket lies in every
+    n-th slice, about ``count * width * n**2 / 2`` tokens pad them. To have as much in each bucket, borders divide the
+    sum of ``sqrt(count * width)`` over all slices into equal shares.
+    """
+    slices = _slices(lengths)
+    slices += windows * _NUM_SLICES
+    num_windows = int(windows[-1]) + 1 if windows.size else 0
+    counts = np.bincount(slices, minlength=num_windows * _NUM_SLICES).reshape(num_windows, _NUM_SLICES)
+    shares = np.cumsum(np.sqrt(counts * _WIDTHS), axis=1)
+    totals = np.maximum(shares[:, -1:], 1)  # a window may be empty
+    shorter = np.concatenate([np.zeros((num_windows, 1)), shares[:, :-1]], axis=1)
+    of_slices: NDArray[np.int64] = np.minimum((shorter * buckets / totals).astype(np.int64), buckets - 1)
+    of_slices += np.arange(num_windows)[:, None] * buckets
+    return of_slices.reshape(-1).take(slices)
+
+
+def _slices(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The slice of each length: exponent and first bits of it as a floating-point number."""
+    slices: NDArray[np.int64] = lengths.astype(np.float64).view(np.int64)
+    slices >>= 52 - _SLICE_BITS
+    slices -= 1023 << _SLICE_BITS
+    return slices
 
 
 def _group_starts(lengths: NDArray[np.int64], bucket_stops: NDArray[np.int64], tokens: int) -> NDArray[np.bool_]:

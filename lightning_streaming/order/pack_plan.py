@@ -16,6 +16,7 @@ planned together makes no difference to the result.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,12 +26,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.errors import ConfigError, FormatError
+from lightning_streaming.errors import ConfigError, FormatError, MissingDependencyError
 from lightning_streaming.order.best_fit import fill_in_step
 from lightning_streaming.order.best_fit_compiled import Fill, compiled_fill, has_compiler
 from lightning_streaming.order.packing import AnyPackSettings, BudgetSettings
 from lightning_streaming.order.windows import WindowPacker
 
+_log = logging.getLogger(__name__)
 BLOCK = 256
 """Documents between two entries of ``tokens_before``."""
 _CONCAT = {"tokens_before": np.int64, "totals": np.int64}
@@ -43,12 +45,12 @@ _WINDOWED = {
     "piece_numbers": np.uint32,
     "totals": np.int64,
 }
-_CHUNK = 1 << 20
-"""Documents planned together in compiled code: some 40 bytes for each are needed meanwhile."""
+_CHUNK = 1 << 19
+"""Documents planned together in compiled code: some 100 bytes for each are needed meanwhile."""
 _CHUNK_IN_STEP = 1 << 21
 """The same with numpy, to which more windows in step are worth more."""
 _WORTH_COMPILING = 1 << 23
-"""Documents from which on compiling, which takes some 2.5 seconds with the import of numba, takes less than it saves."""
+"""Documents from which on compiling takes less than it saves: with the import of numba, it takes some 2.5 seconds."""
 _THREADS = 2
 
 IdsBetween = Callable[[int, int], NDArray[np.int64]]
@@ -115,7 +117,7 @@ class PackPlan:
         found = {name: array.dtype for name, array in arrays.items()}
         if found != {name: np.dtype(kind) for name, kind in expected.items()}:
             raise FormatError(f"a plan of {settings} has arrays {sorted(expected)}, but got {found}; make it anew")
-        plan = cls(settings, dict(arrays))
+        plan = cls(settings, {name: np.asarray(array) for name, array in arrays.items()})
         if not plan._is_whole():
             sizes = {name: array.shape for name, array in arrays.items()}
             raise FormatError(f"the arrays of a plan of {settings} do not go together: {sizes}; make it anew")
@@ -174,6 +176,7 @@ def plan_packs(
     into: PlanArrays | None = None,
     compiled: bool | None = None,
     threads: int = _THREADS,
+    at_once: int | None = None,
 ) -> PackPlan:
     """Plan the packs of an epoch.
 
@@ -186,9 +189,11 @@ def plan_packs(
         epoch: Counts from 0; each has another order of packs.
         progress: Told after each part how many positions are planned, in this thread.
         into: Where the arrays grow; None: in memory. Besides them it takes some 200 MiB, for any number of documents.
-        compiled: Whether "best_fit" is compiled with numba, which makes no difference to the packs. None: where numba is
-            installed and the documents are so many that it takes less time.
+        compiled: Whether "best_fit" is compiled with numba, which makes no difference to the packs. None: where numba
+            is installed and the documents are so many that it takes less time.
         threads: That plan windows.
+        at_once: About how many documents are planned together, which makes no difference to the packs. None: as many as
+            are quick.
 
     Raises:
         ConfigError: A document is longer than a pack, and ``longer="error"``; or ``lengths`` or ``ids_between`` gave
@@ -198,16 +203,26 @@ def plan_packs(
     arrays = GrowingArrays() if into is None else into
     documents = _Documents(ids_between, lengths, num_positions)
     if is_concat(settings):
-        _plan_concat(documents, arrays, progress)
+        _plan_concat(documents, at_once or _CHUNK, arrays, progress)
     else:
-        if compiled is None:
-            compiled = num_positions >= _WORTH_COMPILING and has_compiler()
-        is_best_fit = not isinstance(settings, BudgetSettings)
-        fill: Fill = compiled_fill() if compiled and is_best_fit else fill_in_step
-        chunk = _CHUNK if compiled or not is_best_fit else _CHUNK_IN_STEP
+        is_budget = isinstance(settings, BudgetSettings)
+        fill: Fill = fill_in_step if is_budget else _chosen_fill(num_positions, compiled)
+        chunk = at_once or (_CHUNK_IN_STEP if fill is fill_in_step and not is_budget else _CHUNK)
         packer = WindowPacker(settings, seed, epoch, fill)
         _plan_windows(documents, packer, max(chunk // settings.window, 1), threads, arrays, progress)
     return PackPlan.of_arrays(settings, arrays.arrays())
+
+
+def _chosen_fill(num_positions: int, compiled: bool | None) -> Fill:
+    if compiled or (compiled is None and num_positions >= _WORTH_COMPILING and has_compiler()):
+        try:
+            return compiled_fill()
+        except MissingDependencyError as error:
+            if compiled:
+                raise
+            # An installed numba may not go with this numpy; the packs are the same without it.
+            _log.warning("packs are planned by numpy, which takes longer: %s", error)
+    return fill_in_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,10 +262,12 @@ def lengths_of(lengths: Lengths, ids: NDArray[np.int64], expected: int) -> NDArr
     return of_ids
 
 
-def _plan_concat(documents: _Documents, arrays: PlanArrays, progress: Callable[[int], None] | None) -> None:
+def _plan_concat(
+    documents: _Documents, at_once: int, arrays: PlanArrays, progress: Callable[[int], None] | None
+) -> None:
     total = 0
     arrays.append("tokens_before", np.zeros(1, np.int64))
-    for stop, lengths in documents.parts(_CHUNK):
+    for stop, lengths in documents.parts(-(-at_once // BLOCK) * BLOCK):
         sums = np.add.reduceat(lengths, np.arange(0, len(lengths), BLOCK), dtype=np.int64)
         arrays.append("tokens_before", total + np.cumsum(sums))
         total += int(sums.sum())
@@ -268,7 +285,7 @@ def _plan_windows(
     progress: Callable[[int], None] | None,
 ) -> None:
     """Plan so many windows at a time, in threads; append what they found in order."""
-    tail = _Tail(arrays, documents.num_positions, progress)
+    tail = _Tail(arrays, progress)
     waiting: deque[tuple[int, Future[dict[str, NDArray[Any]]]]] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="pack-plan") as pool:
         for number, (stop, lengths) in enumerate(documents.parts(windows * packer.settings.window)):
@@ -283,7 +300,7 @@ def _plan_windows(
 class _Tail:
     """The end of the arrays: numbers that a part counts from 0 go on here."""
 
-    def __init__(self, arrays: PlanArrays, num_positions: int, progress: Callable[[int], None] | None) -> None:
+    def __init__(self, arrays: PlanArrays, progress: Callable[[int], None] | None) -> None:
         self._arrays = arrays
         self._progress = progress
         self.tokens = 0

@@ -73,9 +73,9 @@ class PackSettings:
 class BudgetSettings:
     """Groups of whole documents of about one length, padded to the longest: as many as a budget of tokens allows.
 
-    Documents of a window are sorted into buckets by their lengths, with about as many tokens in each. Within a bucket
-    they are taken in the epoch's order, and a group ends before its number of documents times its longest one would
-    exceed ``tokens``. Groups of a window are then put in random order.
+    Documents of a window are sorted into buckets by their lengths, with borders chosen for the window so that about as
+    many tokens pad each bucket. Within a bucket they are taken in the epoch's order, and a group ends before its number
+    of documents times its longest one would exceed ``tokens``. Groups of a window are then put in random order.
 
     Args:
         tokens: Of a group, padding included, at most.

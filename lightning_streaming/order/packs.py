@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,8 @@ from lightning_streaming.order.pack_plan import BLOCK, IdsBetween, Lengths, Pack
 from lightning_streaming.order.packing import AnyPackSettings
 from lightning_streaming.order.sequence import check_entries
 
+IdsAt = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+"""Sample ids at positions of the epoch's order."""
 _KEPT_IDS = 1 << 18
 """Sample ids of the last windows that are kept: two megabytes."""
 
@@ -39,11 +42,14 @@ class Packs:
         plan: Of the same documents.
         ids_between: Gives sample ids in the epoch's order.
         lengths: Gives tokens of samples.
+        ids_at: Gives sample ids at positions in any order, if that takes about as long for each as ``ids_between``.
+            Without it, ids of whole windows are asked for, and those of the last ones kept.
     """
 
-    def __init__(self, plan: PackPlan, ids_between: IdsBetween, lengths: Lengths) -> None:
+    def __init__(self, plan: PackPlan, ids_between: IdsBetween, lengths: Lengths, ids_at: IdsAt | None = None) -> None:
         self.plan = plan
-        self._reader = (_CutPacks if is_concat(plan.settings) else _WindowPacks)(plan, ids_between, lengths)
+        of_plan = _CutPacks if is_concat(plan.settings) else _WindowPacks
+        self._reader = of_plan(plan, ids_between, lengths, ids_at)
 
     def __len__(self) -> int:
         """Packs."""
@@ -96,8 +102,8 @@ class Packs:
 class _CutPacks:
     """Packs of documents that are cut where packs end."""
 
-    def __init__(self, plan: PackPlan, ids_between: IdsBetween, lengths: Lengths) -> None:
-        self._plan, self._ids_between, self._lengths = plan, ids_between, lengths
+    def __init__(self, plan: PackPlan, ids_between: IdsBetween, lengths: Lengths, ids_at: IdsAt | None) -> None:
+        self._plan, self._ids_between, self._lengths, self._ids_at = plan, ids_between, lengths, ids_at
         self._tokens_before = plan.named["tokens_before"]
 
     def rows(self, packs: NDArray[np.int64]) -> PackRows:
@@ -132,9 +138,9 @@ class _CutPacks:
         )
         firsts = first * BLOCK
         counts = np.minimum(last * BLOCK, self._plan.num_positions) - firsts
-        ids = _ids_of_runs(self._ids_between, firsts, counts)
-        lengths = lengths_of(self._lengths, ids, int(counts.sum()))
         positions, of_run = _spread(firsts, counts)
+        ids = _ids_of_runs(self._ids_between, firsts, counts) if self._ids_at is None else self._ids_at(positions)
+        lengths = lengths_of(self._lengths, ids, len(positions))
         starts = np.cumsum(lengths) - lengths
         starts += (self._tokens_before[first] - starts[np.cumsum(counts) - counts])[of_run]
         return positions, ids, starts, starts + lengths
@@ -143,8 +149,8 @@ class _CutPacks:
 class _WindowPacks:
     """Packs of windows that were packed each by itself."""
 
-    def __init__(self, plan: PackPlan, ids_between: IdsBetween, lengths: Lengths) -> None:
-        self._plan, self._ids_between, self._lengths = plan, ids_between, lengths
+    def __init__(self, plan: PackPlan, ids_between: IdsBetween, lengths: Lengths, ids_at: IdsAt | None) -> None:
+        self._plan, self._ids_between, self._lengths, self._ids_at = plan, ids_between, lengths, ids_at
         self._kept: OrderedDict[int, NDArray[np.int64]] = OrderedDict()
 
     def rows(self, packs: NDArray[np.int64]) -> PackRows:
@@ -156,9 +162,9 @@ class _WindowPacks:
         counts = ends[packs] - first
         rows, of_row = _spread(held["rows_before"][windows] + first, counts)
         places, windows = held["row_places"][rows].astype(np.int64), windows[of_row]
-        ids = self._ids(windows, places)
-        starts, lengths = self._taken(rows, lengths_of(self._lengths, ids, len(ids)))
         positions = windows * settings.window + places
+        ids = self._ids(windows, places) if self._ids_at is None else self._ids_at(positions)
+        starts, lengths = self._taken(rows, lengths_of(self._lengths, ids, len(positions)))
         return PackRows(packs=of_row, positions=positions, ids=ids, starts=starts, lengths=lengths)
 
     def bounds(self, pack: int) -> tuple[int, int]:
@@ -239,9 +245,7 @@ def _joined(firsts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArra
     return firsts[begins], stops[np.append(np.flatnonzero(begins)[1:] - 1, len(stops) - 1)] if len(stops) else stops
 
 
-def _ids_of_runs(
-    ids_between: IdsBetween, firsts: NDArray[np.int64], counts: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def _ids_of_runs(ids_between: IdsBetween, firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Sample ids of runs of positions, one run after another."""
     runs = zip(firsts.tolist(), (firsts + counts).tolist(), strict=True)
     return np.concatenate([np.zeros(0, np.int64), *(ids_between(start, stop) for start, stop in runs)])
