@@ -532,7 +532,7 @@ def test_an_evaluation_that_may_take_long_is_told(
     root = write_dataset(tmp_path / "x", 60)
     read(root, where="id > 30")
     assert not caplog.messages
-    monkeypatch.setattr(selecting, "SAMPLES_AT_ONCE", 50)
+    monkeypatch.setattr(scanning, "SAMPLES_AT_ONCE", 50)
     read(root, select=[3])
     read(root, where="id > 30")
     assert not caplog.messages
