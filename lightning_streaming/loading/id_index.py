@@ -29,7 +29,7 @@ from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.quota import CacheQuota
 from lightning_streaming.cache.selection_files import map_bits, selection_path
 from lightning_streaming.errors import ConfigError, StreamingError
-from lightning_streaming.formats.columns import ColumnValues, encodings_of, listed
+from lightning_streaming.formats.columns import WHOLE_NUMBERS, ColumnValues, encodings_of, listed
 from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.loading.conditions import splitmix
 from lightning_streaming.loading.scanning import (
@@ -52,7 +52,6 @@ _SIGN_BIT = np.uint64(63)
 """Of a sample's number, where ids are whole numbers: set where the id is below zero."""
 _NUMBER_BITS = np.uint64(2**63 - 1)
 _TEXT = ("str", "bytes")
-_WHOLE_NUMBERS = ("int", "str_int", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
 
 _logger = logging.getLogger(__name__)
 
@@ -181,7 +180,7 @@ def _kind_of_ids(on: str, label: str, index: DatasetIndex) -> str:
         known = encodings_of(info)
         if on not in known:
             raise ConfigError(f"{label} has no column on={on!r}; it has {', '.join(map(repr, known))}")
-        kind = "whole numbers" if known[on] in _WHOLE_NUMBERS else known[on]
+        kind = "whole numbers" if known[on] in WHOLE_NUMBERS else known[on]
         if kind not in ("whole numbers", *_TEXT):
             raise ConfigError(f"on={on!r} of {label} is {known[on]!r}; ids are whole numbers, str or bytes")
         kinds.append(kind)

@@ -33,7 +33,7 @@ from lightning_streaming.cache import shared_files
 from lightning_streaming.errors import ConfigError, SampleIndexError, StateError, StorageError, StreamingError
 from lightning_streaming.formats.columns import read_columns
 from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.loading import scanning, selecting
+from lightning_streaming.loading import scanning
 from lightning_streaming.order.settings import SHUFFLE_ALGOS
 from lightning_streaming.writing.merge import merge_under
 from tests.helpers import assert_resumes_at_every_step, ids, json_copy, make_dataset, make_loader, write_dataset
