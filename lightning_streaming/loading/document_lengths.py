@@ -118,7 +118,9 @@ class StreamLengths:
         key: str = "",
         kept_at: Path | None = None,
     ) -> None:
-        self.values = np.asarray(values).view()  # of which single numbers are had sooner than of a file's
+        self.values: NDArray[np.uint32] = np.asarray(
+            values
+        ).view()  # of which single numbers are had sooner than of a file's
         self.values.setflags(write=False)
         self.key, self.kept_at = key, kept_at
         self._digest, self._num_tokens = digest, num_tokens
