@@ -25,7 +25,7 @@ def test_it_measures_and_prints_tables(tmp_path: Path) -> None:
     assert set(found["counted"]) == set(WAYS)
     assert {one["tokens"] for one in found["counted"].values()} == {int(lengths_of(0, 3000).sum())}
     assert "| offsets | 3,000 |" in printed
-    assert set(found["looked_up"]) == {"one", "selected", "three", "ids"}
+    assert set(found["looked_up"]) == {"one", "selected", "gathered", "three", "ids"}
 
 
 @pytest.mark.parametrize("columns", [ALONE, BESIDE])

@@ -77,6 +77,8 @@ def test_lengths_by_id_are_those_of_the_samples(caches: dict[str, ShardCache], d
         assert found.tolist() == [expected[number] for number in ids.tolist()]
         assert found.dtype == np.uint32
         assert by_id.num_tokens == tuple(per_stream)
+        by_id.gather()
+        assert by_id(ids).tolist() == found.tolist()
 
 
 def test_a_dataset_has_samples_of_these_lengths(caches: dict[str, ShardCache], tmp_path: Path) -> None:
