@@ -14,7 +14,8 @@ what was resident (VmHWM), pages of mapped shards included; its own is what is n
 so many fit on a disk: of longer ones offsets cost as much, and the two others more, as there are more pages to touch.
 
 Then the lengths of so many random sample ids are looked up, in pieces of a million: of one stream; of one of which half
-of the samples are selected at random, also with what is selected gathered before, which is in the time; and of three. Prints Markdown tables.
+of the samples are selected at random, also with what is selected gathered before, which is in the time; and of three.
+Prints Markdown tables.
 """
 
 from __future__ import annotations
@@ -204,7 +205,8 @@ def tables(found: dict[str, Any]) -> str:
         "|--:|--:|--:|--:|--:|",
     ]
     lines.append(
-        f"| {looked['ids']:,} | {looked['one']:.2f} s | {looked['selected']:.2f} s | {looked['gathered']:.2f} s | {looked['three']:.2f} s |"
+        f"| {looked['ids']:,} | {looked['one']:.2f} s | {looked['selected']:.2f} s | {looked['gathered']:.2f} s | "
+        f"{looked['three']:.2f} s |"
     )
     return "\n".join(lines)
 

@@ -37,6 +37,7 @@ _MORE = 4096
 _LOOKED_AT = 16
 """Samples of a shard on this node of which the heads are compared with the offsets."""
 _WIDTHS = (1, 2, 4, 8)
+"""Bytes of an element, and of a length in a shape header."""
 _WIDTH_MASKS = np.array([2 ** (8 * width) - 1 for width in _WIDTHS], np.uint64)
 
 
@@ -53,7 +54,7 @@ def check_dtype(dtype: str) -> int:
         found = np.dtype(dtype)
     except TypeError:
         found = np.dtype(object)
-    if not isinstance(dtype, str) or found.kind not in "iuf":
+    if not isinstance(dtype, str) or found.kind not in "iuf" or found.itemsize not in _WIDTHS:
         raise ConfigError(f"dtype must be one of numbers, like 'uint16' or 'int32', but is {dtype!r}")
     return found.itemsize
 
@@ -160,16 +161,18 @@ class ArrayLengths:
         """The lengths that payloads of so many bytes have, as a writer writes them; None where one has no such."""
         assert self.element_bytes is not None, "told_by_offsets"
         payload_bytes = np.diff(offsets) - (4 + self._fixed_bytes(len(self.info.schema["column_sizes"])))
-        if self.array is None:
-            lengths, left = np.divmod(payload_bytes, self.element_bytes)
-            return None if left.any() else lengths
-        lengths, least = np.full(len(payload_bytes), -1), 1
-        for width in _WIDTHS[:3]:
-            fitting, left = np.divmod(payload_bytes - 1 - width, self.element_bytes)
-            here = (left == 0) & (fitting >= least) & (fitting < 1 << (8 * width))
-            lengths[here] = fitting[here]
-            least = 1 << (8 * width)
-        return None if (lengths < 0).any() else lengths
+        least: Any = 0
+        if self.array is not None:
+            # A length that one byte, or two, cannot hold has more.
+            is_wider, is_widest = (
+                payload_bytes > 1 + width + ((1 << 8 * width) - 1) * self.element_bytes for width in (1, 2)
+            )
+            least = np.where(is_wider, 1 << 8, 1)
+            least[is_widest] = 1 << 16
+            payload_bytes -= 2 + is_wider + 2 * is_widest
+        lengths = payload_bytes >> self.element_bytes.bit_length() - 1
+        is_whole = (payload_bytes & (self.element_bytes - 1)) == 0
+        return lengths if bool((is_whole & (lengths >= least)).all()) else None
 
     def _holds(self, found: NDArray[np.int64], data: memoryview, offsets: NDArray[np.int64]) -> bool:
         """Whether some samples say themselves what their offsets tell of them."""
