@@ -93,30 +93,30 @@ def write_bits(path: Path, samples: int) -> None:
 
 def evaluate(way: str, root: str) -> dict[str, float]:
     """Evaluate a selection; seconds, processor seconds, and the most memory in MiB, before it began and in all."""
-    before, began, busy = _status_mib("VmHWM"), time.perf_counter(), time.process_time()
+    before, began, busy = status_mib("VmHWM"), time.perf_counter(), time.process_time()
     stream = Stream(remote=root, **WAYS[way])
     cache = ShardCache(stream.cache_config("records", StreamDefaults()))
     selection = select_samples(stream.selection(StreamDefaults()), cache.read_index(), cache)
     seconds, processor = time.perf_counter() - began, time.process_time() - busy
-    peak = _status_mib("VmHWM")
+    peak = status_mib("VmHWM")
     return {"selected": len(selection), "seconds": seconds, "cpu": processor, "before_mib": before, "peak_mib": peak}
 
 
 def index(root: str, _: str) -> dict[str, float]:
     """Make an index of ids, and look for some; seconds, and the most memory in MiB."""
-    own, ends = [_own_mib()], threading.Event()
+    own, ends = [own_mib()], threading.Event()
 
     def look() -> None:
         while not ends.wait(0.05):
-            own.append(_own_mib())
+            own.append(own_mib())
 
     watching = threading.Thread(target=look)
     watching.start()
-    before, began, busy = _status_mib("VmHWM"), time.perf_counter(), time.process_time()
+    before, began, busy = status_mib("VmHWM"), time.perf_counter(), time.process_time()
     cache = ShardCache(Stream(remote=root).cache_config("records", StreamDefaults()))
     ids = index_ids("id", cache.read_index(), cache)
     seconds, processor = time.perf_counter() - began, time.process_time() - busy
-    peak = _status_mib("VmHWM")
+    peak = status_mib("VmHWM")
     ends.set()
     watching.join()
     rng, found = np.random.default_rng(0), []
@@ -140,7 +140,7 @@ def index(root: str, _: str) -> dict[str, float]:
 
 def hold(path: str, samples: int) -> dict[str, float]:
     """Map a selection and find samples; memory in MiB that this added, of its own and in all."""
-    own, resident = _own_mib(), _status_mib("VmRSS")
+    own, resident = own_mib(), status_mib("VmRSS")
     began = time.perf_counter()
     bits = map_bits(Path(path))
     assert bits is not None
@@ -156,18 +156,20 @@ def hold(path: str, samples: int) -> dict[str, float]:
     return {
         "samples": samples,
         "open_seconds": opened,
-        "own_mib": _own_mib() - own,
-        "in_all_mib": _status_mib("VmRSS") - resident,
+        "own_mib": own_mib() - own,
+        "in_all_mib": status_mib("VmRSS") - resident,
         "find_seconds": float(np.median(seconds)),
     }
 
 
-def _own_mib() -> float:
+def own_mib() -> float:
+    """Memory of this process that is its own, in MiB."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) / 1024
 
 
-def _status_mib(field: str) -> float:
+def status_mib(field: str) -> float:
+    """A size that the system tells of this process, in MiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 

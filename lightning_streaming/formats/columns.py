@@ -20,8 +20,10 @@ from lightning_streaming.formats.values import NUMBERS, BytesEncoding, NdarrayEn
 ColumnValues = NDArray[Any] | list[Any]
 """A column of a shard: numbers as an array of shape (samples,); text, bytes and long numbers as a list."""
 
-_AT_ONCE = 1 << 16
+AT_ONCE = 1 << 16
 """Samples whose places are worked out together."""
+WHOLE_NUMBERS = ("int", "str_int", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
+"""Encodings whose values are whole numbers."""
 _LISTED = ("str", "bytes", "json", "str_int", "str_float", "str_decimal")
 _HEADER = np.dtype("<u4")
 
@@ -48,16 +50,25 @@ def check_columns_tell(info: ShardInfo, names: Sequence[str], asked: str) -> Non
     known = encodings_of(info)
     for name in names:
         if name not in known:
-            close = get_close_matches(name, known, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise ConfigError(
-                f"{asked} looks at column {name!r}, which is not there; there are {', '.join(known)}{hint}"
-            )
+            raise no_such_column(asked, name, known)
         if known[name] not in _LISTED and not isinstance(_number(known[name]), NUMBERS):
             raise ConfigError(
                 f"{asked} looks at column {name!r}, which is {known[name]!r}; only numbers, text, bytes and json "
                 "can be looked at"
             )
+
+
+def no_such_column(asked: str, name: str, known: Mapping[str, str]) -> ConfigError:
+    """What to say of a column that a shard lacks.
+
+    Args:
+        asked: What looks at it, as an error calls it.
+        name: The column.
+        known: The shard's own, by name.
+    """
+    close = get_close_matches(name, known, 1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return ConfigError(f"{asked} looks at column {name!r}, which is not there; there are {', '.join(known)}{hint}")
 
 
 def read_columns(info: ShardInfo, directory: Path, names: Sequence[str]) -> dict[str, ColumnValues]:
@@ -155,8 +166,8 @@ def _of_mds(reader: MDSReader, info: ShardInfo, name: str) -> ColumnValues:
     names, encodings, sizes = (info.schema[f"column_{what}"] for what in ("names", "encodings", "sizes"))
     place, its_encoding = names.index(name), encoding(encodings[names.index(name)])
     parts: list[Any] = []
-    for first in range(0, info.samples, _AT_ONCE):
-        starts, stops = _payloads(data, offsets[first : first + _AT_ONCE + 1], sizes, place, info)
+    for first in range(0, info.samples, AT_ONCE):
+        starts, stops = payloads(data, offsets[first : first + AT_ONCE + 1], sizes, place, info)
         if isinstance(its_encoding, NUMBERS):
             parts.append(_numbers(data, starts, its_encoding.dtype))
         else:
@@ -173,7 +184,7 @@ def _of_mds(reader: MDSReader, info: ShardInfo, name: str) -> ColumnValues:
     return np.concatenate(parts) if parts else np.empty(0, its_encoding.dtype)
 
 
-def _payloads(
+def payloads(
     data: memoryview, offsets: NDArray[np.int64], sizes: Sequence[int | None], place: int, info: ShardInfo
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Where a column's bytes start and stop in the file, sample by sample: after the sizes of those that vary."""
@@ -181,9 +192,7 @@ def _payloads(
     varying = [at for at, size in enumerate(sizes) if size is None]
     header = len(varying) * _HEADER.itemsize
     said = (
-        _gather(data, starts, header).view(_HEADER).astype(np.int64)
-        if varying
-        else np.empty((len(starts), 0), np.int64)
+        gather(data, starts, header).view(_HEADER).astype(np.int64) if varying else np.empty((len(starts), 0), np.int64)
     )
     fixed = sum(size for size in sizes if size is not None)
     if (header + fixed + said.sum(axis=1) != lengths).any():
@@ -203,11 +212,11 @@ def _numbers(data: memoryview, starts: NDArray[np.int64], dtype: np.dtype[Any]) 
         strided = np.ndarray((len(starts),), dtype, data, int(starts[0]), (step,))
         copied: NDArray[Any] = strided.copy()
         return copied
-    numbers: NDArray[Any] = _gather(data, starts, dtype.itemsize).view(dtype)[:, 0]
+    numbers: NDArray[Any] = gather(data, starts, dtype.itemsize).view(dtype)[:, 0]
     return numbers
 
 
-def _gather(data: memoryview, starts: NDArray[np.int64], count: int) -> NDArray[np.uint8]:
+def gather(data: memoryview, starts: NDArray[np.int64], count: int) -> NDArray[np.uint8]:
     """So many bytes from each place on; of shape (places, count)."""
     bytes_: NDArray[np.uint8] = np.frombuffer(data, np.uint8)[starts[:, None] + np.arange(count)]
     return bytes_

@@ -296,6 +296,9 @@ _CODES = {
 }
 _NAMES = {code: name for name, code in _CODES.items()}
 _DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name).newbyteorder("<") for name in _CODES}
+BYTES_OF_CODE = np.zeros(256, np.int64)
+"""Of each dtype code the bytes of an element; 0 where there is no such code."""
+BYTES_OF_CODE[list(_NAMES)] = [np.dtype(name).itemsize for name in _NAMES.values()]
 _NAME_OF_DTYPE = {
     **{dtype: name for name, dtype in _DTYPES.items()},
     **{dtype.newbyteorder(">"): name for name, dtype in _DTYPES.items()},

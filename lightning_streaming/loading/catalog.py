@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import cached_property
 from itertools import accumulate, chain
 from types import MappingProxyType
-from typing import NamedTuple, overload
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +17,11 @@ from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.mds_samples import plain_schema
 from lightning_streaming.formats.shard_table import column_names
 from lightning_streaming.loading.joining import Joins
-from lightning_streaming.loading.lengths import CatalogLengths
 from lightning_streaming.loading.selection import Selection
 from lightning_streaming.order.runs import RunLookup
+
+if TYPE_CHECKING:
+    from lightning_streaming.loading.document_lengths import CatalogLengths
 
 _AT_ONCE = 4096
 """Shards whose names are looked at together."""

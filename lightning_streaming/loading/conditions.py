@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, MissingDependencyError
-from lightning_streaming.formats.columns import ColumnValues, listed
-from lightning_streaming.loading.selection import SplitSlice, function_columns
+from lightning_streaming.formats.columns import ColumnValues
+from lightning_streaming.loading.column_functions import WHERE
+from lightning_streaming.loading.selection import SplitSlice
 
 _TABLE = "samples"
 _HASH_BYTES = 8
@@ -49,23 +50,11 @@ class FunctionCondition:
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of its parameters."""
-        return function_columns(self.function)
+        return WHERE.columns(self.function)
 
     def met(self, columns: Mapping[str, ColumnValues], numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Call it for each sample."""
-        names = self.columns
-        rows = zip(*(listed(columns[name]) for name in names), strict=True)
-        wanted = np.zeros(len(numbers), np.bool_)
-        for place, row in enumerate(rows):
-            values = dict(zip(names, row, strict=True))
-            try:
-                wanted[place] = bool(self.function(**values))
-            except Exception as error:
-                name = getattr(self.function, "__qualname__", "where")
-                raise ConfigError(
-                    f"where={name} failed on sample {numbers[place]}: {type(error).__name__}: {error}"
-                ) from error
-        return wanted
+        return np.fromiter(WHERE.called(self.function, columns, numbers, bool), np.bool_, len(numbers))
 
 
 class SqlCondition:

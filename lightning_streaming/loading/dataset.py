@@ -69,9 +69,9 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         selections = selections_of(named, defaults)
         joins = {name: stream.join_sources(name, defaults) for name, stream in named.items()}
         unsafe, limit = options.allow_unsafe_types, options.cache_bytes()
-        source = SampleSource(caches, unsafe, options.columns, limit, selections, joins)
-        if options.pack is not None:
-            source._pack_lengths = parse_pack(options.pack).request()
+        pack = parse_pack(options.pack)
+        lengths = None if pack is None else pack.request()
+        source = SampleSource(caches, unsafe, options.columns, limit, selections, joins, lengths)
         super().__init__(source, options.on_demand, options.transform, options.seed_global_rng, settings.shuffle_seed)
         misses = {name: cache.misses for name, cache in caches.items()}
         asked = RunRequest(
@@ -81,7 +81,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
             skip=parse_batch_ranges(options.skip, "skip"),
             batch_size=options.batch_size,
             phases=options.settled_phases(),
-            pack=parse_pack(options.pack),
+            pack=pack,
             followed=frozenset(place for place, one in enumerate(named.values()) if one.is_followed(defaults)),
         )
         run, watched = CurrentRun(asked, source), WatchSettings(options.sample_log, options.watchdog_seconds)

@@ -14,11 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,21 +28,20 @@ from numpy.typing import NDArray
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.quota import CacheQuota
 from lightning_streaming.cache.selection_files import map_bits, selection_path
-from lightning_streaming.cache.shared_files import adopt_file, make_directories, unwritable
-from lightning_streaming.errors import ConfigError, StorageError, StreamingError
-from lightning_streaming.files import appears_whole, remove_partials
-from lightning_streaming.formats.columns import ColumnValues, encodings_of, listed
+from lightning_streaming.errors import ConfigError, StreamingError
+from lightning_streaming.formats.columns import WHOLE_NUMBERS, ColumnValues, encodings_of, listed
 from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.loading.conditions import splitmix
 from lightning_streaming.loading.scanning import (
-    SAMPLES_AT_ONCE,
     Progress,
     ShardGroup,
     ShardScan,
+    array_file,
     errors_name,
-    may_be_kept,
+    found_or_made,
     part_path,
     read_checked,
+    told_in_log,
     write_part,
 )
 
@@ -56,7 +52,6 @@ _SIGN_BIT = np.uint64(63)
 """Of a sample's number, where ids are whole numbers: set where the id is below zero."""
 _NUMBER_BITS = np.uint64(2**63 - 1)
 _TEXT = ("str", "bytes")
-_WHOLE_NUMBERS = ("int", "str_int", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
 
 _logger = logging.getLogger(__name__)
 
@@ -185,7 +180,7 @@ def _kind_of_ids(on: str, label: str, index: DatasetIndex) -> str:
         known = encodings_of(info)
         if on not in known:
             raise ConfigError(f"{label} has no column on={on!r}; it has {', '.join(map(repr, known))}")
-        kind = "whole numbers" if known[on] in _WHOLE_NUMBERS else known[on]
+        kind = "whole numbers" if known[on] in WHOLE_NUMBERS else known[on]
         if kind not in ("whole numbers", *_TEXT):
             raise ConfigError(f"on={on!r} of {label} is {known[on]!r}; ids are whole numbers, str or bytes")
         kinds.append(kind)
@@ -247,23 +242,14 @@ class _Making:
     def done(self) -> IdIndex:
         if not self.index.num_samples:
             return IdIndex(np.zeros((self.rows, 1), np.uint64))
-        found = self._kept()
-        if found is not None:
-            return found
-        with ExitStack() as stack:
-            if not may_be_kept(self.path, self.cache.directory, stack, "makes the index of ids"):
-                return self._unkept()
-            found = self._kept()
-            if found is not None:
-                return found
-            try:
-                return self._made()
-            except StreamingError:
-                raise
-            except PermissionError:  # in place of another user's, which is damaged
-                return self._unkept()
-            except OSError as error:  # the disk is full
-                raise unwritable(self.cache.directory.path, error) from error
+        return found_or_made(
+            self.path,
+            self.cache.directory,
+            "makes the index of ids",
+            find=self._kept,
+            make=self._made,
+            make_unkept=self._unkept,
+        )
 
     def _kept(self) -> IdIndex | None:
         table = map_bits(self.path)
@@ -271,29 +257,20 @@ class _Making:
             return None
         return IdIndex(table, self.path)
 
-    def _made(self) -> IdIndex:
-        root, parts = self.cache.directory.path, self.path.with_suffix(".parts")
-        make_directories(parts, root)
-        with suppress(PermissionError):  # another user's, who died
-            remove_partials(self.path)
+    def _made(self, parts: Path) -> IdIndex | None:
         counted = _KeyRanges(self.rows, self.index.num_samples)
         groups = []
         for group, part in self._parts(parts):
             groups.append(group)
             counted.add(part)
-        with appears_whole(self.path) as partial:
-            table = np.lib.format.open_memmap(partial, "w+", np.uint64, self.shape)
-            if hasattr(os, "posix_fallocate"):  # else a full disk would end the process where it writes to the map
-                with partial.open("r+b") as file:
-                    os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
-            self._fill(table, counted, lambda: (self._of_group(None, group, parts) for group in groups))
-            with partial.open("rb") as file:
-                adopt_file(file.fileno(), root)
-        shutil.rmtree(parts, ignore_errors=True)
-        kept = self._kept()
-        if kept is None:
-            raise StorageError(f"{self.path} was written just now and cannot be read; is the disk full, or failing?")
-        return kept
+        try:
+            with array_file(self.path, np.uint64, self.shape, self.cache.directory.path) as table:
+                self._fill(table, counted, lambda: (self._of_group(None, group, parts) for group in groups))
+        except StreamingError:
+            raise
+        except PermissionError:  # in place of another user's, which is damaged
+            return self._unkept()
+        return None
 
     def _unkept(self) -> IdIndex:
         _logger.warning("%s is not writable: each process makes its index of ids anew", self.path.parent)
@@ -354,23 +331,12 @@ class _Making:
             yield group, found
 
     def _log_progress(self) -> Progress:
-        label, told = self.cache.label, 0
-        if self.index.num_samples > SAMPLES_AT_ONCE:
-            _logger.warning(
-                "making the index of column %r over %d samples of %s; `lightning-streaming select --config` can do so "
-                "ahead",
-                self.on,
-                self.index.num_samples,
-                label,
-            )
-
-        def tell(done: int, total: int) -> None:
-            nonlocal told
-            if total > SAMPLES_AT_ONCE and 10 * done // total > told:
-                told = 10 * done // total
-                _logger.info("%s: %d %% of %d ids have been read for the index", label, 10 * told, total)
-
-        return tell
+        begins = (
+            f"making the index of column {self.on!r} over {self.index.num_samples} samples of {self.cache.label}; "
+            "`lightning-streaming select --config` can do so ahead"
+        )
+        words = "ids have been read for the index"
+        return told_in_log(_logger, self.cache, self.index.num_samples, words, begins)
 
     def _of_group(self, scan: ShardScan | None, group: ShardGroup, parts: Path | None) -> NDArray[np.uint64]:
         """Rows of a group: kept before, or made now by way of a scan."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.lengths import LengthsRequest
+from lightning_streaming.loading.document_lengths import LengthsRequest
 from lightning_streaming.order.packing import PackSettings
 from lightning_streaming.replaced_names import tells_unknown_arguments
 
@@ -86,7 +86,9 @@ class Pack:
 
     def request(self) -> LengthsRequest:
         """Where lengths are known from."""
-        return LengthsRequest(column=self.column, dtype=self.dtype, lengths=self.lengths)
+        if self.lengths is not None:
+            return LengthsRequest(lengths=self.lengths)
+        return LengthsRequest(column=self.column, dtype=self.dtype)
 
     def pad_of(self, column: str) -> Any:
         """What a column is filled up with."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.loading.lengths import CatalogLengths
+from lightning_streaming.loading.document_lengths import CatalogLengths
 from lightning_streaming.loading.order_files import made_once
 from lightning_streaming.loading.pack_options import Pack
 from lightning_streaming.order.packed import PackedEpoch, PackedPart, plan_epoch
@@ -38,7 +38,7 @@ class Packer:
     lengths: CatalogLengths
 
     def facts(self) -> dict[str, Any]:
-        """What of it a saved position depends on."""
+        """What of it a saved position depends on; the tokens of each stream are told with it."""
         return {"method": [*self.pack.settings().facts], "lengths": self.pack.request().in_words()}
 
     def epoch(self, parts: Sequence[PackedPart]) -> PackedEpoch:

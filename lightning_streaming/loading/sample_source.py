@@ -32,6 +32,8 @@ from lightning_streaming.formats.shard import (
 )
 from lightning_streaming.formats.shard_table import check_selection
 from lightning_streaming.loading.catalog import Catalog
+from lightning_streaming.loading.counting import document_lengths
+from lightning_streaming.loading.document_lengths import CatalogLengths, LengthsRequest
 from lightning_streaming.loading.id_index import index_ids
 from lightning_streaming.loading.joined_ahead import JoinedAhead
 from lightning_streaming.loading.joining import (
@@ -42,7 +44,6 @@ from lightning_streaming.loading.joining import (
     StreamJoins,
     joined_label,
 )
-from lightning_streaming.loading.lengths import CatalogLengths, LengthsRequest, lengths_of_stream
 from lightning_streaming.loading.open_shards import OpenShards, RoomWatch, ShardsAhead, raw_bytes
 from lightning_streaming.loading.scanning import Watched, unwatched
 from lightning_streaming.loading.selecting import select_samples
@@ -69,6 +70,7 @@ class SampleSource:
             limit.
         selections: Which samples of a stream are read; all, of streams that are not there.
         joins: The datasets that are joined with a stream, by its name and theirs.
+        lengths: What tells how many tokens samples have, where they are packed.
 
     Raises:
         ConfigError: ``columns`` is not a list of names.
@@ -82,6 +84,7 @@ class SampleSource:
         cache_limit: int | None = None,
         selections: Mapping[str, SelectionRequest] = MappingProxyType({}),
         joins: Mapping[str, Mapping[str, JoinSource]] = MappingProxyType({}),
+        lengths: LengthsRequest | None = None,
     ) -> None:
         self._caches = dict(caches)
         self.allow_unsafe_types = allow_unsafe_types
@@ -92,7 +95,8 @@ class SampleSource:
         }
         self._joins = {name: dict(joined) for name, joined in joins.items() if joined}
         self._room = CacheQuota((cache.directory for cache in self._all_caches()), cache_limit)
-        self._pack_lengths: LengthsRequest | None = None
+        # With the key of each stream's, once it is known: other processes read what was counted here.
+        self._lengths: tuple[LengthsRequest, dict[str, str]] | None = None if lengths is None else (lengths, {})
         self.known_catalog: Catalog | None = None  # as long as no index has been read
         self._room_watch = RoomWatch(self._room)
         self._open = OpenShards(self._stamp_used)
@@ -148,9 +152,8 @@ class SampleSource:
             self._index_ids(catalog, watched)
             self._room.forget_fixed_bytes()
             self._check_limit(catalog)  # again: what was made just now takes room too
-        if self._pack_lengths is not None:
-            of = [lengths_of_stream(self._pack_lengths, catalog.indexes[k], self._caches[n]) for k, n in enumerate(catalog.stream_names)]
-            catalog.lengths = CatalogLengths(catalog, of)
+        if self._lengths is not None:
+            catalog.lengths = self._count_tokens(catalog, *self._lengths, watched)
         return catalog
 
     def _read_joins(self, indexes: Mapping[str, DatasetIndex]) -> Joins | None:
@@ -169,6 +172,17 @@ class SampleSource:
                 streams[place] = StreamJoins(self._caches[name].label, index, first, joined, self._columns)
             first += len(index.shards)
         return Joins(own_shards, streams)
+
+    def _count_tokens(
+        self, catalog: Catalog, asked: LengthsRequest, keys: dict[str, str], watched: Watched
+    ) -> CatalogLengths:
+        """How many tokens the samples of a catalog have."""
+        streams = {}
+        for name, index in zip(catalog.stream_names, catalog.indexes, strict=True):
+            cache = self._caches[name]
+            streams[name] = document_lengths(asked, index, cache, self._room, watched=watched, key=keys.get(name))
+            keys[name] = streams[name].key
+        return CatalogLengths(catalog, streams)
 
     def _index_ids(self, catalog: Catalog, watched: Watched) -> None:
         for one in catalog.joins or ():

@@ -5,7 +5,9 @@ Each group of shards has a file of its own while a whole is being made, so that 
 
 from __future__ import annotations
 
+import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -14,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
 import numpy as np
@@ -24,7 +26,7 @@ from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.file_states import CacheDirectory
 from lightning_streaming.cache.quota import CacheQuota
 from lightning_streaming.cache.selection_files import made_by_one, map_bits
-from lightning_streaming.cache.shared_files import adopt_file, make_directories
+from lightning_streaming.cache.shared_files import adopt_file, make_directories, unwritable
 from lightning_streaming.errors import (
     DiskFullError,
     ObjectNotFoundError,
@@ -32,9 +34,9 @@ from lightning_streaming.errors import (
     StorageError,
     StreamingError,
 )
-from lightning_streaming.files import appears_whole
+from lightning_streaming.files import appears_whole, remove_partials
 from lightning_streaming.formats.columns import ColumnValues, joined, read_columns
-from lightning_streaming.formats.index import DatasetIndex
+from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 
 SAMPLES_AT_ONCE = 1 << 20
 SHARDS_AT_ONCE = 32
@@ -61,6 +63,8 @@ Watched = Callable[[str, str, int], AbstractContextManager[Progress | None]]
 told of the progress, or None for the log."""
 Found = NDArray[Any]
 """What was found of the samples of a group."""
+_Seen = TypeVar("_Seen")
+_Whole = TypeVar("_Whole")
 _Outcome = tuple[ShardGroup, Found | BaseException]
 """Of a group; or what went wrong."""
 
@@ -83,6 +87,29 @@ def errors_name(cache: ShardCache, failed: str) -> Iterator[None]:
         raise StorageError(f"{cache.label}: {failed}: {error}") from error
 
 
+def told_in_log(logger: logging.Logger, cache: ShardCache, num_samples: int, words: str, begins: str = "") -> Progress:
+    """A progress of which the log is told, where there is much to do.
+
+    Args:
+        logger: Whose log.
+        cache: Whose samples are looked at.
+        num_samples: How many there are.
+        words: What was done with how many of the samples, as in "have been looked at".
+        begins: What to warn of now; empty for nothing.
+    """
+    told, is_much = 0, num_samples > SAMPLES_AT_ONCE
+    if is_much and begins:
+        logger.warning("%s", begins)
+
+    def tell(done: int, total: int) -> None:
+        nonlocal told
+        if is_much and 10 * done // total > told:
+            told = 10 * done // total
+            logger.info("%s: %d %% of %d %s", cache.label, 10 * told, total, words)
+
+    return tell
+
+
 @dataclass(frozen=True, kw_only=True)
 class ShardScan:
     """Goes through a dataset once.
@@ -91,11 +118,13 @@ class ShardScan:
         index: The dataset's.
         cache: Where its files are.
         room: Where what is fetched is counted; None for no limit.
+        num_threads: How many shards are looked at together; by default as many as there are processors, up to 8.
     """
 
     index: DatasetIndex
     cache: ShardCache
     room: CacheQuota | None
+    num_threads: int = field(default_factory=lambda: min(_MOST_THREADS, os.cpu_count() or 1))
     stopped: Event = field(default_factory=Event)
 
     def outcomes(self, look: Callable[[ShardGroup], Found]) -> Iterator[tuple[ShardGroup, Found]]:
@@ -104,19 +133,19 @@ class ShardScan:
         Raises:
             StreamingError: What it raised, once all threads have ended.
         """
-        num_threads = min(_MOST_THREADS, os.cpu_count() or 1)
-        sizes = self.index.samples_per_shard()
-        groups = shard_groups(sizes, self.index.shards.data_bytes(), _BYTES_AT_ONCE // num_threads)
+        groups = shard_groups(
+            self.index.samples_per_shard(), self.index.shards.data_bytes(), _BYTES_AT_ONCE // self.num_threads
+        )
         waiting, threads = 0, list[Thread]()
         # Ctrl-C cannot leave these queues locked, as it can what concurrent.futures waits with.
         todo: SimpleQueue[ShardGroup | None] = SimpleQueue()
         done: SimpleQueue[_Outcome] = SimpleQueue()
         try:
-            for _ in range(num_threads):
+            for _ in range(self.num_threads):
                 thread = Thread(target=self._work_off, args=(todo, done, look), name="scanning", daemon=True)
                 thread.start()
                 threads.append(thread)
-            for group in islice(groups, 2 * _MOST_THREADS):
+            for group in islice(groups, 2 * max(_MOST_THREADS, self.num_threads)):
                 todo.put(group)
                 waiting += 1
             while waiting:
@@ -139,8 +168,32 @@ class ShardScan:
         """Some columns of some shards together."""
         if not names:
             return {}
-        read = [self._read(shard, names) for shard in shards]
+        read = [self.look(shard, lambda info, directory: read_columns(info, directory, names)) for shard in shards]
         return {name: joined([columns[name] for columns in read]) for name in names}
+
+    def look(self, shard: int, look: Callable[[ShardInfo, Path], _Seen]) -> _Seen:
+        """What is seen in one shard, which is fetched again if it is damaged on this node, or has vanished.
+
+        Args:
+            shard: Which one.
+            look: Gets the shard, as its index describes it, and the directory of its raw files.
+        """
+        info = self.index.shards[shard]
+        for attempts_left in (1, 0):
+            self.go_on()
+            with self.cache.hold(info, self.room) as directory:
+                try:
+                    return look(info, directory)
+                except (ShardCorruptError, ObjectNotFoundError) as error:
+                    damage = error
+            if not attempts_left or not self.cache.discard(info):
+                raise damage
+        raise AssertionError("the last attempt returns or raises")
+
+    def go_on(self) -> None:
+        """End the thread that asks, where nobody wants any more what it looks for."""
+        if self.stopped.is_set():  # by Ctrl-C, or by what is wrong with another shard
+            raise CancelledError
 
     def _work_off(
         self, todo: SimpleQueue[ShardGroup | None], done: SimpleQueue[_Outcome], look: Callable[[ShardGroup], Found]
@@ -148,21 +201,6 @@ class ShardScan:
         """What each thread does."""
         while (group := todo.get()) is not None and not self.stopped.is_set():
             done.put((group, _tried(look, group)))
-
-    def _read(self, shard: int, names: Sequence[str]) -> dict[str, ColumnValues]:
-        """Columns of one shard, which is fetched again if it is damaged on this node, or has vanished."""
-        info = self.index.shards[shard]
-        for attempts_left in (1, 0):
-            if self.stopped.is_set():  # by Ctrl-C, or by what is wrong with another shard
-                raise CancelledError
-            with self.cache.hold(info, self.room) as directory:
-                try:
-                    return read_columns(info, directory, names)
-                except (ShardCorruptError, ObjectNotFoundError) as error:
-                    damage = error
-            if not attempts_left or not self.cache.discard(info):
-                raise damage
-        raise AssertionError("the last attempt returns or raises")
 
 
 def _tried(look: Callable[[ShardGroup], Found], group: ShardGroup) -> Found | BaseException:
@@ -197,6 +235,57 @@ def shard_groups(sizes: NDArray[np.int64], data_bytes: NDArray[np.int64], most_b
 def unwatched(*_: object) -> AbstractContextManager[None]:
     """A :data:`Watched` where nobody looks on."""
     return nullcontext()
+
+
+def found_or_made(
+    path: Path,
+    directory: CacheDirectory,
+    work: str,
+    *,
+    find: Callable[[], _Whole | None],
+    make: Callable[[Path], _Whole | None],
+    make_unkept: Callable[[], _Whole],
+) -> _Whole:
+    """A whole that is made once per node: what was made before, or what one process makes now while others wait.
+
+    Args:
+        path: Its file, as ``selection_path`` names it.
+        directory: The cache directory.
+        work: What the process that makes it does, as others are told who wait for it.
+        find: Gives what the file holds, mapped; None if there is none, or it is damaged.
+        make: Writes the file, by way of parts in a directory that it is given. Where the file may not be replaced, it
+            gives the whole instead.
+        make_unkept: Makes it where nothing may be written.
+
+    Raises:
+        StorageError: It was written, and cannot be read; or the disk is full.
+    """
+    found = find()
+    if found is not None:
+        return found
+    with ExitStack() as stack:
+        if not may_be_kept(path, directory, stack, work):
+            return make_unkept()
+        found = find()
+        if found is not None:
+            return found
+        parts = path.with_suffix(".parts")
+        try:
+            make_directories(parts, directory.path)
+            with suppress(PermissionError):  # another user's, who died
+                remove_partials(path)
+            unkept = make(parts)
+        except StreamingError:
+            raise
+        except OSError as error:  # the disk is full
+            raise unwritable(directory.path, error) from error
+        if unkept is not None:
+            return unkept
+        shutil.rmtree(parts, ignore_errors=True)
+        found = find()
+    if found is None:
+        raise StorageError(f"{path} was written just now and cannot be read; is the disk full, or failing?")
+    return found
 
 
 def may_be_kept(path: Path, directory: CacheDirectory, stack: ExitStack, work: str) -> bool:
@@ -245,6 +334,28 @@ def write_part(path: Path, found: NDArray[np.uint8], root: Path) -> None:
     # Of another user; or who has no lock made the whole, and removed them.
     with suppress(PermissionError, FileNotFoundError):
         write_checked(path, found, root)
+
+
+@contextmanager
+def array_file(
+    path: Path, dtype: type[np.generic], shape: tuple[int, ...], root: Path
+) -> Iterator[np.memmap[Any, Any]]:
+    """A new file of an array, mapped to be filled; it is there once it is filled.
+
+    Args:
+        path: The file.
+        dtype: Of the array.
+        shape: Of the array.
+        root: The cache directory.
+    """
+    with appears_whole(path) as partial:
+        mapped = np.lib.format.open_memmap(partial, "w+", dtype, shape)
+        if hasattr(os, "posix_fallocate"):  # else a full disk would end the process where it writes to the map
+            with partial.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+        yield mapped
+        with partial.open("rb") as file:
+            adopt_file(file.fileno(), root)
 
 
 def write_checked(path: Path, content: NDArray[np.uint8], root: Path) -> None:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import io
 import logging
-import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,25 +21,21 @@ from numpy.typing import NDArray
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.quota import CacheQuota
 from lightning_streaming.cache.selection_files import selection_path
-from lightning_streaming.cache.shared_files import make_directories, unwritable
 from lightning_streaming.errors import (
     ConfigError,
-    StorageError,
-    StreamingError,
 )
-from lightning_streaming.files import remove_partials
 from lightning_streaming.formats.columns import check_columns_tell, encodings_of
 from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.loading.conditions import Condition, FunctionCondition, PartCondition, SqlCondition
 from lightning_streaming.loading.scanning import (
-    SAMPLES_AT_ONCE,
     Progress,
     ShardGroup,
     ShardScan,
     errors_name,
-    may_be_kept,
+    found_or_made,
     part_path,
     read_checked,
+    told_in_log,
     write_checked,
     write_part,
 )
@@ -118,6 +112,10 @@ class _Work:
         """A name of the outcome."""
         return self.asked.key(self.index.data_digest, self.selected)
 
+    @property
+    def path(self) -> Path:
+        return selection_path(self.cache.directory.path, self.key)
+
     @cached_property
     def conditions(self) -> Sequence[Condition]:
         """What each sample must meet, checked. Who finds what was made before does without it, and without DuckDB."""
@@ -139,46 +137,33 @@ class _Work:
 
     def done(self) -> Selection:
         """What was made before; else make it, and keep it if the cache may be written to."""
-        path = selection_path(self.cache.directory.path, self.key)
         found = self._kept()
         if found is not None:
             return found
         _ = self.conditions, self.chosen  # to refuse what cannot be, before anything is made
-        with ExitStack() as stack:
-            if not may_be_kept(path, self.cache.directory, stack, "evaluates the selection"):
-                return self._unkept(path, self._evaluate(None))
-            found = self._kept()
-            if found is not None:
-                return found
-            try:
-                return self._made(path)
-            except StreamingError:
-                raise
-            except OSError as error:  # the disk is full
-                raise unwritable(self.cache.directory.path, error) from error
+        return found_or_made(
+            self.path,
+            self.cache.directory,
+            "evaluates the selection",
+            find=self._kept,
+            make=self._made,
+            make_unkept=lambda: self._unkept(self._evaluate(None)),
+        )
 
-    def _unkept(self, path: Path, bits: NDArray[np.uint8]) -> Selection:
-        _logger.warning("%s is not writable: each process evaluates the selection anew", path.parent)
+    def _unkept(self, bits: NDArray[np.uint8]) -> Selection:
+        _logger.warning("%s is not writable: each process evaluates the selection anew", self.path.parent)
         return Selection(bits, self.num_samples, self.key)
 
     def _kept(self) -> Selection | None:
         return _kept(self.cache, self.key, self.num_samples)
 
-    def _made(self, path: Path) -> Selection:
-        parts = path.with_suffix(".parts")
-        make_directories(parts, self.cache.directory.path)
-        with suppress(PermissionError):  # another user's, who died
-            remove_partials(path)
+    def _made(self, parts: Path) -> Selection | None:
         bits = self._evaluate(parts)
         try:
-            write_checked(path, bits, self.cache.directory.path)
+            write_checked(self.path, bits, self.cache.directory.path)
         except PermissionError:  # in place of another user's, which is damaged
-            return self._unkept(path, bits)
-        shutil.rmtree(parts, ignore_errors=True)
-        kept = self._kept()
-        if kept is None:
-            raise StorageError(f"{path} was written just now and cannot be read; is the disk full, or failing?")
-        return kept
+            return self._unkept(bits)
+        return None
 
     def _evaluate(self, parts: Path | None) -> NDArray[np.uint8]:
         bits = np.zeros(packed_bytes(self.num_samples), np.uint8)
@@ -193,22 +178,13 @@ class _Work:
         return bits
 
     def _log_progress(self) -> Progress:
-        label, told = self.cache.label, 0
-        if self.num_samples > SAMPLES_AT_ONCE and any(condition.columns for condition in self.conditions):
-            _logger.warning(
-                "evaluating %s over %d samples of %s; `lightning-streaming select` does it ahead",
-                self.asked.in_words(),
-                self.num_samples,
-                label,
-            )
-
-        def tell(done: int, total: int) -> None:
-            nonlocal told
-            if total > SAMPLES_AT_ONCE and 10 * done // total > told:
-                told = 10 * done // total
-                _logger.info("%s: %d %% of %d samples have been looked at for the selection", label, 10 * told, total)
-
-        return tell
+        looks = any(condition.columns for condition in self.conditions)
+        begins = (
+            f"evaluating {self.asked.in_words()} over {self.num_samples} samples of {self.cache.label}; "
+            "`lightning-streaming select` does it ahead"
+        )
+        words = "samples have been looked at for the selection"
+        return told_in_log(_logger, self.cache, self.num_samples, words, begins if looks else "")
 
     def _of_group(self, scan: ShardScan, group: ShardGroup, parts: Path | None) -> NDArray[np.bool_]:
         path = None if parts is None else part_path(parts, group)

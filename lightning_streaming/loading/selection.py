@@ -10,24 +10,22 @@ samples stay those of the stored data.
 
 from __future__ import annotations
 
-import builtins
-import dis
 import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.column_functions import WHERE, function_name
 
 Where = str | Callable[..., Any]
 """A condition: SQL over the columns, or a function whose parameters are named like columns."""
@@ -43,7 +41,6 @@ _COUNTED_AT_ONCE = 1 << 15
 _MARKED = 2048
 """Of so many selected samples one is marked by its block."""
 _AT_ONCE = 1 << 16
-_PLAIN = (str, bytes, int, float, complex, bool, type(None))
 
 
 class SplitSlice(NamedTuple):
@@ -159,9 +156,9 @@ class SelectionRequest:
 
     def in_words(self) -> str:
         """The conditions as a message shows them."""
-        name = getattr(self.where, "__qualname__", type(self.where).__name__)
+        where = repr(self.where) if isinstance(self.where, str) else function_name(self.where)
         told = (
-            None if self.where is None else f"where={self.where!r}" if isinstance(self.where, str) else f"where={name}",
+            None if self.where is None else f"where={where}",
             None if self.part is None else f"split={str(self.part)!r}",
             f"split_by={self.split_by!r}" if self.part is not None and self.split_by is not None else None,
             None if self.select is None else "select",
@@ -175,114 +172,13 @@ class SelectionRequest:
             data_digest: Of the stream's index.
             selected: What :attr:`select` holds, read.
         """
-        where = self.where if self.where is None or isinstance(self.where, str) else _code_facts(self.where)
+        where = self.where if self.where is None or isinstance(self.where, str) else WHERE.facts(self.where)
         part = (
             None if self.part is None else [str(self.part.start), str(self.part.stop), self.split_by, self.split_seed]
         )
         chosen = None if selected is None else [str(selected.dtype), hashlib.blake2b(selected.tobytes()).hexdigest()]
         facts = json.dumps([data_digest, where, part, chosen])
         return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
-
-
-def _code_facts(function: Callable[..., Any]) -> list[Any]:
-    """What a function's outcome depends on, as far as can be told: its code, its defaults, what it encloses, and the
-    values and functions of its module that it names; and the same of these functions.
-
-    Raises:
-        ConfigError: It is no Python function, or depends on what cannot be compared.
-    """
-    if not isinstance(getattr(function, "__code__", None), CodeType) or not hasattr(function, "__globals__"):
-        raise ConfigError(
-            f"where must be a plain Python function, so that its outcome can be kept under a name, but is a "
-            f"{type(function).__name__}; wrap it in a def or a lambda"
-        )
-    functions: list[Any] = [function]
-    facts = []
-    for one in functions:  # which grows
-        is_own = _package_of(one) == _package_of(function)
-        named = {}
-        for name, value in _values_of(one):
-            called = [of for of in (value, getattr(value, "__wrapped__", None)) if isinstance(of, FunctionType)]
-            if called and name in _names_of(one.__code__):
-                functions += [of for of in called if of not in functions]
-                named[name] = [f"function {functions.index(of)}" for of in called]
-            elif _is_constant(value):
-                named[name] = _constant(value)
-            elif is_own and _may_change(value, function):
-                raise ConfigError(
-                    f"where={getattr(function, '__qualname__', function)} encloses a {type(value).__name__}, which may "
-                    f"change without notice ({name!r} of {one.__qualname__}); let it be numbers or text, or a tuple or "
-                    "frozenset of them, or evaluate it yourself and pass select="
-                )
-        facts.append([*_facts_of_code(one.__code__), list(named.items())])
-    return facts
-
-
-def _may_change(value: object, function: Callable[..., Any]) -> bool:
-    """Whether the outcome may change with a value that nothing tells of: an object, or a class of the user's own."""
-    if isinstance(value, type):
-        return _package_of(value) == _package_of(function)
-    return isinstance(value, (FunctionType, MethodType)) or not hasattr(value, "__name__")
-
-
-def _package_of(value: Any) -> str:
-    return str(getattr(value, "__module__", None)).partition(".")[0]
-
-
-def _values_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """What a function looks at beside its arguments, each with its name."""
-    code = function.__code__
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        yield f"{name}, enclosed", cell.cell_contents
-    yield from ((f"default {place}", value) for place, value in enumerate(function.__defaults__ or ()))
-    yield from ((f"default of {name}", value) for name, value in (function.__kwdefaults__ or {}).items())
-    known = {**vars(builtins), **function.__globals__}
-    yield from ((name, known[name]) for name in _names_of(code) if name in known)
-
-
-def _names_of(code: CodeType) -> list[str]:
-    """The names that it looks up in its module, in the order of its code, each once."""
-    own = [step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
-    inner = [name for one in code.co_consts if isinstance(one, CodeType) for name in _names_of(one)]
-    return list(dict.fromkeys([*own, *inner]))
-
-
-def _is_constant(value: object) -> bool:
-    if isinstance(value, (tuple, frozenset)):
-        return all(map(_is_constant, value))
-    return isinstance(value, (*_PLAIN, np.generic, re.Pattern))
-
-
-def _facts_of_code(code: CodeType) -> list[Any]:
-    return [code.co_code.hex(), list(code.co_names), list(code.co_varnames), [_constant(one) for one in code.co_consts]]
-
-
-def _constant(value: object) -> Any:
-    if isinstance(value, CodeType):
-        return _facts_of_code(value)
-    if isinstance(value, frozenset):  # in another order in each process
-        return ["frozenset", *sorted(json.dumps(_constant(one)) for one in value)]
-    if isinstance(value, tuple):
-        return ["tuple", *map(_constant, value)]
-    if isinstance(value, re.Pattern):  # which repr() cuts short
-        return ["pattern", repr(value.pattern), value.flags]
-    return repr(value)
-
-
-def function_columns(function: Callable[..., Any]) -> tuple[str, ...]:
-    """The columns that a function looks at: the names of its parameters.
-
-    Raises:
-        ConfigError: It has none, or takes any number.
-    """
-    code: CodeType = function.__code__
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    if not names or code.co_flags & 0x0C or code.co_posonlyargcount:  # *args, **kwargs
-        raise ConfigError(
-            f"the parameters of where={function.__qualname__} must be named like the columns that it looks at, as in "
-            "lambda score, lang: score >= 0.8 and lang == 'en'"
-        )
-    return names
 
 
 def as_numbers(select: Select) -> NDArray[np.bool_] | NDArray[np.int64]:

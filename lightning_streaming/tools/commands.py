@@ -29,6 +29,7 @@ COMMANDS = {
     "copy": "copy a dataset to another directory or store, checked",
     "merge": "join datasets under one index, without copying",
     "select": "evaluate which samples a run reads, ahead of the run",
+    "lengths": "count the tokens of every document, ahead of a run that packs them",
     "state": "show and move the place in the data that a checkpoint holds",
     "trace": "tell which samples a step of training reads, and when a sample is read",
     "tune": "measure how fast a run's data is read here, and recommend settings for it",

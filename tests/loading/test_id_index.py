@@ -204,7 +204,7 @@ def test_where_nothing_may_be_written_it_is_made_in_memory(
     if refused == "lock":
         monkeypatch.setattr(scanning, "made_by_one", denied)
     else:
-        monkeypatch.setattr(id_index, "adopt_file", denied)
+        monkeypatch.setattr(scanning, "adopt_file", denied)
     index = indexed(root)
     assert index.kept_at is None
     assert index.places(np.arange(16)).tolist() == [*range(15), -1]
@@ -226,7 +226,7 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_long_way_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(id_index, "SAMPLES_AT_ONCE", 10)
+    monkeypatch.setattr(scanning, "SAMPLES_AT_ONCE", 10)
     monkeypatch.setattr(scanning, "SHARDS_AT_ONCE", 1)
     caplog.set_level("INFO", "lightning_streaming.loading.id_index")
     indexed(write_shards(tmp_path / "x", [3] * 5))

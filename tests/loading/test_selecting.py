@@ -33,7 +33,7 @@ from lightning_streaming.cache import shared_files
 from lightning_streaming.errors import ConfigError, SampleIndexError, StateError, StorageError, StreamingError
 from lightning_streaming.formats.columns import read_columns
 from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.loading import scanning, selecting
+from lightning_streaming.loading import scanning
 from lightning_streaming.order.settings import SHUFFLE_ALGOS
 from lightning_streaming.writing.merge import merge_under
 from tests.helpers import assert_resumes_at_every_step, ids, json_copy, make_dataset, make_loader, write_dataset
@@ -532,7 +532,7 @@ def test_an_evaluation_that_may_take_long_is_told(
     root = write_dataset(tmp_path / "x", 60)
     read(root, where="id > 30")
     assert not caplog.messages
-    monkeypatch.setattr(selecting, "SAMPLES_AT_ONCE", 50)
+    monkeypatch.setattr(scanning, "SAMPLES_AT_ONCE", 50)
     read(root, select=[3])
     read(root, where="id > 30")
     assert not caplog.messages

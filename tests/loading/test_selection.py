@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading import selection as selection_module
+from lightning_streaming.loading.column_functions import WHERE
 from lightning_streaming.loading.selection import (
     Selection,
     SelectionRequest,
     SplitSlice,
-    function_columns,
     pack,
     parse_split,
 )
@@ -201,7 +201,7 @@ def test_what_has_no_name_is_refused() -> None:
 
 
 def test_parameters_are_columns() -> None:
-    assert function_columns(lambda score, *, lang: score) == ("score", "lang")
+    assert WHERE.columns(lambda score, *, lang: score) == ("score", "lang")
     for function in (lambda: True, lambda *all_: True, lambda **all_: True, lambda score, /: True):
         with pytest.raises(ConfigError, match="named like the columns"):
-            function_columns(function)
+            WHERE.columns(function)

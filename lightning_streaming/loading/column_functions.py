@@ -1,0 +1,178 @@
+"""Functions of the user over columns: what they look at, calling them sample by sample, and what tells two apart."""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import CodeType, FunctionType, MethodType
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.formats.columns import ColumnValues, listed
+
+_Kind = TypeVar("_Kind")
+_PLAIN = (str, bytes, int, float, complex, bool, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionOption:
+    """An option that takes a function whose parameters are named like columns."""
+
+    name: str
+    """Of the option, as errors call it."""
+    example: str
+    """Such a function."""
+    instead: str
+    """What to do where no function will do, as an error's last words."""
+
+    def columns(self, function: Callable[..., Any]) -> tuple[str, ...]:
+        """The columns that a function looks at: the names of its parameters.
+
+        Raises:
+            ConfigError: It has none, or takes any number.
+        """
+        code: CodeType = function.__code__
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        if not names or code.co_flags & 0x0C or code.co_posonlyargcount:  # *args, **kwargs
+            raise ConfigError(
+                f"the parameters of {self.name}={function.__qualname__} must be named like the columns that it looks "
+                f"at, as in {self.example}"
+            )
+        return names
+
+    def called(
+        self,
+        function: Callable[..., Any],
+        columns: Mapping[str, ColumnValues],
+        numbers: NDArray[np.int64],
+        as_kind: Callable[[Any], _Kind],
+    ) -> Iterator[_Kind]:
+        """What a function says of each of some samples.
+
+        Args:
+            function: Is given the values by name.
+            columns: By name, at least those that it looks at.
+            numbers: The samples, by their numbers in the stream.
+            as_kind: Makes of what it returns what is wanted.
+
+        Raises:
+            ConfigError: It raised something, or returned something else; says on which sample.
+        """
+        names = self.columns(function)
+        rows = zip(*(listed(columns[name]) for name in names), strict=True)
+        for place, row in enumerate(rows):
+            values = dict(zip(names, row, strict=True))
+            try:
+                said = as_kind(function(**values))
+            except Exception as error:
+                raise ConfigError(
+                    f"{self.name}={function_name(function)} failed on sample {numbers[place]}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+            yield said
+
+    def facts(self, function: Callable[..., Any]) -> list[Any]:
+        """What a function's outcome depends on, as far as can be told.
+
+        That is its code, its defaults, what it encloses, and the values and functions of its module that it names; and
+        the same of these functions.
+
+        Raises:
+            ConfigError: It is no Python function, or depends on what cannot be compared.
+        """
+        if not isinstance(getattr(function, "__code__", None), CodeType) or not hasattr(function, "__globals__"):
+            raise ConfigError(
+                f"{self.name} must be a plain Python function, so that its outcome can be kept under a name, but is a "
+                f"{type(function).__name__}; wrap it in a def or a lambda"
+            )
+        functions: list[Any] = [function]
+        facts = []
+        for one in functions:  # which grows
+            is_own = _package_of(one) == _package_of(function)
+            named = {}
+            for name, value in _values_of(one):
+                called = [of for of in (value, getattr(value, "__wrapped__", None)) if isinstance(of, FunctionType)]
+                if called and name in _names_of(one.__code__):
+                    functions += [of for of in called if of not in functions]
+                    named[name] = [f"function {functions.index(of)}" for of in called]
+                elif _is_constant(value):
+                    named[name] = _constant(value)
+                elif is_own and _may_change(value, function):
+                    raise ConfigError(
+                        f"{self.name}={function_name(function)} encloses a {type(value).__name__}, which may change "
+                        f"without notice ({name!r} of {one.__qualname__}); let it be numbers or text, or a tuple or "
+                        f"frozenset of them, or {self.instead}"
+                    )
+            facts.append([*_facts_of_code(one.__code__), list(named.items())])
+        return facts
+
+
+WHERE = FunctionOption(
+    "where", "lambda score, lang: score >= 0.8 and lang == 'en'", "evaluate it yourself and pass select="
+)
+LENGTHS = FunctionOption(
+    "lengths", "lambda text: len(text) // 4", "write the lengths as a column of whole numbers and name it"
+)
+
+
+def function_name(function: object) -> str:
+    """What errors call a function."""
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+def _may_change(value: object, function: Callable[..., Any]) -> bool:
+    """Whether the outcome may change with a value that nothing tells of: an object, or a class of the user's own."""
+    if isinstance(value, type):
+        return _package_of(value) == _package_of(function)
+    return isinstance(value, (FunctionType, MethodType)) or not hasattr(value, "__name__")
+
+
+def _package_of(value: Any) -> str:
+    return str(getattr(value, "__module__", None)).partition(".")[0]
+
+
+def _values_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """What a function looks at beside its arguments, each with its name."""
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        yield f"{name}, enclosed", cell.cell_contents
+    yield from ((f"default {place}", value) for place, value in enumerate(function.__defaults__ or ()))
+    yield from ((f"default of {name}", value) for name, value in (function.__kwdefaults__ or {}).items())
+    known = {**vars(builtins), **function.__globals__}
+    yield from ((name, known[name]) for name in _names_of(code) if name in known)
+
+
+def _names_of(code: CodeType) -> list[str]:
+    """The names that it looks up in its module, in the order of its code, each once."""
+    own = [step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+    inner = [name for one in code.co_consts if isinstance(one, CodeType) for name in _names_of(one)]
+    return list(dict.fromkeys([*own, *inner]))
+
+
+def _is_constant(value: object) -> bool:
+    if isinstance(value, (tuple, frozenset)):
+        return all(map(_is_constant, value))
+    return isinstance(value, (*_PLAIN, np.generic, re.Pattern))
+
+
+def _facts_of_code(code: CodeType) -> list[Any]:
+    return [code.co_code.hex(), list(code.co_names), list(code.co_varnames), [_constant(one) for one in code.co_consts]]
+
+
+def _constant(value: object) -> Any:
+    if isinstance(value, CodeType):
+        return _facts_of_code(value)
+    if isinstance(value, frozenset):  # in another order in each process
+        return ["frozenset", *sorted(json.dumps(_constant(one)) for one in value)]
+    if isinstance(value, tuple):
+        return ["tuple", *map(_constant, value)]
+    if isinstance(value, re.Pattern):  # which repr() cuts short
+        return ["pattern", repr(value.pattern), value.flags]
+    return repr(value)

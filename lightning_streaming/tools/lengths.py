@@ -1,0 +1,196 @@
+"""Count the tokens of every document of a dataset, ahead of a run that packs them; and tell how long documents are.
+
+    lightning-streaming lengths s3://corpus/web --column tokens
+    lightning-streaming lengths data/train --column raw --dtype uint16
+    lightning-streaming lengths data/train --lengths num_tokens --json
+
+--column names the tokens: a column of arrays of one dimension ('ndarray', 'ndarray:uint16', 'ndarray:uint16:2048'), of
+which the elements are counted; or of bytes, with --dtype, what a token is in them. --lengths names a column of whole
+numbers that says the length, where tokens are stored in another way, or made while a run reads. A run may also have a
+Python function there, which this tool cannot be given.
+
+Nothing is decoded. Where the tokens are the only column whose size varies ('ndarray:DTYPE' or bytes) and the shards are
+not compressed, the offsets at the head of each shard tell the lengths: of a remote dataset these alone are read, four
+bytes a document, and no shard is fetched. Else shards are fetched as a run fetches them.
+
+The lengths, four bytes a document, are kept on this node beside the dataset's cached index. Any run finds them there
+that asks the same of the same data: give --local where the run has local=. What was done is kept when this is
+interrupted: started again, it goes on. Where data was appended, only its new shards are counted. On several nodes, run
+it on each.
+"""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.cache import ShardCache
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.formats.index import DatasetIndex
+from lightning_streaming.loading.counting import document_lengths
+from lightning_streaming.loading.document_lengths import LengthsRequest, StreamLengths
+from lightning_streaming.loading.scanning import Progress
+from lightning_streaming.loading.stream import Stream, StreamDefaults
+from lightning_streaming.tools.commands import add_json, add_storage_options
+from lightning_streaming.tools.console import FINE, print_json, print_table, progress
+from lightning_streaming.tools.stored_dataset import find_dataset
+
+_AT_ONCE = 1 << 20
+"""Lengths that are looked at together."""
+_WIDEST_BAR = 30
+_CLASSES = 33
+"""Of the histogram: as many bits as a length may have, and none."""
+_HALF = 1 << 16
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Say what it can be told."""
+    add = parser.add_argument
+    add("dataset", metavar="DATASET", help="directory or URL of a dataset, as the run's remote=")
+    add("--column", metavar="NAME", help="column of the tokens: arrays of one dimension, or bytes with --dtype")
+    add("--dtype", metavar="DTYPE", help="what a token is in a column of bytes, like uint16")
+    add("--lengths", metavar="NAME", help="column of whole numbers that says the length of each document")
+    add("--local", metavar="DIR", help="the run's local=: its cache directory; by default the one it has by default")
+    add_json(parser)
+    add_storage_options(parser)
+
+
+def run(args: Namespace) -> int:
+    """Count, and say what there is."""
+    asked = _request(args)
+    place = find_dataset(args.dataset, args.storage_options)
+    stream = Stream(remote=place.location, local=args.local, storage_options=place.options)
+    cache = ShardCache(stream.cache_config(place.shown, StreamDefaults()))
+    index, began = cache.read_index(), time.monotonic()
+    if not index.num_samples:
+        raise ConfigError(f"{place.shown} has no documents")
+    lengths, was_kept = _count(asked, index, cache)
+    report = {
+        "dataset": place.shown,
+        "asked": {name: value for name in ("column", "dtype", "lengths") if (value := getattr(args, name)) is not None},
+        **_summary(lengths),
+        "digest": lengths.digest,
+        "kept_at": None if lengths.kept_at is None else str(lengths.kept_at),
+        "was_kept": was_kept,
+        "seconds": time.monotonic() - began,
+    }
+    (print_json if args.json else _print_report)(report)
+    return FINE
+
+
+def _request(args: Namespace) -> LengthsRequest:
+    if (args.column is None) == (args.lengths is None):
+        raise ConfigError("say what tells the length of a document: either --column TOKENS or --lengths NUM_TOKENS")
+    if args.dtype is not None and args.column is None:
+        raise ConfigError("--dtype says what tokens are in a column of bytes; name that with --column")
+    return LengthsRequest(column=args.column, dtype=args.dtype, lengths=args.lengths)
+
+
+def _count(asked: LengthsRequest, index: DatasetIndex, cache: ShardCache) -> tuple[StreamLengths, bool]:
+    """The lengths, counted under a progress bar; and whether they had been kept."""
+    looked_at = 0
+
+    @contextmanager
+    def watched(*_: object) -> Iterator[Progress]:
+        with progress(index.num_samples, "count", "documents") as advance:
+
+            def tell(done: int, _: int) -> None:
+                nonlocal looked_at
+                advance(done - looked_at)
+                looked_at = done
+
+            yield tell
+
+    return document_lengths(asked, index, cache, watched=watched), not looked_at
+
+
+# --- what there is to say of lengths ---
+
+
+def _summary(lengths: StreamLengths) -> dict[str, Any]:
+    """Facts of at least one length."""
+    values = lengths.values
+    return {
+        "documents": len(lengths),
+        "tokens": lengths.num_tokens,
+        "mean": lengths.num_tokens / len(lengths),
+        "median": _median(values),
+        "longest": max(int(some.max()) for some in _pieces(values)),
+        "histogram": _histogram(values),
+    }
+
+
+def _median(values: NDArray[np.uint32]) -> float:
+    """The middle one; between two of them the mean. Counted rather than sorted, which would take a copy."""
+    stops = np.cumsum(sum(np.bincount(some >> 16, minlength=_HALF) for some in _pieces(values)))
+    middle = {(len(values) - 1) // 2, len(values) // 2}
+    return sum(_nth(values, rank, stops) for rank in middle) / len(middle)
+
+
+def _nth(values: NDArray[np.uint32], rank: int, stops: NDArray[np.int64]) -> int:
+    """The n-th smallest one.
+
+    Args:
+        values: All of them.
+        rank: Which one, from 0.
+        stops: How many have these upper 16 bits, or smaller ones.
+    """
+    upper = int(np.searchsorted(stops, rank, side="right"))
+    alike = (some[some >> 16 == upper] & (_HALF - 1) for some in _pieces(values))
+    lower = np.cumsum(sum(np.bincount(some, minlength=_HALF) for some in alike))
+    before = int(stops[upper - 1]) if upper else 0
+    return upper * _HALF + int(np.searchsorted(lower, rank - before, side="right"))
+
+
+def _histogram(values: NDArray[np.uint32]) -> list[dict[str, int]]:
+    """Documents and their tokens by length: none, 1, 2 to 3, 4 to 7, and so on."""
+    documents, tokens = np.zeros(_CLASSES, np.int64), np.zeros(_CLASSES)
+    for some in _pieces(values):
+        bits = np.frexp(some.astype(np.float64))[1]
+        documents += np.bincount(bits, minlength=_CLASSES)
+        tokens += np.bincount(bits, some, minlength=_CLASSES)
+    filled = np.flatnonzero(documents)
+    return [
+        {
+            "from": 1 << bits >> 1,
+            "to": (1 << bits) - 1,
+            "documents": int(documents[bits]),
+            "tokens": int(tokens[bits]),
+        }
+        for bits in range(int(filled[0]), int(filled[-1]) + 1)
+    ]
+
+
+def _pieces(values: NDArray[np.uint32]) -> Iterator[NDArray[np.uint32]]:
+    return (values[first : first + _AT_ONCE] for first in range(0, len(values), _AT_ONCE))
+
+
+def _print_report(report: Mapping[str, Any]) -> None:
+    facts: Sequence[tuple[str, str]] = [
+        ("documents", f"{report['documents']:,}"),
+        ("tokens", f"{report['tokens']:,}"),
+        ("mean length", f"{report['mean']:,.1f}"),
+        ("median", f"{report['median']:,.1f}".removesuffix(".0")),
+        ("longest", f"{report['longest']:,}"),
+        ("took", "nothing: it was kept already" if report["was_kept"] else f"{report['seconds']:.1f} s"),
+    ]
+    print_table(report["dataset"], (), facts)
+    most = max(one["documents"] for one in report["histogram"])
+    rows = [
+        (
+            f"{one['from']:,}" if one["from"] == one["to"] else f"{one['from']:,} to {one['to']:,}",
+            f"{one['documents']:,}",
+            f"{one['tokens'] / max(1, report['tokens']):.1%}",
+            "#" * -(-_WIDEST_BAR * one["documents"] // most),
+        )
+        for one in report["histogram"]
+    ]
+    heads = ("length", "documents", "of all tokens", "")
+    print_table("by length", heads, rows, right=heads[:3])
+    print(f"kept at {report['kept_at'] or 'nowhere: the cache directory is not writable; give another with --local'}")

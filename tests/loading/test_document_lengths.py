@@ -1,0 +1,187 @@
+"""Lengths by sample id, of streams and selections, are those of the samples; and what may be asked of them."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_streaming import StreamingDataset
+from lightning_streaming.cache import CacheConfig, ShardCache
+from lightning_streaming.errors import ConfigError, StorageError
+from lightning_streaming.loading import document_lengths as module
+from lightning_streaming.loading.catalog import Catalog
+from lightning_streaming.loading.counting import document_lengths
+from lightning_streaming.loading.document_lengths import CatalogLengths, LengthsRequest, StreamLengths
+from lightning_streaming.loading.selection import Selection, pack
+from tests.helpers import write_shards
+
+COLUMNS = {"id": "int", "tokens": "ndarray:uint16"}
+SIZES = {"a": [5, 0, 9, 3], "b": [1], "c": [7, 7]}
+
+
+def stored(name: str) -> list[int]:
+    """The lengths of a stream's samples."""
+    rng = np.random.default_rng(ord(name))
+    return [int(length) for length in rng.integers(1, 500, sum(SIZES[name]))]
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ShardCache]:
+    root = tmp_path_factory.mktemp("data")
+    made = {}
+    for name, sizes in SIZES.items():
+        lengths = stored(name)
+
+        def sample(number: int, lengths: list[int] = lengths) -> dict[str, Any]:
+            return {"id": number, "tokens": np.zeros(lengths[number], np.uint16)}
+
+        path = write_shards(root / name, sizes, COLUMNS, sample)
+        made[name] = ShardCache(CacheConfig(name=name, remote=str(path), local=str(root / f"{name}-local")))
+    return made
+
+
+def lengths_of(caches: dict[str, ShardCache]) -> dict[str, StreamLengths]:
+    asked = LengthsRequest(column="tokens")
+    return {name: document_lengths(asked, cache.read_index(), cache) for name, cache in caches.items()}
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_lengths_by_id_are_those_of_the_samples(caches: dict[str, ShardCache], data: st.DataObject) -> None:
+    names = data.draw(st.lists(st.sampled_from(sorted(SIZES)), unique=True, min_size=1))
+    selections, expected, per_stream = {}, [], []
+    for name in names:
+        lengths = stored(name)
+        wanted = np.ones(len(lengths), np.bool_)
+        if data.draw(st.booleans()):
+            kept = data.draw(st.sets(st.integers(0, len(lengths) - 1), min_size=1))
+            wanted = np.isin(np.arange(len(lengths)), sorted(kept))
+            selections[name] = Selection(pack(wanted), len(lengths))
+        own = [length for length, is_wanted in zip(lengths, wanted, strict=True) if is_wanted]
+        per_stream.append(sum(own))
+        expected += own
+    chosen = {name: caches[name] for name in names}
+    catalog = Catalog({name: cache.read_index() for name, cache in chosen.items()}, selections)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_AT_ONCE", data.draw(st.integers(1, 9)))
+        patch.setattr(module, "_SUMMED_AT_ONCE", data.draw(st.integers(1, 9)))
+        by_id = CatalogLengths(catalog, lengths_of(chosen))
+        ids = np.array(data.draw(st.lists(st.integers(0, catalog.num_samples - 1), max_size=40)), np.int64)
+        found = by_id(ids)
+        assert found.tolist() == [expected[number] for number in ids.tolist()]
+        assert found.dtype == np.uint32
+        assert by_id.num_tokens == tuple(per_stream)
+        by_id.gather()
+        assert by_id(ids).tolist() == found.tolist()
+
+
+def test_a_dataset_has_samples_of_these_lengths(caches: dict[str, ShardCache], tmp_path: Path) -> None:
+    remote = str(caches["a"].directory.path.parent / "a")
+    dataset = StreamingDataset(remote=remote, local=str(tmp_path / "local"), where="id % 3 <> 1", batch_size=1)
+    selection = Selection(pack(np.arange(17) % 3 != 1), 17)
+    index = caches["a"].read_index()
+    by_id = CatalogLengths(Catalog({"a": index}, {"a": selection}), lengths_of({"a": caches["a"]}))
+    assert by_id(np.arange(len(dataset))).tolist() == [len(dataset[number]["tokens"]) for number in range(len(dataset))]
+
+
+def test_digests_name_the_values_whatever_they_came_from(caches: dict[str, ShardCache], tmp_path: Path) -> None:
+    kept = lengths_of(caches)
+    for name, one in kept.items():
+        again = StreamLengths(np.array(stored(name), np.uint32))
+        assert (again.digest, again.num_tokens) == (one.digest, one.num_tokens)
+        assert len(one.digest) == 16
+        assert one.is_whole()
+    changed = np.array(stored("a"), np.uint32)
+    changed[3] += 1
+    assert StreamLengths(changed).digest != kept["a"].digest
+    head = kept["a"].head(5)
+    assert (head.values.tolist(), head.digest) == (stored("a")[:5], StreamLengths(kept["a"].values[:5].copy()).digest)
+    assert CatalogLengths(Catalog({"a": caches["a"].read_index()}), kept).digests == (kept["a"].digest,)
+
+
+def test_another_process_maps_the_file_itself(caches: dict[str, ShardCache]) -> None:
+    kept = lengths_of(caches)["c"]
+    sent = pickle.dumps(kept)
+    assert len(sent) < 400
+    again = pickle.loads(sent)
+    assert (again.values.tolist(), again.digest, again.kept_at) == (stored("c"), kept.digest, kept.kept_at)
+    assert not again.values.flags.writeable
+    assert pickle.loads(pickle.dumps(kept.head(3))).values.tolist() == stored("c")[:3]
+    assert kept.kept_at is not None
+    kept.kept_at.unlink()
+    with pytest.raises(StorageError, match="were removed, or are damaged; start again"):
+        pickle.loads(sent)
+
+
+def test_each_stream_must_have_its_lengths(caches: dict[str, ShardCache]) -> None:
+    catalog = Catalog({name: caches[name].read_index() for name in ("a", "b")})
+    lengths = lengths_of(caches)
+    with pytest.raises(ConfigError, match="stream 'b' stores 1 samples, of which no lengths are known"):
+        CatalogLengths(catalog, {"a": lengths["a"]})
+    with pytest.raises(ConfigError, match="stream 'a' stores 17 samples, of which 3 lengths are known"):
+        CatalogLengths(catalog, {**lengths, "a": lengths["a"].head(3)})
+
+
+# --- what may be asked ---
+
+
+def _short(text: str) -> int:
+    return len(text) // 4
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"column": "tokens"}, "column='tokens'"),
+        ({"column": "tokens", "dtype": "uint16"}, "column='tokens', dtype='uint16'"),
+        ({"lengths": "num_tokens"}, "lengths='num_tokens'"),
+        ({"lengths": _short}, "lengths=_short"),
+    ],
+)
+def test_a_request_has_words_and_a_name(asked: dict[str, Any], words: str) -> None:
+    request = LengthsRequest(**asked)
+    assert request.in_words() == words
+    assert request.key("data") == LengthsRequest(**asked).key("data")
+    others = [LengthsRequest(column="token"), LengthsRequest(lengths="tokens"), LengthsRequest(lengths=lambda text: 3)]
+    keys = {request.key("data"), request.key("other"), *(other.key("data") for other in others)}
+    assert len(keys) == 5
+    assert all(len(key) == 32 for key in keys)
+
+
+def test_dtypes_of_one_width_are_one_request_and_others_are_not() -> None:
+    keys = [LengthsRequest(column="raw", dtype=dtype).key("data") for dtype in ("uint16", "int16", "uint32")]
+    assert keys[0] == keys[1] != keys[2]
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({}, "say what tells the length of a sample"),
+        ({"column": "a", "lengths": "b"}, "say what tells the length of a sample"),
+        ({"column": ""}, "column must be the name of a column"),
+        ({"column": 3}, "column must be the name of a column"),
+        ({"lengths": ""}, "lengths must be the name of a column, or a function"),
+        ({"lengths": 3}, "lengths must be the name of a column, or a function"),
+        ({"lengths": "a", "dtype": "uint16"}, "dtype='uint16' is that of the tokens in column="),
+        ({"column": "a", "dtype": "uint15"}, "dtype must be one of numbers"),
+        ({"lengths": len}, "lengths must be a plain Python function"),
+        ({"lengths": lambda: 3}, "the parameters of lengths="),
+        ({"lengths": lambda **all_: 3}, "as in lambda text: len(text) // 4"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(asked: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        LengthsRequest(**asked)
+    assert told in str(refused.value)
+
+
+def test_a_function_that_may_change_unseen_is_refused() -> None:
+    seen = [3]
+    with pytest.raises(ConfigError, match=r"encloses a list, .*or write the lengths as a column of whole numbers"):
+        LengthsRequest(lengths=lambda text: seen[0])
