@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from examples.byte_transformer import ByteTransformer
@@ -64,7 +64,9 @@ class PackedByteTransformer(ByteTransformer):
 def write_documents(out: Path, most: int = 2000) -> None:
     """Write texts that every machine has, each as one document."""
     with MDSWriter(out=out, columns={"tokens": "ndarray:uint8"}, size_limit="256kb", exist_ok=True) as writer:
-        for number, path in enumerate(file for pair in zip(code_files(), document_files(), strict=False) for file in pair):
+        for number, path in enumerate(
+            file for pair in zip(code_files(), document_files(), strict=False) for file in pair
+        ):
             if number == most:
                 break
             text = np.frombuffer(path.read_bytes()[:MOST_BYTES], np.uint8)

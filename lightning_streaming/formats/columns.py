@@ -122,7 +122,7 @@ def flat_column(reader: MDSReader, info: ShardInfo, name: str, dtype: str | None
     data, offsets = reader.bytes_and_offsets()
     names, encodings, sizes = (info.schema[f"column_{what}"] for what in ("names", "encodings", "sizes"))
     place = names.index(name)
-    starts, stops = _payloads(data, offsets, sizes, place, info)
+    starts, stops = payloads(data, offsets, sizes, place, info)
     its_encoding = encoding(encodings[place])
     if isinstance(its_encoding, BytesEncoding) and dtype is not None:
         values = np.dtype(dtype).newbyteorder("<")

@@ -409,14 +409,18 @@ def flat_layouts(
             name, firsts = _NAMES[int(codes[0])], firsts + 1
         heads = _bytes_at(data, firsts, stops)
         if (heads >> 2 != 1).any():
-            raise EncodingError(f"expected arrays of one dimension, but one has {int((heads[heads >> 2 != 1] >> 2)[0])}")
+            raise EncodingError(
+                f"expected arrays of one dimension, but one has {int((heads[heads >> 2 != 1] >> 2)[0])}"
+            )
         firsts = firsts + 1 + (1 << (heads & 3).astype(np.int64))
     elif len(encoding.shape) != 1:
         raise EncodingError(f"expected arrays of one dimension, but they have {len(encoding.shape)}")
     assert name is not None, "told by the encoding or by the payloads"
     counts, rest = np.divmod(stops - firsts, _DTYPES[name].itemsize)
     if (rest != 0).any() or (counts < 0).any():
-        raise EncodingError(f"expected whole {name} values, but one payload of {int((stops - starts)[0])} bytes has not")
+        raise EncodingError(
+            f"expected whole {name} values, but one payload of {int((stops - starts)[0])} bytes has not"
+        )
     return _DTYPES[name], firsts, counts
 
 

@@ -122,7 +122,9 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
             )
         cut = [phase.name for phase in phases if phase.cut is not None]
         if cut:
-            raise ConfigError(f"phases.{cut[0]}.cut counts samples, and with pack= places are packs; leave one of them out")
+            raise ConfigError(
+                f"phases.{cut[0]}.cut counts samples, and with pack= places are packs; leave one of them out"
+            )
 
     def samples_per_epoch(self) -> int | None:
         """The epoch size as a number; None for None, 0 and "", as MosaicML Streaming has it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from itertools import pairwise, repeat
-from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from lightning_streaming.errors import FormatError, SampleError
 from lightning_streaming.formats.columns import FlatColumn, flat_column
 from lightning_streaming.formats.mds import MDSReader
 from lightning_streaming.loading.pack_options import Pack
-from lightning_streaming.loading.pack_values import PackBatch, PackSpans, batch_of, part_of
+from lightning_streaming.loading.pack_values import PackBatch, PackSpans, batch_of, bytes_of, cut, part_of
 from lightning_streaming.loading.reading import Reading, Window, WorkerPass, by_shard
 
 _MOST_BYTES = 1 << 20
@@ -121,11 +120,11 @@ class _Join:
         sources, places = found
         longest = int(spans.lengths[spans.sources < 0].max(initial=0))
         filling = np.full(longest, self._pack.pad_of(name), dtype)
-        parts = [*parts, memoryview(filling.view(np.uint8))]
+        parts = [*parts, bytes_of(filling)]
         is_document = spans.sources >= 0
         of = np.where(is_document, sources[spans.sources], len(parts) - 1)
         starts = np.where(is_document, places[spans.sources], 0) * dtype.itemsize
-        pieces = map(getitem, map(parts.__getitem__, of.tolist()), _bounds(starts, starts + spans.lengths * dtype.itemsize))
+        pieces = map(cut, map(parts.__getitem__, of.tolist()), _bounds(starts, starts + spans.lengths * dtype.itemsize))
         return np.frombuffer(bytearray().join(pieces), dtype).reshape(spans.num_packs, spans.capacity)
 
     def _column(self, shard: int, name: str) -> tuple[MDSReader, FlatColumn]:
@@ -158,7 +157,7 @@ class _Join:
 
 
 def _slices(data: memoryview, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Iterator[memoryview]:
-    return map(getitem, repeat(data), _bounds(starts, stops))
+    return map(cut, repeat(data), _bounds(starts, stops))
 
 
 def _bounds(starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Iterator[slice]:

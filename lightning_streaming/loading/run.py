@@ -27,7 +27,7 @@ from lightning_streaming.loading.fingerprint import Difference, Fingerprint, in_
 from lightning_streaming.loading.growth import NO_GROWTH, Growth, growth_since
 from lightning_streaming.loading.order_files import shared_order
 from lightning_streaming.loading.pack_options import Pack
-from lightning_streaming.loading.packs import Packer
+from lightning_streaming.loading.pack_plans import Packer
 from lightning_streaming.loading.state import Cursor, PassStart, SavedPosition
 from lightning_streaming.order.batchings import Batched, batched
 from lightning_streaming.order.draw import Draw, Shuffled, drawn_here

@@ -13,6 +13,7 @@ Of phases each step is packed by itself, so what comes later plays no part in th
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -217,7 +218,7 @@ def plan_epoch(
                 epoch=part.order.epoch,
                 progress=progress,
             )
-            for slice_number, (start, stop) in enumerate(zip(starts, starts[1:], strict=False))
+            for slice_number, (start, stop) in enumerate(itertools.pairwise(starts))
         ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,9 +67,7 @@ def packs(batches: Any) -> Iterator[dict[str, Any]]:
 def pieces(pack: dict[str, Any]) -> Iterator[list[int]]:
     """The tokens of each document of a pack."""
     for number in range(max(pack["document_ids"]) + 1):
-        yield [
-            token for token, of in zip(pack["input_ids"], pack["document_ids"], strict=True) if of == number
-        ]
+        yield [token for token, of in zip(pack["input_ids"], pack["document_ids"], strict=True) if of == number]
 
 
 def together(loaders: list[StreamingDataLoader]) -> list[dict[str, Any]]:
@@ -117,15 +116,18 @@ def test_what_tells_documents_apart(root: Path) -> None:
         assert (batch["input_ids"][is_padding] == 7).all()
         ends = batch["cu_seqlens"].tolist()
         assert (ends[0], ends[-1]) == (0, count * CAPACITY)
-        assert batch["max_seqlen"] == max(b - a for a, b in zip(ends, ends[1:], strict=False))
-        flat = torch.cat([torch.arange(b - a) for a, b in zip(ends, ends[1:], strict=False)])
+        assert batch["max_seqlen"] == max(b - a for a, b in itertools.pairwise(ends))
+        flat = torch.cat([torch.arange(b - a) for a, b in itertools.pairwise(ends)])
         assert (batch["position_ids"].flatten() == flat).all()
-        spans = [set(batch["document_ids"].flatten()[a:b].tolist()) for a, b in zip(ends, ends[1:], strict=False)]
+        spans = [set(batch["document_ids"].flatten()[a:b].tolist()) for a, b in itertools.pairwise(ends)]
         assert all(len(span) == 1 for span in spans)
 
 
 def test_the_last_pack_may_be_short_and_no_other_of_concat(root: Path) -> None:
-    fills = [CAPACITY - pack["document_ids"].count(-1) for pack in packs(loader(root, pack={"method": "concat"}, num_canonical_nodes=1))]
+    fills = [
+        CAPACITY - pack["document_ids"].count(-1)
+        for pack in packs(loader(root, pack={"method": "concat"}, num_canonical_nodes=1))
+    ]
     assert set(fills[:-1]) == {CAPACITY}
     assert sum(fills) == sum(LENGTHS)
 
@@ -209,7 +211,10 @@ def test_mixtures_and_phases(root: Path, other: Path, pack: dict[str, Any], algo
 
 SOURCES: list[dict[str, Any]] = [
     {"transform": lambda sample: sample},
-    {"transform": lambda sample: {"tokens": torch.from_numpy(sample["tokens"].astype(np.int32))}, "pack": {"lengths": "size"}},
+    {
+        "transform": lambda sample: {"tokens": torch.from_numpy(sample["tokens"].astype(np.int32))},
+        "pack": {"lengths": "size"},
+    },
     {"pack": {"lengths": lambda size: size}},
     {"pack": {"lengths": "size"}},
 ]
@@ -241,7 +246,10 @@ def test_a_collate_function_gets_packs(root: Path) -> None:
 def test_plain_iteration_gives_packs(root: Path) -> None:
     at = loader(root, batch_size=1)
     dataset = StreamingDataset(
-        remote=str(root), shuffle=True, num_canonical_nodes=2, batch_size=4,
+        remote=str(root),
+        shuffle=True,
+        num_canonical_nodes=2,
+        batch_size=4,
         pack=Pack(column="tokens", capacity=CAPACITY, window=32),
     )
     assert len(dataset) == len(at)
@@ -259,7 +267,10 @@ def test_keys_name_the_documents_in_packs(root: Path) -> None:
 
 
 def test_longer_documents(root: Path) -> None:
-    for longer, kept in (("truncate", [min(size, CAPACITY) for size in LENGTHS]), ("drop", [size for size in LENGTHS if size <= CAPACITY])):
+    for longer, kept in (
+        ("truncate", [min(size, CAPACITY) for size in LENGTHS]),
+        ("drop", [size for size in LENGTHS if size <= CAPACITY]),
+    ):
         found = [len(piece) for pack in packs(loader(root, pack={"longer": longer})) for piece in pieces(pack)]
         assert Counter(found) == Counter(size for size in kept if size)
     with raises(ConfigError, "longer"):
@@ -303,9 +314,10 @@ def test_what_cannot_be_is_refused(root: Path, how: dict[str, Any], named: str) 
 
 
 def test_documents_that_are_not_as_long_as_said_are_refused(root: Path, tmp_path: Path) -> None:
-    with raises(SampleError, "labels"), MDSWriter(
-        out=str(tmp_path / "x"), columns={"tokens": "ndarray:uint16", "labels": "ndarray:uint16"}
-    ) as writer:
+    with (
+        raises(SampleError, "labels"),
+        MDSWriter(out=str(tmp_path / "x"), columns={"tokens": "ndarray:uint16", "labels": "ndarray:uint16"}) as writer,
+    ):
         writer.write({"tokens": document(0, 5), "labels": document(0, 4)})
         writer.finish()
         list(loader(tmp_path / "x", pack={"along": ["labels"]}))

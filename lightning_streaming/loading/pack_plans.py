@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from lightning_streaming.loading.document_lengths import CatalogLengths
 from lightning_streaming.loading.order_files import made_once
 from lightning_streaming.loading.pack_options import Pack
-from lightning_streaming.order.packed import PackedEpoch, PackedPart, plan_epoch
 from lightning_streaming.order.pack_plan import PackPlan
+from lightning_streaming.order.packed import PackedEpoch, PackedPart, plan_epoch
 from lightning_streaming.order.packing import PackSettings
 from lightning_streaming.order.sequence import digest_of
 
