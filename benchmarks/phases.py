@@ -35,7 +35,8 @@ from lightning_streaming.formats.index import parse_index
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.passes import drawn_sequence
 from lightning_streaming.loading.phase_options import settled_phases
-from lightning_streaming.loading.run import Machines, Run, RunRequest, new_run, resume
+from lightning_streaming.loading.run import Machines, Run, new_run, resume
+from lightning_streaming.loading.run_order import RunRequest
 from lightning_streaming.loading.state import Cursor, read_state
 from lightning_streaming.order.settings import OrderSettings
 from lightning_streaming.order.weights import StreamWeight

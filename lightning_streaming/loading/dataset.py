@@ -19,7 +19,8 @@ from lightning_streaming.loading.pack_options import parse_pack
 from lightning_streaming.loading.passes import CurrentRun, Passes
 from lightning_streaming.loading.reading import WorkerPass, WorkerSamples
 from lightning_streaming.loading.reference_names import ReferenceNames, told
-from lightning_streaming.loading.run import OnChange, RunRequest
+from lightning_streaming.loading.run import OnChange
+from lightning_streaming.loading.run_order import RunRequest
 from lightning_streaming.loading.sample_log import WatchSettings
 from lightning_streaming.loading.sample_source import SampleSource
 from lightning_streaming.loading.state import Cursor, read_state

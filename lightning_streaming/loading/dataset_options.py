@@ -48,6 +48,8 @@ class StreamOptions:
             docs/mixtures.md.
         join: Datasets whose columns are read together with those of the only stream, by name: each a path or URL, or
             arguments of :class:`~lightning_streaming.Join`.
+        pack: How documents are brought together into packs of tokens, for language models: arguments of
+            :class:`~lightning_streaming.Pack`, like ``{"column": "tokens", "capacity": 8192}``. See docs/packing.md.
     """
 
     streams: Asked | None = None
@@ -57,6 +59,7 @@ class StreamOptions:
     select: Select | None = field(default=None, repr=False)
     phases: Sequence[Phase | Mapping[str, Any]] | None = None
     join: Mapping[str, Any] | None = field(default=None, repr=False)
+    pack: Pack | Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +83,6 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
         replication: This many consecutive ranks read the same samples (tensor or sequence parallelism).
         seed_global_rng: Also seed ``random``, ``numpy.random`` and torch from each sample's key before each transform,
             or before each call of an overridden ``__getitem__``.
-        pack: How documents are brought together into packs of tokens, for language models: arguments of
-            :class:`~lightning_streaming.Pack`, like ``{"column": "tokens", "capacity": 8192}``. See docs/packing.md.
         sample_log: Directory for a log of the samples that each worker read, to write or add to; see docs/loading.md.
         watchdog_seconds: When one sample takes longer than this, tell on stderr which it is and where its worker is.
     """
@@ -96,7 +97,6 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
     columns: Sequence[str] | None = None
     replication: int | None = None
     seed_global_rng: bool = False
-    pack: Pack | Mapping[str, Any] | None = None
     sample_log: str | os.PathLike[str] | None = None
     watchdog_seconds: float | None = None
 

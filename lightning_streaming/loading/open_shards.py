@@ -44,6 +44,8 @@ class OpenShards:
         reads other samples meanwhile may close any. Whoever uses one moves it to the end."""
         self.opens: Callable[[int], ShardReader] | None = None
         """How the pass under way opens what samples need beside their own shard; None outside of one."""
+        self.is_in_pass = False
+        """Whether what is read is read for a pass, which says itself when it rests."""
         self._on_close = on_close
         self._sizes: dict[int, tuple[int, int]] = {}
         self._num_files = 0

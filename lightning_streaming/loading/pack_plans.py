@@ -31,7 +31,7 @@ _ALIGNMENT, _WORD = 64, 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Packer:
+class EpochPacker:
     """Makes the packs of epochs."""
 
     pack: Pack

@@ -25,13 +25,13 @@ from lightning_streaming.loading.run import (
     Machines,
     OnChange,
     Run,
-    RunRequest,
     new_run,
     order_of_pass,
     resume,
     run_again,
     settings_of_pass,
 )
+from lightning_streaming.loading.run_order import RunRequest
 from lightning_streaming.loading.sample_key import keys_of_rows
 from lightning_streaming.loading.sample_log import WatchSettings
 from lightning_streaming.loading.sample_source import SampleSource

@@ -102,7 +102,6 @@ class SampleSource:
         self._open = OpenShards(self._stamp_used)
         self._ahead = ShardsAhead()
         self._offsets: OrderedDict[int, LoneSamples] = OrderedDict()
-        self.is_in_pass = False  # then what is read is read for a pass, which says itself when it rests
 
     @property
     def catalog(self) -> Catalog:
@@ -241,6 +240,15 @@ class SampleSource:
     def readers(self) -> OrderedDict[int, ShardReader]:
         """The readers of open shards; see :class:`OpenShards`. Others come with :meth:`open`."""
         return self._open.readers
+
+    @property
+    def is_in_pass(self) -> bool:
+        """Whether what is read is read for a pass, which says itself when it rests."""
+        return self._open.is_in_pass
+
+    @is_in_pass.setter
+    def is_in_pass(self, is_in_pass: bool) -> None:
+        self._open.is_in_pass = is_in_pass
 
     def say_whose(self, place: str) -> None:
         """Let errors say where the streams are configured, like ``data.val``."""

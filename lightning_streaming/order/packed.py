@@ -91,7 +91,7 @@ class PackedEpoch(Batched):
         self._parts = list(parts)
         self._packs = [
             [
-                Packs(plan, _ids_between(part.order, start, stop), lengths)
+                Packs(plan, _ids_between(part.order, start, stop), lengths, _ids_at(part.order, start))
                 for plan, start, stop in zip(of_part, part.slice_starts(), part.slice_starts()[1:], strict=False)
             ]
             for part, of_part in zip(parts, plans, strict=True)
@@ -187,6 +187,11 @@ def _ids_between(order: Shuffled, start: int, stop: int) -> Callable[[int, int],
         return order.ids(np.arange(start + first, min(start + last, stop)))
 
     return ids_between
+
+
+def _ids_at(order: Shuffled, start: int) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
+    """Sample ids at places of a slice of an order."""
+    return lambda places: order.ids(start + places)
 
 
 def plan_epoch(

@@ -30,7 +30,7 @@ from lightning_streaming.formats.index import INDEX_BASENAME, parse_index
 from lightning_streaming.loading import order_files
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.order_files import OrderAhead, order_ahead_of_use, shared_order
-from lightning_streaming.loading.run import RunRequest
+from lightning_streaming.loading.run_order import RunRequest
 from lightning_streaming.order.draw import Shuffled, drawn_here
 from lightning_streaming.order.phases import SettledPhase
 from lightning_streaming.order.settings import OrderSettings, SettledOrder

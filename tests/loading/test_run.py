@@ -18,7 +18,8 @@ from lightning_streaming.formats.index import INDEX_BASENAME, parse_index
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.fingerprint import Difference
 from lightning_streaming.loading.passes import drawn_sequence
-from lightning_streaming.loading.run import Epoch, Machines, Run, RunRequest, new_run, order_of_pass, resume
+from lightning_streaming.loading.run import Epoch, Machines, Run, new_run, order_of_pass, resume
+from lightning_streaming.loading.run_order import RunRequest
 from lightning_streaming.loading.state import Cursor, SavedPosition, read_state
 from lightning_streaming.loading.workers import SharedPassStart
 from lightning_streaming.order.settings import BATCHING_METHODS, OrderSettings

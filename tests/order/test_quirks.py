@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import StateError
 from lightning_streaming.loading.catalog import Catalog
-from lightning_streaming.loading.run import Machines, Run, RunRequest, resume
+from lightning_streaming.loading.run import Machines, Run, resume
+from lightning_streaming.loading.run_order import RunRequest
 from lightning_streaming.loading.state import Cursor, SavedPosition
 from lightning_streaming.order.batchings import Batched
 from lightning_streaming.order.draw import Shuffled, per_shard_choice
