@@ -1,6 +1,6 @@
 """The files of selections in a cache directory: who has one mapped or makes one, and removing those that nobody needs.
 
-Indexes of ids are kept as selections are.
+Indexes of ids, and lengths of documents, are kept as selections are.
 
     selections/2f6c...e1.npy      the bits: mapped, and locked (shared), by every process that reads them
     selections/2f6c...e1.parts/   while it is made: the bits of some shards each

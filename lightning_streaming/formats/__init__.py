@@ -5,6 +5,7 @@
     shard          the door to a shard of any format: whole files, single samples, raw forms
     mds            the MDS shard file; mds_samples is one sample of it, or many as a table
     split          json, csv, tsv and xsv shards, of a data and a meta file
+    columns        whole columns of a shard; array_lengths, how long its arrays are, mostly by offsets alone
     encodings      the values of one column, by name, and those that users register; values and images are its
                    families
     compression    whole files, smaller

@@ -266,6 +266,10 @@ class CatalogLengths:
                     filled += len(some)
                 self._gathered[stream] = gathered
 
+    def let_go(self) -> None:
+        """Keep nothing of what was gathered."""
+        self._gathered = {}
+
     def __call__(self, sample_ids: NDArray[np.int64]) -> NDArray[np.uint32]:
         """The lengths of some samples.
 

@@ -63,7 +63,11 @@ class EpochPacker:
 
     def _planned(self, parts: Sequence[PackedPart]) -> list[list[PackPlan]]:
         began = perf_counter()
-        plans = list(plan_epoch(parts, self.lengths, self.pack.settings()))
+        self.lengths.gather()
+        try:
+            plans = list(plan_epoch(parts, self.lengths, self.pack.settings()))
+        finally:
+            self.lengths.let_go()
         took = perf_counter() - began
         if took > _LONG:
             _log.info("packs of %d documents were planned in %.1f s", sum(len(part.order) for part in parts), took)

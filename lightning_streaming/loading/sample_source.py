@@ -153,6 +153,8 @@ class SampleSource:
             self._check_limit(catalog)  # again: what was made just now takes room too
         if self._lengths is not None:
             catalog.lengths = self._count_tokens(catalog, *self._lengths, watched)
+            self._room.forget_fixed_bytes()
+            self._check_limit(catalog)
         return catalog
 
     def _read_joins(self, indexes: Mapping[str, DatasetIndex]) -> Joins | None:

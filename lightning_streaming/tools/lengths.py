@@ -9,7 +9,7 @@ which the elements are counted; or of bytes, with --dtype, what a token is in th
 numbers that says the length, where tokens are stored in another way, or made while a run reads. A run may also have a
 Python function there, which this tool cannot be given.
 
-Nothing is decoded. Where the tokens are the only column whose size varies ('ndarray:DTYPE' or bytes) and the shards are
+No tokens are decoded. Where they are the only column whose size varies ('ndarray:DTYPE' or bytes) and the shards are
 not compressed, the offsets at the head of each shard tell the lengths: of a remote dataset these alone are read, four
 bytes a document, and no shard is fetched. Else shards are fetched as a run fetches them.
 

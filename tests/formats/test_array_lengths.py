@@ -20,6 +20,7 @@ from lightning_streaming.errors import ConfigError, EncodingError, FormatError, 
 from lightning_streaming.formats.array_lengths import ArrayLengths, array_lengths, check_dtype
 from lightning_streaming.formats.index import FileInfo, ShardInfo, parse_index
 from lightning_streaming.formats.mds import MDSReader
+from lightning_streaming.formats.values import NdarrayEncoding
 from tests.helpers import write_shards
 
 DTYPES = ("uint8", "uint16", "int32", "int64", "float16", "float64")
@@ -125,6 +126,21 @@ def test_a_length_that_is_written_in_more_bytes_than_it_takes_is_read_as_it_says
         assert both(told, root) == ([300] * 3, [300] * 3, 1)
         changed(root, first_payload(root), bytes([1 << 2 | 2]) + struct.pack("<I", 299))
         assert both(told, root) == ([299, 300, 300], None, 1)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32", "float64"])
+def test_payloads_that_no_writer_makes_have_no_length_by_their_bytes(dtype: str) -> None:
+    near = [*range(1, 12), *range(250, 262), *range(65530, 65542)]
+    written_bytes = {length: len(NdarrayEncoding(dtype).encode(np.zeros(length, dtype))) for length in near}
+    by_bytes = {size: length for length, size in written_bytes.items()}
+    with written([np.zeros(1, dtype)], {"tokens": f"ndarray:{dtype}"}) as root:
+        told = array_lengths(shard_of(root), "tokens")
+    for first, last in ((1, 11), (250, 261), (65530, 65541)):
+        for size in range(written_bytes[first], written_bytes[last] + 1):
+            found = told._by_offsets(np.array([0, 4 + size]))
+            assert (None if found is None else found.tolist()) == ([by_bytes[size]] if size in by_bytes else None)
+    assert told._by_offsets(np.array([0, 4 + 2])) is None  # none of no elements
+    assert told._by_offsets(np.array([0, 4 + 1])) is None
 
 
 def test_arrays_of_several_dimensions_are_refused() -> None:
