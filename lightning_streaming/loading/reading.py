@@ -193,8 +193,7 @@ class Reading:
 
     def _let_go_of_joined(self, samples: int) -> None:
         """Let go of shards of joined datasets that were needed last by some of the next samples."""
-        if self._joined is None:
-            return
+        assert self._joined is not None, "looked at by the caller"
         read, self._joined = self._joined[:samples], self._joined[samples:]
         for shards in read.T:
             are_last = self.last_uses(shards)
@@ -226,7 +225,8 @@ class Reading:
     def have_read(self, batches: int) -> None:
         """Take note that so many more batches were read, and are not handed out yet."""
         read = self._batches_read + batches
-        self._let_go_of_joined(self._window.rows_until(read) - self._window.rows_until(self._batches_read))
+        if self._joined is not None:
+            self._let_go_of_joined(self._window.rows_until(read) - self._window.rows_until(self._batches_read))
         self._batches_read = read
         self.about_to_read(0)
         for finished in () if self._last_uses is None else self._last_uses.finished(self._batches_read):
