@@ -151,6 +151,7 @@ class StreamingStateCallback(Callback):
             self._place = _TrainedSoFar(**restored["trainer"], cursors=cursors)
             self._go_to_place(trainer, loaders)
             _report_resume(trainer, self._place.cursors, loaders, restored.get("samples_per_global_batch", {}))
+            _check_cut_is_read_once(trainer, self._place, loaders)
             return
         if not loaders:
             rank_zero_warn(
@@ -167,6 +168,7 @@ class StreamingStateCallback(Callback):
             self._place = _TrainedSoFar(epoch=trainer.current_epoch, cursors=dict(self._first))
         self._begins_again = False
         self._go_to_place(trainer, loaders)
+        _check_cut_is_read_once(trainer, self._place, loaders)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let every loader begin an epoch of the data."""
@@ -493,6 +495,22 @@ def _reads_past_us(loader: object) -> bool:
     if isinstance(loader, StreamingDataLoader) or not isinstance(dataset, IterableDataset):
         return False
     return any(isinstance(one, StreamingDataset) for one in datasets_within(dataset))
+
+
+def _check_cut_is_read_once(trainer: Trainer, place: _TrainedSoFar, loaders: Mapping[str, StreamingDataLoader]) -> None:
+    """Refuse a run that would come to read phases again of which one was cut, before it trains an epoch in vain.
+
+    Raises:
+        ConfigError: The trainer's limits lead to an epoch after the one under way.
+    """
+    # Loaders that are made anew may read other phases in the next epoch, and overfitting reads no next epoch.
+    is_open = trainer.reload_dataloaders_every_n_epochs or lightning_internals.is_overfitting(trainer)  # type: ignore[attr-defined]
+    if is_open or not lightning_internals.leads_to_another_epoch(trainer, place.epoch, place.batches):
+        return
+    for name, loader in loaders.items():
+        mixture = run_of(loader).order.mixture
+        if mixture is not None and mixture.is_cut:
+            raise ConfigError(f"train loader {name!r}: {mixture.why_read_once(1)}")
 
 
 def _check_for_batches(trainer: Trainer, loaders: Mapping[str, StreamingDataLoader]) -> None:
