@@ -366,11 +366,20 @@ class Passes:
         if start.world.rank or "columns" in self._told:
             return
         self._told.add("columns")
-        told = self._source.has_all_columns() and _mixed_columns(
-            self.catalog, self.run.weights.choose, in_a_batch=self.run.settings.batching_method in _MIX_STREAMS
-        )
+        told = self.mixed_columns(self.run.weights.choose, self.run.settings.batching_method)
         if told and start.batch_size > 1:
             _log.warning("%s", told)
+
+    def mixed_columns(self, shares: Sequence[int], batching_method: str) -> str | None:
+        """A sentence where torch's default collate would meet samples of different columns; else None.
+
+        Args:
+            shares: Samples that an epoch draws of each stream.
+            batching_method: Which samples share a batch.
+        """
+        if not self._source.has_all_columns():
+            return None
+        return _mixed_columns(self.catalog, shares, in_a_batch=batching_method in _MIX_STREAMS)
 
     def of_worker(
         self, making_of: MakingOf, start: PassStart, worker: int, num_workers: int, *, is_measured: bool = False
@@ -466,11 +475,12 @@ def _mixed_columns(catalog: Catalog, shares: Sequence[int], *, in_a_batch: bool)
     for name, columns in kinds:
         other, known = firsts.setdefault("" if in_a_batch else name, (name, columns))
         if set(known) != set(columns):
+            everywhere = [column for column in kinds[0][1] if all(column in those for _, those in kinds)]
+            way_out = f"name those that all have with columns={everywhere}, " if everywhere else ""
             return (
                 f"samples have different columns: {list(known)} in stream {other!r}, {list(columns)} in {name!r}. "
                 "Torch's default collate fails on a batch of both, or leaves out what the first of its samples lacks; "
-                "name those that all have with columns=, give all the same in transform= or with join, or pass the "
-                "loader a collate_fn="
+                f"{way_out}give all the same in transform= or with join, or pass the loader a collate_fn="
             )
     return None
 

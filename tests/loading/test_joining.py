@@ -268,7 +268,7 @@ def test_batches_of_different_columns_are_told_of_at_the_start(
     assert len(told) == is_told
     for text in told:
         assert "['id', 'x', 'emb', 'key'] in stream 'joined', ['id', 'x'] in 'plain'" in text
-        assert "columns=" in text
+        assert "name those that all have with columns=['id', 'x']" in text
 
 
 def test_shards_of_different_columns_are_told_of_alike(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
