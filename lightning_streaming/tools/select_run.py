@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,11 +14,12 @@ from lightning_streaming.tools.commands import read_run_files
 from lightning_streaming.tools.console import FINE, print_json, print_table, progress
 
 
-def select_for_run(files: Sequence[str], *, as_json: bool) -> int:
+def select_for_run(files: Sequence[str], changes: Mapping[str, Any], *, as_json: bool) -> int:
     """Make what is not made yet, and say what there is.
 
     Args:
         files: Of the configuration; what a later one says overrides an earlier one.
+        changes: More settings of the data, by dotted name without ``data.``.
         as_json: Whether to print it for programs.
 
     Raises:
@@ -26,7 +27,7 @@ def select_for_run(files: Sequence[str], *, as_json: bool) -> int:
         FormatError: A shard is damaged.
         StorageError: A shard could not be fetched.
     """
-    written = read_run_files(files, {}, stage=None)
+    written = read_run_files(files, changes, stage=None)
     configs = {stage: config for stage, config in written.datamodule.configs.items() if config is not None}
     if not configs:
         raise ConfigError(

@@ -202,6 +202,12 @@ def config(data: Path, tmp_path: Path) -> Path:
     return write_config(tmp_path / "run.yaml", train, val={"remote": str(data), "split": "[:50%]"})
 
 
+def test_a_setting_of_the_data_is_changed_by_hand(config: Path) -> None:
+    found = run("select", "--config", config, "--set", "val.split=[:10%]", "--json").json["made"]
+    assert found[-1]["asked"] == "split='[0%:10%]'"
+    assert "--set changes the data of a run" in run("select", "some", "--set", "val.split=[:10%]").err
+
+
 def test_what_a_run_needs_is_made_for_all_its_stages(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
