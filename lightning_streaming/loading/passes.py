@@ -68,6 +68,8 @@ class CurrentRun:
         self.asked = asked
         self.reader = ""
         """What messages call whoever reads, where there are several: like "train loader 'text'"."""
+        self.checkpoint = "CHECKPOINT"
+        """What messages call the file of a position that is loaded: its path, where somebody knows it."""
         self._source = source
         self._loaded: tuple[SavedPosition, OnChange] | None = None
         self._settings = asked.settings
@@ -220,7 +222,7 @@ class CurrentRun:
         if self._loaded is None:
             return new_run(self.asked, catalog, machines, self._initial_nodes, self.reader)
         saved, on_change = self._loaded
-        resumed = resume(saved, self.asked, catalog, machines, on_change, self.reader)
+        resumed = resume(saved, self.asked, catalog, machines, on_change, self.reader, self.checkpoint)
         for note in () if self._has_told_changes else resumed.notes():
             _log.warning("%s", note)
         for note in () if self._has_told_changes or world.rank else resumed.growth:

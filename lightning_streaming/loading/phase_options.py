@@ -94,6 +94,7 @@ class Phase:
             steps=self.steps if ramps else 1,
             max_repeats=_by_name(self.max_repeats),
             cut=self.cut,
+            written=self.until.strip() if isinstance(self.until, str) and _PERCENT.fullmatch(self.until) else None,
         )
 
     def planned_stop(self, epoch_size: int | None) -> int | None:

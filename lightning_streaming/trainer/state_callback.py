@@ -52,6 +52,7 @@ class StreamingStateCallback(Callback):
         self._on_change: OnChange = on_change
         self._place: _TrainedSoFar | None = None
         self._restored: Mapping[str, Any] | None = None
+        self._restored_from: str | None = None
         self._put_back: dict[str, tuple[StreamingDataset, Cursor]] = {}
         self._first: dict[str, Cursor] = {}
         self._is_placed = False
@@ -127,6 +128,7 @@ class StreamingStateCallback(Callback):
             self._place, self._begins_again = None, True
             return
         self._restored, self._put_back = state, {}
+        self._restored_from = None if trainer.ckpt_path is None else str(trainer.ckpt_path)
         place = _TrainedSoFar(**asdict(run.trainer))
         lightning_checkpoint.check_trained(checkpoint, place.epoch, place.batches)
         if not place.is_finished:
@@ -239,7 +241,9 @@ class StreamingStateCallback(Callback):
         Their canonical nodes decide how many batches an epoch has, so this comes before anybody asks.
         """
         for name, loader in loaders.items():
-            passes_of(loader.dataset).run.call(f"train loader {name!r}" if len(loaders) > 1 else "")
+            run = passes_of(loader.dataset).run
+            run.call(f"train loader {name!r}" if len(loaders) > 1 else "")
+            run.checkpoint = self._restored_from or run.checkpoint
         for name, state in self._states_to_load(loaders).items():
             loader = loaders[name]
             if name not in self._put_back or self._put_back[name][0] is not loader.dataset:
