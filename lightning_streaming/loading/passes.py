@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from lightning_streaming.cache.index_cache import IndexCache
 from lightning_streaming.cache.shard_cache import Misses
@@ -56,6 +56,13 @@ MakingOf = Callable[[int, int], Making]
 """Says how the samples of an epoch are made, by shuffle seed and epoch."""
 
 
+class _Called(NamedTuple):
+    """How messages call things, where somebody knows."""
+
+    reader: str = ""
+    checkpoint: str = "CHECKPOINT"
+
+
 class CurrentRun:
     """The run that a dataset is read by, as far as it has come in this process.
 
@@ -66,10 +73,7 @@ class CurrentRun:
 
     def __init__(self, asked: RunRequest, source: SampleSource) -> None:
         self.asked = asked
-        self.reader = ""
-        """What messages call whoever reads, where there are several: like "train loader 'text'"."""
-        self.checkpoint = "CHECKPOINT"
-        """What messages call the file of a position that is loaded: its path, where somebody knows it."""
+        self._called = _Called()
         self._source = source
         self._loaded: tuple[SavedPosition, OnChange] | None = None
         self._settings = asked.settings
@@ -80,6 +84,11 @@ class CurrentRun:
         """In a copy: what its original's run was, but for the data."""
         self._has_begun = self._has_told_changes = False
         self._ahead = OrderAhead()
+
+    @property
+    def reader(self) -> str:
+        """What messages call whoever reads, where there are several: like "train loader 'text'"."""
+        return self._called.reader
 
     @property
     def settings(self) -> OrderSettings:
@@ -148,9 +157,10 @@ class CurrentRun:
         self._read_by = batch_size, drop_last
         self._run = self._run and self._run.on(replace(self._run.machines, batch_size=batch_size, drop_last=drop_last))
 
-    def call(self, reader: str) -> None:
-        """Let messages call whoever reads so."""
-        self.reader = reader
+    def call(self, reader: str | None = None, checkpoint: str | None = None) -> None:
+        """Let messages call whoever reads so, and the file of a position that is loaded; None leaves it as it is."""
+        reader = self.reader if reader is None else reader
+        self._called = _Called(reader, self._called.checkpoint if checkpoint is None else checkpoint)
         self._run = self._run and replace(self._run, reader=reader)
 
     def on(self, world: World, batch_size: int | None = None, drop_last: bool | None = None) -> Run:
@@ -222,7 +232,7 @@ class CurrentRun:
         if self._loaded is None:
             return new_run(self.asked, catalog, machines, self._initial_nodes, self.reader)
         saved, on_change = self._loaded
-        resumed = resume(saved, self.asked, catalog, machines, on_change, self.reader, self.checkpoint)
+        resumed = resume(saved, self.asked, catalog, machines, on_change, *self._called)
         for note in () if self._has_told_changes else resumed.notes():
             _log.warning("%s", note)
         for note in () if self._has_told_changes or world.rank else resumed.growth:

@@ -63,7 +63,7 @@ def _inspected(stage: str, config: Any, written: Any, checkpoint: str | None, lo
         _read_as_configured(dataset, written.trainer)
         if stage == "train" and checkpoint is not None:
             places = find_places(find_state_file(Path(checkpoint)).peek(), checkpoint)
-            passes_of(dataset).run.checkpoint = checkpoint
+            passes_of(dataset).run.call(checkpoint=checkpoint)
             dataset.load_state_dict(places.loaders[places.choose(loader)].position.as_state())
             first_step = places.global_step or 0
         run = passes_of(dataset).run.on(dataset.current_world())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -52,7 +53,6 @@ class StreamingStateCallback(Callback):
         self._on_change: OnChange = on_change
         self._place: _TrainedSoFar | None = None
         self._restored: Mapping[str, Any] | None = None
-        self._restored_from: str | None = None
         self._put_back: dict[str, tuple[StreamingDataset, Cursor]] = {}
         self._first: dict[str, Cursor] = {}
         self._is_placed = False
@@ -99,7 +99,7 @@ class StreamingStateCallback(Callback):
                 self._place = None
             elif self._place is not None and not self._place.is_finished:
                 lightning_internals.count_as_under_way(trainer, self._place.epoch)
-            lightning_internals.when_loaders_are_made(trainer, self._put_loaders_back)
+            lightning_internals.when_loaders_are_made(trainer, partial(self._put_loaders_back, trainer))
         # Lightning doubts the length of every iterable dataset; that of ours is exact, on every rank.
         warnings.filterwarnings("ignore", "Your `IterableDataset` has `__len__` defined", category=UserWarning)
 
@@ -128,7 +128,6 @@ class StreamingStateCallback(Callback):
             self._place, self._begins_again = None, True
             return
         self._restored, self._put_back = state, {}
-        self._restored_from = None if trainer.ckpt_path is None else str(trainer.ckpt_path)
         place = _TrainedSoFar(**asdict(run.trainer))
         lightning_checkpoint.check_trained(checkpoint, place.epoch, place.batches)
         if not place.is_finished:
@@ -136,7 +135,7 @@ class StreamingStateCallback(Callback):
         if lightning_internals.has_loaders(
             trainer
         ):  # strategies that load checkpoints late: a schedule has asked for lengths
-            self._put_loaders_back(lightning_internals.streaming_loaders(trainer))
+            self._put_loaders_back(trainer, lightning_internals.streaming_loaders(trainer))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put trainer and loaders at the saved place, or note where they begin."""
@@ -144,7 +143,7 @@ class StreamingStateCallback(Callback):
             self._place = None
         loaders = lightning_internals.streaming_loaders(trainer)
         _check_loaders(trainer, loaders)
-        self._put_loaders_back(loaders)
+        self._put_loaders_back(trainer, loaders)
         self._check_data(loaders)
         self._know(loaders)
         if self._restored is not None:
@@ -235,15 +234,14 @@ class StreamingStateCallback(Callback):
         for loader in lightning_internals.streaming_loaders(trainer).values():
             loader.close()
 
-    def _put_loaders_back(self, loaders: Mapping[str, StreamingDataLoader]) -> None:
+    def _put_loaders_back(self, trainer: Trainer, loaders: Mapping[str, StreamingDataLoader]) -> None:
         """Let datasets that were made anew go on where those before them stood, or where the checkpoint says.
 
         Their canonical nodes decide how many batches an epoch has, so this comes before anybody asks.
         """
         for name, loader in loaders.items():
-            run = passes_of(loader.dataset).run
-            run.call(f"train loader {name!r}" if len(loaders) > 1 else "")
-            run.checkpoint = self._restored_from or run.checkpoint
+            reader = f"train loader {name!r}" if len(loaders) > 1 else ""
+            passes_of(loader.dataset).run.call(reader, trainer.ckpt_path and str(trainer.ckpt_path))
         for name, state in self._states_to_load(loaders).items():
             loader = loaders[name]
             if name not in self._put_back or self._put_back[name][0] is not loader.dataset:

@@ -256,7 +256,7 @@ def test_whatever_differs_of_a_phase_the_way_out_is_told_with_the_file(root: Pat
     loader = gone_on(root, cut(root, 12)[1], phases=[BROAD, replace(RAMP, **{changed: other[changed]}), ANNEAL])
     with raises(StateMismatchError, f"phases.ramp.{changed}", "`lightning-streaming state branch CHECKPOINT` says"):
         len(loader)
-    passes_of(loader.dataset).run.checkpoint = "run/last.ckpt"
+    passes_of(loader.dataset).run.call(checkpoint="run/last.ckpt")
     with raises(StateMismatchError, "`lightning-streaming state branch run/last.ckpt` says"):
         len(loader)
 
