@@ -36,6 +36,8 @@ Select = Sequence[int] | Sequence[bool] | str | os.PathLike[str] | NDArray[Any]
 
 _SPLIT = re.compile(r"(?P<name>[^\[\]]*)(\[(?P<start>[^:\[\]]*):(?P<stop>[^:\[\]]*)\])?")
 _PERCENT = re.compile(r"(\d+(\.\d+)?)%")
+_BARE_SLICE = re.compile(r"(?P<slice>[\d.]+%:[\d.%]*|:[\d.]+%|[\d.]+%|^[\d.]*:[\d.]*)$")
+"""What a slice without its brackets ends with; names of directories may have colons and percent signs elsewhere."""
 _BLOCK_WORDS = 8
 _BLOCK = 64 * _BLOCK_WORDS
 """Samples that are counted together: 8 bytes for each so many."""
@@ -70,6 +72,12 @@ def parse_split(split: str | None) -> tuple[str | None, SplitSlice | None]:
         ConfigError: It is written in another way.
     """
     if split is None or "[" not in split:
+        if split is not None and (bare := _BARE_SLICE.search(split)):
+            slice_of = bare["slice"] if ":" in bare["slice"] else f":{bare['slice']}"
+            raise ConfigError(
+                f"split={split!r} would be a subdirectory; a slice stands in brackets: "
+                f"'{split[: bare.start('slice')]}[{slice_of}]'"
+            )
         return split, None
     found = _SPLIT.fullmatch(split)
     borders = None if found is None else [_border(found[side], at) for side, at in (("start", 0), ("stop", 1))]
