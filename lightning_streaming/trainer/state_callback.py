@@ -241,7 +241,7 @@ class StreamingStateCallback(Callback):
         """
         for name, loader in loaders.items():
             reader = f"train loader {name!r}" if len(loaders) > 1 else ""
-            passes_of(loader.dataset).run.call(reader, trainer.ckpt_path and str(trainer.ckpt_path))
+            passes_of(loader.dataset).run.call(reader, None if trainer.ckpt_path is None else str(trainer.ckpt_path))
         for name, state in self._states_to_load(loaders).items():
             loader = loaders[name]
             if name not in self._put_back or self._put_back[name][0] is not loader.dataset:
