@@ -174,11 +174,13 @@ class SampleSource:
     def _selected_of(self, catalog: Catalog, watched: Watched) -> Catalog:
         """The samples of a catalog that are selected."""
         indexes = dict(zip(catalog.stream_names, catalog.indexes, strict=True))
+        joins = {} if catalog.joins is None else catalog.joins.streams
+        joined = {catalog.stream_names[stream]: one.final_names() for stream, one in joins.items()}
         selections = {}
         for name, (asked, key) in self._selections.items():
             cache = self._caches[name]
             with watched(cache.label, asked.in_words(), indexes[name].num_samples) as progress:
-                selected = select_samples(asked, indexes[name], cache, self._room, progress, key)
+                selected = select_samples(asked, indexes[name], cache, self._room, progress, key, joined.get(name, ()))
             selections[name] = selected
             if not len(selected):
                 raise ConfigError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -59,6 +59,7 @@ def select_samples(
     room: CacheQuota | None = None,
     progress: Progress | None = None,
     key: str | None = None,
+    joined: Collection[str] = (),
 ) -> Selection:
     """The selected samples of one stream; evaluated now, unless a process of this node did before.
 
@@ -69,6 +70,7 @@ def select_samples(
         room: Where what is fetched is counted; None for no limit.
         progress: Is told how far it is; None to log it.
         key: That of the outcome, if it is known from another process: what is kept under it is taken as it is.
+        joined: Columns that its samples have of datasets that are joined, which cannot be looked at.
 
     Raises:
         ConfigError: A condition cannot be evaluated on this data, or is another than it was where ``key`` comes from;
@@ -88,6 +90,7 @@ def select_samples(
             cache=cache,
             room=room,
             progress=progress,
+            joined=joined,
         )
         if key not in (None, work.key):
             raise ConfigError(
@@ -108,6 +111,7 @@ class _Work:
     cache: ShardCache
     room: CacheQuota | None
     progress: Progress | None
+    joined: Collection[str] = ()
 
     @property
     def num_samples(self) -> int:
@@ -129,7 +133,7 @@ class _Work:
         if self.asked.part is not None:
             conditions.append(PartCondition(self.asked.part, self.asked.split_by, self.asked.split_seed))
         for condition in conditions:
-            _check_columns(condition, self.index, self.asked)
+            _check_columns(condition, self.index, self.asked, self.joined)
         return conditions
 
     @cached_property
@@ -253,9 +257,14 @@ def _put(bits: NDArray[np.uint8], first: int, wanted: NDArray[np.bool_]) -> None
     bits[first // 8 : first // 8 + len(packed)] |= packed
 
 
-def _check_columns(condition: Condition, index: DatasetIndex, asked: SelectionRequest) -> None:
+def _check_columns(condition: Condition, index: DatasetIndex, asked: SelectionRequest, joined: Collection[str]) -> None:
+    own = "where and split_by look at the stream's own columns"
+    hints = {name: f"{name!r} is joined, and {own}" for name in joined}
+    if isinstance(condition, SqlCondition):
+        quoted = [name for name in condition.columns if f'"{name}"' in condition.expression and name not in hints]
+        hints |= {name: f"text stands in single quotes in SQL: '{name}'" for name in quoted}
     for _, info in index.shards.examples():
-        check_columns_tell(info, condition.columns, asked.in_words())
+        check_columns_tell(info, condition.columns, asked.in_words(), hints)
         if isinstance(condition, PartCondition):
             _check_equal_or_not(encodings_of(info), condition)
 
