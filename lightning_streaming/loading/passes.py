@@ -18,6 +18,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.growth import NO_GROWTH, Growth, growth_since
 from lightning_streaming.loading.measures import BatchMeter
+from lightning_streaming.loading.missing_ids import MissingIds
 from lightning_streaming.loading.order_files import OrderAhead, shared_order
 from lightning_streaming.loading.reading import WorkerPartition, WorkerPass, WorkerSamples
 from lightning_streaming.loading.run import (
@@ -337,6 +338,10 @@ class Passes:
     def make_ahead(self, watched: Watched) -> None:
         """Make selections and indexes of ids, where that was not done before, with somebody who looks on."""
         self._source.make_ahead(watched)
+
+    def missing_ids(self, watched: Watched) -> list[MissingIds]:
+        """See :meth:`~lightning_streaming.loading.sample_source.SampleSource.missing_ids`."""
+        return list(self._source.missing_ids(watched))
 
     def next_cursor(self) -> Cursor:
         """Where the next pass begins."""

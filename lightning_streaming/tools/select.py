@@ -15,7 +15,8 @@ was done is kept when this is interrupted: started again, it goes on. On several
 to a place that all can read, and give that to the runs as select=.
 
 --config makes all that a run would make before it begins, for each stream of each of its stages: its selections, and
-the indexes of ids by which datasets are joined with it (join: with on:). The same holds for these.
+the indexes of ids by which datasets are joined with it (join: with on:). The same holds for these. Ids of a stream's
+samples that a joined dataset lacks are counted, and make the exit code 1.
 """
 
 from __future__ import annotations
