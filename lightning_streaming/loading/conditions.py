@@ -59,13 +59,22 @@ class FunctionCondition:
         for place, row in enumerate(rows):
             values = dict(zip(names, row, strict=True))
             try:
-                wanted[place] = bool(self.function(**values))
+                answer = self.function(**values)
+                wanted[place] = bool(answer)
             except Exception as error:
-                name = getattr(self.function, "__qualname__", "where")
                 raise ConfigError(
-                    f"where={name} failed on sample {numbers[place]}: {type(error).__name__}: {error}"
+                    f"where={self._name} failed on sample {numbers[place]}: {type(error).__name__}: {error}"
                 ) from error
+            if isinstance(answer, str | bytes):
+                raise ConfigError(
+                    f"where={self._name} returned the text {answer!r} for sample {numbers[place]}; return whether the "
+                    "sample is wanted, True or False"
+                )
         return wanted
+
+    @property
+    def _name(self) -> str:
+        return str(getattr(self.function, "__qualname__", "where"))
 
 
 class SqlCondition:

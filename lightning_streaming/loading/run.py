@@ -26,6 +26,7 @@ from lightning_streaming.loading.catalog import Catalog, Extent
 from lightning_streaming.loading.fingerprint import Difference, Fingerprint, in_words, refusal
 from lightning_streaming.loading.growth import NO_GROWTH, Growth, growth_since
 from lightning_streaming.loading.order_files import shared_order
+from lightning_streaming.loading.phase_refusal import ways_out_of_phases
 from lightning_streaming.loading.state import Cursor, PassStart, SavedPosition
 from lightning_streaming.order.batchings import Batched, batched
 from lightning_streaming.order.draw import Draw, Shuffled, drawn_here
@@ -679,6 +680,7 @@ def resume(
     machines: Machines,
     on_change: OnChange = "error",
     reader: str = "",
+    checkpoint: str = "CHECKPOINT",
 ) -> Resumed:
     """The run that goes on from a saved position, with its seed and canonical nodes.
 
@@ -689,6 +691,7 @@ def resume(
         machines: Who reads it now.
         on_change: What to do if data or order have changed.
         reader: What messages call it, where there are several.
+        checkpoint: Where the saved position was read from, as messages call it.
 
     Raises:
         ConfigError: The weights cannot be of this data.
@@ -724,7 +727,8 @@ def resume(
     )
     found = replace(run, order=then or order).differences(saved)
     if found and on_change == "error":
-        raise StateMismatchError(told + refusal(found, saved.fingerprint))
+        of_phases = ways_out_of_phases(found, saved, asked.phases, checkpoint)
+        raise StateMismatchError(told + refusal(found, saved.fingerprint, of_phases))
     run.check_phases(saved.cursor)
     return Resumed(run, found, notes)
 

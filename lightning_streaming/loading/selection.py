@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
@@ -36,6 +37,8 @@ Select = Sequence[int] | Sequence[bool] | str | os.PathLike[str] | NDArray[Any]
 
 _SPLIT = re.compile(r"(?P<name>[^\[\]]*)(\[(?P<start>[^:\[\]]*):(?P<stop>[^:\[\]]*)\])?")
 _PERCENT = re.compile(r"(\d+(\.\d+)?)%")
+_BARE_SLICE = re.compile(r"(?P<slice>[\d.]+%:[\d.%]*|:[\d.]+%|[\d.]+%|^[\d.]*:[\d.]*)$")
+"""What a slice without its brackets ends with; names of directories may have colons and percent signs elsewhere."""
 _BLOCK_WORDS = 8
 _BLOCK = 64 * _BLOCK_WORDS
 """Samples that are counted together: 8 bytes for each so many."""
@@ -70,6 +73,12 @@ def parse_split(split: str | None) -> tuple[str | None, SplitSlice | None]:
         ConfigError: It is written in another way.
     """
     if split is None or "[" not in split:
+        if split is not None and (bare := _BARE_SLICE.search(split)):
+            slice_of = bare["slice"] if ":" in bare["slice"] else f":{bare['slice']}"
+            raise ConfigError(
+                f"split={split!r} would be a subdirectory; a slice stands in brackets: "
+                f"'{split[: bare.start('slice')]}[{slice_of}]'"
+            )
         return split, None
     found = _SPLIT.fullmatch(split)
     borders = None if found is None else [_border(found[side], at) for side, at in (("start", 0), ("stop", 1))]
@@ -105,8 +114,9 @@ class SelectionOptions:
     Args:
         split: Subdirectory of both ``remote`` and ``local``, like "train"; or the part of it that is read, drawn by
             hash, like "train[:98%]" or "[98%:]". Such parts stay what they are when data is appended.
-        where: Which samples are read: a condition in SQL over columns, like "score >= 0.8 and lang == 'en'", or a
-            function whose parameters are named like columns. "" for all. Evaluated once; see docs/mixtures.md.
+        where: Which samples are read: a condition in SQL over columns, like "score >= 0.8 and lang == 'en'", or, in
+            Python only, a function whose parameters are named like columns. "" for all. Evaluated once; see
+            docs/mixtures.md.
         split_by: Column whose value decides in which part of a split a sample is, so that samples of one value stay
             together. "": each sample is drawn by itself.
         split_seed: Key of the hash that draws the parts.
@@ -282,7 +292,24 @@ def function_columns(function: Callable[..., Any]) -> tuple[str, ...]:
             f"the parameters of where={function.__qualname__} must be named like the columns that it looks at, as in "
             "lambda score, lang: score >= 0.8 and lang == 'en'"
         )
+    if _returns_nothing(code):
+        raise ConfigError(
+            f"where={function.__qualname__} returns None whatever the sample; is a return missing? It is to return "
+            "whether the sample is wanted"
+        )
     return names
+
+
+def _returns_nothing(code: CodeType) -> bool:
+    """Whether a function comes to its end without a value on every way through it."""
+    values = []
+    for before, step in pairwise(dis.get_instructions(code)):
+        if step.opname == "RETURN_CONST":
+            values.append(step.argval)
+        elif step.opname == "RETURN_VALUE":  # one that is jumped to, as in `a or None`, returns more than stands before
+            is_none = before.opname == "LOAD_CONST" and before.argval is None and not step.is_jump_target
+            values.append(None if is_none else step)
+    return bool(values) and all(one is None for one in values)
 
 
 def as_numbers(select: Select) -> NDArray[np.bool_] | NDArray[np.int64]:
