@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,13 +37,16 @@ def encodings_of(info: ShardInfo) -> Mapping[str, str]:
     return dict(zip(schema["column_names"], schema["column_encodings"], strict=True))
 
 
-def check_columns_tell(info: ShardInfo, names: Sequence[str], asked: str) -> None:
+def check_columns_tell(
+    info: ShardInfo, names: Sequence[str], asked: str, hints: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Refuse columns that a condition cannot look at.
 
     Args:
         info: A shard, as its index describes it.
         names: The columns that are looked at.
         asked: What looks at them, as an error calls it.
+        hints: What may have been meant by a name, where no column has it.
 
     Raises:
         ConfigError: The shard lacks one, or it holds neither numbers nor text.
@@ -50,7 +54,7 @@ def check_columns_tell(info: ShardInfo, names: Sequence[str], asked: str) -> Non
     known = encodings_of(info)
     for name in names:
         if name not in known:
-            raise no_such_column(asked, name, known)
+            raise no_such_column(asked, name, known, hints)
         if known[name] not in _LISTED and not isinstance(_number(known[name]), NUMBERS):
             raise ConfigError(
                 f"{asked} looks at column {name!r}, which is {known[name]!r}; only numbers, text, bytes and json "
@@ -58,16 +62,19 @@ def check_columns_tell(info: ShardInfo, names: Sequence[str], asked: str) -> Non
             )
 
 
-def no_such_column(asked: str, name: str, known: Mapping[str, str]) -> ConfigError:
+def no_such_column(
+    asked: str, name: str, known: Mapping[str, str], hints: Mapping[str, str] = MappingProxyType({})
+) -> ConfigError:
     """What to say of a column that a shard lacks.
 
     Args:
         asked: What looks at it, as an error calls it.
         name: The column.
         known: The shard's own, by name.
+        hints: What else to say of some columns, by name.
     """
     close = get_close_matches(name, known, 1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = f"; {hints[name]}" if name in hints else f"; did you mean {close[0]!r}?" if close else ""
     return ConfigError(f"{asked} looks at column {name!r}, which is not there; there are {', '.join(known)}{hint}")
 
 

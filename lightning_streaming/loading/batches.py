@@ -288,13 +288,22 @@ def _mappings(path: str, place: str, values: Sequence[Any]) -> _Mismatch | None:
     for number, value in enumerate(values):
         keys = list(value) if isinstance(value, Mapping) else type(value).__name__
         if not isinstance(value, Mapping) or value.keys() != first.keys():
+            way_out = f"give all samples the same {_IN_TRANSFORM}, or pass the loader a collate_fn="
             return _Mismatch(
                 f"{place} has different columns: {list(first)} in number 0 of the batch, {keys} in number {number}",
-                f"give all samples the same {_IN_TRANSFORM}, or pass the loader a collate_fn=",
+                way_out if path else f"{_columns_of_all(values)}{way_out}",
                 number,
             )
     parts = (_mismatch(f"{path}[{name!r}]" if path else repr(name), [one[name] for one in values]) for name in first)
     return next((part for part in parts if part is not None), None)
+
+
+def _columns_of_all(samples: Sequence[Any]) -> str:
+    """How to read only the columns that all samples have; empty if there are none."""
+    if not all(isinstance(one, Mapping) for one in samples):
+        return ""
+    common = [name for name in samples[0] if all(name in one for one in samples)]
+    return f"name those that all have with columns={common}, " if common else ""
 
 
 def _sequences(path: str, place: str, values: Sequence[Any]) -> _Mismatch | None:

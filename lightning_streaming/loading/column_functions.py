@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from types import CodeType, FunctionType, MethodType
 from typing import Any, TypeVar
 
@@ -21,6 +22,10 @@ _Kind = TypeVar("_Kind")
 _PLAIN = (str, bytes, int, float, complex, bool, type(None))
 
 
+class UnfitAnswerError(Exception):
+    """What a function returned cannot be meant: what it was, and the way out."""
+
+
 @dataclass(frozen=True, slots=True)
 class FunctionOption:
     """An option that takes a function whose parameters are named like columns."""
@@ -31,6 +36,8 @@ class FunctionOption:
     """Such a function."""
     instead: str
     """What to do where no function will do, as an error's last words."""
+    returned: str
+    """What it returns."""
 
     def columns(self, function: Callable[..., Any]) -> tuple[str, ...]:
         """The columns that a function looks at: the names of its parameters.
@@ -44,6 +51,11 @@ class FunctionOption:
             raise ConfigError(
                 f"the parameters of {self.name}={function.__qualname__} must be named like the columns that it looks "
                 f"at, as in {self.example}"
+            )
+        if _returns_nothing(code):
+            raise ConfigError(
+                f"{self.name}={function_name(function)} returns None whatever the sample; is a return missing? It is "
+                f"to return {self.returned}"
             )
         return names
 
@@ -71,6 +83,11 @@ class FunctionOption:
             values = dict(zip(names, row, strict=True))
             try:
                 said = as_kind(function(**values))
+            except UnfitAnswerError as error:
+                told, way_out = error.args
+                raise ConfigError(
+                    f"{self.name}={function_name(function)} {told} for sample {numbers[place]}; {way_out}"
+                ) from None
             except Exception as error:
                 raise ConfigError(
                     f"{self.name}={function_name(function)} failed on sample {numbers[place]}: "
@@ -115,10 +132,16 @@ class FunctionOption:
 
 
 WHERE = FunctionOption(
-    "where", "lambda score, lang: score >= 0.8 and lang == 'en'", "evaluate it yourself and pass select="
+    "where",
+    "lambda score, lang: score >= 0.8 and lang == 'en'",
+    "evaluate it yourself and pass select=",
+    "whether the sample is wanted",
 )
 LENGTHS = FunctionOption(
-    "lengths", "lambda text: len(text) // 4", "write the lengths as a column of whole numbers and name it"
+    "lengths",
+    "lambda text: len(text) // 4",
+    "write the lengths as a column of whole numbers and name it",
+    "the length of the sample",
 )
 
 
@@ -154,6 +177,18 @@ def _names_of(code: CodeType) -> list[str]:
     own = [step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
     inner = [name for one in code.co_consts if isinstance(one, CodeType) for name in _names_of(one)]
     return list(dict.fromkeys([*own, *inner]))
+
+
+def _returns_nothing(code: CodeType) -> bool:
+    """Whether a function comes to its end without a value on every way through it."""
+    values = []
+    for before, step in pairwise(dis.get_instructions(code)):
+        if step.opname == "RETURN_CONST":
+            values.append(step.argval)
+        elif step.opname == "RETURN_VALUE":  # one that is jumped to, as in `a or None`, returns more than stands before
+            is_none = before.opname == "LOAD_CONST" and before.argval is None and not step.is_jump_target
+            values.append(None if is_none else step)
+    return bool(values) and all(one is None for one in values)
 
 
 def _is_constant(value: object) -> bool:

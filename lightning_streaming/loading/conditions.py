@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, MissingDependencyError
 from lightning_streaming.formats.columns import ColumnValues
-from lightning_streaming.loading.column_functions import WHERE
+from lightning_streaming.loading.column_functions import WHERE, UnfitAnswerError
 from lightning_streaming.loading.selection import SplitSlice
 
 _TABLE = "samples"
@@ -54,7 +54,13 @@ class FunctionCondition:
 
     def met(self, columns: Mapping[str, ColumnValues], numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Call it for each sample."""
-        return np.fromiter(WHERE.called(self.function, columns, numbers, bool), np.bool_, len(numbers))
+        return np.fromiter(WHERE.called(self.function, columns, numbers, _truth), np.bool_, len(numbers))
+
+
+def _truth(answer: object) -> bool:
+    if isinstance(answer, str | bytes):
+        raise UnfitAnswerError(f"returned the text {answer!r}", "return whether the sample is wanted, True or False")
+    return bool(answer)
 
 
 class SqlCondition:

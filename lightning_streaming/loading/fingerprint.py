@@ -526,22 +526,18 @@ def in_words(found: Sequence[Difference]) -> str:
     return "\n".join([*lines, f"and {more} more"] if more > 0 else lines)
 
 
-def refusal(found: Sequence[Difference], saved: Mapping[str, Any] | None = None) -> str:
+def refusal(found: Sequence[Difference], saved: Mapping[str, Any] | None = None, of_phases: str = "") -> str:
     """What to say of a saved position that is refused for these differences, with the way out.
 
     Args:
         found: What differs.
         saved: The saved fingerprint.
+        of_phases: What to say of phases that differ, each sentence with a space before it.
     """
     table = f"the saved position belongs to other data or another order:\n{indent(in_words(found), '  ')}"
     way_out = 'resume with on_change="warn" to go on from the same position all the same.'
     hashes = [one for one in found if one.setting.endswith(".hashes")]
-    of_phases = [one for one in found if one.setting.startswith("phases.")]
-    if any(one.setting.endswith((".until", ".cut")) or one.saved == "'absent'" for one in of_phases):
-        way_out += (
-            " What follows the phases that have begun may change: `lightning-streaming state branch CHECKPOINT` says "
-            "how to end the last of them where the checkpoint stands."
-        )
+    way_out += of_phases
     more = [one for one in found if one.setting.endswith(".samples") and one.saved.isdigit() and one.now.isdigit()]
     if any(int(one.saved) < int(one.now) for one in more):
         way_out += (

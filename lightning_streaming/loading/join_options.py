@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from lightning_streaming.errors import ConfigError
+from lightning_streaming.errors import ConfigError, UnknownArgumentError
 from lightning_streaming.formats.shard_table import check_selection
 from lightning_streaming.replaced_names import tells_unknown_arguments
 from lightning_streaming.storage import StorageOptions, mask_url
@@ -57,6 +57,9 @@ class Join:
         return "by position" if self.on is None else f"on {self.on!r}"
 
 
+_ARGUMENTS = ", ".join(one.name for one in fields(Join))
+
+
 def named_joins(join: Mapping[str, Any] | None) -> Mapping[str, Join] | None:
     """The joins of a stream by name; each may be written as a location, or as a mapping of arguments.
 
@@ -82,6 +85,8 @@ def _join(name: object, one: Any) -> Join:
             raise ConfigError(f"join {name!r} must map names of arguments to values, each once, but got {dict(one)!r}")
         try:
             return Join(**arguments)
+        except UnknownArgumentError as error:
+            raise UnknownArgumentError(f"join {name!r}: {error}; a join takes {_ARGUMENTS}") from None
         except ConfigError as error:
             raise type(error)(f"join {name!r}: {error}") from None
     if isinstance(one, str) or hasattr(one, "__fspath__"):

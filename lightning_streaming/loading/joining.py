@@ -111,7 +111,7 @@ class JoinedDataset:
         shard, index = self._runs.find_one(number if on is None else self._place_of(sample[on], number))
         found = read(self.first_shard + shard, index)
         if on is not None and found[on] != sample[on]:
-            self._check_ids()
+            self.check_index_of_ids()
             raise ConfigError(
                 f"{self.cache.label}: the sample that had {on}={sample[on]!r} when ids were looked at has "
                 f"{found[on]!r} by now; shards that change need another index.json: write that anew, with hashes"
@@ -123,14 +123,19 @@ class JoinedDataset:
         assert self.ids is not None, "it is made with the catalog"
         place = self.ids.place(value)
         if place < 0:
-            self._check_ids()
+            self.check_index_of_ids()
             raise ConfigError(
                 f"{self.cache.label}: no sample has {self.asked.on}={value!r}, which sample {number} of the stream "
                 "has; add it there, or leave such samples of the stream out with where= or select="
             )
         return place
 
-    def _check_ids(self) -> None:
+    def check_index_of_ids(self) -> None:
+        """Refuse an index of ids that does not find what is there.
+
+        Raises:
+            StorageError: It is damaged.
+        """
         if self.ids is not None and not self.ids.is_whole():
             raise StorageError(f"{self.cache.label}: {self.ids.kept_at} is damaged; remove it, and start again")
 

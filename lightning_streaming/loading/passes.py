@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from lightning_streaming.cache.index_cache import IndexCache
 from lightning_streaming.cache.shard_cache import Misses
@@ -18,6 +18,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.growth import NO_GROWTH, Growth, growth_since
 from lightning_streaming.loading.measures import BatchMeter
+from lightning_streaming.loading.missing_ids import MissingIds
 from lightning_streaming.loading.order_files import OrderAhead, shared_order
 from lightning_streaming.loading.reading import WorkerPartition, WorkerPass, WorkerSamples
 from lightning_streaming.loading.run import (
@@ -56,6 +57,13 @@ MakingOf = Callable[[int, int], Making]
 """Says how the samples of an epoch are made, by shuffle seed and epoch."""
 
 
+class _Called(NamedTuple):
+    """How messages call things, where somebody knows."""
+
+    reader: str = ""
+    checkpoint: str = "CHECKPOINT"
+
+
 class CurrentRun:
     """The run that a dataset is read by, as far as it has come in this process.
 
@@ -66,8 +74,7 @@ class CurrentRun:
 
     def __init__(self, asked: RunRequest, source: SampleSource) -> None:
         self.asked = asked
-        self.reader = ""
-        """What messages call whoever reads, where there are several: like "train loader 'text'"."""
+        self._called = _Called()
         self._source = source
         self._loaded: tuple[SavedPosition, OnChange] | None = None
         self._settings = asked.settings
@@ -78,6 +85,11 @@ class CurrentRun:
         """In a copy: what its original's run was, but for the data."""
         self._has_begun = self._has_told_changes = False
         self._ahead = OrderAhead()
+
+    @property
+    def reader(self) -> str:
+        """What messages call whoever reads, where there are several: like "train loader 'text'"."""
+        return self._called.reader
 
     @property
     def settings(self) -> OrderSettings:
@@ -146,9 +158,10 @@ class CurrentRun:
         self._read_by = batch_size, drop_last
         self._run = self._run and self._run.on(replace(self._run.machines, batch_size=batch_size, drop_last=drop_last))
 
-    def call(self, reader: str) -> None:
-        """Let messages call whoever reads so."""
-        self.reader = reader
+    def call(self, reader: str | None = None, checkpoint: str | None = None) -> None:
+        """Let messages call whoever reads so, and the file of a position that is loaded; None leaves it as it is."""
+        reader = self.reader if reader is None else reader
+        self._called = _Called(reader, self._called.checkpoint if checkpoint is None else checkpoint)
         self._run = self._run and replace(self._run, reader=reader)
 
     def on(self, world: World, batch_size: int | None = None, drop_last: bool | None = None) -> Run:
@@ -220,7 +233,7 @@ class CurrentRun:
         if self._loaded is None:
             return new_run(self.asked, catalog, machines, self._initial_nodes, self.reader)
         saved, on_change = self._loaded
-        resumed = resume(saved, self.asked, catalog, machines, on_change, self.reader)
+        resumed = resume(saved, self.asked, catalog, machines, on_change, *self._called)
         for note in () if self._has_told_changes else resumed.notes():
             _log.warning("%s", note)
         for note in () if self._has_told_changes or world.rank else resumed.growth:
@@ -326,6 +339,10 @@ class Passes:
         """Make selections and indexes of ids, where that was not done before, with somebody who looks on."""
         self._source.make_ahead(watched)
 
+    def missing_ids(self, watched: Watched) -> list[MissingIds]:
+        """See :meth:`~lightning_streaming.loading.sample_source.SampleSource.missing_ids`."""
+        return list(self._source.missing_ids(watched))
+
     def next_cursor(self) -> Cursor:
         """Where the next pass begins."""
         return self._next.passes_later(self._counter.passes_counted())
@@ -366,11 +383,20 @@ class Passes:
         if start.world.rank or "columns" in self._told:
             return
         self._told.add("columns")
-        told = self._source.has_all_columns() and _mixed_columns(
-            self.catalog, self.run.weights.choose, in_a_batch=self.run.settings.batching_method in _MIX_STREAMS
-        )
+        told = self.mixed_columns(self.run.weights.choose, self.run.settings.batching_method)
         if told and start.batch_size > 1:
             _log.warning("%s", told)
+
+    def mixed_columns(self, shares: Sequence[int], batching_method: str) -> str | None:
+        """A sentence where torch's default collate would meet samples of different columns; else None.
+
+        Args:
+            shares: Samples that an epoch draws of each stream.
+            batching_method: Which samples share a batch.
+        """
+        if not self._source.has_all_columns():
+            return None
+        return _mixed_columns(self.catalog, shares, in_a_batch=batching_method in _MIX_STREAMS)
 
     def of_worker(
         self, making_of: MakingOf, start: PassStart, worker: int, num_workers: int, *, is_measured: bool = False
@@ -467,11 +493,12 @@ def _mixed_columns(catalog: Catalog, shares: Sequence[int], *, in_a_batch: bool)
     for name, columns in kinds:
         other, known = firsts.setdefault("" if in_a_batch else name, (name, columns))
         if set(known) != set(columns):
+            everywhere = [column for column in kinds[0][1] if all(column in those for _, those in kinds)]
+            way_out = f"name those that all have with columns={everywhere}, " if everywhere else ""
             return (
                 f"samples have different columns: {list(known)} in stream {other!r}, {list(columns)} in {name!r}. "
                 "Torch's default collate fails on a batch of both, or leaves out what the first of its samples lacks; "
-                "name those that all have with columns=, give all the same in transform= or with join, or pass the "
-                "loader a collate_fn="
+                f"{way_out}give all the same in transform= or with join, or pass the loader a collate_fn="
             )
     return None
 

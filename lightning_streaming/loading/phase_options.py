@@ -15,6 +15,8 @@ from lightning_streaming.units import check_at_least, parse_count
 
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 
+_IN_WORDS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:per\s*cents?|pct|percentage)\.?\s*", re.IGNORECASE)
+
 
 @tells_unknown_arguments
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +96,7 @@ class Phase:
             steps=self.steps if ramps else 1,
             max_repeats=_by_name(self.max_repeats),
             cut=self.cut,
+            written=self.until.strip() if isinstance(self.until, str) and _PERCENT.fullmatch(self.until) else None,
         )
 
     def planned_stop(self, epoch_size: int | None) -> int | None:
@@ -104,6 +107,11 @@ class Phase:
         if part is None and isinstance(self.until, float) and math.isfinite(self.until) and self.until % 1:
             raise ConfigError(
                 f'{self._told("until")} must be whole samples, or a part like "90%", but is {self.until!r}'
+            )
+        if part is None and isinstance(self.until, str) and (words := _IN_WORDS.fullmatch(self.until)):
+            raise ConfigError(
+                f'{self._told("until")} must be samples, like 800000 or "800m", or a part of epoch_size, like '
+                f'"{words[1]}%", but is {self.until!r}'
             )
         if part is None:
             return parse_count(self.until, self._told("until"))

@@ -22,6 +22,7 @@ from lightning_streaming.errors import ConfigError, StateError, StateMismatchErr
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.fingerprint import Difference, in_words, refusal
 from lightning_streaming.loading.growth import Growth, growth_since
+from lightning_streaming.loading.phase_refusal import ways_out_of_phases
 from lightning_streaming.loading.run_order import RunOrder, RunRequest, order_of, settled_order
 from lightning_streaming.loading.state import Cursor, PassStart, SavedPosition
 from lightning_streaming.order.batchings import Batched
@@ -457,6 +458,7 @@ def resume(
     machines: Machines,
     on_change: OnChange = "error",
     reader: str = "",
+    checkpoint: str = "CHECKPOINT",
 ) -> Resumed:
     """The run that goes on from a saved position, with its seed and canonical nodes.
 
@@ -467,6 +469,7 @@ def resume(
         machines: Who reads it now.
         on_change: What to do if data or order have changed.
         reader: What messages call it, where there are several.
+        checkpoint: Where the saved position was read from, as messages call it.
 
     Raises:
         ConfigError: The weights cannot be of this data.
@@ -502,7 +505,8 @@ def resume(
     )
     found = replace(run, order=then or order).differences(saved)
     if found and on_change == "error":
-        raise StateMismatchError(told + refusal(found, saved.fingerprint))
+        of_phases = ways_out_of_phases(found, saved, asked.phases, checkpoint)
+        raise StateMismatchError(told + refusal(found, saved.fingerprint, of_phases))
     run.check_phases(saved.cursor)
     return Resumed(run, found, notes)
 

@@ -44,6 +44,7 @@ from lightning_streaming.loading.joining import (
     StreamJoins,
     joined_label,
 )
+from lightning_streaming.loading.missing_ids import MissingIds, find_missing_ids
 from lightning_streaming.loading.open_shards import OpenShards, RoomWatch, ShardsAhead, raw_bytes
 from lightning_streaming.loading.scanning import Watched, unwatched
 from lightning_streaming.loading.selecting import select_samples
@@ -141,6 +142,24 @@ class SampleSource:
         """Look at the catalog anew, with somebody who looks on while selections and indexes of ids are made."""
         self.known_catalog = self._read_catalog(watched)
 
+    def missing_ids(self, watched: Watched) -> Iterator[MissingIds]:
+        """For each dataset that is joined by id: the ids of its stream's samples that it has not, if there are any.
+
+        Args:
+            watched: Looks on while the columns of ids are read.
+        """
+        catalog = self.catalog
+        joins = {} if catalog.joins is None else catalog.joins.streams
+        for stream, of_stream in joins.items():
+            cache, index = self._caches[catalog.stream_names[stream]], catalog.indexes[stream]
+            for one in of_stream.read:
+                if one.asked.on is None:
+                    continue
+                with watched(cache.label, one.asked.in_words(), index.num_samples) as progress:
+                    found = find_missing_ids(index, cache, one, catalog.selections[stream], self._room, progress)
+                if found is not None:
+                    yield found
+
     def _read_catalog(self, watched: Watched) -> Catalog:
         indexes = {name: cache.read_index() for name, cache in self._caches.items()}
         catalog = Catalog(indexes, joins=self._read_joins(indexes))
@@ -194,11 +213,13 @@ class SampleSource:
     def _selected_of(self, catalog: Catalog, watched: Watched) -> Catalog:
         """The samples of a catalog that are selected."""
         indexes = dict(zip(catalog.stream_names, catalog.indexes, strict=True))
+        joins = {} if catalog.joins is None else catalog.joins.streams
+        joined = {catalog.stream_names[stream]: one.final_names() for stream, one in joins.items()}
         selections = {}
         for name, (asked, key) in self._selections.items():
             cache = self._caches[name]
             with watched(cache.label, asked.in_words(), indexes[name].num_samples) as progress:
-                selected = select_samples(asked, indexes[name], cache, self._room, progress, key)
+                selected = select_samples(asked, indexes[name], cache, self._room, progress, key, joined.get(name, ()))
             selections[name] = selected
             if not len(selected):
                 raise ConfigError(

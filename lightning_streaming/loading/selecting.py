@@ -7,9 +7,11 @@ the names.
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,10 +26,17 @@ from lightning_streaming.cache.selection_files import selection_path
 from lightning_streaming.errors import (
     ConfigError,
 )
-from lightning_streaming.formats.columns import check_columns_tell, encodings_of
+from lightning_streaming.formats.columns import ColumnValues, check_columns_tell, encodings_of
 from lightning_streaming.formats.index import DatasetIndex
-from lightning_streaming.loading.conditions import Condition, FunctionCondition, PartCondition, SqlCondition
+from lightning_streaming.loading.conditions import (
+    Condition,
+    FunctionCondition,
+    PartCondition,
+    SqlCondition,
+)
+from lightning_streaming.loading.id_index import IdIndex
 from lightning_streaming.loading.scanning import (
+    SAMPLES_AT_ONCE,
     Progress,
     ShardGroup,
     ShardScan,
@@ -53,6 +62,7 @@ def select_samples(
     room: CacheQuota | None = None,
     progress: Progress | None = None,
     key: str | None = None,
+    joined: Collection[str] = (),
 ) -> Selection:
     """The selected samples of one stream; evaluated now, unless a process of this node did before.
 
@@ -63,6 +73,7 @@ def select_samples(
         room: Where what is fetched is counted; None for no limit.
         progress: Is told how far it is; None to log it.
         key: That of the outcome, if it is known from another process: what is kept under it is taken as it is.
+        joined: Columns that its samples have of datasets that are joined, which cannot be looked at.
 
     Raises:
         ConfigError: A condition cannot be evaluated on this data, or is another than it was where ``key`` comes from;
@@ -82,6 +93,7 @@ def select_samples(
             cache=cache,
             room=room,
             progress=progress,
+            joined=joined,
         )
         if key not in (None, work.key):
             raise ConfigError(
@@ -102,6 +114,7 @@ class _Work:
     cache: ShardCache
     room: CacheQuota | None
     progress: Progress | None
+    joined: Collection[str] = ()
 
     @property
     def num_samples(self) -> int:
@@ -127,7 +140,7 @@ class _Work:
         if self.asked.part is not None:
             conditions.append(PartCondition(self.asked.part, self.asked.split_by, self.asked.split_seed))
         for condition in conditions:
-            _check_columns(condition, self.index, self.asked)
+            _check_columns(condition, self.index, self.asked, self.joined)
         return conditions
 
     @cached_property
@@ -215,6 +228,100 @@ class _Work:
             wanted[places] &= condition.met(columns, group.first + places)
 
 
+@dataclass(frozen=True, slots=True)
+class PartnerCondition:
+    """That a joined dataset has a sample's id."""
+
+    on: str
+    ids: IdIndex
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The column of ids."""
+        return (self.on,)
+
+    def met(
+        self,
+        columns: Mapping[str, ColumnValues],
+        numbers: NDArray[np.int64],  # noqa: ARG002  # every condition is told them
+    ) -> NDArray[np.bool_]:
+        """Look them up."""
+        return self.ids.places(columns[self.on]) >= 0
+
+
+def select_partners(
+    on: str,
+    ids: IdIndex,
+    digest: str,
+    selection: Selection | None,
+    index: DatasetIndex,
+    cache: ShardCache,
+    room: CacheQuota,
+    progress: Progress | None,
+) -> Selection:
+    """The selected samples of a stream whose ids a joined dataset has; kept as what was selected is.
+
+    Args:
+        on: The column of ids.
+        ids: Those of the joined dataset.
+        digest: Of the joined dataset's index.
+        selection: The stream's; None where nothing is left out.
+        index: The stream's.
+        cache: Where its files are.
+        room: Where what is fetched is counted.
+        progress: Is told how far it is; None to log it.
+
+    Raises:
+        FormatError: A shard is damaged.
+        StorageError: A shard could not be fetched.
+    """
+    with errors_name(cache, f"the ids in column {on!r} cannot be looked up"):
+        work = _Partners(
+            asked=SelectionRequest(),
+            selected=None,
+            index=index,
+            sizes=index.samples_per_shard(),
+            cache=cache,
+            room=room,
+            progress=progress,
+            condition=PartnerCondition(on, ids),
+            digest=digest,
+            among=selection,
+        )
+        return work.done()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Partners(_Work):
+    """Those that a joined dataset has ids of, to be found."""
+
+    condition: PartnerCondition
+    digest: str
+    among: Selection | None
+
+    @cached_property
+    def key(self) -> str:
+        """A name of the outcome."""
+        among = None if self.among is None else self.among.digest
+        facts = json.dumps(["partners", self.index.data_digest, self.digest, self.condition.on, among])
+        return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
+
+    @cached_property
+    def conditions(self) -> Sequence[Condition]:
+        """Its only one: that the columns fit was checked when the join was."""
+        return (self.condition,)
+
+    @cached_property
+    def chosen(self) -> NDArray[np.bool_] | None:
+        """The samples that are selected: shards of which none is are not read."""
+        if self.among is None:
+            return None
+        parts = range(0, self.num_samples, SAMPLES_AT_ONCE)
+        return np.concatenate(
+            [self.among.has(np.arange(at, min(at + SAMPLES_AT_ONCE, self.num_samples))) for at in parts]
+        )
+
+
 def _kept(cache: ShardCache, key: str, num_samples: int) -> Selection | None:
     """What was made before, and is whole."""
     path = selection_path(cache.directory.path, key)
@@ -229,9 +336,14 @@ def _put(bits: NDArray[np.uint8], first: int, wanted: NDArray[np.bool_]) -> None
     bits[first // 8 : first // 8 + len(packed)] |= packed
 
 
-def _check_columns(condition: Condition, index: DatasetIndex, asked: SelectionRequest) -> None:
+def _check_columns(condition: Condition, index: DatasetIndex, asked: SelectionRequest, joined: Collection[str]) -> None:
+    own = "where and split_by look at the stream's own columns"
+    hints = {name: f"{name!r} is joined, and {own}" for name in joined}
+    if isinstance(condition, SqlCondition):
+        quoted = [name for name in condition.columns if f'"{name}"' in condition.expression and name not in hints]
+        hints |= {name: f"text stands in single quotes in SQL: '{name}'" for name in quoted}
     for _, info in index.shards.examples():
-        check_columns_tell(info, condition.columns, asked.in_words())
+        check_columns_tell(info, condition.columns, asked.in_words(), hints)
         if isinstance(condition, PartCondition):
             _check_equal_or_not(encodings_of(info), condition)
 

@@ -34,6 +34,8 @@ Select = Sequence[int] | Sequence[bool] | str | os.PathLike[str] | NDArray[Any]
 
 _SPLIT = re.compile(r"(?P<name>[^\[\]]*)(\[(?P<start>[^:\[\]]*):(?P<stop>[^:\[\]]*)\])?")
 _PERCENT = re.compile(r"(\d+(\.\d+)?)%")
+_BARE_SLICE = re.compile(r"(?P<slice>[\d.]+%:[\d.%]*|:[\d.]+%|[\d.]+%|^[\d.]*:[\d.]*)$")
+"""What a slice without its brackets ends with; names of directories may have colons and percent signs elsewhere."""
 _BLOCK_WORDS = 8
 _BLOCK = 64 * _BLOCK_WORDS
 """Samples that are counted together: 8 bytes for each so many."""
@@ -67,6 +69,12 @@ def parse_split(split: str | None) -> tuple[str | None, SplitSlice | None]:
         ConfigError: It is written in another way.
     """
     if split is None or "[" not in split:
+        if split is not None and (bare := _BARE_SLICE.search(split)):
+            slice_of = bare["slice"] if ":" in bare["slice"] else f":{bare['slice']}"
+            raise ConfigError(
+                f"split={split!r} would be a subdirectory; a slice stands in brackets: "
+                f"'{split[: bare.start('slice')]}[{slice_of}]'"
+            )
         return split, None
     found = _SPLIT.fullmatch(split)
     borders = None if found is None else [_border(found[side], at) for side, at in (("start", 0), ("stop", 1))]
@@ -102,8 +110,9 @@ class SelectionOptions:
     Args:
         split: Subdirectory of both ``remote`` and ``local``, like "train"; or the part of it that is read, drawn by
             hash, like "train[:98%]" or "[98%:]". Such parts stay what they are when data is appended.
-        where: Which samples are read: a condition in SQL over columns, like "score >= 0.8 and lang == 'en'", or a
-            function whose parameters are named like columns. "" for all. Evaluated once; see docs/mixtures.md.
+        where: Which samples are read: a condition in SQL over columns, like "score >= 0.8 and lang == 'en'", or, in
+            Python only, a function whose parameters are named like columns. "" for all. Evaluated once; see
+            docs/mixtures.md.
         split_by: Column whose value decides in which part of a split a sample is, so that samples of one value stay
             together. "": each sample is drawn by itself.
         split_seed: Key of the hash that draws the parts.

@@ -158,7 +158,8 @@ class StreamDefaults:
         split: Subdirectory of every stream that names none itself, like "train"; or the part of it that is read, drawn
             by hash, like "train[:98%]" or "[98%:]".
         where: Which samples are read of every stream that does not say: a condition in SQL over columns, like
-            "score >= 0.8 and lang == 'en'", or a function whose parameters are named like columns.
+            "score >= 0.8 and lang == 'en'", or, in Python only, a function whose parameters are named like
+            columns.
         split_by: Column whose value decides in which part of a split a sample is, for streams that do not say. None:
             each sample is drawn by itself.
         split_seed: Key of the hash that draws the parts, for streams that do not say.

@@ -100,10 +100,15 @@ class Mixture:
             ConfigError: One was, and this is not the first epoch.
         """
         if epoch and self.is_cut:
-            raise ConfigError(
-                f"epoch {epoch} would read phases again of which one was cut; end the run with its first epoch "
-                "(max_epochs=1)"
-            )
+            raise ConfigError(self.why_read_once(epoch))
+
+    def why_read_once(self, epoch: int) -> str:
+        """Of phases of which one was cut: a sentence on why this epoch is none, with the way out."""
+        cut = next(phase for phase in self.plan.phases if phase.cut is not None)
+        return (
+            f"epoch {epoch} would read phases again of which one was cut (phases.{cut.name}.cut={cut.cut}); end the "
+            "run with its first epoch (max_epochs=1)"
+        )
 
     def shuffled(self, epoch: int, step: int, draw: Draw = drawn_here) -> Shuffled:
         """What a step draws, shuffled.

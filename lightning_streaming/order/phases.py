@@ -12,7 +12,7 @@ itself alone: what comes later may be changed when a run goes on.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Protocol
@@ -53,6 +53,8 @@ class SettledPhase:
     """How often streams may have been read by its end, at most."""
     cut: int | None = None
     """Where it was cut, in samples: it had begun as one that goes on to its planned stop."""
+    written: str | None = field(default=None, compare=False)
+    """How the planned stop is written where that is as a part of the epoch's size: like "90%"."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -202,6 +202,41 @@ def add_run(parser: ArgumentParser) -> None:
     parser.add_argument("--batch-size", metavar="B", type=positive, help="samples per batch on each rank")
 
 
+def add_set(parser: ArgumentParser, words: str = "") -> None:
+    """Add ``--set FIELD=VALUE``, as ``args.set``: pairs of a setting of the data and its value.
+
+    Args:
+        parser: What to add it to.
+        words: What comes before what it does.
+    """
+    parser.add_argument(
+        "--set",
+        metavar="FIELD=VALUE",
+        type=_parse_change,
+        action="append",
+        default=[],
+        help=f"{words}change a field of the data, like train.shuffle_seed=3, as --data.train.shuffle_seed=3 does in "
+        "fit; may be given several times",
+    )
+
+
+def check_set_is_of_a_run(args: Namespace) -> None:
+    """Refuse ``--set`` of what has no configuration.
+
+    Raises:
+        ConfigError: It was given.
+    """
+    if args.set:
+        raise ConfigError("--set changes the data of a run; give the run's configuration with it, as --config run.yaml")
+
+
+def _parse_change(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise ArgumentTypeError("must be written FIELD=VALUE")
+    return name.removeprefix("data.").removeprefix("init_args."), value
+
+
 def positive(text: str) -> int:
     """A whole number of at least 1, for ``add_argument(type=...)``."""
     return _at_least(1, text)

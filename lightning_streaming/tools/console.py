@@ -122,7 +122,7 @@ def print_table(
     console = Console(highlight=False)
     table = Table(box=box.SIMPLE_HEAD if heads else None, show_header=bool(heads))
     columns = list(zip(heads, *rows, strict=True)) if heads else []
-    is_wide = sum(max(map(len, column)) + _BETWEEN_COLUMNS for column in columns) > console.width
+    is_wide = _AROUND + sum(max(map(len, column)) + _BETWEEN_COLUMNS for column in columns) > console.width
     for one in heads or ("", ""):
         head = "\n".join(one.split()) if is_wide and one in whole else one
         table.add_column(Text(head), justify="right" if one in right else "left", overflow="fold", no_wrap=one in whole)
@@ -130,13 +130,15 @@ def print_table(
         table.add_row(*map(Text, row))  # not as markup: [red] in a sample is no colour
     if is_wide and whole:
         least = [max(map(len, [*head.split(), *texts])) if head in whole else _LEAST_WIDTH for head, *texts in columns]
-        console.width = max(console.width, sum(least) + len(least) * _BETWEEN_COLUMNS)
+        console.width = max(console.width, _AROUND + sum(least) + len(least) * _BETWEEN_COLUMNS)
     with console.capture() as drawn:
         console.print(Text(title, style="bold"), soft_wrap=True)  # a path is not cut
         console.print(table)
     print("\n".join(line.rstrip() for line in drawn.get().rstrip().splitlines()) + "\n")
 
 
+_AROUND = 1
+"""Characters that a table has beside those of its columns and between them."""
 _BETWEEN_COLUMNS = 3
 _LEAST_WIDTH = 12
 _MOST_CHARACTERS = 160

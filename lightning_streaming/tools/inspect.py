@@ -26,7 +26,15 @@ from lightning_streaming.files import join_under
 from lightning_streaming.formats.encodings import is_unsafe
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.shard import LoneSamples, check_shard, open_shard, table_part
-from lightning_streaming.tools.commands import add_dataset, add_json, add_loader, add_storage_options, not_negative
+from lightning_streaming.tools.commands import (
+    add_dataset,
+    add_json,
+    add_loader,
+    add_set,
+    add_storage_options,
+    check_set_is_of_a_run,
+    not_negative,
+)
 from lightning_streaming.tools.console import FINE, counted, print_json, print_table, printable_name, render
 from lightning_streaming.tools.inspect_run import inspect_run
 from lightning_streaming.tools.stored_dataset import (
@@ -55,6 +63,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--ckpt", dest="checkpoint", metavar="CKPT", help=words)
     parser.add_argument("--samples", metavar="N", type=not_negative, help="how many samples to show; 2 by default")
     add_loader(parser, ", with --ckpt")
+    add_set(parser, "with --config: ")
     add_json(parser)
     add_storage_options(parser)
 
@@ -68,7 +77,8 @@ def run(args: Namespace) -> int:
             raise ConfigError("--config shows no samples, and says itself how stores are reached; give it alone")
         if args.loader is not None and args.checkpoint is None:
             raise ConfigError("--loader names a train loader of a checkpoint; give --ckpt with it")
-        return inspect_run(args.config, args.checkpoint, args.loader, as_json=args.json)
+        return inspect_run(args.config, dict(args.set), args.checkpoint, args.loader, as_json=args.json)
+    check_set_is_of_a_run(args)
     if args.checkpoint is not None or args.loader is not None:
         option = "--loader" if args.checkpoint is None else "--ckpt"
         raise ConfigError(f"{option} is of a run; give the run's configuration with it, as --config run.yaml")

@@ -8,23 +8,30 @@ from typing import Any
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.passes import passes_of
+from lightning_streaming.loading.run import Run
 from lightning_streaming.order.phased import Mixture
 from lightning_streaming.order.phases import SettledPhase
 from lightning_streaming.order.stretches import StreamPasses
 from lightning_streaming.tools.checkpoints import find_places, find_state_file
 from lightning_streaming.tools.commands import count_ranks, read_run_files
-from lightning_streaming.tools.console import FINE, counted, print_json, print_table, printable_name
+from lightning_streaming.tools.console import FINE, counted, print_json, print_note, print_table, printable_name
 from lightning_streaming.tools.strategy_ranks import strategy_ranks
 from lightning_streaming.world import World
 
 
 def inspect_run(
-    files: Sequence[str], checkpoint: str | None = None, loader: str | None = None, *, as_json: bool
+    files: Sequence[str],
+    changes: Mapping[str, Any],
+    checkpoint: str | None = None,
+    loader: str | None = None,
+    *,
+    as_json: bool,
 ) -> int:
     """Print what each stage reads.
 
     Args:
         files: Of the configuration; what a later one says overrides an earlier one.
+        changes: More settings of the data, by dotted name without ``data.``.
         checkpoint: What training goes on from, if it does.
         loader: Of which train loader of the checkpoint; None where it is of one.
         as_json: Whether to print it for programs.
@@ -34,29 +41,61 @@ def inspect_run(
         StateError: The checkpoint has no place to go on from, or is of another run.
         StorageError: An index could not be fetched.
     """
-    written = read_run_files(files, {}, stage=None)
+    written = read_run_files(files, changes, stage=None)
     configs = {stage: config for stage, config in written.datamodule.configs.items() if config is not None}
     if not configs:
         raise ConfigError(
             f"{', '.join(files)}: there is no data; write data.train, data.val, data.test or data.predict"
         )
-    stages = []
-    for stage, config in configs.items():
-        dataset = written.datamodule.build_dataset(stage, config)
-        try:
-            _read_as_configured(dataset, written.trainer)
-            if stage == "train" and checkpoint is not None:
-                places = find_places(find_state_file(Path(checkpoint)).peek(), checkpoint)
-                dataset.load_state_dict(places.loaders[places.choose(loader)].position.as_state())
-            stages.append(_stage_reads(stage, dataset))
-        finally:
-            dataset.close()
+    stages = [_inspected(stage, config, written, checkpoint, loader) for stage, config in configs.items()]
     if as_json:
         print_json({"stages": stages})
         return FINE
     for stage in stages:
         _print_stage(stage)
     return FINE
+
+
+def _inspected(stage: str, config: Any, written: Any, checkpoint: str | None, loader: str | None) -> dict[str, Any]:
+    """What is reported of a stage."""
+    dataset, first_step = written.datamodule.build_dataset(stage, config), 0
+    try:
+        _read_as_configured(dataset, written.trainer)
+        if stage == "train" and checkpoint is not None:
+            places = find_places(find_state_file(Path(checkpoint)).peek(), checkpoint)
+            passes_of(dataset).run.call(checkpoint=checkpoint)
+            dataset.load_state_dict(places.loaders[places.choose(loader)].position.as_state())
+            first_step = places.global_step or 0
+        run = passes_of(dataset).run.on(dataset.current_world())
+        warnings = [_mixed_columns(stage, dataset, written.datamodule, run)]
+        if stage == "train":
+            warnings.append(_read_again(dataset, written, run, first_step))
+        return {**_stage_reads(stage, dataset, run), "warnings": [one for one in warnings if one]}
+    finally:
+        dataset.close()
+
+
+def _mixed_columns(stage: str, dataset: Any, module: Any, run: Run) -> str | None:
+    """What the stage's loader would warn of when its first pass begins."""
+    if module.batch_size_of(stage) == 1 or not dataset._are_as_stored() or module._overrides("collate"):
+        return None
+    return passes_of(dataset).mixed_columns(run.order.weights.choose, run.settings.batching_method)
+
+
+def _read_again(dataset: Any, written: Any, run: Run, first_step: int) -> str | None:
+    """Why training as configured would be refused at its start: it would read phases again of which one was cut."""
+    mixture, trainer, cursor = run.order.mixture, written.trainer, dataset.next_cursor()
+    reads_once = ("overfit_batches", "fast_dev_run", "reload_dataloaders_every_n_epochs")
+    if mixture is None or not mixture.is_cut or any(trainer.get(name) for name in reads_once):
+        return None
+    steps, epochs = trainer.get("max_steps"), trainer.get("max_epochs")
+    if epochs is not None and 0 <= epochs <= 1:
+        return None
+    accumulate = trainer.get("accumulate_grad_batches") or 1
+    samples = run.machines.num_ranks * written.datamodule.batch_size_of("train") * accumulate
+    left = -(-(mixture.plan.epoch_size - cursor.sample_in_epoch) // samples)
+    ends_before = steps is not None and 0 <= steps <= first_step + left
+    return None if ends_before else mixture.why_read_once(cursor.epoch + 1)
 
 
 def _read_as_configured(dataset: Any, trainer: Mapping[str, Any]) -> None:
@@ -68,9 +107,8 @@ def _read_as_configured(dataset: Any, trainer: Mapping[str, Any]) -> None:
     dataset.world = World(num_nodes=nodes, ranks_per_node=ranks or count_ranks(trainer)[0], rank=0)
 
 
-def _stage_reads(stage: str, dataset: Any) -> dict[str, Any]:
+def _stage_reads(stage: str, dataset: Any, run: Run) -> dict[str, Any]:
     """What an epoch of a stage reads of each stream; selections that nobody evaluated yet are evaluated now."""
-    run = passes_of(dataset).run.on(dataset.current_world())
     weights = run.order.weights
     shares = zip(dataset.streams.items(), weights.choose, weights.proportion, weights.repeat, strict=True)
     streams = [
@@ -156,10 +194,12 @@ def _print_stage(stage: Mapping[str, Any]) -> None:
     ]
     title = f"{stage['stage']}: {counted(stage['epoch_size'], 'sample')} per epoch"
     kept = len(heads) - all(not one["only"] for one in stage["streams"])
-    print_table(title, heads[:kept], [row[:kept] for row in rows], right=heads[1:-1])
+    print_table(title, heads[:kept], [row[:kept] for row in rows], right=heads[1:-1], whole=heads[1:-1])
     _print_joins(stage["streams"])
     if "phases" in stage:
         _print_phases(stage["stage"], stage["phases"])
+    for warning in stage["warnings"]:
+        print_note("inspect", f"{stage['stage']}: {warning}")
 
 
 def _print_joins(streams: Sequence[Mapping[str, Any]]) -> None:
@@ -175,7 +215,8 @@ def _print_joins(streams: Sequence[Mapping[str, Any]]) -> None:
         for one in stream["joins"]
     ]
     if rows:
-        print_table("joined with them", ("stream", "join", "how", "stored", "columns"), rows, right=("stored",))
+        heads = ("stream", "join", "how", "stored", "columns")
+        print_table("joined with them", heads, rows, right=("stored",), whole=("stored",))
 
 
 def _print_phases(stage: str, phases: Sequence[Mapping[str, Any]]) -> None:
@@ -184,6 +225,8 @@ def _print_phases(stage: str, phases: Sequence[Mapping[str, Any]]) -> None:
     ramps = any(one["begin_share"] != one["end_share"] for phase in phases for one in phase["streams"])
     if ramps or any(phase["steps"] > 1 for phase in phases):
         heads.insert(heads.index("stream"), "steps")
+    if any(phase["cut"] is not None for phase in phases):
+        heads.insert(heads.index("ends") + 1, "cut")
     if ramps:
         heads.insert(heads.index("share") + 1, "to")
     rows = []
@@ -201,7 +244,7 @@ def _print_phases(stage: str, phases: Sequence[Mapping[str, Any]]) -> None:
             if place == 0:
                 cells |= {"phase": printable_name(phase["phase"])}
                 cells |= {head: f"{phase[head]:,}" for head in ("ends", "steps")}
-                cells["ends"] += " (cut)" if phase["cut"] is not None else ""
+                cells["cut"] = "" if phase["cut"] is None else "cut"
             rows.append([cells.get(head, "") for head in heads])
-    right = [head for head in heads if head not in ("phase", "stream")]
+    right = [head for head in heads if head not in ("phase", "cut", "stream")]
     print_table(f"{stage}: phases of an epoch", heads, rows, right=right, whole=heads)

@@ -15,7 +15,8 @@ was done is kept when this is interrupted: started again, it goes on. On several
 to a place that all can read, and give that to the runs as select=.
 
 --config makes all that a run would make before it begins, for each stream of each of its stages: its selections, and
-the indexes of ids by which datasets are joined with it (join: with on:). The same holds for these.
+the indexes of ids by which datasets are joined with it (join: with on:). The same holds for these. Ids of a stream's
+samples that a joined dataset lacks are counted, and make the exit code 1.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.loading.selecting import select_samples
 from lightning_streaming.loading.selection import Selection, SelectionRequest
 from lightning_streaming.loading.stream import Stream, StreamDefaults
-from lightning_streaming.tools.commands import add_json, add_storage_options
+from lightning_streaming.tools.commands import add_json, add_set, add_storage_options, check_set_is_of_a_run
 from lightning_streaming.tools.console import FINE, counted, print_json, print_table, progress
 from lightning_streaming.tools.select_run import select_for_run
 from lightning_streaming.tools.stored_dataset import find_dataset
@@ -61,6 +62,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add(
         "--out", metavar="KEEP.npy", type=Path, help="also write a truth value for each sample, for select= of a stream"
     )
+    add_set(parser, "with --config: ")
     add_json(parser)
     add_storage_options(parser)
 
@@ -71,7 +73,8 @@ def run(args: Namespace) -> int:
         raise ConfigError("say what to select from: either DATASET, a directory or URL, or --config run.yaml")
     if args.config:
         _check_alone(args)
-        return select_for_run(args.config, as_json=args.json)
+        return select_for_run(args.config, dict(args.set), as_json=args.json)
+    check_set_is_of_a_run(args)
     place = find_dataset(args.dataset, args.storage_options)
     asked = {name: getattr(args, name) for name in ("where", "split", "split_by", "split_seed", "select")}
     settings = {name: value for name, value in asked.items() if value is not None}

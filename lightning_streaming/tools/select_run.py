@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.missing_ids import MissingIds
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.scanning import Progress
 from lightning_streaming.tools.commands import read_run_files
-from lightning_streaming.tools.console import FINE, print_json, print_table, progress
+from lightning_streaming.tools.console import BAD, FINE, PROGRAM, print_error, print_json, print_table, progress
 
 
-def select_for_run(files: Sequence[str], *, as_json: bool) -> int:
+def select_for_run(files: Sequence[str], changes: Mapping[str, Any], *, as_json: bool) -> int:
     """Make what is not made yet, and say what there is.
 
     Args:
         files: Of the configuration; what a later one says overrides an earlier one.
+        changes: More settings of the data, by dotted name without ``data.``.
         as_json: Whether to print it for programs.
 
     Raises:
@@ -26,19 +28,43 @@ def select_for_run(files: Sequence[str], *, as_json: bool) -> int:
         FormatError: A shard is damaged.
         StorageError: A shard could not be fetched.
     """
-    written = read_run_files(files, {}, stage=None)
+    written = read_run_files(files, changes, stage=None)
     configs = {stage: config for stage, config in written.datamodule.configs.items() if config is not None}
     if not configs:
         raise ConfigError(
             f"{', '.join(files)}: there is no data; write data.train, data.val, data.test or data.predict"
         )
-    made = [one for stage, config in configs.items() for one in _of_stage(written.datamodule, stage, config)]
-    (print_json if as_json else _print_report)({"made": made})
-    return FINE
+    stages = [_of_stage(written.datamodule, stage, config) for stage, config in configs.items()]
+    made = [one for of_stage, _ in stages for one in of_stage]
+    missing = [one for _, of_stage in stages for one in of_stage]
+    told = [{**one._asdict(), "values": [_plain(value) for value in one.values]} for one in missing]
+    (print_json if as_json else _print_report)({"made": made, "missing_ids": told})
+    for one in missing:
+        print_error(f"{PROGRAM} select", _of_missing(one))
+    return BAD if missing else FINE
 
 
-def _of_stage(module: Any, stage: str, config: Any) -> list[dict[str, Any]]:
-    """Each selection and each index of ids of a stage, made now or before."""
+def _plain(value: Any) -> Any:
+    """An id as JSON has it."""
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
+
+
+def _of_missing(one: MissingIds) -> str:
+    """A sentence on ids that are missing, with the way out."""
+    condition = ""
+    if one.samples == len(one.values) and not any(isinstance(value, bytes) for value in one.values):
+        told = (str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'" for value in one.values)
+        condition = f'"{one.on} not in ({", ".join(told)})"'
+    many = f"{one.samples:,} samples of the stream have ids"
+    samples = "1 sample of the stream has an id" if one.samples == 1 else many
+    return (
+        f"{one.join}: {samples} that no sample has there; the first is sample {one.first}, {one.on}={one.values[0]!r}. "
+        f"Add them there, or leave such samples of the stream out with where={condition} or select="
+    )
+
+
+def _of_stage(module: Any, stage: str, config: Any) -> tuple[list[dict[str, Any]], list[MissingIds]]:
+    """Each selection and each index of ids of a stage, made now or before; and the ids that joined datasets lack."""
     dataset, made = module.build_dataset(stage, config), list[dict[str, Any]]()
 
     @contextmanager
@@ -63,7 +89,7 @@ def _of_stage(module: Any, stage: str, config: Any) -> list[dict[str, Any]]:
     places += [one.ids.kept_at for one in catalog.joins or () if one.ids is not None]
     for report, kept_at in zip(made, places, strict=True):
         report["kept_at"] = None if kept_at is None else str(kept_at)
-    return made
+    return list(made), passes.missing_ids(watched)
 
 
 def _print_report(report: dict[str, list[dict[str, Any]]]) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import shlex
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -36,6 +36,7 @@ from lightning_streaming.tools.commands import (
     positive,
 )
 from lightning_streaming.tools.console import FINE, PROGRAM, counted, print_json, print_table, printable_name
+from lightning_streaming.tools.phase_lines import phase_line
 from lightning_streaming.tools.state_moves import StreamSeen, phase_stop
 from lightning_streaming.tools.stored_dataset import find_dataset
 
@@ -210,17 +211,47 @@ def branch(args: Namespace) -> int:
     """
     places = find_places(find_state_file(Path(args.checkpoint)).peek(), args.checkpoint)
     loader = places.choose(args.loader)
-    position = places.loaders[loader].position
+    position, sample = places.loaders[loader].position, places.loaders[loader].position.cursor.sample_in_epoch
+    phases = _phases_begun(position, args.checkpoint)
+    running = list(phases)[-1] if phases else ""
+    is_at_end = not phases or sample == phases[running]["until"]
+    if args.json:
+        cut = None if is_at_end else sample
+        print_json({"file": args.checkpoint, "loader": loader, "phases": list(phases), "cut": cut, "sample": sample})
+        return FINE
+    if is_at_end:
+        print(f"{args.checkpoint} stands at sample {sample}, where a phase begins: write other phases from there on.")
+    else:
+        print(
+            f"{args.checkpoint} stands at sample {sample} of phase {running!r}, which was begun to be read until "
+            f"{phases[running]['until']}."
+        )
+        print(
+            f"To go on with other phases, add `cut: {sample}` to it, leave all else of it as it was, and write them "
+            "after."
+        )
+        print("The epoch is then the last one of the run, and the streams of this phase stay among its streams.")
+    assert position.fingerprint is not None, "it tells phases"
+    _print_begun(phases, position.fingerprint["streams"], None if is_at_end else sample)
+    return FINE
+
+
+def _phases_begun(position: SavedPosition, checkpoint: str) -> Mapping[str, Mapping[str, Any]]:
+    """What a state tells of the phases that have begun, where others can follow.
+
+    Raises:
+        ConfigError: None can: the run has no phases, or does not stand in the last of them that it has begun.
+    """
     phases: Mapping[str, Mapping[str, Any]] = (position.fingerprint or {}).get("phases", {})
     epoch, sample = position.cursor
     if position.fingerprint is None or "phases" not in position.fingerprint:
         raise ConfigError(
-            f"the run of {args.checkpoint} has no phases, and nothing else can change within an epoch; give "
+            f"the run of {checkpoint} has no phases, and nothing else can change within an epoch; give "
             "it phases from its start, or begin a new run from its weights"
         )
     if epoch:
         raise ConfigError(
-            f"{args.checkpoint} stands in epoch {epoch}, and all phases were read in the one before; to let more "
+            f"{checkpoint} stands in epoch {epoch}, and all phases were read in the one before; to let more "
             "phases follow the last one, put it back to the end of epoch 0: `lightning-streaming state set CHECKPOINT "
             f"--epoch 0 --sample {position.fingerprint['order']['epoch_size']}`"
         )
@@ -234,31 +265,22 @@ def branch(args: Namespace) -> int:
     start = max((phase_stop(one) for name, one in phases.items() if name != running), default=0)
     if phases and not start < sample <= phases[running]["until"]:
         raise ConfigError(
-            f"{args.checkpoint} was moved to sample {sample}, which is not in phase {running!r}, the last that the run "
+            f"{checkpoint} was moved to sample {sample}, which is not in phase {running!r}, the last that the run "
             "had begun; go on from a checkpoint as the run saved it"
         )
-    is_at_end = not phases or sample == phases[running]["until"]
-    if args.json:
-        cut = None if is_at_end else sample
-        print_json({"file": args.checkpoint, "loader": loader, "phases": list(phases), "cut": cut, "sample": sample})
-    elif is_at_end:
-        print(f"{args.checkpoint} stands at sample {sample}, where a phase begins: write other phases from there on.")
-    else:
-        _print_branch(args.checkpoint, phases, running, sample)
-    return FINE
+    return phases
 
 
-def _print_branch(shown: str, phases: Mapping[str, Mapping[str, Any]], running: str, sample: int) -> None:
-    until = phases[running]["until"]
-    print(f"{shown} stands at sample {sample} of phase {running!r}, which was begun to be read until {until}.")
-    print(
-        f"To go on with other phases, add `cut: {sample}` to it, leave all else of it as it was, and write them after."
-    )
-    print("The epoch is then the last one of the run, and the streams of this phase stay among its streams.")
+def _print_begun(phases: Mapping[str, Mapping[str, Any]], streams: Collection[str], cut: int | None) -> None:
+    """Print the phases that have begun, each as a line to paste; the last with its cut, if it is to have one."""
+    if phases:
+        print(
+            "Borders that were written in % are numbers from now on, as below. Keep `max_repeats` where it was given; "
+            "a state does not tell it."
+        )
     print("\n    phases:")
-    for name in phases:
-        here = f", until: {until}, cut: {sample}" if name == running else ""
-        print(f"      - {{name: {name}, ...{here}}}")
+    for number, (name, one) in enumerate(phases.items(), 1):
+        print(f"      - {phase_line(name, one, streams, cut if number == len(phases) else None)}")
     print("      - {name: ..., until: ..., mix: ...}  # what comes next")
 
 

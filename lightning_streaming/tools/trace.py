@@ -16,7 +16,7 @@ are as the configuration has them for its trainer, unless said otherwise.
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -35,7 +35,7 @@ from lightning_streaming.loading.sample_key import SampleKey
 from lightning_streaming.loading.state import Cursor
 from lightning_streaming.order.batchings import Batched
 from lightning_streaming.order.partition import BatchGeometry, Partition
-from lightning_streaming.tools.commands import add_json, add_loader, add_run, not_negative, positive
+from lightning_streaming.tools.commands import add_json, add_loader, add_run, add_set, not_negative, positive
 from lightning_streaming.tools.console import FINE, counted, print_json, print_note, print_table, printable_name, render
 from lightning_streaming.tools.traced_run import TracedRun, traced_run
 
@@ -63,14 +63,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add_loader(parser)
     add("--epochs", metavar="E", type=positive, default=20, help="look for a sample in so many epochs; 20 by default")
-    add(
-        "--set",
-        metavar="FIELD=VALUE",
-        type=_parse_change,
-        action="append",
-        default=[],
-        help="change a field of the data, like train.shuffle_seed=3, as --data.train.shuffle_seed=3 does in fit",
-    )
+    add_set(parser)
     add(
         "--fields",
         action="store_true",
@@ -142,13 +135,6 @@ def _parse_key(text: str) -> SampleKey:
     except ValueError as error:
         raise ConfigError(f"--sample starts like JSON, but is not JSON: {error}") from None
     return SampleKey.from_dict(values)
-
-
-def _parse_change(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise ArgumentTypeError("must be written FIELD=VALUE")
-    return name.removeprefix("data.").removeprefix("init_args."), value
 
 
 _COLUMNS_SHOWN = 3

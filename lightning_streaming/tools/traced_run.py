@@ -10,6 +10,7 @@ from typing import Any
 
 from lightning_streaming.errors import ConfigError, StateError
 from lightning_streaming.loading.dataloader import StreamingDataLoader, run_of
+from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.run import Run
 from lightning_streaming.loading.state import Cursor
 from lightning_streaming.order.skips import TrainProgress
@@ -100,7 +101,7 @@ def run_on(data: Any, trainer: Mapping[str, Any], asked: Namespace) -> TracedRun
     ranks_per_node, assumed = (told, None) if told else _ranks_per_node(trainer, nodes, saved, loader)
     loader.dataset.world = World(num_nodes=nodes, ranks_per_node=ranks_per_node, rank=0)
     if saved is not None:
-        loader.load_state_dict(saved.loader.position.as_state())
+        _load(loader, saved, asked.checkpoint)
     limit = trainer.get("limit_train_batches")
     counted = TrainProgress(
         steps=0 if saved is None else saved.batches_trained,
@@ -128,6 +129,11 @@ def run_on(data: Any, trainer: Mapping[str, Any], asked: Namespace) -> TracedRun
         ),
         assumed="; ".join(filter(None, (assumed, by_strategy.assumed))) or None,
     )
+
+
+def _load(loader: StreamingDataLoader, saved: _Checkpoint, path: str) -> None:
+    passes_of(loader.dataset).run.call(checkpoint=path)
+    loader.load_state_dict(saved.loader.position.as_state())
 
 
 def _accumulate(asked: Namespace, trainer: Mapping[str, Any]) -> int:

@@ -149,6 +149,27 @@ def batches_in_epoch(trainer: Trainer) -> int:
     return 0 if batches == float("inf") else int(batches)
 
 
+def leads_to_another_epoch(trainer: Trainer, epoch: int, batches: int) -> bool:
+    """Whether ``max_epochs`` and ``max_steps`` let a run begin an epoch after the one under way.
+
+    Args:
+        trainer: The trainer.
+        epoch: The one under way.
+        batches: How many batches of it are done.
+    """
+    if trainer.max_epochs not in (None, -1) and trainer.max_epochs <= epoch + 1:
+        return False
+    if trainer.max_steps == -1:
+        return True
+    in_epoch = batches_in_epoch(trainer)
+    # An optimizer that the model steps by itself counts as it likes; an epoch without a length may never end.
+    if not trainer.lightning_module.automatic_optimization or not in_epoch:
+        return False
+    accumulate = trainer.accumulate_grad_batches
+    steps_left = -(-in_epoch // accumulate) - batches // accumulate
+    return trainer.global_step + steps_left < trainer.max_steps
+
+
 def batches_trained(trainer: Trainer, epoch: int, batches: int) -> int:
     """In ``on_train_start``: batches over all epochs that the weights have seen who stand after these of ``epoch``."""
     done, in_all = _completed_batches(trainer)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -98,7 +99,7 @@ class StreamingStateCallback(Callback):
                 self._place = None
             elif self._place is not None and not self._place.is_finished:
                 lightning_internals.count_as_under_way(trainer, self._place.epoch)
-            lightning_internals.when_loaders_are_made(trainer, self._put_loaders_back)
+            lightning_internals.when_loaders_are_made(trainer, partial(self._put_loaders_back, trainer))
         # Lightning doubts the length of every iterable dataset; that of ours is exact, on every rank.
         warnings.filterwarnings("ignore", "Your `IterableDataset` has `__len__` defined", category=UserWarning)
 
@@ -134,7 +135,7 @@ class StreamingStateCallback(Callback):
         if lightning_internals.has_loaders(
             trainer
         ):  # strategies that load checkpoints late: a schedule has asked for lengths
-            self._put_loaders_back(lightning_internals.streaming_loaders(trainer))
+            self._put_loaders_back(trainer, lightning_internals.streaming_loaders(trainer))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put trainer and loaders at the saved place, or note where they begin."""
@@ -142,7 +143,7 @@ class StreamingStateCallback(Callback):
             self._place = None
         loaders = lightning_internals.streaming_loaders(trainer)
         _check_loaders(trainer, loaders)
-        self._put_loaders_back(loaders)
+        self._put_loaders_back(trainer, loaders)
         self._check_data(loaders)
         self._know(loaders)
         if self._restored is not None:
@@ -151,6 +152,7 @@ class StreamingStateCallback(Callback):
             self._place = _TrainedSoFar(**restored["trainer"], cursors=cursors)
             self._go_to_place(trainer, loaders)
             _report_resume(trainer, self._place.cursors, loaders, restored.get("samples_per_global_batch", {}))
+            _check_cut_is_read_once(trainer, self._place, loaders)
             return
         if not loaders:
             rank_zero_warn(
@@ -167,6 +169,7 @@ class StreamingStateCallback(Callback):
             self._place = _TrainedSoFar(epoch=trainer.current_epoch, cursors=dict(self._first))
         self._begins_again = False
         self._go_to_place(trainer, loaders)
+        _check_cut_is_read_once(trainer, self._place, loaders)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let every loader begin an epoch of the data."""
@@ -231,13 +234,14 @@ class StreamingStateCallback(Callback):
         for loader in lightning_internals.streaming_loaders(trainer).values():
             loader.close()
 
-    def _put_loaders_back(self, loaders: Mapping[str, StreamingDataLoader]) -> None:
+    def _put_loaders_back(self, trainer: Trainer, loaders: Mapping[str, StreamingDataLoader]) -> None:
         """Let datasets that were made anew go on where those before them stood, or where the checkpoint says.
 
         Their canonical nodes decide how many batches an epoch has, so this comes before anybody asks.
         """
         for name, loader in loaders.items():
-            passes_of(loader.dataset).run.call(f"train loader {name!r}" if len(loaders) > 1 else "")
+            reader = f"train loader {name!r}" if len(loaders) > 1 else ""
+            passes_of(loader.dataset).run.call(reader, None if trainer.ckpt_path is None else str(trainer.ckpt_path))
         for name, state in self._states_to_load(loaders).items():
             loader = loaders[name]
             if name not in self._put_back or self._put_back[name][0] is not loader.dataset:
@@ -493,6 +497,22 @@ def _reads_past_us(loader: object) -> bool:
     if isinstance(loader, StreamingDataLoader) or not isinstance(dataset, IterableDataset):
         return False
     return any(isinstance(one, StreamingDataset) for one in datasets_within(dataset))
+
+
+def _check_cut_is_read_once(trainer: Trainer, place: _TrainedSoFar, loaders: Mapping[str, StreamingDataLoader]) -> None:
+    """Refuse a run that would come to read phases again of which one was cut, before it trains an epoch in vain.
+
+    Raises:
+        ConfigError: The trainer's limits lead to an epoch after the one under way.
+    """
+    # Loaders that are made anew may read other phases in the next epoch, and overfitting reads no next epoch.
+    is_open = trainer.reload_dataloaders_every_n_epochs or lightning_internals.is_overfitting(trainer)  # type: ignore[attr-defined]
+    if is_open or not lightning_internals.leads_to_another_epoch(trainer, place.epoch, place.batches):
+        return
+    for name, loader in loaders.items():
+        mixture = run_of(loader).order.mixture
+        if mixture is not None and mixture.is_cut:
+            raise ConfigError(f"train loader {name!r}: {mixture.why_read_once(1)}")
 
 
 def _check_for_batches(trainer: Trainer, loaders: Mapping[str, StreamingDataLoader]) -> None:

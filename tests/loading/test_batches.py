@@ -356,7 +356,10 @@ NO_BATCH: dict[str, tuple[Make, list[str], bool]] = {
     "lengths": (lambda number: {"x": [0] * number}, ["column 'x' is a list of different lengths (4, 5, 6, 7)"], False),
     "columns": (
         lambda number: {"x": 1} if number == ODD else {"x": 1, "y": 2},
-        ["each sample has different columns: ['x', 'y'] in number 0 of the batch, ['x'] in number 1"],
+        [
+            "each sample has different columns: ['x', 'y'] in number 0 of the batch, ['x'] in number 1",
+            "name those that all have with columns=['x'], give all samples the same",
+        ],
         True,
     ),
     "types": (

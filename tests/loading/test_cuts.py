@@ -132,10 +132,19 @@ def test_what_was_cut_stays_cut(root: Path) -> None:
         read(gone_on(root, state, phases=uncut, **asked))
 
 
+@pytest.mark.parametrize("steps", [1, 11, 15, 19])
+def test_a_cut_may_lie_ahead_of_the_checkpoint(root: Path, steps: int) -> None:
+    before, state = stopped(root, steps)
+    asked: dict[str, Any] = {"phases": with_cut(PHASES, 80, *futures(80)), "names": OTHERS}
+    at_the_cut, saved_there = stopped(root, 20)
+    assert before + read(gone_on(root, state, **asked)) == at_the_cut + read(gone_on(root, saved_there, **asked))
+
+
 @pytest.mark.parametrize("place", [44, 76])
 def test_a_phase_is_not_cut_where_it_was_read_on(root: Path, place: int) -> None:
     _, state = stopped(root, 20)
-    with raises(StateMismatchError, f"phases.ramp.cut: saved 'absent', now {place}", "state branch"):
+    words = f"phases.ramp.cut={place} lies before sample 80, where the checkpoint stands; cut there or later"
+    with raises(StateMismatchError, f"phases.ramp.cut: saved 'absent', now {place}", words, "state branch"):
         read(gone_on(root, state, phases=with_cut(PHASES, place, *futures(place)), names=OTHERS))
 
 

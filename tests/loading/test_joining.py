@@ -34,6 +34,7 @@ from lightning_streaming.errors import (
     SampleError,
     ShardCorruptError,
     StateMismatchError,
+    UnknownArgumentError,
 )
 from tests.helpers import (
     assert_resumes_at_every_step,
@@ -268,7 +269,7 @@ def test_batches_of_different_columns_are_told_of_at_the_start(
     assert len(told) == is_told
     for text in told:
         assert "['id', 'x', 'emb', 'key'] in stream 'joined', ['id', 'x'] in 'plain'" in text
-        assert "columns=" in text
+        assert "name those that all have with columns=['id', 'x']" in text
 
 
 def test_shards_of_different_columns_are_told_of_alike(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -293,6 +294,17 @@ def test_streams_whose_joins_give_the_same_are_not_told_of(data: Path, caplog: p
     }
     next(iter(StreamingDataLoader(StreamingDataset(streams=streams, batch_size=4))))
     assert "different columns" not in caplog.text
+
+
+def test_a_condition_that_looks_at_a_joined_column_is_told_of_it(data: Path) -> None:
+    dataset = StreamingDataset(remote=str(data / "images"), join=joins(data), where="emb > 1")
+    with pytest.raises(ConfigError, match="'emb' is joined, and where and split_by look at the stream's own columns"):
+        _ = dataset.size
+
+
+def test_a_misspelt_argument_of_a_join_is_told_with_those_that_there_are() -> None:
+    with pytest.raises(UnknownArgumentError, match=r"join 'clip': .*'prefx'.*a join takes remote, local, on, columns"):
+        Stream(remote="x", join={"clip": {"remote": "y", "prefx": "z_"}})
 
 
 def test_single_samples_are_read_by_their_bytes_alone(data: Path, tmp_path: Path) -> None:

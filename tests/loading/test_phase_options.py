@@ -68,6 +68,8 @@ BORDERS: list[tuple[Sequence[Any], int | None, list[str]]] = [
     ([80, 80, None], 160, ["phases.1.until is 80", "phase '0' before it ends at 80", "borders must rise"]),
     ([90, "50%", None], 160, ["phases.1.until is 80", "ends at 90", "borders must rise"]),
     ([None, 80, None], 160, ["phases.0.until is missing", "like 800m"]),
+    (["40 percent", 80, None], 160, ["phases.0.until must be samples", 'a part of epoch_size, like "40%"']),
+    (["2.5 Per cent", 80, None], 160, ["phases.0.until must be samples", 'like "2.5%"']),
     ([80, None], None, ["phases.1.until is missing; give it, or epoch_size,"]),
     (["50%", 160], None, ["phases.0.until='50%' is a part of epoch_size, which is not given"]),
     (["101%", None], 160, ["phases.0.until must be at most 100%"]),

@@ -15,6 +15,7 @@ import pytest
 
 from lightning_streaming import Phase, World
 from lightning_streaming.errors import ConfigError, StateError, StateMismatchError
+from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.state import Cursor
 from tests.helpers import State, assert_resumes_at_every_step, json_copy, raises
 from tests.loading.mutated import mutations
@@ -247,6 +248,27 @@ def test_what_has_begun_may_not_change(root: Path, past: str, caplog: pytest.Log
     assert len(after) == len(phased_loader(root, **{"phases": phases, **asked})) * 4 - len(before)
     (told,) = [one for one in caplog.messages if "have changed" in one]
     assert not [word for word in words if word not in told]
+
+
+@pytest.mark.parametrize("changed", ["until", "mix", "steps"])
+def test_whatever_differs_of_a_phase_the_way_out_is_told_with_the_file(root: Path, changed: str) -> None:
+    other: dict[str, Any] = {"until": 124, "mix": {"web": [1, 0.5], "math": [0.1, 0.5]}, "steps": 5}
+    loader = gone_on(root, stopped(root, 12)[1], phases=[BROAD, replace(RAMP, **{changed: other[changed]}), ANNEAL])
+    with raises(StateMismatchError, f"phases.ramp.{changed}", "`lightning-streaming state branch CHECKPOINT` says"):
+        len(loader)
+    passes_of(loader.dataset).run.call(checkpoint="run/last.ckpt")
+    with raises(StateMismatchError, "`lightning-streaming state branch run/last.ckpt` says"):
+        len(loader)
+
+
+def test_a_border_written_in_percent_is_told_as_the_number_it_was(root: Path) -> None:
+    phases = [replace(BROAD, until="25%"), RAMP, ANNEAL]
+    _, state = stopped(root, 12, phases=phases)
+    told = "phases.broad.until is written as 25% of epoch_size, which is 200 now; to keep it where it was, write 40."
+    with raises(StateMismatchError, "phases.ramp.until is written as 75%", "write 120.", told):
+        len(gone_on(root, state, phases=phases, epoch_size=200))
+    as_numbers = [BROAD, replace(RAMP, until=120), ANNEAL]
+    assert len(gone_on(root, state, phases=as_numbers, epoch_size=200)) == 50
 
 
 def test_phases_may_not_be_added_to_a_run_without(root: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -544,6 +545,20 @@ def test_an_evaluation_that_may_take_long_is_told(
 # --- what is refused ---
 
 
+def _forgets(score: float) -> None:
+    if score > 1:
+        return
+    _ = score >= 0.5
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda lang: lang == "en" or None, lambda lang: re.match("e", lang), lambda lang: True if lang == "en" else None],
+)
+def test_a_function_may_say_none_of_samples_that_are_not_wanted(data: Path, function: Any) -> None:
+    assert read(data, where=function) == met(lambda row: row["lang"] == "en")
+
+
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
@@ -561,6 +576,9 @@ def test_an_evaluation_that_may_take_long_is_told(
         ({"where": "score > 2"}, r"has 300 samples, of which where='score > 2' selects none; mend the condition"),
         ({"where": lambda score: 1 / 0}, "failed on sample 0: ZeroDivisionError"),
         ({"where": lambda: True}, "named like the columns"),
+        ({"where": 'lang == "en"'}, r"column 'en', which is not there; .*text stands in single quotes in SQL: 'en'"),
+        ({"where": lambda lang: lang}, r"<lambda> returned the text 'en' for sample 0; return whether"),
+        ({"where": _forgets}, "_forgets returns None whatever the sample; is a return missing"),
         ({"split": "[:5%]", "split_by": "score"}, r"split_by='score' is a column of float32"),
         ({"split": "[:5%]", "split_by": "exact"}, r"split_by='exact' is a column of str_decimal"),
         ({"split": "[:5%]", "split_by": "dok"}, r"looks at column 'dok'.*did you mean 'doc'\?"),

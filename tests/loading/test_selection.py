@@ -85,6 +85,21 @@ def test_a_split_names_a_directory_a_part_or_both(
     assert parse_split(split) == (name, part)
 
 
+@pytest.mark.parametrize(
+    ("split", "meant"),
+    [("99%:", "[99%:]"), (":98%", "[:98%]"), ("1%:2.5%", "[1%:2.5%]"), ("train:98%", "train[:98%]"), ("5%", "[:5%]"),
+     (":", "[:]"), ("10:20", "[10:20]")],
+)  # fmt: skip
+def test_a_slice_without_brackets_is_told_to_have_them(split: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"a slice stands in brackets: '{meant}'")):
+        parse_split(split)
+
+
+@pytest.mark.parametrize("split", ["2024-05-01T10:20", "a%20b", "x:y", "100%/train"])
+def test_a_directory_may_have_signs_of_a_slice_in_its_name(split: str) -> None:
+    assert parse_split(split) == (split, None)
+
+
 @pytest.mark.parametrize("split", ["[:5]", "[0.1:]", "train[", "[%:]", "[-1%:]", "[5%]", "[:5%]train", "[a:b]"])
 def test_a_split_that_is_none_is_told_how_to_be_written(split: str) -> None:
     with pytest.raises(ConfigError, match=r"like 'train', '\[:98%\]' or 'train\[10%:20%\]'"):

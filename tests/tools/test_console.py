@@ -70,6 +70,18 @@ def test_texts_that_are_to_stay_whole_are_not_broken_however_narrow_the_terminal
     assert row[2] not in capsys.readouterr().out
 
 
+def test_nothing_of_a_table_is_cut_that_is_just_wider_than_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    heads = ("phase", "ends", "share")
+    for length in range(1, 30):
+        row = ("p" * length, "16,000,000", "100.0%")
+        for title in heads, ("phase", "so far", "share"):
+            print_table("phases", title, [row], right=title[1:], whole=title)
+            assert capsys.readouterr().out.split()[-3:] == list(row)
+
+
 def test_notes_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     print_note("tool", "by the way")
     assert capsys.readouterr() == ("", "lightning-streaming tool: by the way\n")

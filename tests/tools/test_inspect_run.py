@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lightning_streaming import StreamingDataLoader
+from tests.helpers import write_shards
 from tests.phased_data import (
     PHASES,
     SIZES,
@@ -81,6 +82,53 @@ def test_a_long_phase_tells_its_steps_though_it_is_no_ramp(data: Path, monkeypat
     heads, _, first, *_ = [line.split() for line in lines if line.strip()]
     assert heads == ["phase", "ends", "steps", "stream", "drawn", "share", "so", "far", "passes"]
     assert first[:4] == ["long", "10,000,000", "3", "code"]
+
+
+@pytest.mark.parametrize("length", [3, 60])
+def test_no_number_is_cut_whatever_the_width(data: Path, monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    phases = [{**PHASES[0], "name": "b" * length, "cut": 40}, *PHASES[1:]]
+    config = write_config(data / "run.yaml", phased_train(data, phases=phases), max_epochs=1)
+    told = run("inspect", "--config", config)
+    (stage,) = run("inspect", "--config", config, "--json").json["stages"]
+    rows = [line.split() for line in told.out.partition("phases of an epoch")[2].splitlines() if line.strip()]
+    assert ["b" * length, "40", "cut", "1"] in [row[:4] for row in rows]
+    numbers = [str(one["drawn_by_end"]) for phase in stage["phases"] for one in phase["streams"]]
+    assert [row[-2] for row in rows if row[-1].replace(".", "").isdigit()] == numbers
+    assert "…" not in told.out
+
+
+def test_phases_that_would_be_read_again_though_one_was_cut_are_told(data: Path) -> None:
+    phases = [{**PHASES[0], "cut": 40}, *PHASES[1:]]
+
+    def told(**trainer: object) -> bool:
+        config = write_config(data / "run.yaml", phased_train(data, phases=phases), {"batch_size": 4}, **trainer)
+        shown = run("inspect", "--config", config)
+        assert shown.code == 0
+        assert ("max_epochs=1" in shown.err) == bool(shown.err)
+        return bool(shown.err)
+
+    assert told(max_epochs=2)
+    assert told(max_epochs=2, max_steps=31)
+    assert told(max_steps=16, accumulate_grad_batches=2)
+    assert not told(max_epochs=1)
+    assert not told(max_steps=30)
+
+
+def test_streams_of_different_columns_are_told_before_the_run(data: Path) -> None:
+    write_shards(data / "other", [10], {"id": "int", "more": "int"}, lambda number: {"id": number, "more": 0})
+    streams = {"web": {"remote": str(data / "web")}, "other": {"remote": str(data / "other")}}
+    config = write_config(data / "run.yaml", {"streams": streams}, {"batch_size": 4})
+    told = run("inspect", "--config", config)
+    assert (told.code, "name those that all have with columns=['id'" in told.err) == (0, True)
+    assert run("inspect", "--config", config, "--set", "train.columns=[id]").err == ""
+
+
+def test_a_setting_of_the_data_is_changed_by_hand(data: Path) -> None:
+    config = write_config(data / "run.yaml", phased_train(data), max_epochs=1)
+    told = run("inspect", "--config", config, "--set", "data.train.epoch_size=200", "--json")
+    assert told.json["stages"][0]["epoch_size"] == 200
+    assert "--set changes the data of a run" in run("inspect", data / "web", "--set", "train.shuffle=true").err
 
 
 def test_of_a_checkpoint_of_several_loaders_one_is_named(data: Path) -> None:

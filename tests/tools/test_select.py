@@ -202,6 +202,12 @@ def config(data: Path, tmp_path: Path) -> Path:
     return write_config(tmp_path / "run.yaml", train, val={"remote": str(data), "split": "[:50%]"})
 
 
+def test_a_setting_of_the_data_is_changed_by_hand(config: Path) -> None:
+    found = run("select", "--config", config, "--set", "val.split=[:10%]", "--json").json["made"]
+    assert found[-1]["asked"] == "split='[0%:10%]'"
+    assert "--set changes the data of a run" in run("select", "some", "--set", "val.split=[:10%]").err
+
+
 def test_what_a_run_needs_is_made_for_all_its_stages(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +227,51 @@ def test_what_a_run_needs_is_made_for_all_its_stages(
     module = read_run_files([str(config)], {}).datamodule
     dataset = module.build_dataset("train", module.configs["train"])
     assert sorted((int(one["id"]), int(one["y"])) for one in dataset[:]) == [(n, n * n) for n in range(1, 20, 2)]
+
+
+@pytest.mark.parametrize(("gone", "where"), [((7,), ""), ((3, 8, 15), ""), ((3, 8), "id > 3"), ((8,), "id <> 8")])
+def test_ids_that_a_joined_dataset_lacks_are_told_ahead_of_a_run(
+    data: Path, tmp_path: Path, gone: tuple[int, ...], where: str
+) -> None:
+    ids = [number for number in range(20) if number not in gone]
+    write_shards(tmp_path / "some", [len(ids)], SQUARES, lambda number: {"id": ids[number], "y": 0})
+    join = {"some": {"remote": str(tmp_path / "some"), "on": "id"}}
+    train = {"streams": {"a": {"remote": str(data), "where": where, "join": join, "local": str(tmp_path / "here")}}}
+    config = write_config(tmp_path / "run.yaml", train)
+    lacks = [
+        one for one in range(20) if one in gone and not (where == "id > 3" and one <= 3) and where != f"id <> {one}"
+    ]
+    for _ in range(2):  # the second time it was kept
+        done = run("select", "--config", config, "--json")
+        told = [(one["samples"], one["values"]) for one in done.json["missing_ids"]]
+        assert told == ([(len(lacks), lacks)] if lacks else [])
+        assert done.code == bool(lacks)
+    shown = run("select", "--config", config)
+    if not lacks:
+        assert shown.err == ""
+        return
+    assert f"stream 'a' of data.train, join 'some': {len(lacks)} sample" in shown.err
+    assert f"the first is sample {lacks[0]}, id={lacks[0]}. Add them there" in shown.err
+    condition = shown.err.partition('where="')[2].partition('"')[0]
+    train["streams"]["a"]["where"] = condition if not where else f"{where} and {condition}"
+    assert run("select", "--config", write_config(tmp_path / "run.yaml", train)).code == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "told"),
+    [("str", "it's", "where=\"key not in ('it''s')\" or select="), ("bytes", b"\xff", "key=b'\\xff'. Add them")],
+)
+def test_ids_of_text_and_bytes_are_told_too(tmp_path: Path, kind: str, first: Any, told: str) -> None:
+    there: Any = "b" if kind == "str" else b"b"
+    write_shards(tmp_path / "x", [2], {"key": kind}, lambda number: {"key": (first, there)[number]})
+    write_shards(tmp_path / "y", [1], {"key": kind, "z": "int"}, lambda number: {"key": there, "z": number})
+    train = {
+        "streams": {"a": {"remote": str(tmp_path / "x"), "join": {"y": {"remote": str(tmp_path / "y"), "on": "key"}}}}
+    }
+    config = write_config(tmp_path / "run.yaml", train)
+    done = run("select", "--config", config)
+    assert (done.code, told in done.err) == (1, True)
+    assert run("select", "--config", config, "--json").json["missing_ids"][0]["samples"] == 1
 
 
 def test_an_index_of_ids_that_was_begun_is_gone_on_with(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lightning_streaming import Phase
-from lightning_streaming.errors import StateMismatchError
+from lightning_streaming.errors import ConfigError, StateMismatchError
 from tests.tools.running import edit_state
 from tests.trainer.harness import Run, SaveThenStop, write_data
 
@@ -38,7 +38,7 @@ def test_it_goes_on_with_another_future(data: Path, tmp_path: Path, stop: int) -
     stopped, _ = began.fit(callbacks=[SaveThenStop("on_train_batch_end", stop, saved)])
     changed = run_of(data, tmp_path, FIRST, RAMP, OTHER, workers=1)
     if stop == 13:  # the last phase has begun
-        with pytest.raises(StateMismatchError, match=r"phases\.last"):
+        with pytest.raises(StateMismatchError, match=r"phases\.last.*(\n.*)*state branch .*/saved\.ckpt` says"):
             changed.fit(ckpt_path=saved)
         changed = began
     onward, trainer = changed.fit(ckpt_path=saved)
@@ -62,3 +62,38 @@ def test_a_finished_run_is_extended_by_a_phase(data: Path, tmp_path: Path) -> No
     whole, _ = replace(longer, directory=tmp_path / "whole").fit()
     assert onward.seen[-16:] == whole.seen[-16:]
     assert (len(onward.seen), len(whole.seen), trainer.global_step) == (56, 56, 14)
+
+
+@pytest.mark.parametrize(
+    ("limits", "is_refused"),
+    [
+        ({"max_epochs": 2}, True),
+        ({"max_epochs": 2, "max_steps": 15}, True),
+        ({"max_epochs": -1, "max_steps": 14}, False),
+        ({"max_epochs": 2, "max_steps": 8, "accumulate_grad_batches": 2}, True),
+        ({"max_epochs": 2, "max_steps": 7, "accumulate_grad_batches": 2}, False),
+        ({"max_epochs": 1}, False),
+    ],
+)
+def test_a_cut_is_refused_when_the_run_starts_if_it_would_be_read_again(
+    data: Path, tmp_path: Path, limits: dict[str, Any], is_refused: bool
+) -> None:
+    cut = replace(run_of(data, tmp_path, FIRST, replace(RAMP, cut=24), LAST), trainer={"num_sanity_val_steps": 0})
+    if is_refused:
+        trained: list[str] = []
+        with pytest.raises(ConfigError, match=r"phases\.ramp\.cut=24.*max_epochs=1"):
+            cut.fit(hook=lambda name, _: trained.append(name), **limits)
+        assert not trained
+        return
+    _, trainer = cut.fit(**limits)
+    assert trainer.global_step == 14 // limits.get("accumulate_grad_batches", 1)
+
+
+def test_a_cut_that_is_resumed_is_refused_before_it_trains(data: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "saved.ckpt"
+    run_of(data, tmp_path, FIRST, RAMP, LAST).fit(callbacks=[SaveThenStop("on_train_batch_end", 6, saved)])
+    cut = run_of(data, tmp_path, FIRST, replace(RAMP, cut=24), LAST)
+    with pytest.raises(ConfigError, match="max_epochs=1"):
+        cut.fit(ckpt_path=saved)
+    _, trainer = cut.fit(ckpt_path=saved, max_epochs=1)
+    assert trainer.global_step == 14

@@ -1,0 +1,66 @@
+"""The phases that a state tells of, as lines of a configuration."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+_WEIGHT = r"(?:\d[\d.]*(?:e[+-]?\d+)?)"
+_SHARE = re.compile(rf"(?P<name>.*?) (?P<begin>{_WEIGHT})(?: to (?P<end>{_WEIGHT}))?(?:, |$)", re.DOTALL)
+_IN_SHORT = re.compile(r"of \d+ streams, ")
+_STEPS = 16
+"""Steps of a ramp that says nothing of them."""
+
+
+def phase_line(name: str, told: Mapping[str, Any], streams: Collection[str], cut: int | None = None) -> str:
+    """A phase as it may stand in a list of YAML; its mix is left open where the state does not tell it.
+
+    Args:
+        name: What it is called.
+        told: What the state says of it.
+        streams: Names of the streams that the state lists.
+        cut: Where it is to be cut, if it is.
+    """
+    mix = read_mix(told["mix"], streams)
+    cut = told.get("cut", cut)
+    ramps = mix is None or any(isinstance(weight, list) for weight in mix.values())
+    phase = {
+        "name": name,
+        "until": told["until"],
+        **({} if cut is None else {"cut": cut}),
+        **({"steps": told["steps"]} if ramps and told["steps"] not in (1, _STEPS) else {}),
+        "mix": {} if mix is None else mix,
+    }
+    line: str = yaml.safe_dump(phase, default_flow_style=True, sort_keys=False, allow_unicode=True, width=math.inf)
+    line = line.strip()
+    return line if mix is not None else f"{line.removesuffix('mix: {}}')}mix: ...}}  # as it was: of too many streams"
+
+
+def read_mix(told: str, streams: Collection[str]) -> dict[str, float | list[float]] | None:
+    """The weights of a phase as a state tells them, by name of stream; None where it tells them in short.
+
+    >>> read_mix("code 0.1, web 0.9 to 0.5", ["web", "code"])
+    {'code': 0.1, 'web': [0.9, 0.5]}
+    """
+    mix: dict[str, float | list[float]] = {}
+    place = 0
+    if _IN_SHORT.match(told) or any("," in name for name in streams):  # such a name cannot be told from two
+        return None
+    while place < len(told):
+        share = _SHARE.match(told, place)
+        if share is None:
+            return None
+        begin = _number(share["begin"])
+        mix[share["name"]] = begin if share["end"] is None else [begin, _number(share["end"])]
+        place = share.end()
+    return mix
+
+
+def _number(text: str) -> float:
+    """A weight; whole ones as they are written mostly."""
+    weight = float(text)
+    return int(weight) if weight.is_integer() and weight < 1e15 else weight
