@@ -1,9 +1,9 @@
-"""What a run needs made before it begins: selections, and indexes of the ids by which datasets are joined."""
+"""What a run needs made before it begins: selections, indexes of the ids by which datasets are joined, and lengths."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,14 +32,20 @@ def select_for_run(files: Sequence[str], *, as_json: bool) -> int:
         raise ConfigError(
             f"{', '.join(files)}: there is no data; write data.train, data.val, data.test or data.predict"
         )
-    made = [one for stage, config in configs.items() for one in _of_stage(written.datamodule, stage, config)]
-    (print_json if as_json else _print_report)({"made": made})
+    module = written.datamodule
+    made = [one for stage, config in configs.items() for one in make_ahead(stage, module.build_dataset(stage, config))]
+    if as_json:
+        print_json({"made": made})
+    elif made:
+        print_made(made)
+    else:
+        print("this run selects nothing and joins nothing by id, so there is nothing to make")
     return FINE
 
 
-def _of_stage(module: Any, stage: str, config: Any) -> list[dict[str, Any]]:
-    """Each selection and each index of ids of a stage, made now or before."""
-    dataset, made = module.build_dataset(stage, config), list[dict[str, Any]]()
+def make_ahead(stage: str, dataset: Any) -> list[dict[str, Any]]:
+    """Each selection, each index of ids and the lengths of each stream of a stage's dataset, made now or before."""
+    made = list[dict[str, Any]]()
 
     @contextmanager
     def watched(label: str, asked: str, samples: int) -> Iterator[Progress]:
@@ -61,16 +67,14 @@ def _of_stage(module: Any, stage: str, config: Any) -> list[dict[str, Any]]:
     catalog = passes.catalog
     places = [one.kept_at for one in catalog.selections if one is not None]
     places += [one.ids.kept_at for one in catalog.joins or () if one.ids is not None]
+    places += [] if catalog.lengths is None else [one.kept_at for one in catalog.lengths.streams]
     for report, kept_at in zip(made, places, strict=True):
         report["kept_at"] = None if kept_at is None else str(kept_at)
     return made
 
 
-def _print_report(report: dict[str, list[dict[str, Any]]]) -> None:
-    made = report["made"]
-    if not made:
-        print("this run selects nothing and joins nothing by id, so there is nothing to make")
-        return
+def print_made(made: Sequence[Mapping[str, Any]]) -> None:
+    """Print a line for each, and where it is kept."""
     rows = [
         (
             one["of"],
