@@ -41,15 +41,13 @@ def packed_train(root: Path, *, pack: Any = None, **changes: Any) -> dict[str, A
 
 
 def packed_loader(
-    train: dict[str, Any], batch_size: int, *, world: World | None = None, **options: Any
+    train: dict[str, Any], batch_size: int, *, world: World | None = None, dataset: Any = None, **options: Any
 ) -> StreamingDataLoader:
     """What a rank reads of such a run."""
     config = config_of(train)
     assert config is not None
-    dataset = StreamingDataset(
-        **config.dataset_arguments(shuffle_by_default=True), batch_size=batch_size, world=world or World()
-    )
-    return StreamingDataLoader(dataset, **options)
+    settings = {**config.dataset_arguments(shuffle_by_default=True), **(dataset or {})}
+    return StreamingDataLoader(StreamingDataset(**settings, batch_size=batch_size, world=world or World()), **options)
 
 
 class Piece(NamedTuple):

@@ -182,8 +182,8 @@ def _print_stage(stage: Mapping[str, Any]) -> None:
     _print_joins(stage["streams"])
     if "packs" in stage:
         facts = {**stage["packs"], "fill": f"{stage['packs']['fill']:.2%}"}
-        rows = [(name, f"{value:,}" if isinstance(value, int) else value) for name, value in facts.items()]
-        print_table(f"{stage['stage']}: packs of the first epoch", (), rows)
+        told = [(name, f"{value:,}" if isinstance(value, int) else str(value)) for name, value in facts.items()]
+        print_table(f"{stage['stage']}: packs of the first epoch", (), told)
     if "phases" in stage:
         _print_phases(stage["stage"], stage["phases"])
 

@@ -153,8 +153,9 @@ def trainer_at(places: Places, moved: Mapping[str, Cursor]) -> SavedTrainer | No
         trainer = replace(trainer, batches_in_epoch=0)  # other phases make it longer
     if len(moved) == 1 and 0 < trainer.batches_in_epoch <= batches:
         raise ConfigError(
-            f"the trainer reads {trainer.batches_in_epoch} batches of {loader.global_batch} {loader.unit}s in an epoch, "
-            f"so it does not come to {loader.unit} {cursor.sample_in_epoch}; go to the next epoch with --epoch {cursor.epoch + 1}"
+            f"the trainer reads {trainer.batches_in_epoch} batches of {loader.global_batch} {loader.unit}s in an "
+            f"epoch, so it does not come to {loader.unit} {cursor.sample_in_epoch}; go to the next epoch with --epoch "
+            f"{cursor.epoch + 1}"
         )
     return replace(trainer, epoch=max(0, trainer.epoch + cursor.epoch - loader.position.cursor.epoch), batches=batches)
 
@@ -361,8 +362,7 @@ def _count_in_run(run: Run, cursor: Cursor, skipped: SkippedPositions) -> dict[s
     if isinstance(sequence, PackedEpoch):
         read = _documents_read(sequence, cursor, skipped, starts)
         return counts | dict(zip(names, read, strict=True))
-    sequence = Skipped(sequence, skipped)
-    for name, count in zip(names, _count(sequence, cursor, starts, first), strict=True):
+    for name, count in zip(names, _count(Skipped(sequence, skipped), cursor, starts, first), strict=True):
         counts[name] += count
     return counts
 
