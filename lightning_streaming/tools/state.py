@@ -221,29 +221,8 @@ def branch(args: Namespace) -> int:
     loader = places.choose(args.loader)
     position = places.loaders[loader].position
     phases: Mapping[str, Mapping[str, Any]] = (position.fingerprint or {}).get("phases", {})
-    epoch, sample = position.cursor
-    if position.fingerprint is None or "phases" not in position.fingerprint:
-        raise ConfigError(
-            f"the run of {args.checkpoint} has no phases, and nothing else can change within an epoch; give "
-            "it phases from its start, or begin a new run from its weights"
-        )
-    if places.loaders[loader].is_packed:
-        raise ConfigError(
-            f"{args.checkpoint} is of packed documents: it counts packs, and a phase ends after so many documents, so "
-            "it cannot be cut there; let the phase go on to its end, and change only what follows it"
-        )
-    if epoch:
-        raise ConfigError(
-            f"{args.checkpoint} stands in epoch {epoch}, and all phases were read in the one before; to let more "
-            "phases follow the last one, put it back to the end of epoch 0: `lightning-streaming state set CHECKPOINT "
-            f"--epoch 0 --sample {position.fingerprint['order']['epoch_size']}`"
-        )
-    method = position.fingerprint["order"]["batching_method"]
-    if method != "random":
-        raise ConfigError(
-            f"batching_method={method!r} composes the batches of a phase as a whole, so none can be cut: the phase "
-            "that is being read goes on to its end, and only what follows it may change"
-        )
+    sample = position.cursor.sample_in_epoch
+    _check_can_be_cut(args.checkpoint, places.loaders[loader])
     running = list(phases)[-1] if phases else ""
     start = max((phase_stop(one) for name, one in phases.items() if name != running), default=0)
     if phases and not start < sample <= phases[running]["until"]:
@@ -260,6 +239,37 @@ def branch(args: Namespace) -> int:
     else:
         _print_branch(args.checkpoint, phases, running, sample)
     return FINE
+
+
+def _check_can_be_cut(checkpoint: str, loader: SavedLoader) -> None:
+    """Refuse a place whose phase cannot end there.
+
+    Raises:
+        ConfigError: Saying why.
+    """
+    position, epoch = loader.position, loader.position.cursor.epoch
+    if position.fingerprint is None or "phases" not in position.fingerprint:
+        raise ConfigError(
+            f"the run of {checkpoint} has no phases, and nothing else can change within an epoch; give "
+            "it phases from its start, or begin a new run from its weights"
+        )
+    if loader.is_packed:
+        raise ConfigError(
+            f"{checkpoint} is of packed documents: it counts packs, and a phase ends after so many documents, so "
+            "it cannot be cut there; let the phase go on to its end, and change only what follows it"
+        )
+    if epoch:
+        raise ConfigError(
+            f"{checkpoint} stands in epoch {epoch}, and all phases were read in the one before; to let more "
+            "phases follow the last one, put it back to the end of epoch 0: `lightning-streaming state set CHECKPOINT "
+            f"--epoch 0 --sample {position.fingerprint['order']['epoch_size']}`"
+        )
+    method = position.fingerprint["order"]["batching_method"]
+    if method != "random":
+        raise ConfigError(
+            f"batching_method={method!r} composes the batches of a phase as a whole, so none can be cut: the phase "
+            "that is being read goes on to its end, and only what follows it may change"
+        )
 
 
 def _print_branch(shown: str, phases: Mapping[str, Mapping[str, Any]], running: str, sample: int) -> None:
