@@ -115,9 +115,14 @@ class PackedEpoch(Batched):
         return sum(one.num_tokens for of_part in self._packs for one in of_part)
 
     @property
+    def num_documents(self) -> int:
+        """Documents that are drawn, those included that are left out of packs."""
+        return sum(len(part.order) for part in self._parts)
+
+    @property
     def documents_per_pack(self) -> float:
         """On average."""
-        return sum(len(part.order) for part in self._parts) / max(1, len(self))
+        return self.num_documents / max(1, len(self))
 
     def part_stops(self) -> NDArray[np.int64]:
         """Position at which each part ends."""

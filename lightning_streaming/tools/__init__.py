@@ -11,7 +11,8 @@
     merge           joins datasets; writing.merge does the work
     convert         makes datasets: sources reads other formats, conversion writes them in parts, tokens packs text
     select          evaluates a selection of samples ahead of a run; select_run, all that a run needs
-    lengths         counts the tokens of every document ahead of a run that packs them
+    lengths         counts the tokens of every document ahead of a run that packs them; lengths_run, all that a
+                    run needs, and plans its packs
     state           shows and moves the position that a checkpoint holds: checkpoints reads and writes such files,
                     state_moves works out other positions
     trace           tells which samples a step reads; traced_run knows the run's order and steps,

@@ -52,9 +52,19 @@ class SavedLoader:
 
     @property
     def epoch_size(self) -> int | None:
-        """Samples per epoch, if the state says."""
+        """Samples per epoch, if the state says; it does not say how many packs these make."""
         fingerprint = self.position.fingerprint
-        return None if fingerprint is None else int(fingerprint["order"]["epoch_size"])
+        return None if fingerprint is None or self.is_packed else int(fingerprint["order"]["epoch_size"])
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether documents are packed, so that its place counts packs."""
+        return bool((self.position.fingerprint or {}).get("order", {}).get("pack"))
+
+    @property
+    def unit(self) -> str:
+        """What its place counts."""
+        return "pack" if self.is_packed else "sample"
 
     def skipped(self, epoch: int) -> SkippedPositions:
         """What the run that saved skips of an epoch."""

@@ -9,6 +9,8 @@ from typing import Any
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.run import Run
+from lightning_streaming.loading.state import Cursor
+from lightning_streaming.order.packed import PackedEpoch
 from lightning_streaming.order.phased import Mixture
 from lightning_streaming.order.phases import SettledPhase
 from lightning_streaming.order.stretches import StreamPasses
@@ -60,7 +62,7 @@ def _inspected(stage: str, config: Any, written: Any, checkpoint: str | None, lo
     """What is reported of a stage."""
     dataset, first_step = written.datamodule.build_dataset(stage, config), 0
     try:
-        _read_as_configured(dataset, written.trainer)
+        read_as_configured(dataset, written.trainer)
         if stage == "train" and checkpoint is not None:
             places = find_places(find_state_file(Path(checkpoint)).peek(), checkpoint)
             passes_of(dataset).run.call(checkpoint=checkpoint)
@@ -98,7 +100,7 @@ def _read_again(dataset: Any, written: Any, run: Run, first_step: int) -> str | 
     return None if ends_before else mixture.why_read_once(cursor.epoch + 1)
 
 
-def _read_as_configured(dataset: Any, trainer: Mapping[str, Any]) -> None:
+def read_as_configured(dataset: Any, trainer: Mapping[str, Any]) -> None:
     """Let the machines of the run read a dataset: their nodes decide how many canonical nodes there are."""
     nodes, ranks = int(trainer.get("num_nodes") or 1), None
     if dataset.replication is None:
@@ -134,7 +136,26 @@ def _stage_reads(stage: str, dataset: Any, run: Run) -> dict[str, Any]:
     ]
     mixture = run.order.mixture
     phases = {} if mixture is None else {"phases": _phases_read(mixture, run.order.catalog.stream_names)}
-    return {"stage": stage, "epoch_size": weights.epoch_size, "streams": streams, **phases}
+    packs = {} if run.order.packer is None else {"packs": _packs_read(run)}
+    return {"stage": stage, "epoch_size": weights.epoch_size, "streams": streams, **phases, **packs}
+
+
+def _packs_read(run: Run) -> dict[str, Any]:
+    """How documents are packed, and what comes of it in the first epoch."""
+    packer, read = run.order.packer, run.epoch(Cursor(0, 0)).sequence
+    assert packer is not None, "it was looked at"
+    assert isinstance(read, PackedEpoch), "as there are packs"
+    settings = packer.pack.settings()
+    return {
+        "method": settings.method,
+        "capacity": settings.capacity,
+        **({} if settings.method == "concat" else {"window": settings.window, "longer": settings.longer}),
+        "lengths": packer.pack.request().in_words(),
+        "documents": read.num_documents,
+        "tokens": read.num_tokens,
+        "packs": len(read),
+        "fill": read.num_tokens / max(1, len(read) * settings.capacity),
+    }
 
 
 def _phases_read(mixture: Mixture, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -192,10 +213,14 @@ def _print_stage(stage: Mapping[str, Any]) -> None:
         )
         for one in stage["streams"]
     ]
-    title = f"{stage['stage']}: {counted(stage['epoch_size'], 'sample')} per epoch"
+    title = f"{stage['stage']}: {counted(stage['epoch_size'], 'document' if 'packs' in stage else 'sample')} per epoch"
     kept = len(heads) - all(not one["only"] for one in stage["streams"])
     print_table(title, heads[:kept], [row[:kept] for row in rows], right=heads[1:-1], whole=heads[1:-1])
     _print_joins(stage["streams"])
+    if "packs" in stage:
+        facts = {**stage["packs"], "fill": f"{stage['packs']['fill']:.2%}"}
+        told = [(name, f"{value:,}" if isinstance(value, int) else str(value)) for name, value in facts.items()]
+        print_table(f"{stage['stage']}: packs of the first epoch", (), told)
     if "phases" in stage:
         _print_phases(stage["stage"], stage["phases"])
     for warning in stage["warnings"]:

@@ -3,6 +3,7 @@
     lightning-streaming lengths s3://corpus/web --column tokens
     lightning-streaming lengths data/train --column raw --dtype uint16
     lightning-streaming lengths data/train --lengths num_tokens --json
+    lightning-streaming lengths --config run.yaml
 
 --column names the tokens: a column of arrays of one dimension ('ndarray', 'ndarray:uint16', 'ndarray:uint16:2048'), of
 which the elements are counted; or of bytes, with --dtype, what a token is in them. --lengths names a column of whole
@@ -17,6 +18,10 @@ The lengths, four bytes a document, are kept on this node beside the dataset's c
 that asks the same of the same data: give --local where the run has local=. What was done is kept when this is
 interrupted: started again, it goes on. Where data was appended, only its new shards are counted. On several nodes, run
 it on each.
+
+--config counts all that a run needs that packs documents (pack: in its data), for each stream of each of its stages,
+a Python function included; and plans the packs of the first epoch, so that the run need not. The plan lies in this
+node's runtime directory, until the node restarts or another run makes the order or the packs of an epoch there.
 """
 
 from __future__ import annotations
@@ -39,6 +44,7 @@ from lightning_streaming.loading.scanning import Progress
 from lightning_streaming.loading.stream import Stream, StreamDefaults
 from lightning_streaming.tools.commands import add_json, add_storage_options
 from lightning_streaming.tools.console import FINE, print_json, print_table, progress
+from lightning_streaming.tools.lengths_run import lengths_for_run
 from lightning_streaming.tools.stored_dataset import find_dataset
 
 _AT_ONCE = 1 << 20
@@ -52,7 +58,9 @@ _HALF = 1 << 16
 def add_arguments(parser: ArgumentParser) -> None:
     """Say what it can be told."""
     add = parser.add_argument
-    add("dataset", metavar="DATASET", help="directory or URL of a dataset, as the run's remote=")
+    add("dataset", metavar="DATASET", nargs="?", help="directory or URL of a dataset, as the run's remote=")
+    words = "count what a run needs that is configured so; of several, a later one overrides what an earlier one says"
+    add("--config", metavar="C", action="append", default=[], help=words)
     add("--column", metavar="NAME", help="column of the tokens: arrays of one dimension, or bytes with --dtype")
     add("--dtype", metavar="DTYPE", help="what a token is in a column of bytes, like uint16")
     add("--lengths", metavar="NAME", help="column of whole numbers that says the length of each document")
@@ -63,6 +71,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Count, and say what there is."""
+    if bool(args.config) == bool(args.dataset):
+        raise ConfigError("say what to count: either DATASET, a directory or URL, or --config run.yaml")
+    if args.config:
+        _check_alone(args)
+        return lengths_for_run(args.config, as_json=args.json)
     asked = _request(args)
     place = find_dataset(args.dataset, args.storage_options)
     stream = Stream(remote=place.location, local=args.local, storage_options=place.options)
@@ -82,6 +95,15 @@ def run(args: Namespace) -> int:
     }
     (print_json if args.json else _print_report)(report)
     return FINE
+
+
+def _check_alone(args: Namespace) -> None:
+    """Refuse what a configuration says itself."""
+    given = [f"--{name}" for name in ("column", "dtype", "lengths", "local") if getattr(args, name) is not None]
+    if args.storage_options:
+        given.append("--storage-options")
+    if given:
+        raise ConfigError(f"--config says itself what is counted, and from where; leave {given[0]} out")
 
 
 def _request(args: Namespace) -> LengthsRequest:

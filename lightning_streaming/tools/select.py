@@ -14,9 +14,9 @@ the same of the same data: give --local where the run has local=. Shards are fet
 was done is kept when this is interrupted: started again, it goes on. On several nodes, run it on each; or write --out
 to a place that all can read, and give that to the runs as select=.
 
---config makes all that a run would make before it begins, for each stream of each of its stages: its selections, and
-the indexes of ids by which datasets are joined with it (join: with on:). The same holds for these. Ids of a stream's
-samples that a joined dataset lacks are counted, and make the exit code 1.
+--config makes all that a run would make before it begins, for each stream of each of its stages: its selections, the
+indexes of ids by which datasets are joined with it (join: with on:), and the lengths of documents that it packs. The
+same holds for these. Ids of a stream's samples that a joined dataset lacks are counted, and make the exit code 1.
 """
 
 from __future__ import annotations

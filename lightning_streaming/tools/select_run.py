@@ -1,4 +1,4 @@
-"""What a run needs made before it begins: selections, and indexes of the ids by which datasets are joined."""
+"""What a run needs made before it begins: selections, indexes of the ids by which datasets are joined, and lengths."""
 
 from __future__ import annotations
 
@@ -34,11 +34,16 @@ def select_for_run(files: Sequence[str], changes: Mapping[str, Any], *, as_json:
         raise ConfigError(
             f"{', '.join(files)}: there is no data; write data.train, data.val, data.test or data.predict"
         )
-    stages = [_of_stage(written.datamodule, stage, config) for stage, config in configs.items()]
+    stages = [make_ahead(stage, written.datamodule.build_dataset(stage, config)) for stage, config in configs.items()]
     made = [one for of_stage, _ in stages for one in of_stage]
     missing = [one for _, of_stage in stages for one in of_stage]
     told = [{**one._asdict(), "values": [_plain(value) for value in one.values]} for one in missing]
-    (print_json if as_json else _print_report)({"made": made, "missing_ids": told})
+    if as_json:
+        print_json({"made": made, "missing_ids": told})
+    elif made:
+        print_made(made)
+    else:
+        print("this run selects nothing and joins nothing by id, so there is nothing to make")
     for one in missing:
         print_error(f"{PROGRAM} select", _of_missing(one))
     return BAD if missing else FINE
@@ -63,9 +68,9 @@ def _of_missing(one: MissingIds) -> str:
     )
 
 
-def _of_stage(module: Any, stage: str, config: Any) -> tuple[list[dict[str, Any]], list[MissingIds]]:
-    """Each selection and each index of ids of a stage, made now or before; and the ids that joined datasets lack."""
-    dataset, made = module.build_dataset(stage, config), list[dict[str, Any]]()
+def make_ahead(stage: str, dataset: Any) -> tuple[list[dict[str, Any]], list[MissingIds]]:
+    """Each selection, index of ids and lengths of a stage's streams, made now or before; and ids that joins lack."""
+    made = list[dict[str, Any]]()
 
     @contextmanager
     def watched(label: str, asked: str, samples: int) -> Iterator[Progress]:
@@ -87,16 +92,14 @@ def _of_stage(module: Any, stage: str, config: Any) -> tuple[list[dict[str, Any]
     catalog = passes.catalog
     places = [one.kept_at for one in catalog.selections if one is not None]
     places += [one.ids.kept_at for one in catalog.joins or () if one.ids is not None]
+    places += [] if catalog.lengths is None else [one.kept_at for one in catalog.lengths.streams]
     for report, kept_at in zip(made, places, strict=True):
         report["kept_at"] = None if kept_at is None else str(kept_at)
     return list(made), passes.missing_ids(watched)
 
 
-def _print_report(report: dict[str, list[dict[str, Any]]]) -> None:
-    made = report["made"]
-    if not made:
-        print("this run selects nothing and joins nothing by id, so there is nothing to make")
-        return
+def print_made(made: Sequence[Mapping[str, Any]]) -> None:
+    """Print a line for each, and where it is kept."""
     rows = [
         (
             one["of"],

@@ -78,7 +78,11 @@ def _add_set(parser: ArgumentParser) -> None:
     _add_checkpoint(parser)
     parser.add_argument("--epoch", metavar="E", type=not_negative, required=True, help="epoch of the data, from 0")
     parser.add_argument(
-        "--sample", metavar="S", type=not_negative, required=True, help="samples of it that count as read, by all ranks"
+        "--sample",
+        metavar="S",
+        type=not_negative,
+        required=True,
+        help="samples of it that count as read, by all ranks; of packed documents, packs",
     )
     add_loader(parser)
     _add_output(parser)
@@ -87,7 +91,7 @@ def _add_set(parser: ArgumentParser) -> None:
 def _add_skip(parser: ArgumentParser) -> None:
     _add_checkpoint(parser)
     amount = parser.add_mutually_exclusive_group(required=True)
-    amount.add_argument("--samples", metavar="N", type=positive, help="so many samples, by all ranks")
+    amount.add_argument("--samples", metavar="N", type=positive, help="so many samples, or packs, by all ranks")
     amount.add_argument("--batches", metavar="N", type=positive, help="so many batches of all ranks, or steps")
     add_loader(parser, ", except with --batches, which moves all")
     _add_output(parser)
@@ -177,6 +181,11 @@ def _check_data_is_enough(position: SavedPosition, args: Namespace) -> None:
     """
     fingerprint = position.fingerprint or {}
     selected = [name for name, stream in fingerprint["streams"].items() if "selection" in stream]
+    if "pack" in fingerprint["order"]:
+        raise UnsupportedError(
+            "the state is of packed documents, of which it does not hold how long they are, so --data is not enough; "
+            f"give the configuration of the run: `{_show_by_config(args.checkpoint, args.loader)}`"
+        )
     way_out = f"give the configuration of the run: `{_show_by_config(args.checkpoint, args.loader)}`"
     if "phases" in fingerprint:
         raise UnsupportedError(
@@ -248,6 +257,11 @@ def _phases_begun(position: SavedPosition, checkpoint: str) -> Mapping[str, Mapp
         raise ConfigError(
             f"the run of {checkpoint} has no phases, and nothing else can change within an epoch; give "
             "it phases from its start, or begin a new run from its weights"
+        )
+    if "pack" in position.fingerprint["order"]:
+        raise ConfigError(
+            f"{checkpoint} is of packed documents: it counts packs, and a phase ends after so many documents, so "
+            "it cannot be cut there; let the phase go on to its end, and change only what follows it"
         )
     if epoch:
         raise ConfigError(
@@ -414,6 +428,7 @@ def _loader_as_json(loader: SavedLoader, epoch_size: int | None, streams: Sequen
         "shuffle_seed": position.shuffle_seed,
         "num_canonical_nodes": position.num_canonical_nodes,
         "initial_physical_nodes": position.initial_physical_nodes,
+        "counts": f"{loader.unit}s",
         "samples_per_global_batch": loader.global_batch,
         "batch_geometry": None if position.geometry is None else asdict(position.geometry),
         "skipped": {name: [Cursor(*place)._asdict() for place in ends] for name, ends in position.skipped.items()},
@@ -447,13 +462,13 @@ def _print_loader(
     listed = fingerprint.get("streams", {})
     rows = [
         ("epoch", str(position.cursor.epoch)),
-        ("sample in epoch", _sample(position.cursor, epoch_size)),
-        ("global batch", "-" if loader.global_batch is None else counted(loader.global_batch, "sample")),
+        (f"{loader.unit} in epoch", _sample(position.cursor, epoch_size)),
+        ("global batch", "-" if loader.global_batch is None else counted(loader.global_batch, loader.unit)),
         ("shuffle seed", str(position.shuffle_seed)),
         ("canonical nodes", str(position.num_canonical_nodes)),
         ("nodes at first", str(position.initial_physical_nodes or "-")),
-        *((f"skips {batches}", _ends(*ends)) for batches, ends in position.skipped.items()),
-        *((key.replace("_", " "), _value(value)) for key, value in fingerprint.get("order", {}).items()),
+        *((f"skips {batches}", _ends(*ends, f"{loader.unit}s")) for batches, ends in position.skipped.items()),
+        *((key.replace("_", " "), _told(key, value)) for key, value in fingerprint.get("order", {}).items()),
     ]
     print_table(name, (), rows)
     phases = fingerprint.get("phases", {})
@@ -471,21 +486,21 @@ def _print_loader(
             (one.name, *map(_value, (one.samples, one.drawn, one.before, one.this_epoch, one.total)), stream["digest"])
             for one, stream in zip(streams, listed.values(), strict=True)
         ]
-        title = f"samples read, {name}"
+        title = f"{'documents' if loader.is_packed else 'samples'} read, {name}"
         if phases:
             title += f"; drawn: from an epoch's beginning to the end of {printable_name(list(phases)[-1])}"
         print_table(title, heads, cells, right=heads[1:-1], whole=heads[1:])
         if any(one.this_epoch is None for one in streams):
-            needs_config = phases or any("selection" in stream for stream in listed.values())
+            needs_config = phases or loader.is_packed or any("selection" in stream for stream in listed.values())
             how = f"by `{by_config}`" if needs_config else "with --data NAME=PLACE for each of them"
             print(f"what this epoch has read of each stream is told {how}\n")
 
 
 def _print_phases(name: str, position: SavedPosition, fingerprint: Mapping[str, Any]) -> None:
-    """Print the phases that had begun, and how far this epoch has come with each."""
+    """Print the phases that had begun, and how far this epoch has come with each, unless it counts packs."""
     begins, sample = 0, position.cursor.sample_in_epoch
     # Of composed batches, places are not those of what is drawn.
-    tells_now = fingerprint["order"]["batching_method"] == "random"
+    tells_now = fingerprint["order"]["batching_method"] == "random" and "pack" not in fingerprint["order"]
     rows = []
     for phase, one in fingerprint["phases"].items():
         ends = phase_stop(one)
@@ -527,11 +542,11 @@ def _print_moves(written: Path, backup: Path | None, before: Places | None, afte
         print(f"what was there before: {backup}")
 
 
-def _ends(start: EpochPosition, stop: EpochPosition) -> str:
+def _ends(start: EpochPosition, stop: EpochPosition, unit: str) -> str:
     if start == stop:
         return "nothing: it was asked for too late"
     last = f"{stop[1]:,}" if start[0] == stop[0] else str(Cursor(*stop))
-    return f"epoch {start[0]}, samples {start[1]:,} to {last}"
+    return f"epoch {start[0]}, {unit} {start[1]:,} to {last}"
 
 
 def _share(cursor: Cursor, epoch_size: int | None) -> float | None:
@@ -541,6 +556,12 @@ def _share(cursor: Cursor, epoch_size: int | None) -> float | None:
 def _sample(cursor: Cursor, epoch_size: int | None) -> str:
     of = f" of {epoch_size:,}, {_share(cursor, epoch_size):.1%}" if epoch_size else ""
     return f"{cursor.sample_in_epoch:,}{of}"
+
+
+def _told(setting: str, value: Any) -> str:
+    if setting == "pack":
+        return f"{' '.join(map(_value, value['method']))}, {value['lengths']}"
+    return _value(value)
 
 
 def _value(value: object) -> str:

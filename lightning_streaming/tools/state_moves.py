@@ -17,6 +17,7 @@ from lightning_streaming.loading.passes import drawn_sequence, passes_of
 from lightning_streaming.loading.run import Run
 from lightning_streaming.loading.state import LARGEST, MOST_EPOCHS, Cursor, SavedPosition, SavedTrainer
 from lightning_streaming.loading.stream import Stream
+from lightning_streaming.order.packed import PackedEpoch
 from lightning_streaming.order.partition import BatchGeometry
 from lightning_streaming.order.skips import Skipped, SkippedPositions, skipped_in_epoch
 from lightning_streaming.tools.checkpoints import Places, SavedLoader, settled
@@ -37,10 +38,12 @@ def placed(loader: SavedLoader, cursor: Cursor) -> Cursor:
     if cursor.epoch >= MOST_EPOCHS:
         raise ConfigError(f"a saved position has an epoch below {MOST_EPOCHS}, so there is no epoch {cursor.epoch}")
     if cursor.sample_in_epoch > LARGEST:
-        raise ConfigError(f"a saved position has {LARGEST} samples at most, so there is no {cursor.sample_in_epoch}")
+        raise ConfigError(
+            f"a saved position has {LARGEST} {loader.unit}s at most, so there is no {cursor.sample_in_epoch}"
+        )
     if size is not None and cursor.sample_in_epoch > size:
         raise ConfigError(f"an epoch has {size} samples, so there is no sample {cursor.sample_in_epoch}")
-    if cursor.sample_in_epoch != size or _is_end_of_phases(loader, cursor):
+    if size is None or cursor.sample_in_epoch != size or _is_end_of_phases(loader, cursor):
         return cursor
     return cursor.passes_later(1)
 
@@ -48,7 +51,7 @@ def placed(loader: SavedLoader, cursor: Cursor) -> Cursor:
 def _is_end_of_phases(loader: SavedLoader, cursor: Cursor) -> bool:
     """Whether all phases of the first epoch were read there, and others can follow."""
     has_phases = "phases" in (loader.position.fingerprint or {})
-    return has_phases and cursor == Cursor(0, loader.epoch_size or 0)
+    return has_phases and not loader.is_packed and cursor == Cursor(0, loader.epoch_size or 0)
 
 
 def imported(position: SavedPosition, before: Places | None, name: str) -> SavedPosition:
@@ -81,9 +84,10 @@ def imported(position: SavedPosition, before: Places | None, name: str) -> Saved
 
 
 def samples_later(loader: SavedLoader, samples: int) -> Cursor:
-    """The place ``samples`` later, over all ranks; in a later epoch, if the size of an epoch is known.
+    """The place ``samples`` later, over all ranks, or of packed documents so many packs; in a later epoch, if the size
+    of an epoch is known.
 
-    What the run skips anyway is not counted.
+    What the run skips anyway is not counted. A place that lies beyond an epoch of packs is refused when it is read.
 
     Raises:
         ConfigError: It is in a later epoch, and epochs of composed batches leave out what fills no batch.
@@ -149,8 +153,9 @@ def trainer_at(places: Places, moved: Mapping[str, Cursor]) -> SavedTrainer | No
         trainer = replace(trainer, batches_in_epoch=0)  # other phases make it longer
     if len(moved) == 1 and 0 < trainer.batches_in_epoch <= batches:
         raise ConfigError(
-            f"the trainer reads {trainer.batches_in_epoch} batches of {loader.global_batch} samples in an epoch, so it "
-            f"does not come to sample {cursor.sample_in_epoch}; go to the next epoch with --epoch {cursor.epoch + 1}"
+            f"the trainer reads {trainer.batches_in_epoch} batches of {loader.global_batch} {loader.unit}s in an "
+            f"epoch, so it does not come to {loader.unit} {cursor.sample_in_epoch}; go to the next epoch with --epoch "
+            f"{cursor.epoch + 1}"
         )
     return replace(trainer, epoch=max(0, trainer.epoch + cursor.epoch - loader.position.cursor.epoch), batches=batches)
 
@@ -158,6 +163,11 @@ def trainer_at(places: Places, moved: Mapping[str, Cursor]) -> SavedTrainer | No
 def _one_later(loader: SavedLoader, trainer: SavedTrainer | None, batches: int) -> Cursor:
     cursor, size = loader.position.cursor, _global_batch(loader)
     place = trainer and settled(trainer)
+    if loader.is_packed and place and place.batches + batches >= place.batches_in_epoch > 0:
+        raise ConfigError(
+            f"{batches} batches later is beyond the end of epoch {cursor.epoch}, and epochs differ in their packs, of "
+            "which the state tells nothing; use state set"
+        )
     if place and place.batches_in_epoch:
         done, in_epoch = place.batches, place.batches_in_epoch
     elif loader.epoch_size:  # the last batch is as large as the others, some of it read twice
@@ -187,7 +197,7 @@ def _in_epoch(loader: SavedLoader, samples: int) -> Cursor:
 def _global_batch(loader: SavedLoader) -> int:
     if loader.global_batch is None:
         raise ConfigError(
-            "how many samples a global batch of the run has (ranks x batch size) is not saved there; "
+            f"how many {loader.unit}s a global batch of the run has (ranks x batch size) is not saved there; "
             "say --samples, the batches times that"
         )
     return loader.global_batch
@@ -199,6 +209,7 @@ def _order(loader: SavedLoader) -> Mapping[str, str]:
 
 
 _AT_A_TIME = 1 << 20
+_PACKS_AT_A_TIME = 1 << 14
 _ORDER = ("shuffle", "shuffle_algo", "shuffle_block_size", "sampling_method", "sampling_granularity", "batching_method")
 """What a fingerprint tells of the order; a later release may tell more."""
 
@@ -231,7 +242,8 @@ def seen_by_fingerprint(position: SavedPosition) -> list[StreamSeen]:
     phases = (position.fingerprint or {}).get("phases")
     epoch, sample = position.cursor
     skipped = position.skipped.values()
-    alone = skipped_in_epoch(skipped, epoch).kept_before(sample) if len(streams) == 1 else None
+    is_packed = "pack" in (position.fingerprint or {}).get("order", {})  # then the place counts no samples
+    alone = skipped_in_epoch(skipped, epoch).kept_before(sample) if len(streams) == 1 and not is_packed else None
     has_skipped = any(start < stop and start[0] < epoch for start, stop in skipped)
     seen = [
         StreamSeen(
@@ -261,6 +273,8 @@ def _in_phases(one: StreamSeen, position: SavedPosition) -> StreamSeen:
     told_to = max((phase_stop(phase) for phase in position.fingerprint["phases"].values()), default=0)
     # The place may have been moved to an epoch of which the state does not tell all phases.
     before = one.before if epoch == 0 or told_to == order["epoch_size"] else None
+    if "pack" in order:
+        return replace(one, before=before, this_epoch=nothing)
     if one.drawn == told_to >= sample:
         return replace(one, before=before)  # no other stream was read
     skips_here = any(start < stop and start[0] <= epoch <= stop[0] for start, stop in position.skipped.values())
@@ -338,16 +352,32 @@ def this_epoch_by_config(position: SavedPosition, files: Sequence[str]) -> dict[
 def _count_in_run(run: Run, cursor: Cursor, skipped: SkippedPositions) -> dict[str, int]:
     names, plan = run.order.catalog.stream_names, run.order.plan
     counts, first = dict.fromkeys(names, 0), 0
-    if plan is not None and not run.order.is_composed and not skipped.runs:
+    if run.order.packer is None and plan is not None and not run.order.is_composed and not skipped.runs:
         # Steps that were read to their end are known without their order, and without streams that are gone.
         step = int(np.searchsorted(plan.stops, cursor.sample_in_epoch, side="right"))
         counts |= dict(zip(plan.streams, plan.drawn[step].tolist(), strict=True))
         first = int(plan.stops[step - 1]) if step else 0
     starts = np.cumsum([0, *run.order.catalog.samples_per_stream])
-    sequence = Skipped(drawn_sequence(run.epoch(cursor)), skipped)
-    for name, count in zip(names, _count(sequence, cursor, starts, first), strict=True):
+    sequence = drawn_sequence(run.epoch(cursor))
+    if isinstance(sequence, PackedEpoch):
+        read = _documents_read(sequence, cursor, skipped, starts)
+        return counts | dict(zip(names, read, strict=True))
+    for name, count in zip(names, _count(Skipped(sequence, skipped), cursor, starts, first), strict=True):
         counts[name] += count
     return counts
+
+
+def _documents_read(
+    sequence: PackedEpoch, cursor: Cursor, skipped: SkippedPositions, starts: NDArray[np.int64]
+) -> list[int]:
+    """Of each stream the documents that begin in packs that were read: one whose parts are in several counts once."""
+    counts = np.zeros(len(starts) - 1, np.int64)
+    num_packs = skipped.kept_before(min(cursor.sample_in_epoch, len(sequence)))
+    for first in range(0, num_packs, _PACKS_AT_A_TIME):
+        packs = skipped.positions(np.arange(first, min(first + _PACKS_AT_A_TIME, num_packs)))
+        rows = sequence.rows(packs)
+        counts += np.histogram(rows.ids[rows.starts == 0], starts)[0]
+    return [int(count) for count in counts]
 
 
 def _dataset(position: SavedPosition, streams: Mapping[str, Stream]) -> StreamingDataset:

@@ -7,6 +7,8 @@ Step N is the one in which `trainer.global_step` is N, as loggers write it: the 
 step=100 was saved right before step 100. How many ranks there are, `accumulate_grad_batches` and `limit_train_batches`
 are as the configuration has them for its trainer, unless said otherwise.
 
+Of packed documents (`pack` in the configuration) it tells the packs, and which tokens of which documents are in them.
+
     lightning-streaming trace --config run.yaml --step 1200
     lightning-streaming trace --config run.yaml --step 1200 --rank 3 --nodes 2 --ranks-per-node 8
     lightning-streaming trace --config run.yaml --sample code:17:4021
@@ -15,10 +17,12 @@ are as the configuration has them for its trainer, unless said otherwise.
 
 from __future__ import annotations
 
+import itertools
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
@@ -34,6 +38,7 @@ from lightning_streaming.loading.sample_access import find_sample
 from lightning_streaming.loading.sample_key import SampleKey
 from lightning_streaming.loading.state import Cursor
 from lightning_streaming.order.batchings import Batched
+from lightning_streaming.order.packed import PackedEpoch, Rows, rows_of
 from lightning_streaming.order.partition import BatchGeometry, Partition
 from lightning_streaming.tools.commands import add_json, add_loader, add_run, add_set, not_negative, positive
 from lightning_streaming.tools.console import FINE, counted, print_json, print_note, print_table, printable_name, render
@@ -105,12 +110,13 @@ def _show(traced: TracedRun, reads: Sequence[Read], args: Namespace) -> None:
     except StreamingError as error:  # what is known without them is shown first
         failure = error
     told = [_as_json(traced, read, shown.get(read.sample)) for read in reads]
+    heads = _WHERE_PACKED if traced.packs is not None else (*_WHERE, "sample")
     if args.json:
         print_json({"run": _run_as_json(traced), "reads": told})
     elif args.step is not None:
-        _print_reads(f"step {args.step}, epoch {reads[0].key.epoch}, {_topology(traced)}", told, (*_WHERE, "sample"))
+        _print_reads(f"step {args.step}, epoch {reads[0].key.epoch}, {_topology(traced)}", told, heads)
     elif reads:
-        _print_reads(f"sample {args.sample}, {_topology(traced)}", told, (*_WHEN, *_WHERE, "sample"))
+        _print_reads(f"sample {args.sample}, {_topology(traced)}", told, (*_WHEN, *heads))
     else:
         print(f"{args.sample} is not read in {counted(args.epochs, 'epoch')} from epoch {traced.begins.epoch} on")
     if failure is not None:
@@ -119,7 +125,8 @@ def _show(traced: TracedRun, reads: Sequence[Read], args: Namespace) -> None:
 
 def _topology(traced: TracedRun) -> str:
     nodes, ranks = counted(traced.num_nodes, "node"), counted(traced.ranks_per_node, "rank")
-    return f"{nodes} of {ranks}" if traced.num_nodes > 1 else ranks
+    packs = "" if traced.packs is None else f", packs of {counted(traced.packs.capacity, 'token')}"
+    return (f"{nodes} of {ranks}" if traced.num_nodes > 1 else ranks) + packs
 
 
 def _parse_place(text: str) -> tuple[str, int, int]:
@@ -141,6 +148,7 @@ _COLUMNS_SHOWN = 3
 _CHARACTERS_SHOWN = 40
 _WHEN = ("step", "epoch")
 _WHERE = ("batch", "rank", "place", "position")
+_WHERE_PACKED = ("batch", "rank", "place", "pack", "sample", "tokens")
 
 
 def _run_as_json(run: TracedRun) -> dict[str, Any]:
@@ -150,6 +158,7 @@ def _run_as_json(run: TracedRun) -> dict[str, Any]:
         "ranks_per_node": run.ranks_per_node,
         "replication": run.replication,
         "batch_size": run.loader.samples_per_global_batch * run.replication // run.num_ranks,
+        **({} if run.packs is None else {"pack_capacity": run.packs.capacity}),
         "begins": {**run.begins._asdict(), "global_step": run.steps.first_step},
     }
 
@@ -164,6 +173,7 @@ def _as_json(run: TracedRun, read: Read, fields: Mapping[str, str] | None) -> di
         "place": read.place,
         "sample": read.sample,
         "phase": read.phase,
+        "pack": None if read.pack is None else asdict(read.pack),
         "key": read.key.as_dict(),
         "fields": fields,
     }
@@ -177,18 +187,21 @@ def _print_reads(title: str, reads: Sequence[Mapping[str, Any]], heads: Sequence
         heads = [*heads, "fields"]
     rows = []
     for read in reads:
+        pack = read["pack"] or {"position": 0, "start": 0, "stop": 0}
         key, ranks = read["key"], list(dict.fromkeys((read["ranks"][0], read["ranks"][-1])))
         cells = {
             **{head: str(read[head]) for head in ("epoch", "batch", "place")},
             "step": f"{read['step']:,}",
             "rank": "-".join(map(str, ranks)),
             "position": f"{key['position']:,}",
+            "pack": f"{pack['position']:,}",
+            "tokens": f"{pack['start']:,} to {pack['stop'] - 1:,}",
             "phase": printable_name(read["phase"] or ""),
             "sample": f"{printable_name(key['stream'])}:{key['shard']}:{key['index']}",
             "fields": _fields(read["fields"] or {}),
         }
         rows.append([cells[head] for head in heads])
-    print_table(title, heads, rows, right=(*_WHEN, *_WHERE))
+    print_table(title, heads, rows, right=(*_WHEN, *_WHERE, "pack", "tokens"))
 
 
 def _fields(values: Mapping[str, str]) -> str:
@@ -232,11 +245,26 @@ def _has(dataset: StreamingDataset, shard: int) -> bool:
 
 
 _AT_A_TIME = 1 << 20
+_PACKS_AT_A_TIME = 1 << 14
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackPart:
+    """What a pack has of one document."""
+
+    position: int
+    """The pack's, in the epoch: packs are what a saved state counts."""
+    document: int
+    """Which of its documents, as ``document_ids`` of the batch tells them."""
+    start: int
+    """The first token of the document that is in the pack."""
+    stop: int
+    """After the last one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Read:
-    """One sample in one batch."""
+    """One sample in one batch; of packed documents, one document in one pack."""
 
     step: int
     """The trainer's ``global_step`` while the sample is trained on."""
@@ -245,12 +273,19 @@ class Read:
     rank: int
     """Rank that reads it; with replication, the first of those that do."""
     place: int
-    """Place in the batch."""
+    """Place in the batch; of packs, that of the pack."""
     sample: int
     """Id over all streams, as ``dataset[sample]`` takes it."""
     phase: str | None
     """The phase of the epoch that reads it; None without phases."""
     key: SampleKey
+    pack: PackPart | None = None
+    """Where documents are packed: which pack it is in, and which tokens of it."""
+
+    @property
+    def entry(self) -> int:
+        """What of the epoch it is: the position of the sample, or of its pack."""
+        return self.key.position if self.pack is None else self.pack.position
 
 
 def reads_of_step(run: TracedRun, step: int, rank: int | None = None) -> list[Read]:
@@ -287,9 +322,9 @@ def reads_of_sample(run: TracedRun, stream: str, shard: int, index: int, epochs:
     sample = _sample_id(passes_of(run.loader.dataset).catalog, stream, shard, index)
     for epoch in range(run.begins.epoch, run.begins.epoch + epochs):
         reads = _EpochReads.of(run, epoch)
-        found = [read for position in reads.positions_of(sample) for read in reads.of_position(position)]
+        found = reads.of_sample(sample)
         if found:
-            return sorted(found, key=lambda read: (read.batch, read.rank, read.place))
+            return found
     return []
 
 
@@ -302,18 +337,18 @@ def reads_of_key(run: TracedRun, key: SampleKey) -> list[Read]:
     """
     sample = _sample_id(passes_of(run.loader.dataset).catalog, key.stream, key.shard, key.index)
     begins = run.begins
-    if (key.epoch, key.position) < begins:
+    reads = _EpochReads.of(run, max(key.epoch, begins.epoch))
+    entries = reads.entries_of(key, sample)
+    if key.epoch < begins.epoch or any(entry < reads.partition.start for entry in entries):
         raise ConfigError(
             f"epoch {key.epoch}, position {key.position} lies before the checkpoint, which is at {begins}"
         )
-    reads = _EpochReads.of(run, key.epoch)
-    there = reads.plan.ids(np.asarray([key.position]))[0] if key.position < len(reads.plan) else None
-    if there != sample or reads.of_pass_seed != key.shuffle_seed:
+    if not entries or reads.of_pass_seed != key.shuffle_seed:
         raise ConfigError(
             f"the run does not read this sample at position {key.position} of epoch {key.epoch}, so the key is of "
             "another run: other data, seed or order; ask for STREAM:SHARD:INDEX instead"
         )
-    return reads.of_position(key.position)
+    return [read for read in reads.of_entries(entries) if read.key == key]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -349,37 +384,59 @@ class _EpochReads:
             reader = self.run.reader(rank)
             positions = self.partition.batches(np.asarray(batches), reader.node, reader.rank_of_node)
             for batch, row in zip(batches, positions, strict=True):
-                read = row[row >= 0]
-                ids = self.plan.ids(read)
-                for place in range(len(read)):
-                    yield self._read(batch, rank, place, int(read[place]), int(ids[place]))
+                entries = row[row >= 0]
+                rows = rows_of(self.plan, entries)
+                places = np.arange(len(entries)) if rows.pieces is None else rows.pieces.packs
+                parts = _parts_of(entries, rows)
+                found = zip(places.tolist(), rows.positions.tolist(), rows.ids.tolist(), parts, strict=True)
+                for place, position, sample, part in found:
+                    yield self._read(batch, rank, place, position, sample, part)
 
-    def positions_of(self, sample: int) -> list[int]:
-        """Where in the rest of the epoch a sample stands."""
-        found: list[NDArray[np.int64]] = []
-        for start in range(self.partition.start, len(self.plan), _AT_A_TIME):
-            ids = self.plan.ids_between(start, min(start + _AT_A_TIME, len(self.plan)))
-            found.append(np.flatnonzero(ids == sample) + start)
-        return [int(position) for positions in found for position in positions]
+    def of_sample(self, sample: int) -> list[Read]:
+        """When a sample is read in the rest of the epoch."""
+        entries = self._find(self.partition.start, lambda rows: rows.ids == sample)
+        return [read for read in self.of_entries(entries) if read.sample == sample]
 
-    def of_position(self, position: int) -> list[Read]:
-        """Who reads a position, and when; more than once where it is read again to keep the ranks even."""
+    def entries_of(self, key: SampleKey, sample: int) -> list[int]:
+        """Where the sample stands in the epoch that a key names: several where the parts of a document are packed."""
+        if not isinstance(self.plan, PackedEpoch):
+            stands_there = key.position < len(self.plan) and self.plan.ids(np.asarray([key.position]))[0] == sample
+            return [key.position] if stands_there else []
+        return self._find(0, lambda rows: (rows.ids == sample) & (rows.positions == key.position))
+
+    def _find(self, first: int, is_wanted: Callable[[Rows], NDArray[np.bool_]]) -> list[int]:
+        """The entries of the epoch, from one of them on, of which a row is wanted."""
+        found, step = list[int](), _PACKS_AT_A_TIME if isinstance(self.plan, PackedEpoch) else _AT_A_TIME
+        for start in range(first, len(self.plan), step):
+            entries = np.arange(start, min(start + step, len(self.plan)))
+            rows = rows_of(self.plan, entries)
+            of_rows = entries if rows.pieces is None else entries[rows.pieces.packs]
+            found += np.unique(of_rows[is_wanted(rows)]).tolist()
+        return found
+
+    def of_entries(self, entries: Sequence[int]) -> list[Read]:
+        """Who reads some entries, and when, in order."""
+        found = [read for entry in entries for read in self._of_entry(entry)]
+        return sorted(found, key=lambda read: (read.batch, read.rank, read.place))
+
+    def _of_entry(self, entry: int) -> list[Read]:
+        """Who reads an entry, and when; more than once where it is read again to keep the ranks even."""
         batches = self.run.steps.of_epoch(self.epoch).batches
         size = self.partition.geometry.global_batch_size
         # Only what fills no global batch is divided in another way, and only there anything is read again.
         last = range(self.partition.full_batches, self.partition.num_batches())
-        entry = self.partition.sequence.entries_before(position) - self.partition.entries_before
-        candidates = sorted({entry // size, *last})
+        left = self.partition.sequence.entries_before(entry) - self.partition.entries_before
+        candidates = sorted({left // size, *last})
         ranks = range(0, self.run.num_ranks, self.run.replication)
         return [
             read
             for batch in candidates
             if batch < batches
             for read in self.in_batches(range(batch, batch + 1), ranks)
-            if read.key.position == position
+            if read.entry == entry
         ]
 
-    def _read(self, batch: int, rank: int, place: int, position: int, sample: int) -> Read:
+    def _read(self, batch: int, rank: int, place: int, position: int, sample: int, pack: PackPart | None) -> Read:
         steps, catalog = self.run.steps, passes_of(self.run.loader.dataset).catalog
         stored = catalog.place(sample)
         key = SampleKey(
@@ -396,9 +453,23 @@ class _EpochReads:
             rank=rank,
             place=place,
             sample=sample,
-            phase=self.run.order.order.phase(Cursor(self.epoch, position), self.composed),
+            phase=self.run.order.order.phase(
+                Cursor(self.epoch, position if pack is None else pack.position), self.composed
+            ),
             key=key,
+            pack=pack,
         )
+
+
+def _parts_of(entries: NDArray[np.int64], rows: Rows) -> Iterator[PackPart | None]:
+    """Of each row what its pack has of it; None where nothing is packed."""
+    if rows.pieces is None:
+        yield from itertools.repeat(None, len(entries))
+        return
+    packs, starts, lengths = (of.tolist() for of in (rows.pieces.packs, rows.pieces.starts, rows.pieces.lengths))
+    for row, (pack, start, length) in enumerate(zip(packs, starts, lengths, strict=True)):
+        first = bisect_left(packs, pack)
+        yield PackPart(position=int(entries[pack]), document=row - first, start=start, stop=start + length)
 
 
 def _sample_id(catalog: Catalog, stream: str, shard: int, index: int) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from lightning_streaming.loading.dataloader import StreamingDataLoader, run_of
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.run import Run
 from lightning_streaming.loading.state import Cursor
+from lightning_streaming.order.packing import PackSettings
 from lightning_streaming.order.skips import TrainProgress
 from lightning_streaming.tools.checkpoints import SavedLoader, batches_trained, find_places, find_state_file, settled
 from lightning_streaming.tools.commands import count_ranks, read_run_files
@@ -37,6 +39,12 @@ class TracedRun:
     steps: _RunSteps
     assumed: str | None
     """What nobody said and is taken to be so."""
+
+    @property
+    def packs(self) -> PackSettings | None:
+        """How documents are packed; None where they are not."""
+        packer = self.order.order.packer
+        return None if packer is None else packer.pack.settings()
 
     @property
     def num_ranks(self) -> int:
@@ -186,7 +194,7 @@ def _ranks_per_node(
     if saved is None or saved.loader.global_batch is None:
         return configured, left_open
     batch_size, replication = loader.batch_size or 1, loader.dataset.replication or 1
-    at_a_time = f"the checkpoint's run read {saved.loader.global_batch} samples at a time"
+    at_a_time = f"the checkpoint's run read {saved.loader.global_batch} {saved.loader.unit}s at a time"
     ranks, left_over = divmod(saved.loader.global_batch * replication, batch_size * nodes)
     if left_over or not ranks:
         assumed = f"which batches of {batch_size} do not make up; taken to go on with {_ranks(nodes, configured)}"
@@ -223,16 +231,20 @@ def _run_steps(
     later = in_epoch
     if run.order.later is not None:  # epochs to come read more of data that has grown
         later = run.unskipped(Cursor(last_uneven + 1, 0)).num_batches(run.machines.drop_last)
-    early = [_EpochSteps(done=done, batches=min(left, limit), accumulate=accumulate)]
-    for epoch in range(begins.epoch + 1, last_uneven + 1):
+
+    def each(epoch: int) -> _EpochSteps:
         start = Cursor(epoch, 0)
         batches = counted.limited(run.batches_left(start)) if run.normalise(start) == start else 0
-        early.append(_EpochSteps(done=0, batches=batches, accumulate=accumulate))
+        return _EpochSteps(done=0, batches=batches, accumulate=accumulate)
+
+    early = [_EpochSteps(done=done, batches=min(left, limit), accumulate=accumulate)]
+    early += [each(epoch) for epoch in range(begins.epoch + 1, last_uneven + 1)]
     return _RunSteps(
         first_step=first_step,
         **stop,
         first_epoch=begins.epoch,
         early=early,
+        later=cache(each) if run.order.packer is not None else None,
         whole=_EpochSteps(done=0, batches=counted.limited(later), accumulate=accumulate),
     )
 
@@ -279,6 +291,8 @@ class _RunSteps:
     """Of that epoch, and of those after it up to the last one of which anything is skipped."""
     whole: _EpochSteps
     """Of each epoch after those."""
+    later: Callable[[int], _EpochSteps] | None = None
+    """In its place, where epochs differ, as of packs: tells them of an epoch."""
     max_steps: int | None = None
     """Where the trainer is told to stop."""
     max_epochs: int | None = None
@@ -303,12 +317,16 @@ class _RunSteps:
                 "saved it, without --ckpt, or with the checkpoint that it began with"
             )
         after, epoch = step - self.first_step, self.first_epoch
-        for steps in self.early:
-            if after < len(steps):
+        while epoch - self.first_epoch < len(self.early) or self.later is not None:
+            steps = self.of_epoch(epoch)
+            is_end = self.max_epochs is not None and epoch >= self.max_epochs
+            if after < len(steps) or is_end:
                 return epoch, after
+            if not len(steps) and epoch - self.first_epoch >= len(self.early):
+                break
             after -= len(steps)
             epoch += 1
-        if not len(self.whole):
+        if self.later is not None or not len(self.whole):
             raise ConfigError("an epoch has no batch, so there is no such step; see drop_last and limit_train_batches")
         epochs, of_epoch = divmod(after, len(self.whole))
         return epoch + epochs, of_epoch
@@ -316,10 +334,15 @@ class _RunSteps:
     def of_epoch(self, epoch: int) -> _EpochSteps:
         """The steps read in an epoch, from the one in which the run begins on."""
         place = epoch - self.first_epoch
-        return self.early[place] if place < len(self.early) else self.whole
+        if place < len(self.early):
+            return self.early[place]
+        return self.whole if self.later is None else self.later(epoch)
 
     def global_step(self, epoch: int, batch: int) -> int:
         """The trainer's ``global_step`` while it trains on a batch, counted from the first one read in the epoch."""
         place = epoch - self.first_epoch
-        before = sum(map(len, self.early[:place])) + max(0, place - len(self.early)) * len(self.whole)
+        if self.later is None:
+            before = sum(map(len, self.early[:place])) + max(0, place - len(self.early)) * len(self.whole)
+        else:
+            before = sum(len(self.of_epoch(one)) for one in range(self.first_epoch, epoch))
         return self.first_step + before + self.of_epoch(epoch).step_of(batch)

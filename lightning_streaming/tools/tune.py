@@ -164,10 +164,11 @@ def _measure_and_advise(run: TunedRun, args: Namespace) -> dict[str, Any]:
                 )
                 speeds = _measured_speeds(run, candidates, args.seconds, consumer)
                 advice = _advice(whole, sizes, link, speeds, consumer, room)
-        batch_size = tune_measure.batch_size_of(whole)
+        batch_size, is_packed = tune_measure.batch_size_of(whole), tune_measure.is_packed(whole.dataset)
     return {
         "data": run.data,
         "batch_size": batch_size,
+        **({"batches_of": "packs"} if is_packed else {}),
         "ranks_per_node": run.world.ranks_per_node,
         "link": link
         and {
@@ -227,6 +228,9 @@ def _advice(
     chosen = next(speed for speed in speeds if speed.workers == advice["num_workers"].value)
     catalog, ranks = passes_of(whole.dataset).catalog, whole.dataset.current_world().ranks_per_node
     workers = max(1, chosen.workers)
+    samples_per_batch = tune_measure.batch_size_of(whole)
+    if tune_measure.is_packed(whole.dataset):
+        samples_per_batch = round(chosen.read.samples / chosen.read.batches)
     if link is not None:
         per_shard = catalog.num_samples / len(catalog.shards)
         advice["predownload"] = tune_advice.advise_predownload(
@@ -234,7 +238,7 @@ def _advice(
             readers=workers,
             shard_seconds=link.each,
             link_samples_per_second=link.bytes_per_second / _bytes_per_sample(whole.dataset, sizes) / ranks,
-            default=default_lookahead(tune_measure.batch_size_of(whole), per_shard, workers * ranks).later,
+            default=default_lookahead(samples_per_batch, per_shard, workers * ranks).later,
         )
     if sizes.kept.any():
         advice["cache_limit"] = tune_advice.advise_cache(whole, sizes, room, workers * ranks)
@@ -265,7 +269,8 @@ def _print_report(run: TunedRun, report: Mapping[str, Any], caveat: str | None) 
     reasons = [one for one in WaitTimes._fields if any(speed["wait"][one] >= _LEAST_SHOWN for speed in speeds)]
     has_consumer = speeds[0]["step_waits"] is not None
     heads = [*_HEADS, *reasons, "rest", *(["a step waits"] if has_consumer else [])]
-    title = f"reading {report['data']} in batches of {report['batch_size']}, and what is waited for"
+    batch = f"{report['batch_size']} packs" if "batches_of" in report else str(report["batch_size"])
+    title = f"reading {report['data']} in batches of {batch}, and what is waited for"
     print_table(title, heads, [_row(speed, reasons) for speed in speeds], right=heads)
     if caveat is not None:
         print(caveat)

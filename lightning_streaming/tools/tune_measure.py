@@ -125,8 +125,13 @@ def tuned_run(
 
 
 def batch_size_of(loader: StreamingDataLoader) -> int:
-    """Samples of a batch of one rank."""
+    """Samples, or packs, of a batch of one rank."""
     return loader.samples_per_global_batch // loader.dataset.current_world().num_ranks
+
+
+def is_packed(dataset: StreamingDataset) -> bool:
+    """Whether documents are packed, so that a batch is of packs, and its samples are documents."""
+    return passes_of(dataset).run.asked.pack is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
