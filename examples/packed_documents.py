@@ -1,4 +1,4 @@
-"""A transformer that is trained on packs of whole documents, and looks at nothing beyond the document it is in.
+"""A transformer that is trained on packs of documents, and looks at nothing beyond the document it is in.
 
 From the repository's root:
 
@@ -9,7 +9,10 @@ From the repository's root:
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,11 +28,7 @@ MOST_BYTES = 2048
 
 
 class PackedByteTransformer(ByteTransformer):
-    """Next-byte prediction on packs: {"input_ids", "position_ids", "document_ids"}, each of shape (packs, capacity).
-
-    Without the last two, batches are documents that stand alone, filled up with zeros; and "lengths" says how long they
-    are.
-    """
+    """Next-byte prediction on packs: {"input_ids", "position_ids", "document_ids"}, each of shape (packs, capacity)."""
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         """Logits of shape (packs, capacity, 256); each token sees those before it in its own document."""
@@ -56,22 +55,41 @@ class PackedByteTransformer(ByteTransformer):
         of_all = functional.cross_entropy(logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none")
         return of_all * follows, follows
 
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:  # noqa: ARG002
+        """Log the same for data that the weights have not seen."""
+        self.log("val_loss", self._loss(batch), prog_bar=True, batch_size=len(batch["input_ids"]))
+
     def _loss(self, batch: dict[str, Tensor]) -> Tensor:
         of_all, follows = self.losses(batch)
         return of_all.sum() / follows.sum()
 
 
-def write_documents(out: Path, most: int = 2000) -> None:
-    """Write texts that every machine has, each as one document."""
+def one_a_row(documents: list[dict[str, Any]], capacity: int = 512) -> dict[str, Tensor]:
+    """Collate without packing, for comparison: each document in a row of its own, cut off or filled up with zeros."""
+    rows = torch.zeros(len(documents), capacity, dtype=torch.int64)
+    document_ids = torch.full(rows.shape, -1, dtype=torch.int32)
+    for number, document in enumerate(documents):
+        tokens = torch.tensor(document["tokens"][:capacity])
+        rows[number, : len(tokens)] = tokens
+        document_ids[number, : len(tokens)] = 0
+    position_ids = torch.arange(capacity).expand_as(rows)
+    return {"input_ids": rows, "position_ids": position_ids, "document_ids": document_ids}
+
+
+def texts(*, paragraphs: bool = False) -> Iterator[bytes]:
+    """Texts that every machine has, code and prose in turn: whole files up to a limit, or their paragraphs."""
+    for path in (file for pair in zip(code_files(), document_files(), strict=False) for file in pair):
+        text = path.read_bytes()[:MOST_BYTES]
+        for part in text.split(b"\n\n") if paragraphs else [text]:
+            if part:
+                yield part
+
+
+def write_documents(out: Path, most: int = 2000, *, paragraphs: bool = False) -> None:
+    """Write the first ``most`` of these texts, each as one document."""
     with MDSWriter(out=out, columns={"tokens": "ndarray:uint8"}, size_limit="256kb", exist_ok=True) as writer:
-        for number, path in enumerate(
-            file for pair in zip(code_files(), document_files(), strict=False) for file in pair
-        ):
-            if number == most:
-                break
-            text = np.frombuffer(path.read_bytes()[:MOST_BYTES], np.uint8)
-            if len(text):
-                writer.write({"tokens": text})
+        for text in islice(texts(paragraphs=paragraphs), most):
+            writer.write({"tokens": np.frombuffer(text, np.uint8)})
 
 
 def main() -> None:
@@ -79,8 +97,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("demo_output/documents"), help="default: %(default)s")
     parser.add_argument("--most", type=int, default=2000, help="most documents (default: %(default)s)")
+    parser.add_argument("--paragraphs", action="store_true", help="each paragraph a document, and not each file")
     arguments = parser.parse_args()
-    write_documents(arguments.out, arguments.most)
+    write_documents(arguments.out, arguments.most, paragraphs=arguments.paragraphs)
     print(f"{arguments.out} has the documents")
 
 

@@ -11,6 +11,7 @@ import torch
 
 from examples.custom_datamodule import write_digits
 from examples.joined_columns import write_columns
+from examples.packed_documents import write_documents
 from examples.write_dataset import FIRST_ID, code_files, document_files, write_blocks
 
 
@@ -22,6 +23,7 @@ def example_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_blocks(document_files(), root / "data" / "docs", most=4000, first_id=FIRST_ID["docs"])
     write_columns(root / "data")
     write_digits(root / "digits")
+    write_documents(root / "documents")
     return root
 
 
@@ -29,7 +31,7 @@ def example_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def in_example_directory(example_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory of its own to run a configuration in, with that data below."""
     (tmp_path / "demo_output").mkdir()
-    for name in ("data", "digits"):
+    for name in ("data", "digits", "documents"):
         (tmp_path / "demo_output" / name).symlink_to(example_data / name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["lightning-streaming"])

@@ -43,6 +43,7 @@ PROGRAMS = [
     "demo",
     "huggingface_trainer",
     "linked_batch_size",
+    "packed_documents",
     "plain_pytorch",
     "write_dataset",
 ]
