@@ -11,7 +11,7 @@ skipped before it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -217,6 +217,8 @@ class EpochPartitions:
     later: Partition
     """All after it."""
     drop_last: bool
+    each: Callable[[int], Partition] | None = None
+    """Where those after it are not all of one length: each of them."""
 
 
 def locate_batch_ranges(
@@ -274,7 +276,8 @@ class _BatchLocator:
             return epoch, self._partition(epoch).sequence.entries_before(position) + steps * self._batch_size
         steps -= left
         epoch += 1
-        while epoch <= self._last_skipped_epoch and steps >= (here := self._batches(epoch)):
+        are_alike = self._partitions.each is None
+        while (not are_alike or epoch <= self._last_skipped_epoch) and steps >= (here := self._batches(epoch)):
             steps -= here
             epoch += 1
         epochs, batch = divmod(steps, max(self._batches(epoch), 1))
@@ -300,6 +303,8 @@ class _BatchLocator:
         return self._progress.limited(self._partition(epoch).num_batches(self._partitions.drop_last))
 
     def _partition(self, epoch: int) -> Partition:
-        partition = self._partitions.now if epoch == self._progress.place[0] else self._partitions.later
+        partition, each = self._partitions.now, self._partitions.each
+        if epoch != self._progress.place[0]:
+            partition = self._partitions.later if each is None else each(epoch)
         skipped = skipped_in_epoch(self._known.values(), epoch)
         return replace(partition, sequence=Skipped(partition.sequence, skipped))

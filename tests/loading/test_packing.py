@@ -325,6 +325,19 @@ def test_documents_that_are_not_as_long_as_said_are_refused(root: Path, tmp_path
         list(loader(root, transform=lambda sample: {"tokens": sample["tokens"][:-1]}))
 
 
+def test_batches_are_skipped_by_the_lengths_of_their_own_epochs(root: Path) -> None:
+    whole, lengths = [], []
+    at = loader(root, batch_size=1)
+    for _ in range(6):
+        epoch = [batch["input_ids"].tolist() for batch in at]
+        whole += epoch
+        lengths.append(len(epoch))
+    assert len(set(lengths)) > 1
+    number = sum(lengths[:5]) + 2
+    skipping = loader(root, batch_size=1, skip=[number])
+    assert [batch["input_ids"].tolist() for _ in range(6) for batch in skipping] == whole[:number] + whole[number + 1 :]
+
+
 def test_statistics_count_tokens(root: Path) -> None:
     at = loader(root)
     list(at)
