@@ -342,7 +342,10 @@ class Run:
         counted = self.counted or TrainProgress()
         now = Cursor(*counted.place)
         partitions = EpochPartitions(
-            now=self.unskipped(now), later=self.unskipped(Cursor(now.epoch + 1, 0)), drop_last=self.machines.drop_last
+            now=self.unskipped(now),
+            later=self.unskipped(Cursor(now.epoch + 1, 0)),
+            drop_last=self.machines.drop_last,
+            of_epoch=(lambda epoch: self.unskipped(Cursor(epoch, 0))) if self.order.differs_by_epoch else None,
         )
         found = locate_batch_ranges(new, self.placed, counted, partitions)
         return {one: self.placed.get(one) or found[one] for one in self.skip}

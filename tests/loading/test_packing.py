@@ -337,3 +337,21 @@ def test_a_rank_that_reads_nothing_counts_packs(root: Path) -> None:
     at = loader(root, world=World(reads=False))
     assert len(list(at)) == len(loader(root))
     assert at.state_dict()["epoch"] == 1
+
+
+def test_a_batch_to_skip_is_counted_over_epochs_that_differ(tmp_path: Path) -> None:
+    lengths = [int(one) for one in np.random.default_rng(1).integers(20, 60, 70)]
+    written = write_documents(tmp_path / "differ", lengths)
+    how: dict[str, Any] = {
+        "pack": {"capacity": 100, "window": 16},
+        "shuffle_seed": 3,
+        "num_canonical_nodes": 1,
+        "batch_size": 1,
+    }
+    whole = [pack for batch in read_epochs(loader(written, **how), 6)[0] for pack in batch]
+    at = loader(written, **how)
+    counts = {len(list(at)) for _ in range(6)}
+    assert len(counts) > 1
+    for batch in (40, len(whole) - 40, len(whole) - 2):
+        kept = [pack for one in read_epochs(loader(written, **how, skip=[batch]), 6)[0] for pack in one]
+        assert kept == whole[:batch] + whole[batch + 1 :]
