@@ -13,7 +13,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from lightning_streaming import MDSWriter, Pack, Phase, Stream, StreamingDataLoader, StreamingDataset
+from lightning_streaming import MDSWriter, Pack, Phase, Stream, StreamingDataLoader, StreamingDataset, read_appended
 from lightning_streaming.errors import ConfigError, SampleError, StateMismatchError
 from lightning_streaming.world import World
 from tests.helpers import State, json_copy, raises, worlds
@@ -28,9 +28,11 @@ def document(number: int, length: int) -> NDArray[np.uint16]:
     return (number * 200 + np.arange(length)).astype(np.uint16)
 
 
-def write_documents(root: Path, lengths: list[int], *, first: int = 0, encoding: str = "ndarray:uint16") -> Path:
+def write_documents(
+    root: Path, lengths: list[int], *, first: int = 0, encoding: str = "ndarray:uint16", **how: Any
+) -> Path:
     columns = {"tokens": encoding, "labels": "ndarray:int32", "size": "int"}
-    with MDSWriter(out=str(root), columns=columns, size_limit=2000) as writer:
+    with MDSWriter(out=str(root), columns=columns, size_limit=2000, **how) as writer:
         for number, length in enumerate(lengths, first):
             tokens = document(number, length)
             stored = tokens.tobytes() if encoding == "bytes" else tokens
@@ -355,3 +357,32 @@ def test_a_batch_to_skip_is_counted_over_epochs_that_differ(tmp_path: Path) -> N
     for batch in (40, len(whole) - 40, len(whole) - 2):
         kept = [pack for one in read_epochs(loader(written, **how, skip=[batch]), 6)[0] for pack in one]
         assert kept == whole[:batch] + whole[batch + 1 :]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("pack", [{}, {"lengths": "size"}], ids=str)
+def test_documents_that_are_appended_are_packed_from_the_next_epoch_on(
+    tmp_path: Path, workers: int, pack: dict[str, Any]
+) -> None:
+    written = write_documents(tmp_path / "grows", LENGTHS[:40])
+    how: dict[str, Any] = {
+        "follow": True,
+        "pack": pack,
+        "workers": workers,
+        "more": {"persistent_workers": workers > 0},
+    }
+    whole = list(packs(loader(written, **how)))
+    at = loader(written, **how)
+    under_way = iter(at)
+    begun = list(packs([next(under_way)]))
+    write_documents(written, LENGTHS[40:60], first=40, mode="append")
+    assert begun + list(packs(under_way)) == whole
+    assert read_appended(at)
+    state = json_copy(at.state_dict())
+    grown = list(packs(at))
+    tokens = Counter(token for pack in grown for piece in pieces(pack) for token in piece)
+    assert tokens == Counter(int(one) for number, size in enumerate(LENGTHS[:60]) for one in document(number, size))
+    at.close()
+    again = loader(written, follow=True, pack=pack)
+    again.load_state_dict(state)
+    assert list(packs(again)) == grown
