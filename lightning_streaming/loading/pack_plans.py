@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.document_lengths import CatalogLengths
 from lightning_streaming.loading.order_files import made_once
 from lightning_streaming.loading.pack_options import Pack
@@ -48,9 +49,20 @@ class EpochPacker:
             parts: The epoch's documents.
 
         Raises:
-            ConfigError: A document is longer than a pack, and is not to be cut.
+            ConfigError: A document is longer than a pack, and is not to be cut; or there is nothing to pack.
             StorageError: There is no room for the plan.
         """
+        found = self._found(parts)
+        if not len(found):
+            # Whoever looks for the next epoch that has batches would never end.
+            of = sum(len(part.order) for part in parts)
+            raise ConfigError(
+                f"epoch {parts[0].order.epoch} has no pack: none of its {of} documents has a token that is kept; look "
+                "at pack.lengths and pack.longer, and at what is selected"
+            )
+        return found
+
+    def _found(self, parts: Sequence[PackedPart]) -> PackedEpoch:
         settings = self.pack.settings()
         digest = digest_of(
             "packs", list(settings.facts), [part.order.digest for part in parts], list(self.lengths.digests)

@@ -386,3 +386,13 @@ def test_documents_that_are_appended_are_packed_from_the_next_epoch_on(
     again = loader(written, follow=True, pack=pack)
     again.load_state_dict(state)
     assert list(packs(again)) == grown
+
+
+def test_an_epoch_without_tokens_is_refused(tmp_path: Path) -> None:
+    with MDSWriter(out=str(tmp_path / "empty"), columns={"tokens": "bytes"}) as writer:
+        for _ in range(9):
+            writer.write({"tokens": b""})
+    longer = write_documents(tmp_path / "longer", [CAPACITY + 1] * 9)
+    for at in (loader(tmp_path / "empty", pack={"dtype": "uint16"}), loader(longer, pack={"longer": "drop"})):
+        with raises(ConfigError, "no pack", "9 documents"):
+            list(at)
