@@ -26,6 +26,7 @@ _SMALL_EPOCH = 1 << 16
 """Samples up to which each process makes its own copy: a quarter of a megabyte and some milliseconds."""
 _LOCK_SECONDS = 3600.0
 _SUFFIX = ".order"
+_PLAN_SUFFIX = ".packs"
 _Ids = NDArray[np.integer[Any]]
 
 
@@ -81,7 +82,7 @@ def _made(order: Shuffled, timeout: float) -> _Ids:
         mapped = _map_if_present(path, order)
         if mapped is not None:
             return mapped
-        _remove_unused(path.parent)
+        _remove_unused(path.parent, _SUFFIX)
         with appears_whole(path) as partial:
             drawn = _room(partial, order)
             order.draw_into(drawn)
@@ -93,24 +94,26 @@ def _made(order: Shuffled, timeout: float) -> _Ids:
 def made_once(digest: str, made: Callable[[Path], None], what: str) -> mmap.mmap:
     """Map a file that one process of this node makes; it is removed like those of orders.
 
+    It has a lock of its own, as whoever makes it may have to make an order first.
+
     Args:
         digest: Names all that its content depends on.
-        made: Makes it, at a path that is then renamed.
+        made: Makes it, at a path that is then renamed; may ask for orders, and for no other such file.
         what: What a lock that takes too long is held for, like "plan the packs of epoch 3".
 
     Raises:
         StorageError: There is no room for the file.
         LockTimeoutError: Another process takes more than an hour.
     """
-    path = orders_directory() / (digest + _SUFFIX)
+    path = orders_directory() / (digest + _PLAN_SUFFIX)
     mapped = _map_whole(path)
     if mapped is not None:
         return mapped
-    with hold_lock(path.parent / "lock", _LOCK_SECONDS, what):
+    with hold_lock(path.parent / "packs-lock", _LOCK_SECONDS, what):
         mapped = _map_whole(path)
         if mapped is not None:
             return mapped
-        _remove_unused(path.parent)
+        _remove_unused(path.parent, _PLAN_SUFFIX)
         with appears_whole(path) as partial:
             try:
                 made(partial)
@@ -180,9 +183,9 @@ def _map_if_present(path: Path, order: Shuffled) -> _Ids | None:
         return np.frombuffer(held, order.dtype)
 
 
-def _remove_unused(directory: Path) -> None:
-    """Remove what no process maps. Must be called while holding the lock of the directory."""
-    for path in directory.glob(f"*{_SUFFIX}*"):
+def _remove_unused(directory: Path, suffix: str) -> None:
+    """Remove what no process maps. Must be called while holding the lock of these files."""
+    for path in directory.glob(f"*{suffix}*"):
         # Whoever cleans temporary directories may be quicker.
         with suppress(FileNotFoundError, BlockingIOError), path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

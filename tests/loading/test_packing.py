@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming import MDSWriter, Pack, Phase, Stream, StreamingDataLoader, StreamingDataset, read_appended
 from lightning_streaming.errors import ConfigError, SampleError, StateMismatchError
+from lightning_streaming.loading import order_files
 from lightning_streaming.world import World
 from tests.helpers import State, json_copy, raises, worlds
 
@@ -396,3 +397,16 @@ def test_an_epoch_without_tokens_is_refused(tmp_path: Path) -> None:
     for at in (loader(tmp_path / "empty", pack={"dtype": "uint16"}), loader(longer, pack={"longer": "drop"})):
         with raises(ConfigError, "no pack", "9 documents"):
             list(at)
+
+
+def test_who_plans_many_documents_may_draw_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIGHTNING_STREAMING_RUNTIME", str(tmp_path / "runtime"))
+    monkeypatch.setattr(order_files, "_LOCK_SECONDS", 5.0)
+    with MDSWriter(out=str(tmp_path / "many"), columns={"tokens": "ndarray:uint16"}) as writer:
+        for number in range((1 << 16) + 1):
+            writer.write({"tokens": np.full(3, number % 251, np.uint16)})
+    at = loader(tmp_path / "many", pack={"capacity": 2048}, shuffle_algo="naive")
+    expected = len(at)  # planned, and then lost to whoever cleans temporary directories
+    for path in (tmp_path / "runtime" / "orders").glob("*.*"):
+        path.unlink()
+    assert len(list(at)) == expected
