@@ -70,7 +70,7 @@ class EpochPacker:
         if sum(len(part.order) for part in parts) <= _SMALL:
             return PackedEpoch(parts, list(self._planned(parts)), self.lengths)
         what = f"plan the packs of epoch {parts[0].order.epoch}"
-        mapped = made_once(digest, lambda path: _write(path, self._planned(parts)), what)
+        mapped = made_once(digest, lambda path: _write(path, self._planned(parts)), what, _is_whole)
         return PackedEpoch(parts, _read(mapped, settings), self.lengths)
 
     def _planned(self, parts: Sequence[PackedPart]) -> list[list[PackPlan]]:
@@ -87,7 +87,7 @@ class EpochPacker:
 
 
 def _write(path: Path, plans: list[list[PackPlan]]) -> None:
-    """A file of plans: the length of a head, the head in JSON, and arrays."""
+    """A file of plans: the lengths of the file and of a head, the head in JSON, and arrays."""
     places, stop = list[list[dict[str, Any]]](), 0
     for of_part in plans:
         places.append([])
@@ -98,9 +98,9 @@ def _write(path: Path, plans: list[list[PackPlan]]) -> None:
                 stop += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
             places[-1].append(told)
     head = json.dumps(places).encode()
-    first = -(-(_WORD + len(head)) // _ALIGNMENT) * _ALIGNMENT
+    first = -(-(2 * _WORD + len(head)) // _ALIGNMENT) * _ALIGNMENT
     with path.open("wb") as file:
-        file.write(len(head).to_bytes(_WORD, "little") + head)
+        file.write((first + stop).to_bytes(_WORD, "little") + len(head).to_bytes(_WORD, "little") + head)
         for of_part, of_places in zip(plans, places, strict=True):
             for plan, told in zip(of_part, of_places, strict=True):
                 for name, array in plan.arrays().items():
@@ -109,9 +109,13 @@ def _write(path: Path, plans: list[list[PackPlan]]) -> None:
         file.truncate(first + stop)
 
 
+def _is_whole(mapped: mmap.mmap) -> bool:
+    return int.from_bytes(mapped[:_WORD], "little") == len(mapped)
+
+
 def _read(mapped: mmap.mmap, settings: PackSettings) -> list[list[PackPlan]]:
-    size = int.from_bytes(mapped[:_WORD], "little")
-    places, first = json.loads(mapped[_WORD : _WORD + size]), -(-(_WORD + size) // _ALIGNMENT) * _ALIGNMENT
+    size, begin = int.from_bytes(mapped[_WORD : 2 * _WORD], "little"), 2 * _WORD
+    places, first = json.loads(mapped[begin : begin + size]), -(-(begin + size) // _ALIGNMENT) * _ALIGNMENT
 
     def array(dtype: str, length: int, start: int) -> NDArray[Any]:
         return np.frombuffer(mapped, dtype, length, first + start)

@@ -399,7 +399,10 @@ def test_an_epoch_without_tokens_is_refused(tmp_path: Path) -> None:
             list(at)
 
 
-def test_who_plans_many_documents_may_draw_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("damaged", [False, True])
+def test_who_plans_many_documents_may_draw_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool
+) -> None:
     monkeypatch.setenv("LIGHTNING_STREAMING_RUNTIME", str(tmp_path / "runtime"))
     monkeypatch.setattr(order_files, "_LOCK_SECONDS", 5.0)
     with MDSWriter(out=str(tmp_path / "many"), columns={"tokens": "ndarray:uint16"}) as writer:
@@ -408,5 +411,8 @@ def test_who_plans_many_documents_may_draw_their_order(tmp_path: Path, monkeypat
     at = loader(tmp_path / "many", pack={"capacity": 2048}, shuffle_algo="naive")
     expected = len(at)  # planned, and then lost to whoever cleans temporary directories
     for path in (tmp_path / "runtime" / "orders").glob("*.*"):
+        held = path.read_bytes()
         path.unlink()
+        if damaged:  # as when the machine went down
+            path.write_bytes(held[:-4096])
     assert len(list(at)) == expected
