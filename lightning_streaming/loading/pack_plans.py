@@ -29,6 +29,8 @@ _LONG = 1.0
 _SMALL = 1 << 16
 """Documents up to which each process plans for itself."""
 _ALIGNMENT, _WORD = 64, 8
+_VERSION = 1
+"""Raised when the same settings come to mean other packs, or other bytes: releases may share a node."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,7 +67,7 @@ class EpochPacker:
     def _found(self, parts: Sequence[PackedPart]) -> PackedEpoch:
         settings = self.pack.settings()
         digest = digest_of(
-            "packs", list(settings.facts), [part.order.digest for part in parts], list(self.lengths.digests)
+            "packs", _VERSION, list(settings.facts), [part.order.digest for part in parts], list(self.lengths.digests)
         )
         if sum(len(part.order) for part in parts) <= _SMALL:
             return PackedEpoch(parts, list(self._planned(parts)), self.lengths)
