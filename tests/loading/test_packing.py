@@ -416,3 +416,9 @@ def test_who_plans_many_documents_may_draw_their_order(
         if damaged:  # as when the machine went down
             path.write_bytes(held[:-4096])
     assert len(list(at)) == expected
+
+
+@pytest.mark.parametrize("how", [{}, {"transform": lambda sample: sample}], ids=["joined", "one by one"])
+def test_a_filling_that_does_not_fit_is_refused(root: Path, how: dict[str, Any]) -> None:
+    with raises(SampleError, "pack.pad=-100", "uint16"):
+        list(loader(root, pack={"pad": -100}, **how))
