@@ -135,6 +135,9 @@ class _Join:
                 found = flat_column(reader, self._source.info_of(shard), name, self._pack.dtype)
             except FormatError as error:
                 raise self._source.named(error, shard) from error
+            # As long as a shard is open: an epoch has many, and a document takes 16 bytes of each column.
+            held, readers = self._columns, self._source.readers
+            self._columns = {of: one for of, one in held.items() if readers.get(of[0]) is one[0]}
             known = self._columns[shard, name] = reader, found
         return known
 

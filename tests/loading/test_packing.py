@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming import MDSWriter, Pack, Phase, Stream, StreamingDataLoader, StreamingDataset, read_appended
 from lightning_streaming.errors import ConfigError, SampleError, StateMismatchError
+from lightning_streaming.formats.columns import FlatColumn
 from lightning_streaming.loading import order_files
 from lightning_streaming.world import World
 from tests.helpers import State, json_copy, raises, worlds
@@ -422,3 +424,23 @@ def test_who_plans_many_documents_may_draw_their_order(
 def test_a_filling_that_does_not_fit_is_refused(root: Path, how: dict[str, Any]) -> None:
     with raises(SampleError, "pack.pad=-100", "uint16"):
         list(loader(root, pack={"pad": -100}, **how))
+
+
+def test_where_values_lie_is_known_of_open_shards_alone(root: Path, tmp_path: Path) -> None:
+    def known() -> int:
+        return sum(isinstance(one, FlatColumn) for one in gc.get_objects())
+
+    at = loader(
+        None,
+        streams={"a": Stream(remote=f"file://{root}", local=str(tmp_path / "a"))},
+        cache_limit="40kb",
+        shuffle=False,
+        batch_size=1,
+        pack={"window": 2},
+        num_canonical_nodes=1,
+    )
+    gc.collect()
+    before = known()
+    most = max(known() - before for _ in at)
+    num_shards = len(list(root.glob("shard.*")))
+    assert 0 < most < 0.75 * num_shards
