@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.cache.config import RUNTIME_VARIABLE, orders_directory
-from lightning_streaming.errors import LockTimeoutError, StorageError
+from lightning_streaming.errors import LockTimeoutError, StorageError, StreamingError
 from lightning_streaming.files import appears_whole, hold_lock
 from lightning_streaming.order.draw import Shuffled, drawn_here
 
@@ -26,6 +26,7 @@ _SMALL_EPOCH = 1 << 16
 """Samples up to which each process makes its own copy: a quarter of a megabyte and some milliseconds."""
 _LOCK_SECONDS = 3600.0
 _SUFFIX = ".order"
+_PLAN_SUFFIX = ".packs"
 _Ids = NDArray[np.integer[Any]]
 
 
@@ -81,7 +82,7 @@ def _made(order: Shuffled, timeout: float) -> _Ids:
         mapped = _map_if_present(path, order)
         if mapped is not None:
             return mapped
-        _remove_unused(path.parent)
+        _remove_unused(path.parent, _SUFFIX)
         with appears_whole(path) as partial:
             drawn = _room(partial, order)
             order.draw_into(drawn)
@@ -90,42 +91,47 @@ def _made(order: Shuffled, timeout: float) -> _Ids:
         return drawn if mapped is None else mapped
 
 
-def made_once(digest: str, made: Callable[[Path], None], what: str) -> mmap.mmap:
+def made_once(digest: str, made: Callable[[Path], None], what: str, is_whole: Callable[[mmap.mmap], bool]) -> mmap.mmap:
     """Map a file that one process of this node makes; it is removed like those of orders.
+
+    It has a lock of its own, as whoever makes it may have to make an order first.
 
     Args:
         digest: Names all that its content depends on.
-        made: Makes it, at a path that is then renamed.
+        made: Makes it, at a path that is then renamed; may ask for orders, and for no other such file.
         what: What a lock that takes too long is held for, like "plan the packs of epoch 3".
+        is_whole: Whether a file is as it was made, rather than cut short when the machine went down.
 
     Raises:
         StorageError: There is no room for the file.
         LockTimeoutError: Another process takes more than an hour.
     """
-    path = orders_directory() / (digest + _SUFFIX)
-    mapped = _map_whole(path)
+    path = orders_directory() / (digest + _PLAN_SUFFIX)
+    mapped = _map_whole(path, is_whole)
     if mapped is not None:
         return mapped
-    with hold_lock(path.parent / "lock", _LOCK_SECONDS, what):
-        mapped = _map_whole(path)
+    with hold_lock(path.parent / "packs-lock", _LOCK_SECONDS, what):
+        mapped = _map_whole(path, is_whole)
         if mapped is not None:
             return mapped
-        _remove_unused(path.parent)
+        _remove_unused(path.parent, _PLAN_SUFFIX)
         with appears_whole(path) as partial:
             try:
                 made(partial)
+            except StreamingError:
+                raise
             except OSError as error:
                 raise StorageError(
                     f"cannot {what} in {partial}: {error.strerror}; make room there, or set {RUNTIME_VARIABLE} to a "
                     "directory with more room on this node"
                 ) from error
-        mapped = _map_whole(path)
+        mapped = _map_whole(path, is_whole)
     if mapped is None:
         raise StorageError(f"{path} was removed while it was made; set {RUNTIME_VARIABLE} to a directory of its own")
     return mapped
 
 
-def _map_whole(path: Path) -> mmap.mmap | None:
+def _map_whole(path: Path, is_whole: Callable[[mmap.mmap], bool]) -> mmap.mmap | None:
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -135,7 +141,8 @@ def _map_whole(path: Path) -> mmap.mmap | None:
         found = os.fstat(file.fileno())
         if found.st_nlink == 0 or not found.st_size:
             return None
-        return mmap.mmap(file.fileno(), found.st_size, access=mmap.ACCESS_READ)
+        held = mmap.mmap(file.fileno(), found.st_size, access=mmap.ACCESS_READ)
+        return held if is_whole(held) else None
 
 
 def _room(path: Path, order: Shuffled) -> _Ids:
@@ -180,9 +187,9 @@ def _map_if_present(path: Path, order: Shuffled) -> _Ids | None:
         return np.frombuffer(held, order.dtype)
 
 
-def _remove_unused(directory: Path) -> None:
-    """Remove what no process maps. Must be called while holding the lock of the directory."""
-    for path in directory.glob(f"*{_SUFFIX}*"):
+def _remove_unused(directory: Path, suffix: str) -> None:
+    """Remove what no process maps. Must be called while holding the lock of these files."""
+    for path in directory.glob(f"*{suffix}*"):
         # Whoever cleans temporary directories may be quicker.
         with suppress(FileNotFoundError, BlockingIOError), path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

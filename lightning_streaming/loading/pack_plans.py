@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.document_lengths import CatalogLengths
 from lightning_streaming.loading.order_files import made_once
 from lightning_streaming.loading.pack_options import Pack
@@ -28,6 +29,8 @@ _LONG = 1.0
 _SMALL = 1 << 16
 """Documents up to which each process plans for itself."""
 _ALIGNMENT, _WORD = 64, 8
+_VERSION = 1
+"""Raised when the same settings come to mean other packs, or other bytes: releases may share a node."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,17 +51,28 @@ class EpochPacker:
             parts: The epoch's documents.
 
         Raises:
-            ConfigError: A document is longer than a pack, and is not to be cut.
+            ConfigError: A document is longer than a pack, and is not to be cut; or there is nothing to pack.
             StorageError: There is no room for the plan.
         """
+        found = self._found(parts)
+        if not len(found):
+            # Whoever looks for the next epoch that has batches would never end.
+            of = sum(len(part.order) for part in parts)
+            raise ConfigError(
+                f"epoch {parts[0].order.epoch} has no pack: none of its {of} documents has a token that is kept; look "
+                "at pack.lengths and pack.longer, and at what is selected"
+            )
+        return found
+
+    def _found(self, parts: Sequence[PackedPart]) -> PackedEpoch:
         settings = self.pack.settings()
         digest = digest_of(
-            "packs", list(settings.facts), [part.order.digest for part in parts], list(self.lengths.digests)
+            "packs", _VERSION, list(settings.facts), [part.order.digest for part in parts], list(self.lengths.digests)
         )
         if sum(len(part.order) for part in parts) <= _SMALL:
             return PackedEpoch(parts, list(self._planned(parts)), self.lengths)
         what = f"plan the packs of epoch {parts[0].order.epoch}"
-        mapped = made_once(digest, lambda path: _write(path, self._planned(parts)), what)
+        mapped = made_once(digest, lambda path: _write(path, self._planned(parts)), what, _is_whole)
         return PackedEpoch(parts, _read(mapped, settings), self.lengths)
 
     def _planned(self, parts: Sequence[PackedPart]) -> list[list[PackPlan]]:
@@ -75,7 +89,7 @@ class EpochPacker:
 
 
 def _write(path: Path, plans: list[list[PackPlan]]) -> None:
-    """A file of plans: the length of a head, the head in JSON, and arrays."""
+    """A file of plans: the lengths of the file and of a head, the head in JSON, and arrays."""
     places, stop = list[list[dict[str, Any]]](), 0
     for of_part in plans:
         places.append([])
@@ -86,9 +100,9 @@ def _write(path: Path, plans: list[list[PackPlan]]) -> None:
                 stop += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
             places[-1].append(told)
     head = json.dumps(places).encode()
-    first = -(-(_WORD + len(head)) // _ALIGNMENT) * _ALIGNMENT
+    first = -(-(2 * _WORD + len(head)) // _ALIGNMENT) * _ALIGNMENT
     with path.open("wb") as file:
-        file.write(len(head).to_bytes(_WORD, "little") + head)
+        file.write((first + stop).to_bytes(_WORD, "little") + len(head).to_bytes(_WORD, "little") + head)
         for of_part, of_places in zip(plans, places, strict=True):
             for plan, told in zip(of_part, of_places, strict=True):
                 for name, array in plan.arrays().items():
@@ -97,9 +111,13 @@ def _write(path: Path, plans: list[list[PackPlan]]) -> None:
         file.truncate(first + stop)
 
 
+def _is_whole(mapped: mmap.mmap) -> bool:
+    return int.from_bytes(mapped[:_WORD], "little") == len(mapped)
+
+
 def _read(mapped: mmap.mmap, settings: PackSettings) -> list[list[PackPlan]]:
-    size = int.from_bytes(mapped[:_WORD], "little")
-    places, first = json.loads(mapped[_WORD : _WORD + size]), -(-(_WORD + size) // _ALIGNMENT) * _ALIGNMENT
+    size, begin = int.from_bytes(mapped[_WORD : 2 * _WORD], "little"), 2 * _WORD
+    places, first = json.loads(mapped[begin : begin + size]), -(-(begin + size) // _ALIGNMENT) * _ALIGNMENT
 
     def array(dtype: str, length: int, start: int) -> NDArray[Any]:
         return np.frombuffer(mapped, dtype, length, first + start)

@@ -181,8 +181,22 @@ def _filled(pack: Pack, name: str, documents: Sequence[Any], rows: PackRows) -> 
             )
         parts.append(values[begin:stop])
     whole = np.concatenate(parts)
-    filling = np.full(pack.capacity - len(whole), pack.pad_of(name), whole.dtype)
-    return np.concatenate([whole, filling])[None]
+    return np.concatenate([whole, filling(pack, name, pack.capacity - len(whole), whole.dtype)])[None]
+
+
+def filling(pack: Pack, name: str, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """What so many values of a column are filled up with.
+
+    Raises:
+        SampleError: The column's type cannot hold it.
+    """
+    try:
+        return np.full(count, pack.pad_of(name), dtype)
+    except OverflowError as error:
+        raise SampleError(
+            f"pack.pad={pack.pad_of(name)!r} does not fit column {name!r}, stored as {dtype}; pad with another "
+            "number, or make it a wider type in transform="
+        ) from error
 
 
 def _values(pack: Pack, name: str, document: Any) -> NDArray[Any]:

@@ -14,7 +14,7 @@ from lightning_streaming.errors import FormatError, SampleError
 from lightning_streaming.formats.columns import FlatColumn, flat_column
 from lightning_streaming.formats.mds import MDSReader
 from lightning_streaming.loading.pack_options import Pack
-from lightning_streaming.loading.pack_values import PackBatch, PackSpans, batch_of, bytes_of, cut, part_of
+from lightning_streaming.loading.pack_values import PackBatch, PackSpans, batch_of, bytes_of, cut, filling, part_of
 from lightning_streaming.loading.reading import Reading, Window, WorkerPass, by_shard
 
 _MOST_BYTES = 1 << 20
@@ -119,8 +119,7 @@ class _Join:
         """Documents in the order of packs, with what fills these up."""
         sources, places = found
         longest = int(spans.lengths[spans.sources < 0].max(initial=0))
-        filling = np.full(longest, self._pack.pad_of(name), dtype)
-        parts = [*parts, bytes_of(filling)]
+        parts = [*parts, bytes_of(filling(self._pack, name, longest, dtype))]
         is_document = spans.sources >= 0
         of = np.where(is_document, sources[spans.sources], len(parts) - 1)
         starts = np.where(is_document, places[spans.sources], 0) * dtype.itemsize
@@ -136,6 +135,9 @@ class _Join:
                 found = flat_column(reader, self._source.info_of(shard), name, self._pack.dtype)
             except FormatError as error:
                 raise self._source.named(error, shard) from error
+            # As long as a shard is open: an epoch has many, and a document takes 16 bytes of each column.
+            held, readers = self._columns, self._source.readers
+            self._columns = {of: one for of, one in held.items() if readers.get(of[0]) is one[0]}
             known = self._columns[shard, name] = reader, found
         return known
 

@@ -346,7 +346,7 @@ class Run:
             now=self.unskipped(now),
             later=self.unskipped(Cursor(now.epoch + 1, 0)),
             drop_last=self.machines.drop_last,
-            each=None if self.order.packer is None else lambda epoch: self.unskipped(Cursor(epoch, 0)),
+            of_epoch=(lambda epoch: self.unskipped(Cursor(epoch, 0))) if self.order.differs_by_epoch else None,
         )
         found = locate_batch_ranges(new, self.placed, counted, partitions)
         return {one: self.placed.get(one) or found[one] for one in self.skip}

@@ -135,6 +135,8 @@ class SampleSource:
             self._caches[stream].go_on_with(index, num_shards[stream])
             if stream in self._selections:
                 self._selections[stream] = self._selections[stream][0], None
+            if self._lengths is not None:
+                self._lengths[1].pop(stream, None)
         self._room.forget_fixed_bytes()
         self.known_catalog = None
 

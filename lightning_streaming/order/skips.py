@@ -31,6 +31,8 @@ SkippedRange = tuple[EpochPosition, EpochPosition]
 
 _ENDLESS = 2**62
 """Beyond every sequence."""
+_MOST_COUNTED = 256
+"""Epochs that are counted one by one where they differ; beyond them all are taken to be as long as the next."""
 
 
 @dataclass(frozen=True)
@@ -217,8 +219,8 @@ class EpochPartitions:
     later: Partition
     """All after it."""
     drop_last: bool
-    each: Callable[[int], Partition] | None = None
-    """Where those after it are not all of one length: each of them."""
+    of_epoch: Callable[[int], Partition] | None = None
+    """Each of those after it, where they are not all alike."""
 
 
 def locate_batch_ranges(
@@ -246,7 +248,11 @@ class _BatchLocator:
         self, known: Mapping[BatchRange, SkippedRange], progress: TrainProgress, partitions: EpochPartitions
     ) -> None:
         self._known, self._progress, self._partitions = known, progress, partitions
-        self._last_skipped_epoch = max((last for _, (last, _) in known.values()), default=0)
+        last_skipped = max((last for _, (last, _) in known.values()), default=0)
+        self._last_counted = (
+            last_skipped if partitions.of_epoch is None else max(last_skipped, progress.place[0] + _MOST_COUNTED)
+        )
+        self._counts: dict[int, int] = {}
         passed = sum(len(one) for one, (_, stop) in known.items() if stop <= progress.place)
         self._ahead = [one for one, (_, stop) in known.items() if stop > progress.place]
         self._number = progress.steps + passed
@@ -276,8 +282,7 @@ class _BatchLocator:
             return epoch, self._partition(epoch).sequence.entries_before(position) + steps * self._batch_size
         steps -= left
         epoch += 1
-        are_alike = self._partitions.each is None
-        while (not are_alike or epoch <= self._last_skipped_epoch) and steps >= (here := self._batches(epoch)):
+        while epoch <= self._last_counted and steps >= (here := self._batches(epoch)):
             steps -= here
             epoch += 1
         epochs, batch = divmod(steps, max(self._batches(epoch), 1))
@@ -300,11 +305,17 @@ class _BatchLocator:
         return self._partitions.later.geometry.global_batch_size
 
     def _batches(self, epoch: int) -> int:
-        return self._progress.limited(self._partition(epoch).num_batches(self._partitions.drop_last))
+        known = self._counts.get(epoch)
+        if known is None:
+            known = self._progress.limited(self._partition(epoch).num_batches(self._partitions.drop_last))
+            self._counts[epoch] = known
+        return known
 
     def _partition(self, epoch: int) -> Partition:
-        partition, each = self._partitions.now, self._partitions.each
-        if epoch != self._progress.place[0]:
-            partition = self._partitions.later if each is None else each(epoch)
+        partitions = self._partitions
+        if epoch == self._progress.place[0]:
+            partition = partitions.now
+        else:
+            partition = partitions.later if partitions.of_epoch is None else partitions.of_epoch(epoch)
         skipped = skipped_in_epoch(self._known.values(), epoch)
         return replace(partition, sequence=Skipped(partition.sequence, skipped))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections import Counter
 from collections.abc import Iterator
@@ -13,8 +14,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from lightning_streaming import MDSWriter, Pack, Phase, Stream, StreamingDataLoader, StreamingDataset
+from lightning_streaming import MDSWriter, Pack, Phase, Stream, StreamingDataLoader, StreamingDataset, read_appended
 from lightning_streaming.errors import ConfigError, SampleError, StateMismatchError
+from lightning_streaming.formats.columns import FlatColumn
+from lightning_streaming.loading import order_files
 from lightning_streaming.world import World
 from tests.helpers import State, json_copy, raises, worlds
 
@@ -28,9 +31,11 @@ def document(number: int, length: int) -> NDArray[np.uint16]:
     return (number * 200 + np.arange(length)).astype(np.uint16)
 
 
-def write_documents(root: Path, lengths: list[int], *, first: int = 0, encoding: str = "ndarray:uint16") -> Path:
+def write_documents(
+    root: Path, lengths: list[int], *, first: int = 0, encoding: str = "ndarray:uint16", **how: Any
+) -> Path:
     columns = {"tokens": encoding, "labels": "ndarray:int32", "size": "int"}
-    with MDSWriter(out=str(root), columns=columns, size_limit=2000) as writer:
+    with MDSWriter(out=str(root), columns=columns, size_limit=2000, **how) as writer:
         for number, length in enumerate(lengths, first):
             tokens = document(number, length)
             stored = tokens.tobytes() if encoding == "bytes" else tokens
@@ -350,3 +355,105 @@ def test_a_rank_that_reads_nothing_counts_packs(root: Path) -> None:
     at = loader(root, world=World(reads=False))
     assert len(list(at)) == len(loader(root))
     assert at.state_dict()["epoch"] == 1
+
+
+def test_a_batch_to_skip_is_counted_over_epochs_that_differ(tmp_path: Path) -> None:
+    lengths = [int(one) for one in np.random.default_rng(1).integers(20, 60, 70)]
+    written = write_documents(tmp_path / "differ", lengths)
+    how: dict[str, Any] = {
+        "pack": {"capacity": 100, "window": 16},
+        "shuffle_seed": 3,
+        "num_canonical_nodes": 1,
+        "batch_size": 1,
+    }
+    whole = [pack for batch in read_epochs(loader(written, **how), 6)[0] for pack in batch]
+    at = loader(written, **how)
+    counts = {len(list(at)) for _ in range(6)}
+    assert len(counts) > 1
+    for batch in (40, len(whole) - 40, len(whole) - 2):
+        kept = [pack for one in read_epochs(loader(written, **how, skip=[batch]), 6)[0] for pack in one]
+        assert kept == whole[:batch] + whole[batch + 1 :]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("pack", [{}, {"lengths": "size"}], ids=str)
+def test_documents_that_are_appended_are_packed_from_the_next_epoch_on(
+    tmp_path: Path, workers: int, pack: dict[str, Any]
+) -> None:
+    written = write_documents(tmp_path / "grows", LENGTHS[:40])
+    how: dict[str, Any] = {
+        "follow": True,
+        "pack": pack,
+        "workers": workers,
+        "more": {"persistent_workers": workers > 0},
+    }
+    whole = list(packs(loader(written, **how)))
+    at = loader(written, **how)
+    under_way = iter(at)
+    begun = list(packs([next(under_way)]))
+    write_documents(written, LENGTHS[40:60], first=40, mode="append")
+    assert begun + list(packs(under_way)) == whole
+    assert read_appended(at)
+    state = json_copy(at.state_dict())
+    grown = list(packs(at))
+    tokens = Counter(token for pack in grown for piece in pieces(pack) for token in piece)
+    assert tokens == Counter(int(one) for number, size in enumerate(LENGTHS[:60]) for one in document(number, size))
+    at.close()
+    again = loader(written, follow=True, pack=pack)
+    again.load_state_dict(state)
+    assert list(packs(again)) == grown
+
+
+def test_an_epoch_without_tokens_is_refused(tmp_path: Path) -> None:
+    with MDSWriter(out=str(tmp_path / "empty"), columns={"tokens": "bytes"}) as writer:
+        for _ in range(9):
+            writer.write({"tokens": b""})
+    longer = write_documents(tmp_path / "longer", [CAPACITY + 1] * 9)
+    for at in (loader(tmp_path / "empty", pack={"dtype": "uint16"}), loader(longer, pack={"longer": "drop"})):
+        with raises(ConfigError, "no pack", "9 documents"):
+            list(at)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_who_plans_many_documents_may_draw_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool
+) -> None:
+    monkeypatch.setenv("LIGHTNING_STREAMING_RUNTIME", str(tmp_path / "runtime"))
+    monkeypatch.setattr(order_files, "_LOCK_SECONDS", 5.0)
+    with MDSWriter(out=str(tmp_path / "many"), columns={"tokens": "ndarray:uint16"}) as writer:
+        for number in range((1 << 16) + 1):
+            writer.write({"tokens": np.full(3, number % 251, np.uint16)})
+    at = loader(tmp_path / "many", pack={"capacity": 2048}, shuffle_algo="naive")
+    expected = len(at)  # planned, and then lost to whoever cleans temporary directories
+    for path in (tmp_path / "runtime" / "orders").glob("*.*"):
+        held = path.read_bytes()
+        path.unlink()
+        if damaged:  # as when the machine went down
+            path.write_bytes(held[:-4096])
+    assert len(list(at)) == expected
+
+
+@pytest.mark.parametrize("how", [{}, {"transform": lambda sample: sample}], ids=["joined", "one by one"])
+def test_a_filling_that_does_not_fit_is_refused(root: Path, how: dict[str, Any]) -> None:
+    with raises(SampleError, "pack.pad=-100", "uint16"):
+        list(loader(root, pack={"pad": -100}, **how))
+
+
+def test_where_values_lie_is_known_of_open_shards_alone(root: Path, tmp_path: Path) -> None:
+    def known() -> int:
+        return sum(isinstance(one, FlatColumn) for one in gc.get_objects())
+
+    at = loader(
+        None,
+        streams={"a": Stream(remote=f"file://{root}", local=str(tmp_path / "a"))},
+        cache_limit="40kb",
+        shuffle=False,
+        batch_size=1,
+        pack={"window": 2},
+        num_canonical_nodes=1,
+    )
+    gc.collect()
+    before = known()
+    most = max(known() - before for _ in at)
+    num_shards = len(list(root.glob("shard.*")))
+    assert 0 < most < 0.75 * num_shards
