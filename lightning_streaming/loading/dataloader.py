@@ -19,9 +19,10 @@ from torch.utils.data import default_collate
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading import workers
 from lightning_streaming.loading.dataset import StreamingDataset
-from lightning_streaming.loading.dataset_options import describe
+from lightning_streaming.loading.dataset_options import check_batch_of_budget, describe
 from lightning_streaming.loading.measures import LoaderStatistics, StatisticsCollector
 from lightning_streaming.loading.other_trainers import AcceleratedLoader, AcceleratedPass
+from lightning_streaming.loading.pack_options import Budget
 from lightning_streaming.loading.passes import drawn_sequence, passes_of
 from lightning_streaming.loading.run import OnChange, Run
 from lightning_streaming.loading.sample_key import (
@@ -115,6 +116,9 @@ class StreamingDataLoader(AcceleratedLoader):
             batch_size = dataset.batch_size
         if batch_size is None:
             raise ConfigError("pass batch_size= to the dataset or to the loader")
+        packing = passes_of(dataset).run.asked.pack
+        if isinstance(packing, Budget):
+            check_batch_of_budget(batch_size)
         if dataset.batch_size not in (None, batch_size):
             raise ConfigError(
                 f"the dataset was made with batch_size={dataset.batch_size} and the loader with {batch_size}; "
@@ -133,6 +137,11 @@ class StreamingDataLoader(AcceleratedLoader):
                 "batch; use batching_method='random'"
             )
         super().__init__(dataset, batch_size=batch_size, **kwargs)
+        if isinstance(packing, Budget) and packing.column is None and self.collate_fn is default_collate:
+            raise ConfigError(
+                "budget has no column=, so nobody knows what of the documents to pad; name it, or pass the loader a "
+                "collate_fn= (in a data module, override collate)"
+            )
         self._samples_per_batch = batch_size
         passes_of(dataset).run.read_by(batch_size, self.drop_last)
         # By these names Lightning finds them when it makes the loader anew, as it does to predict.

@@ -330,6 +330,20 @@ def test_documents_that_are_not_as_long_as_said_are_refused(root: Path, tmp_path
         list(loader(root, transform=lambda sample: {"tokens": sample["tokens"][:-1]}))
 
 
+LONGER: list[dict[str, Any]] = [
+    {"pack": {"lengths": lambda size: size - 1}},
+    {"pack": {"lengths": lambda size: size - 1, "method": "concat"}},
+    {"pack": {"longer": "truncate"}, "transform": lambda sample: {"tokens": np.append(sample["tokens"], [1])}},
+    {"transform": lambda sample: {"tokens": np.append(sample["tokens"], [1])}},
+]
+
+
+@pytest.mark.parametrize("how", LONGER, ids=range(len(LONGER)))
+def test_documents_that_are_longer_than_said_are_refused(root: Path, how: dict[str, Any]) -> None:
+    with raises(SampleError, "was said to have", "pack.lengths"):
+        list(loader(root, **how))
+
+
 def test_batches_are_skipped_by_the_lengths_of_their_own_epochs(root: Path) -> None:
     whole, lengths = [], []
     at = loader(root, batch_size=1)
@@ -436,7 +450,17 @@ def test_who_plans_many_documents_may_draw_their_order(
 @pytest.mark.parametrize("how", [{}, {"transform": lambda sample: sample}], ids=["joined", "one by one"])
 def test_a_filling_that_does_not_fit_is_refused(root: Path, how: dict[str, Any]) -> None:
     with raises(SampleError, "pack.pad=-100", "uint16"):
-        list(loader(root, pack={"pad": -100}, **how))
+        list(loader(root, pack={"pad": -100, "as_dtype": None}, **how))
+    with raises(ConfigError, "pack.pad=-100", "uint32"):
+        loader(root, pack={"pad": -100, "as_dtype": "uint32"}, **how)
+
+
+@pytest.mark.parametrize("how", [{}, {"transform": lambda sample: sample}], ids=["joined", "one by one"])
+def test_a_filling_need_fit_only_the_type_that_is_wanted(root: Path, how: dict[str, Any]) -> None:
+    zeros = loader(root, **how)
+    for batch, filled in zip(zeros, loader(root, pack={"pad": -100}, **how), strict=True):
+        is_padding = batch["document_ids"] < 0
+        assert (filled["input_ids"] == torch.where(is_padding, -100, batch["input_ids"])).all()
 
 
 def test_where_values_lie_is_known_of_open_shards_alone(root: Path, tmp_path: Path) -> None:
