@@ -70,6 +70,8 @@ class _Progress:
     latest: weakref.ref[LoaderPass] | None = None
     end: Cursor | None = None
     """Where the latest batch ends; None before the first of a pass."""
+    tells_first_epoch: bool = False
+    """Whether the length that is told is that of epoch 0."""
     unclaimed: deque[Cursor] = field(default_factory=lambda: deque(maxlen=_MOST_UNCLAIMED))
 
 
@@ -157,7 +159,8 @@ class StreamingDataLoader(AcceleratedLoader):
         Where epochs differ, as of packs or of data that has grown, those of the epoch that the next batch is of.
         """
         run = run_of(self)
-        epoch = run.normalise(self.cursor()).epoch if run.order.differs_by_epoch else 0
+        is_first = self._progress.tells_first_epoch or not run.order.differs_by_epoch
+        epoch = 0 if is_first else run.normalise(self.cursor()).epoch
         return run.unskipped(Cursor(epoch, 0)).num_batches(self.drop_last)
 
     def __repr__(self) -> str:
@@ -197,6 +200,13 @@ class StreamingDataLoader(AcceleratedLoader):
     def normalised(self, cursor: Cursor) -> Cursor:
         """The same place, the end of an epoch written as the beginning of the next."""
         return passes_of(self.dataset).run.normalise(run_of(self), cursor)
+
+    def tell_length_of_first_epoch(self) -> None:
+        """Until the loader is moved, let its length be that of epoch 0, as it was before the run was resumed.
+
+        Lightning works out the steps of all epochs from it.
+        """
+        self._progress.tells_first_epoch = True
 
     def batches_left(self, cursor: Cursor) -> int:
         """Batches from ``cursor`` to the end of its epoch, on each rank."""
@@ -330,6 +340,7 @@ class StreamingDataLoader(AcceleratedLoader):
         progress.passes_begun += 1
         progress.moved_at = progress.passes_begun
         progress.end = None
+        progress.tells_first_epoch = False
         progress.unclaimed.clear()
 
 

@@ -247,6 +247,8 @@ class StreamingStateCallback(Callback):
             if name not in self._put_back or self._put_back[name][0] is not loader.dataset:
                 loader.load_state_dict(state, self._on_change)
                 self._put_back[name] = loader.dataset, loader.cursor()
+            if self._restored is not None and trainer.max_epochs != -1:
+                loader.tell_length_of_first_epoch()
 
     def _states_to_load(self, loaders: Mapping[str, StreamingDataLoader]) -> Mapping[str, Mapping[str, Any]]:
         if self._restored is not None:

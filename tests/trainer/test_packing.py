@@ -228,6 +228,7 @@ def test_resuming_twice_shows_the_weights_the_same_packs(
     assert trainer.num_training_batches == whole_trainer.num_training_batches
     assert trainer.fit_loop.total_batch_idx == whole_trainer.fit_loop.total_batch_idx
     assert resumed.diary.batches == whole.diary.batches
+    assert resumed.diary.estimates == whole.diary.estimates
 
 
 def test_a_schedule_of_so_many_steps_is_the_same_after_each_resume(documents: Path, tmp_path: Path) -> None:
