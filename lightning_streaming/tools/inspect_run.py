@@ -159,7 +159,11 @@ def _packs_read(run: Run) -> dict[str, Any]:
 
 def _settings_told(settings: AnyPackSettings) -> dict[str, Any]:
     if isinstance(settings, BudgetSettings):
-        return {"method": "budget", "budget": settings.tokens, **_named(settings, "buckets", "window", "longer")}
+        return {
+            "method": "budget",
+            "tokens_per_group": settings.tokens,
+            **_named(settings, "buckets", "window", "longer"),
+        }
     if settings.method == "concat":
         return _named(settings, "method", "capacity")
     return _named(settings, "method", "capacity", "window", "longer")
