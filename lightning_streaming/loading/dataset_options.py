@@ -304,6 +304,8 @@ def _plain(value: Any) -> Any:
         return value.item()
     if isinstance(value, (list, tuple)):
         return [_plain(one) for one in value]
+    if isinstance(value, Packing):
+        return _plain(value.described())
     if isinstance(value, Mapping):
         return {str(name): _plain(one) for name, one in value.items()}
     if value is None or isinstance(value, (str, int, float)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from lightning_streaming import Budget, Phase, Stream, StreamingDataLoader, StreamingDataset, read_sample_log
+from lightning_streaming import (
+    Budget,
+    Phase,
+    Stream,
+    StreamingDataLoader,
+    StreamingDataset,
+    read_appended,
+    read_sample_log,
+)
 from lightning_streaming.errors import ConfigError, SampleError, StateMismatchError
 from lightning_streaming.world import World
 from tests.helpers import State, json_copy, raises, worlds
@@ -348,6 +357,44 @@ def test_an_epoch_without_tokens_is_refused_and_one_of_few_groups_is_read(tmp_pa
     one = write_documents(tmp_path / "one", [65, 10, 70])
     read = [groups(loader(one, budget={"longer": "drop", "tokens": 64}, world=world)) for world in worlds(2, 4)]
     assert read == [[[tuple(range(200, 210))]]] * 8
+
+
+def test_what_was_asked_for_is_told_as_plain_values(root: Path) -> None:
+    told = loader(root, budget={"lengths": "size"}).config()["dataset"]
+    assert told["pack"] is None
+    assert told["budget"] == {
+        "column": "tokens",
+        "lengths": "size",
+        "dtype": None,
+        "along": [],
+        "pad": 0,
+        "as_dtype": "int64",
+        "tokens": TOKENS,
+        "buckets": 4,
+        "window": 32,
+        "longer": "error",
+    }
+    budget = Budget(lengths="size", tokens=64)
+    assert pickle.loads(pickle.dumps(budget)) == budget
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_documents_that_are_appended_are_grouped_from_the_next_epoch_on(tmp_path: Path, workers: int) -> None:
+    written = write_documents(tmp_path / "grows", LENGTHS[:40])
+    at = loader(written, follow=True, workers=workers, more={"persistent_workers": workers > 0})
+    whole = groups(loader(written))
+    under_way = iter(at)
+    begun = groups([next(under_way)])
+    write_documents(written, LENGTHS[40:60], first=40, mode="append")
+    assert begun + groups(under_way) == whole
+    assert read_appended(at)
+    state = json_copy(at.state_dict())
+    grown = groups(at)
+    assert sorted(len(one) for one in itertools.chain(*grown)) == sorted(size for size in LENGTHS[:60] if size)
+    at.close()
+    again = loader(written, follow=True)
+    again.load_state_dict(state)
+    assert groups(again) == grown
 
 
 def test_a_rank_that_reads_nothing_counts_groups(root: Path) -> None:

@@ -428,6 +428,17 @@ def test_an_epoch_without_tokens_is_refused(tmp_path: Path) -> None:
             list(at)
 
 
+@pytest.mark.parametrize("skip", [(), ("1",), ("0-30",)], ids=str)
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_epochs_of_fewer_packs_than_ranks_or_batches_have(tmp_path: Path, drop_last: bool, skip: Any) -> None:
+    few = write_documents(tmp_path / "few", [30] * 3)
+    for world in worlds(2, 1) if skip else worlds(2, 4):
+        at = loader(few, batch_size=5, more={"drop_last": drop_last}, skip=skip, world=world)
+        at.load_state_dict(json_copy(at.state_dict()))
+        read = [len(list(packs(at))) for _ in range(2)]
+        assert read == ([0, 0] if drop_last else [1, 1])
+
+
 @pytest.mark.parametrize("damaged", [False, True])
 def test_who_plans_many_documents_may_draw_their_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool
