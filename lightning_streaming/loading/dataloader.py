@@ -201,13 +201,6 @@ class StreamingDataLoader(AcceleratedLoader):
         """The same place, the end of an epoch written as the beginning of the next."""
         return passes_of(self.dataset).run.normalise(run_of(self), cursor)
 
-    def tell_length_of_first_epoch(self) -> None:
-        """Until the loader is moved, let its length be that of epoch 0, as it was before the run was resumed.
-
-        Lightning works out the steps of all epochs from it.
-        """
-        self._progress.tells_first_epoch = True
-
     def batches_left(self, cursor: Cursor) -> int:
         """Batches from ``cursor`` to the end of its epoch, on each rank."""
         return run_of(self).batches_left(cursor)
@@ -438,6 +431,14 @@ def run_of(loader: StreamingDataLoader) -> Run:
     """The run as a loader reads it: what its batches, their ends and a saved position mean."""
     world = loader.dataset.current_world()
     return passes_of(loader.dataset).run.on(world, loader._samples_per_batch, loader.drop_last)
+
+
+def tell_length_of_first_epoch(loader: StreamingDataLoader) -> None:
+    """Until a loader is moved, let its length be that of epoch 0, as it was before the run was resumed.
+
+    Lightning works out the steps of all epochs from it.
+    """
+    loader._progress.tells_first_epoch = True
 
 
 def why_empty(loader: StreamingDataLoader) -> str | None:
