@@ -37,7 +37,8 @@ class Packing:
         dtype: Type of the tokens, where the column is of bytes, like "uint16".
         along: Other columns of as many values as tokens, such as labels or a mask of the loss, treated like the tokens.
         pad: What is filled in where there are no tokens: a number, or one for each column.
-        as_dtype: Type of the values in a batch, like "int64" or "int32". None: as they are stored.
+        as_dtype: Type of the values in a batch, like "int64" or "int32"; one of whole numbers leaves values of floating
+            point as they are. None: all as they are stored.
 
     Raises:
         ConfigError: An argument cannot be.
@@ -84,6 +85,13 @@ class Packing:
         """What a column is filled up with."""
         return self.pad.get(column, 0) if isinstance(self.pad, Mapping) else self.pad
 
+    def wanted(self, stored: np.dtype[Any]) -> np.dtype[Any]:
+        """The type in a batch of values that are stored in a type."""
+        if self.as_dtype is None:
+            return stored
+        wanted = np.dtype(self.as_dtype)
+        return stored if stored.kind == "f" and wanted.kind != "f" else wanted
+
     def described(self) -> dict[str, Any]:
         """The arguments by name."""
         return {one.name: getattr(self, one.name) for one in fields(self)}
@@ -110,11 +118,6 @@ class Packing:
         for pad in self.pad.values() if isinstance(self.pad, Mapping) else (self.pad,):
             if not isinstance(pad, int | float | np.number):
                 raise ConfigError(f"{self.option}.pad must be a number, or one for each column, but is {self.pad!r}")
-            if self.as_dtype is not None and not fits(pad, np.dtype(self.as_dtype)):
-                raise ConfigError(
-                    f"{self.option}.pad={pad!r} does not fit {self.option}.as_dtype={self.as_dtype!r}; pad with "
-                    "another number, or name a wider type"
-                )
 
 
 def fits(pad: Any, dtype: np.dtype[Any]) -> bool:

@@ -140,7 +140,7 @@ def typed_columns(pack: Packing, columns: Mapping[str, NDArray[Any]], spans: Pac
 
 def typed(pack: Packing, values: NDArray[Any]) -> NDArray[Any]:
     """Values in the type that is wanted."""
-    return values if pack.as_dtype is None else values.astype(pack.as_dtype, copy=False)
+    return values.astype(pack.wanted(values.dtype), copy=False)
 
 
 def collate_packs(packs: Sequence[PackBatch]) -> PackBatch:
@@ -229,10 +229,11 @@ def filling(pack: Packing, name: str, count: int, dtype: np.dtype[Any]) -> NDArr
     pad = pack.pad_of(name)
     if fits(pad, dtype):
         return np.full(count, pad, dtype)
-    if pack.as_dtype is None:
+    wanted = pack.wanted(dtype)
+    if not fits(pad, wanted):
         raise SampleError(
-            f"{pack.option}.pad={pad!r} does not fit column {name!r}, stored as {dtype}; pad with another number, or "
-            f"name a wider type with {pack.option}.as_dtype="
+            f"{pack.option}.pad={pad!r} does not fit column {name!r}, which is {dtype} and is to be {wanted}; pad with "
+            f"another number, or name a wider type with {pack.option}.as_dtype="
         )
     return np.zeros(count, dtype)
 

@@ -325,7 +325,7 @@ WRONG: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"budget": {"column": None, "lengths": "size", "along": ["labels"]}}, ("along", "budget.column")),
     ({"budget": {"along": ["lengths"]}}, ("lengths", "already")),
     ({"budget": {"pad": "0"}}, ("budget.pad",)),
-    ({"budget": {"pad": 0.5}}, ("budget.pad=0.5", "int64")),
+    ({"budget": {"pad": {"tokens": None}}}, ("budget.pad",)),
     ({"budget": {"pad": {"label": 0}}}, ("label",)),
     ({"pack": {"column": "tokens", "capacity": 64}}, ("pack", "budget")),
     ({"batching_method": "stratified"}, ("batching_method", "budget")),

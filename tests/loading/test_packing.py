@@ -462,8 +462,26 @@ def test_who_plans_many_documents_may_draw_their_order(
 def test_a_filling_that_does_not_fit_is_refused(root: Path, how: dict[str, Any]) -> None:
     with raises(SampleError, "pack.pad=-100", "uint16"):
         list(loader(root, pack={"pad": -100, "as_dtype": None}, **how))
-    with raises(ConfigError, "pack.pad=-100", "uint32"):
-        loader(root, pack={"pad": -100, "as_dtype": "uint32"}, **how)
+    with raises(SampleError, "pack.pad=-100", "uint32"):
+        list(loader(root, pack={"pad": -100, "as_dtype": "uint32"}, **how))
+    with raises(SampleError, "pack.pad=0.5", "int64"):
+        list(loader(root, pack={"pad": 0.5}, **how))
+
+
+@pytest.mark.parametrize("how", [{}, {"transform": lambda sample: sample}], ids=["joined", "one by one"])
+def test_weights_of_tokens_stay_as_they_are(tmp_path: Path, how: dict[str, Any]) -> None:
+    columns = {"tokens": "ndarray:uint16", "weights": "ndarray:float32"}
+    with MDSWriter(out=str(tmp_path / "weighted"), columns=columns) as writer:
+        for length in (3, 9, 4):
+            writer.write({"tokens": np.arange(length, dtype=np.uint16), "weights": np.full(length, 0.25, np.float32)})
+    told = {"along": ["weights"], "pad": {"weights": 0.5, "tokens": -1}, "capacity": 10}
+    for batch in loader(tmp_path / "weighted", pack=told, **how):
+        is_padding = batch["document_ids"] < 0
+        assert (batch["input_ids"].dtype, batch["weights"].dtype) == (torch.int64, torch.float32)
+        assert (batch["weights"] == torch.where(is_padding, 0.5, 0.25)).all()
+        assert (batch["input_ids"] < 0).equal(is_padding)
+    halves = loader(tmp_path / "weighted", pack={**told, "as_dtype": "float16"}, **how)
+    assert {batch["weights"].dtype for batch in halves} == {torch.float16}
 
 
 @pytest.mark.parametrize("how", [{}, {"transform": lambda sample: sample}], ids=["joined", "one by one"])
