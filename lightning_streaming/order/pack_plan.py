@@ -286,17 +286,30 @@ def _plan_windows(
     arrays: PlanArrays,
     progress: Callable[[int], None] | None,
 ) -> None:
-    """Plan so many windows at a time, in threads; append what they found in order."""
+    """Plan so many windows at a time; append what they found in order."""
     tail = _Tail(arrays, progress)
+    for stop, part in _planned_parts(documents, packer, windows, threads):
+        tail.append(stop, part)
+    arrays.append("totals", np.asarray([documents.num_positions, tail.tokens, tail.room]))
+
+
+def _planned_parts(
+    documents: _Documents, packer: WindowPacker, windows: int, threads: int
+) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
+    """So many windows at a time: the position where they end, and what was planned of them."""
+    parts = documents.parts(windows * packer.settings.window)
+    if documents.num_positions <= windows * packer.settings.window:  # beginning threads would take as long again
+        yield from ((stop, packer.planned(lengths, 0)) for stop, lengths in parts)
+        return
     waiting: deque[tuple[int, Future[dict[str, NDArray[Any]]]]] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="pack-plan") as pool:
-        for number, (stop, lengths) in enumerate(documents.parts(windows * packer.settings.window)):
+        for number, (stop, lengths) in enumerate(parts):
             waiting.append((stop, pool.submit(packer.planned, lengths, number * windows)))
             if len(waiting) > threads:
-                tail.append(*waiting.popleft())
-        while waiting:
-            tail.append(*waiting.popleft())
-    arrays.append("totals", np.asarray([documents.num_positions, tail.tokens, tail.room]))
+                stop, future = waiting.popleft()
+                yield stop, future.result()
+        for stop, future in waiting:
+            yield stop, future.result()
 
 
 class _Tail:
@@ -311,9 +324,8 @@ class _Tail:
             if name != "totals":
                 arrays.append(name, np.zeros(int(name in self._before), kind))
 
-    def append(self, stop: int, planned: Future[dict[str, NDArray[Any]]]) -> None:
-        """Append what was planned up to a position, once it is."""
-        part = planned.result()
+    def append(self, stop: int, part: dict[str, NDArray[Any]]) -> None:
+        """Append what was planned up to a position."""
         self.tokens += int(part.pop("tokens"))
         self.room += int(part.pop("room"))
         part["piece_rows"] += self._before["rows_before"]
