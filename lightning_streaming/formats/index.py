@@ -40,6 +40,7 @@ from lightning_streaming.formats.shard_table import (
     INDEX_BASENAME,
     INDEX_VERSION,
     MAX_RAW_BYTES,
+    OTHER_FORMATS,
     FileInfo,
     ShardInfo,
     ShardKind,
@@ -180,6 +181,7 @@ _SCHEMA_KEYS = {
     "csv": ("column_names", "column_encodings", "newline"),
     "tsv": ("column_names", "column_encodings", "newline"),
     "xsv": ("column_names", "column_encodings", "newline", "separator"),
+    **dict.fromkeys(OTHER_FORMATS, ("column_names", "described")),
 }
 _PARALLEL = ("column_names", "column_encodings", "column_sizes")
 """Lists that say something of each column, where a format has them."""
@@ -200,7 +202,7 @@ def parse_shard(entry: Any, schema_before: Mapping[str, Any]) -> ShardInfo:
     check_version(entry)
     shard_format = _take(entry, "format", str)
     schema = _take_schema(entry, shard_format)
-    has_meta = shard_format != "mds"
+    has_meta = shard_format != "mds" and (shard_format not in OTHER_FORMATS or "raw_meta" in entry)
     shard = ShardInfo(
         format=shard_format,
         samples=_take(entry, "samples", int),
@@ -214,7 +216,7 @@ def parse_shard(entry: Any, schema_before: Mapping[str, Any]) -> ShardInfo:
         schema=schema_before if schema == schema_before else schema,
     )
     with_offsets = shard.raw_meta or shard.raw_data
-    if 4 * (shard.samples + 2) > with_offsets.bytes:
+    if shard_format not in OTHER_FORMATS and 4 * (shard.samples + 2) > with_offsets.bytes:
         raise IndexFormatError(
             f"{with_offsets.basename} has {with_offsets.bytes} bytes, too few to say where {shard.samples} samples are"
         )
@@ -336,6 +338,7 @@ _SCHEMA_FIELDS: Mapping[str, Callable[[dict[str, Any], str], Any]] = {
     "columns": _take_text_mapping,
     "newline": partial(_take, kind=str),
     "separator": partial(_take, kind=str),
+    "described": partial(_take, kind=str),
 }
 
 # --- many shards alike ---

@@ -6,7 +6,7 @@ import json
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple
 
 from lightning_streaming.errors import FormatError, SampleIndexError, ShardCorruptError
 from lightning_streaming.files import join_under
@@ -14,29 +14,9 @@ from lightning_streaming.formats.compression import check_algorithm
 from lightning_streaming.formats.index import FileInfo, ShardInfo
 from lightning_streaming.formats.mds import Decoder, MDSReader, read_places, table_bytes
 from lightning_streaming.formats.mds_samples import check_safe, read_decoder
-from lightning_streaming.formats.shard_table import check_columns
+from lightning_streaming.formats.other_formats import ShardReader, other_format
+from lightning_streaming.formats.shard_table import OTHER_FORMATS, check_columns
 from lightning_streaming.formats.split import RowDecoder, SplitReader, read_split_layout
-
-
-class ShardReader(Protocol):
-    """The samples of one shard, read from its raw files."""
-
-    def __len__(self) -> int:
-        """Number of samples."""
-        ...
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """The sample at ``index`` in [0, len), as column name to value. It shares no memory with the shard.
-
-        Raises:
-            SampleIndexError: There is no such sample.
-            FormatError: The sample's bytes are not what the format says.
-        """
-        ...
-
-    def close(self) -> None:
-        """Let go of the files; nothing can be read afterwards."""
-        ...
 
 
 def check_wanted(info: ShardInfo, *, allow_unsafe_types: bool = False, columns: Sequence[str] | None = None) -> None:
@@ -71,6 +51,8 @@ def check_shard(info: ShardInfo, *, allow_unsafe_types: bool = False, columns: S
     check_columns(info, columns)
     if info.format == "mds":
         read_decoder(info, allow_unsafe_types=allow_unsafe_types, columns=columns)
+    elif info.format in OTHER_FORMATS:
+        other_format(info.format).check(info, columns)
     else:
         read_split_layout(info)
     if info.compression is not None:
@@ -96,6 +78,8 @@ def open_shard(
         ConfigError: The shard lacks a wanted column, or one is unsafe and that was not allowed.
         MissingDependencyError: A wanted column needs a package that is not installed.
     """
+    if info.format in OTHER_FORMATS:
+        return other_format(info.format).open(info, directory, columns)
     if info.format != "mds":
         return SplitReader(info, directory, columns=columns)
     return MDSReader(info, directory, allow_unsafe_types=allow_unsafe_types, columns=columns)

@@ -37,6 +37,8 @@ INDEX_BASENAME = "index.json"
 
 MAX_RAW_BYTES = 2**32 - 1
 """Most bytes of a raw file, and most samples of a shard: both are written in 32 bits."""
+OTHER_FORMATS = ("npy", "megatron", "webdataset", "litdata")
+"""Formats of data that other libraries wrote; their files are read as they lie, whatever their size."""
 
 _MOST_BYTES = 2**63 - 1
 """No file system has longer files."""
@@ -72,7 +74,7 @@ class ShardInfo:
     """One shard: its samples, and each file in its raw form and, where it is compressed, in its stored one."""
 
     format: str
-    """``mds``, ``json``, ``csv``, ``tsv`` or ``xsv``."""
+    """``mds``, ``json``, ``csv``, ``tsv`` or ``xsv``; or one of ``OTHER_FORMATS``."""
     samples: int
     """Number of samples; may be 0."""
     compression: str | None
@@ -96,7 +98,7 @@ class ShardInfo:
         if not 0 <= self.samples <= MAX_RAW_BYTES:
             raise IndexFormatError(f"samples must be in [0, {MAX_RAW_BYTES}], but is {self.samples}")
         for raw, compressed in self.files:
-            if raw.bytes > MAX_RAW_BYTES:
+            if raw.bytes > MAX_RAW_BYTES and self.format not in OTHER_FORMATS:
                 raise IndexFormatError(f"{raw.basename} must be at most {MAX_RAW_BYTES} bytes, but is {raw.bytes}")
             if (compressed is None) != (self.compression is None):
                 wanted = "no compressed file" if self.compression is None else "a compressed file"

@@ -1,0 +1,170 @@
+"""Data that other libraries wrote, read as it lies: what each format must be able to do, and where to find it.
+
+A format answers two questions: which shards are under a place (``describe``), and what are the samples of a shard
+(``open``). What ``describe`` finds goes into an index like any other, so cache, orders, selections and resumes know
+nothing of formats. A shard is a file of the data, or several that belong together; its entry in the index has::
+
+    format          one of OTHER_FORMATS
+    raw_data        the file; where it is compressed, the file that it becomes, with zip_data for the file as it lies
+    raw_meta        a second file without which the first cannot be read; or none
+    column_names    the columns of each sample
+    described       JSON text: what else the format has to know of all shards alike
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.formats.shard_table import OTHER_FORMATS, FileInfo, ShardInfo
+
+
+class ShardReader(Protocol):
+    """The samples of one shard, read from its raw files."""
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        ...
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """The sample at ``index`` in [0, len), as column name to value. It shares no memory with the shard.
+
+        Raises:
+            SampleIndexError: There is no such sample.
+            FormatError: The sample's bytes are not what the format says.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the files; nothing can be read afterwards."""
+        ...
+
+
+class StoredFiles(Protocol):
+    """The files under a place where data lies."""
+
+    @property
+    def shown(self) -> str:
+        """What to call the place in an error."""
+        ...
+
+    def sizes(self) -> Mapping[str, int]:
+        """Bytes of each file, by its path below the place with forward slashes, sorted."""
+        ...
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        """Some bytes of a file; never more than there are.
+
+        Raises:
+            StorageError: They could not be read.
+        """
+        ...
+
+
+class OtherFormat(Protocol):
+    """What a format can do."""
+
+    def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Iterator[ShardInfo]:
+        """Find the shards under a place, in the order of their samples.
+
+        Args:
+            files: What lies there.
+            known: Shards that were described before, by the name of their raw data file. One whose files have the same
+                sizes may be given again without a look at them.
+
+        Raises:
+            ConfigError: No file there is of this format.
+            FormatError: A file is damaged; names it.
+            StorageError: A file could not be read.
+        """
+        ...
+
+    def check(self, info: ShardInfo, columns: Sequence[str] | None) -> None:
+        """Refuse a shard that could not be read, before anything of it is fetched.
+
+        Raises:
+            MissingDependencyError: It needs a package that is not installed.
+            IndexFormatError: Its entry in the index is not of this format.
+        """
+        ...
+
+    def open(self, info: ShardInfo, directory: Path, columns: Sequence[str] | None) -> ShardReader:
+        """Open the raw files of a shard.
+
+        Args:
+            info: The shard, as its index describes it.
+            directory: Where its raw files are.
+            columns: Names of the columns to read; None for all.
+
+        Raises:
+            FormatError: A file is not what the index describes, or damaged.
+            ObjectNotFoundError: A file is not there.
+            StorageError: A file cannot be opened.
+        """
+        ...
+
+
+def other_format(name: str) -> OtherFormat:
+    """The format of this name; what it needs is imported now.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if name == "npy":
+        from lightning_streaming.formats.npy import NpyFormat
+
+        return NpyFormat()
+    if name == "megatron":
+        from lightning_streaming.formats.megatron import MegatronFormat
+
+        return MegatronFormat()
+    if name == "webdataset":
+        from lightning_streaming.formats.webdataset import WebDatasetFormat
+
+        return WebDatasetFormat()
+    if name == "litdata":
+        from lightning_streaming.formats.litdata import LitDataFormat
+
+        return LitDataFormat()
+    raise ConfigError(f"format must be one of {', '.join(OTHER_FORMATS)}, but is {name!r}")
+
+
+def other_shard(
+    shard_format: str,
+    samples: int,
+    raw_data: FileInfo,
+    column_names: Sequence[str],
+    described: Mapping[str, Any],
+    *,
+    raw_meta: FileInfo | None = None,
+    compression: str | None = None,
+    zip_data: FileInfo | None = None,
+) -> ShardInfo:
+    """The entry of a shard in an index; arguments are those of :class:`ShardInfo`.
+
+    Args:
+        described: What the format has to know of all shards alike, as plain JSON values.
+    """
+    return ShardInfo(
+        format=shard_format,
+        samples=samples,
+        compression=compression,
+        hashes=(),
+        size_limit=None,
+        raw_data=raw_data,
+        zip_data=zip_data,
+        raw_meta=raw_meta,
+        schema={
+            "column_names": tuple(column_names),
+            "described": json.dumps(described, sort_keys=True, separators=(",", ":")),
+        },
+    )
+
+
+def described(info: ShardInfo) -> dict[str, Any]:
+    """What :func:`other_shard` was given."""
+    found: dict[str, Any] = json.loads(info.schema["described"])
+    return found
