@@ -10,7 +10,7 @@ cu_seqlens      0 5 8 10 12
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import islice, pairwise, repeat
 from operator import getitem
 from typing import Any, cast
@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import SampleError
+from lightning_streaming.loading.bad_samples import MISSING
 from lightning_streaming.loading.pack_options import Pack
 from lightning_streaming.order.packs import PackRows
 
@@ -85,6 +86,12 @@ class PackSpans:
     def cu_seqlens(self) -> NDArray[np.int32]:
         """Where each span ends, counted over all packs, from 0 on; of shape (spans + 1,)."""
         return np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
+
+    def without(self, rows: Sequence[int]) -> PackSpans:
+        """The same with some of the rows filled up, as if no document were there."""
+        if not rows:
+            return self
+        return replace(self, sources=np.where(np.isin(self.sources, rows), -1, self.sources))
 
     def between(self, first: int, stop: int) -> PackSpans:
         """The same of some of the packs."""
@@ -161,17 +168,32 @@ def packs_of(samples: Iterator[Any], pieces: PackRows, pack: Pack) -> Generator[
     """
     num_packs = int(pieces.packs[-1]) + 1 if len(pieces.packs) else 0
     stops = np.searchsorted(pieces.packs, np.arange(num_packs), side="right").tolist()
+    types = dict.fromkeys(pack.columns, np.dtype(pack.dtype or np.int64))
     for number, (start, stop) in enumerate(pairwise([0, *stops])):
         rows = part_of(pieces, slice(start, stop), number)
-        spans = PackSpans.of(rows, 1, pack.capacity)
         documents = list(islice(samples, stop - start))
-        yield batch_of(pack, {name: _filled(pack, name, documents, rows) for name in pack.columns}, spans)
+        missing = [place for place, document in enumerate(documents) if document is MISSING]
+        spans = PackSpans.of(rows, 1, pack.capacity).without(missing)
+        yield batch_of(pack, {name: _filled(pack, name, documents, rows, types) for name in pack.columns}, spans)
 
 
-def _filled(pack: Pack, name: str, documents: Sequence[Any], rows: PackRows) -> NDArray[Any]:
-    """The values of a column in one pack, of shape (1, capacity)."""
-    parts = []
+def _filled(
+    pack: Pack, name: str, documents: Sequence[Any], rows: PackRows, types: dict[str, np.dtype[Any]]
+) -> NDArray[Any]:
+    """The values of a column in one pack, of shape (1, capacity).
+
+    Args:
+        pack: What is asked for.
+        name: The column.
+        documents: Of the pack; some may be missing.
+        rows: What of them is in the pack.
+        types: Of the columns of the pack before, and then of this one: what a pack is of whose documents all miss.
+    """
+    parts: list[NDArray[Any] | None] = []
     for place, document in enumerate(documents):
+        if document is MISSING:
+            parts.append(None)
+            continue
         begin, stop = int(rows.starts[place]), int(rows.starts[place] + rows.lengths[place])
         values = _values(pack, name, document)
         if len(values) < stop:
@@ -180,8 +202,14 @@ def _filled(pack: Pack, name: str, documents: Sequence[Any], rows: PackRows) -> 
                 f"{int(rows.ids[place])}); give pack.lengths= what tells how long transform= makes {pack.column!r}"
             )
         parts.append(values[begin:stop])
-    whole = np.concatenate(parts)
-    return np.concatenate([whole, filling(pack, name, pack.capacity - len(whole), whole.dtype)])[None]
+    found = [part.dtype for part in parts if part is not None]
+    dtype = types[name] = np.result_type(*found) if found else types[name]
+    lengths = rows.lengths.tolist()
+    whole = [
+        filling(pack, name, length, dtype) if part is None else part
+        for part, length in zip(parts, lengths, strict=True)
+    ]
+    return np.concatenate([*whole, filling(pack, name, pack.capacity - sum(lengths), dtype)])[None]
 
 
 def filling(pack: Pack, name: str, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -39,6 +39,7 @@ from lightning_streaming.loading.pack_values import collate_packs
 from lightning_streaming.loading.packed_batches import read_pack_tables
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.reading import WorkerPass
+from lightning_streaming.loading.sample_key import Replacement
 from lightning_streaming.loading.shared_memory import BatchMessage, BatchSender, BatchSlots, shared
 from lightning_streaming.loading.state import PassStart
 from lightning_streaming.loading.transform import kind_of, rng_of_worker, seed_global_generators, told_keys
@@ -62,6 +63,8 @@ class BatchGroup(NamedTuple):
     batches: Iterable[Any]
     measures: NDArray[np.int64]
     """What each took: of shape (batches, numbers), as :meth:`BatchMeter.end_batches` gives them."""
+    replaced: Sequence[Replacement] = ()
+    """Samples that are in them, or in batches that follow, in the places of others."""
 
 
 Measured = tuple[Any, NDArray[np.int64]]
@@ -162,13 +165,16 @@ def _start_worker(
         users_init(worker)
 
 
-def in_order(groups: Iterator[BatchGroup], channel: WorkerChannel, num_workers: int) -> Iterator[Measured]:
+def in_order(
+    groups: Iterator[BatchGroup], channel: WorkerChannel, num_workers: int, replaced: dict[int, Replacement]
+) -> Iterator[Measured]:
     """The batches of all workers in order: the first of each, the second of each, and so on.
 
     Args:
         groups: Those of each worker in order, from whichever worker next.
         channel: Has what is in them.
         num_workers: How many workers there are; 0 counts as one.
+        replaced: Where to put samples that are in the places of others, by position.
     """
     arrived = [deque[Iterator[Measured]]() for _ in range(max(1, num_workers))]
     for batches in cycle(arrived):
@@ -179,6 +185,7 @@ def in_order(groups: Iterator[BatchGroup], channel: WorkerChannel, num_workers: 
                 if group is None:
                     return
                 made = channel.opened(group)
+                replaced.update((one.position, one) for one in made.replaced)
                 arrived[made.worker].append(zip(made.batches, made.measures, strict=True))
             measured = next(batches[0], None)
             if measured is None:
@@ -232,7 +239,8 @@ class WorkerBatches(IterableDataset[BatchGroup]):
                 for batches in made:
                     measures = of_pass.meter.end_batches(len(batches))
                     sent = batches if self._sender is None else self._sender.send(batches)
-                    yield BatchGroup(worker, sent, measures)
+                    replaced = () if of_pass.bad is None else of_pass.bad.take_replacements()
+                    yield BatchGroup(worker, sent, measures, replaced)
                     of_pass.meter.begin_batch()
                     made_before += len(batches)
             except GeneratorExit:

@@ -48,6 +48,7 @@ class StreamingConfig(DataOptions):
     phases: Sequence[Phase] | None = None
     shuffle: bool | None = None  # type: ignore[assignment]  # None until the stage is known
     sample_log: str | None = None
+    bad_log: str | None = None
 
     def __post_init__(self) -> None:
         if not self.streams and self.remote is None and self.local is None:
