@@ -89,7 +89,7 @@ def test_choices_are_spread_and_stay_what_they_are() -> None:
     assert [choose_other((9176, 2, position), 1, [0], 100) for position in range(5)] == CHOSEN
 
 
-CHOSEN = [0]
+CHOSEN = [28, 19, 46, 6, 15]
 """What runs in progress have chosen, and must choose again."""
 
 
@@ -203,10 +203,6 @@ def test_ranks_stay_even_and_read_what_one_rank_reads(root: Path, tmp_path: Path
 def test_a_state_of_one_rank_is_gone_on_with_by_two(root: Path, tmp_path: Path) -> None:
     settings = {"num_canonical_nodes": 1}
     whole = ids(replacing_loader(root, tmp_path / "a", **settings))
-    loader = replacing_loader(root, tmp_path / "b", **settings)
-    for batch, _ in zip(loader, range(2), strict=False):
-        pass
-    assert len(batch["id"]) == 4
     loader = replacing_loader(root, tmp_path / "b", **settings)
     batches = iter(loader)
     read = ids([next(batches), next(batches)])
@@ -351,7 +347,7 @@ def test_randomness_is_that_of_the_place_and_keys_and_logs_name_the_other(root: 
     for key, number, noise in zip(keys, ids(batch for batch, _ in batches), planned, strict=True):
         assert loader.restore_sample(key) == {"id": number, "noise": noise}
     logged = list(read_sample_log(tmp_path / "read" / "rank0-worker0.jsonl"))
-    assert [key for key in {line.key.position: line.key for line in logged}.values()] == keys
+    assert list({line.key.position: line.key for line in logged}.values()) == keys
     assert len(logged) == len(keys) + len(list(read_bad_samples(tmp_path / "log")))
 
 
@@ -373,7 +369,7 @@ def test_too_many_end_a_run_at_the_same_batch_whatever_the_workers(
 def test_the_error_can_be_sent_and_names_the_first(root: Path, tmp_path: Path) -> None:
     with pytest.raises(BadSamplesError) as caught:
         list(replacing_loader(root, tmp_path, max_bad=2))
-    copied = pickle.loads(pickle.dumps(caught.value))  # noqa: S301
+    copied = pickle.loads(pickle.dumps(caught.value))
     assert type(copied) is BadSamplesError
     assert str(copied) == str(caught.value)
     assert str(copied).count("sample ") >= 3
