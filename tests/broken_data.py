@@ -64,7 +64,7 @@ def ids(batches: Iterable[Any]) -> list[int]:
     return [number for batch in batches for number in batch["id"].tolist()]
 
 
-def replacing_loader(root: Path, log: Path, **settings: Any) -> StreamingDataLoader:
+def replacing_loader(root: Path | str | None, log: Path, **settings: Any) -> StreamingDataLoader:
     """A loader that replaces bad samples."""
     return make_loader(root, **{**MAKES, "bad_log": log, **settings})
 

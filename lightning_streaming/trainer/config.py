@@ -12,6 +12,7 @@ import jsonargparse
 import yaml  # type: ignore[import-untyped]
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.bad_options import OnBadSample  # noqa: F401  # as the command line resolves types
 from lightning_streaming.loading.dataset_options import DataOptions
 from lightning_streaming.loading.join_options import Join
 from lightning_streaming.loading.pack_options import Pack

@@ -98,7 +98,7 @@ def test_a_log_of_another_epoch_or_seed_says_nothing(
     monkeypatch.setenv("FAILS", "1")
     list(replacing_loader(root, tmp_path / "log", transform=_odd_times))
     monkeypatch.delenv("FAILS")
-    other = {"shuffle_seed": 1, "transform": _odd_times}
+    other: dict[str, Any] = {"shuffle_seed": 1, "transform": _odd_times}
     assert ids(replacing_loader(root, tmp_path / "log", **other)) == ids(make_loader(root, **other))
 
 

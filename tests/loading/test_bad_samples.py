@@ -84,7 +84,7 @@ def test_others_are_chosen_by_key_and_never_twice(
 
 def test_choices_are_spread_and_stay_what_they_are() -> None:
     chosen = Counter(choose_other((7, 0, position), 1, [3], 5) for position in range(4000))
-    assert sorted(chosen) == [0, 1, 2, 4]
+    assert chosen.keys() == {0, 1, 2, 4}
     assert min(chosen.values()) > 900
     assert [choose_other((9176, 2, position), 1, [0], 100) for position in range(5)] == CHOSEN
 
@@ -224,7 +224,7 @@ def test_the_other_is_of_the_stream_and_its_selection(tmp_path: Path) -> None:
         "a": Stream(remote=str(tmp_path / "a"), where="id % 2 = 1"),
         "b": Stream(remote=str(tmp_path / "b"), select=[8, 9, 10, 11, 25, 24, 0]),
     }
-    read = ids(replacing_loader(None, tmp_path / "log", streams=streams))  # type: ignore[arg-type]
+    read = ids(replacing_loader(None, tmp_path / "log", streams=streams))
     broken = {*BROKEN, *(100 + one for one in BROKEN)}
     selected = {*range(1, 31, 2), *(100 + one for one in (8, 9, 10, 11, 25, 24, 0))}
     assert {*read} == selected - broken
@@ -299,7 +299,7 @@ def test_a_damaged_shard_is_an_error(tmp_path: Path) -> None:
     data[-1] ^= 0xFF
     shard.write_bytes(data)
     with raises(IntegrityError, "shard.00002.mds"):
-        list(replacing_loader(f"file://{remote}", tmp_path / "log", local=str(local), download_retry=0))  # type: ignore[arg-type]
+        list(replacing_loader(f"file://{remote}", tmp_path / "log", local=str(local), download_retry=0))
     assert not (tmp_path / "log").exists()
 
 
