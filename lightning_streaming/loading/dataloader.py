@@ -44,7 +44,7 @@ _MOST_UNCLAIMED = 1024
 """Batches whose ends are remembered for :meth:`StreamingDataLoader.claim`, should nobody claim them."""
 _AT_ONCE = 1024
 """Batches whose ends are worked out together: a step should wait for no arithmetic."""
-_READ_AND_BAD = [BatchMeasures._fields.index("samples"), BatchMeasures._fields.index("bad_samples")]
+_READ, _BAD = BatchMeasures._fields.index("samples"), BatchMeasures._fields.index("bad_samples")
 _SETTINGS = (
     "batch_size",
     "repeat_epoch",
@@ -353,7 +353,7 @@ class LoaderPass(Iterator[Any]):
         try:
             made = next(under_way.batches, None)
             if made is not None and under_way.bad is not None:
-                under_way.bad.add(*made[1][_READ_AND_BAD].tolist())
+                under_way.bad.add(made[1].item(_READ), made[1].item(_BAD))
         except BaseException:
             self._loader._end_workers(under_way.groups)
             raise

@@ -244,11 +244,12 @@ class Reading:
     def have_read(self, batches: int) -> None:
         """Take note that so many more batches were read, and are not handed out yet."""
         read = self._batches_read + batches
-        samples = self._window.rows_until(read) - self._window.rows_until(self._batches_read)
-        if self._joined is not None:
-            self._let_go_of_joined(samples)
-        if self._bad is not None:
-            self._bad.have_read(samples)
+        if self._joined is not None or self._bad is not None:
+            samples = self._window.rows_until(read) - self._window.rows_until(self._batches_read)
+            if self._joined is not None:
+                self._let_go_of_joined(samples)
+            if self._bad is not None:
+                self._bad.have_read(samples)
         self._batches_read = read
         self.about_to_read(0)
         for finished in () if self._last_uses is None else self._last_uses.finished(self._batches_read):

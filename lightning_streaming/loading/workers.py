@@ -185,7 +185,8 @@ def in_order(
                 if group is None:
                     return
                 made = channel.opened(group)
-                replaced.update((one.position, one) for one in made.replaced)
+                for one in made.replaced:
+                    replaced[one.position] = one
                 arrived[made.worker].append(zip(made.batches, made.measures, strict=True))
             measured = next(batches[0], None)
             if measured is None:

@@ -231,10 +231,14 @@ def test_the_other_is_of_the_stream_and_its_selection(tmp_path: Path) -> None:
     assert len(read) == len(selected)
 
 
-def test_a_shard_without_another_sample_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_shard_without_another_sample_is_an_error(tmp_path: Path, workers: int) -> None:
     root = write_broken_json(tmp_path / "data", [3, 1, 3], [3])
-    with raises(BadSamplesError, "no other sample of its shard can take its place", "sample 0 of shard 1", "--not"):
-        list(replacing_loader(root, tmp_path / "log"))
+    with (
+        closing(replacing_loader(root, tmp_path / "log", workers=workers)) as loader,
+        raises(BadSamplesError, "no other sample of its shard can take its place", "sample 0 of shard 1", "--not"),
+    ):
+        list(loader)
     root = write_broken_json(tmp_path / "more", [3, 20], range(3, 23))
     with raises(BadSamplesError, "none of the 8 others of its shard that were tried can take its place"):
         list(replacing_loader(root, tmp_path / "log2"))
