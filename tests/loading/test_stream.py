@@ -95,12 +95,7 @@ REFUSED: dict[str, list[Any]] = {
     "predownload": [0, -1, 1.5, "8"],
     "cache_limit": [-1, "many", "10 buckets", float("nan")],
     "phases": ["broad", [{"name": "broad"}], 3, [Phase(name="broad", mix={"web": 1.0}, until=10)]],
-    "pack": [
-        "concat",
-        {"capacity": 8},
-        {"column": "x", "capacity": 0},
-        {"column": "x", "capacity": 8, "method": "best"},
-    ],
+    "pack": ["concat", {"capacity": 8}, {"column": "x", "capacity": 0}, {"column": "x", "capacity": 8, "window": 0}],
     "on_demand": [],
     "sampling_method": ["random", "", None],
     "sampling_granularity": [0, -1, 1.5],
