@@ -95,11 +95,14 @@ def test_what_is_known_is_not_tried_again(root: Path, tmp_path: Path, monkeypatc
 def test_a_log_of_another_epoch_or_seed_says_nothing(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    settings: dict[str, Any] = {"shuffle": False, "transform": _odd_times}  # each sample has the same place always
     monkeypatch.setenv("FAILS", "1")
-    list(replacing_loader(root, tmp_path / "log", transform=_odd_times))
+    list(replacing_loader(root, tmp_path / "log", **settings))
     monkeypatch.delenv("FAILS")
-    other: dict[str, Any] = {"shuffle_seed": 1, "transform": _odd_times}
-    assert ids(replacing_loader(root, tmp_path / "log", **other)) == ids(make_loader(root, **other))
+    assert ids(replacing_loader(root, tmp_path / "log", shuffle_seed=1, **settings)) == [*range(29)]
+    loader = replacing_loader(root, tmp_path / "log", **settings)
+    assert ids(loader) != [*range(29)]
+    assert ids(loader) == [*range(29)]
 
 
 def test_a_line_cut_short_is_left_out_and_another_one_refused(root: Path, tmp_path: Path) -> None:

@@ -393,6 +393,19 @@ def test_readers_without_our_loader_count_themselves(root: Path, tmp_path: Path,
     assert not {*read} & {*BROKEN}
 
 
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_share_is_of_what_was_read(tmp_path: Path, is_ours: bool) -> None:
+    def read(broken: set[int], name: str) -> list[int]:
+        root = write_broken_json(tmp_path / name, [500] * 4, broken)
+        settings = {**MAKES, "max_bad": "0.2%", "bad_log": tmp_path / "log" / name, "batch_size": 10}
+        dataset = StreamingDataset(remote=str(root), shuffle=False, **settings)
+        return ids(StreamingDataLoader(dataset) if is_ours else DataLoader(dataset, batch_size=10))
+
+    assert len(read({1, 2, 1900}, "late")) == 2000
+    with raises(BadSamplesError, "max_bad=0.2% allows 2"):
+        read({1, 2, 1400}, "early")
+
+
 def test_it_is_warned_of_once(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     loader = replacing_loader(root, tmp_path / "log")
     with caplog.at_level(logging.WARNING):
