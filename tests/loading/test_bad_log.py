@@ -128,3 +128,16 @@ def test_a_log_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises((OSError, SampleError)):
         ids(replacing_loader(write_broken_json(tmp_path / "data"), tmp_path / "file"))
+
+
+def test_workers_that_are_spawned_and_live_on_write_and_read_it(root: Path, tmp_path: Path) -> None:
+    broken = write_broken_json(tmp_path / "data")
+    options = {"multiprocessing_context": "spawn", "persistent_workers": True, "with_keys": True}
+    expected = replacing_loader(broken, tmp_path / "a", loader={"with_keys": True})
+    with closing(replacing_loader(broken, tmp_path / "b", workers=2, loader=options)) as loader:
+        for _ in range(2):
+            ours, theirs = list(loader), list(expected)
+            assert [batch["id"].tolist() for batch, _ in ours] == [batch["id"].tolist() for batch, _ in theirs]
+            assert [keys for _, keys in ours] == [keys for _, keys in theirs]
+    found = [{(one.key, one.attempt, one.error) for one in read_bad_samples(tmp_path / name)} for name in "ab"]
+    assert found[0] == found[1]

@@ -58,6 +58,7 @@ from tests.helpers import (
     write_dataset,
     write_shards,
 )
+from tests.servers import HttpStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 NUMBERS = st.integers(0, 2**63 - 1)
@@ -416,3 +417,14 @@ def test_it_is_warned_of_once(root: Path, tmp_path: Path, caplog: pytest.LogCapt
     assert str(tmp_path / "log") in told[0]
     assert "shard 0" in told[0]
     assert loader.statistics().bad_samples == 2 * len(BROKEN)
+
+
+def test_nothing_else_is_fetched_under_a_limit(http_store: HttpStore, tmp_path: Path) -> None:
+    http_store.put_all(write_broken_json(tmp_path / "data"))
+    remote: dict[str, Any] = {"local": str(tmp_path / "local"), "cache_limit": 4000, "shuffle": False, "predownload": 4}
+    read = ids(replacing_loader(http_store.url, tmp_path / "log", **remote))
+    in_place = ids(replacing_loader(tmp_path / "data", tmp_path / "log2", shuffle=False))
+    assert read == in_place
+    asked = Counter(name for name in http_store.requests() if name.startswith("shard."))
+    assert set(asked.values()) == {1}
+    assert len(asked) == len(SIZES)
