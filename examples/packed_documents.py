@@ -1,9 +1,11 @@
-"""A transformer that is trained on packs of documents, and looks at nothing beyond the document it is in.
+"""A transformer that is trained on packs of documents, and looks at nothing beyond the document it is in; and the same
+for whole documents, padded within a budget of tokens.
 
 From the repository's root:
 
     python -m examples.packed_documents                          # writes demo_output/documents
     lightning-streaming fit --config configs/packed_documents.yaml
+    lightning-streaming fit --config configs/token_budget.yaml
 """
 
 from __future__ import annotations
@@ -62,6 +64,17 @@ class PackedByteTransformer(ByteTransformer):
     def _loss(self, batch: dict[str, Tensor]) -> Tensor:
         of_all, follows = self.losses(batch)
         return of_all.sum() / follows.sum()
+
+
+class PaddedByteTransformer(PackedByteTransformer):
+    """The same on documents padded to the longest: {"input_ids" of shape (documents, longest), "lengths"}."""
+
+    def losses(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Cross-entropy of each byte of a document but its first, of shape (documents, longest - 1)."""
+        tokens = batch["input_ids"]
+        places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        documents = torch.where(places < batch["lengths"][:, None], 0, -1)
+        return super().losses({"input_ids": tokens, "position_ids": places, "document_ids": documents})
 
 
 def one_a_row(documents: list[dict[str, Any]], capacity: int = 512) -> dict[str, Tensor]:

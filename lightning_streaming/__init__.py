@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lightning_streaming.loading.following import read_appended
     from lightning_streaming.loading.join_options import Join
     from lightning_streaming.loading.measures import LoaderStatistics, WaitTimes
-    from lightning_streaming.loading.pack_options import Pack
+    from lightning_streaming.loading.pack_options import Budget, Pack
     from lightning_streaming.loading.phase_options import Phase
     from lightning_streaming.loading.ranks import gather_in_order, restore_state_global, save_state_global
     from lightning_streaming.loading.sample_access import LocalDataset
@@ -37,6 +37,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BadSample",
+    "Budget",
     "CSVWriter",
     "JSONWriter",
     "Join",
@@ -82,6 +83,7 @@ __all__ = [
 # Found when first asked for: a tool or a writer has no use for torch, and a worker process none for lightning.
 _MODULE_OF = {
     "BadSample": "loading.bad_log",
+    "Budget": "loading.pack_options",
     "CSVWriter": "writing.writers",
     "JSONWriter": "writing.writers",
     "Join": "loading.join_options",

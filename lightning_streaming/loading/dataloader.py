@@ -20,9 +20,10 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading import workers
 from lightning_streaming.loading.bad_samples import BadTally
 from lightning_streaming.loading.dataset import StreamingDataset
-from lightning_streaming.loading.dataset_options import describe
+from lightning_streaming.loading.dataset_options import check_batch_of_budget, describe
 from lightning_streaming.loading.measures import BatchMeasures, LoaderStatistics, StatisticsCollector
 from lightning_streaming.loading.other_trainers import AcceleratedLoader, AcceleratedPass
+from lightning_streaming.loading.pack_options import Budget
 from lightning_streaming.loading.passes import drawn_sequence, passes_of
 from lightning_streaming.loading.run import OnChange, Run
 from lightning_streaming.loading.sample_key import (
@@ -72,6 +73,8 @@ class _Progress:
     latest: weakref.ref[LoaderPass] | None = None
     end: Cursor | None = None
     """Where the latest batch ends; None before the first of a pass."""
+    tells_first_epoch: bool = False
+    """Whether the length that is told is that of epoch 0."""
     unclaimed: deque[Cursor] = field(default_factory=lambda: deque(maxlen=_MOST_UNCLAIMED))
 
 
@@ -118,6 +121,9 @@ class StreamingDataLoader(AcceleratedLoader):
             batch_size = dataset.batch_size
         if batch_size is None:
             raise ConfigError("pass batch_size= to the dataset or to the loader")
+        packing = passes_of(dataset).run.asked.pack
+        if isinstance(packing, Budget):
+            check_batch_of_budget(batch_size)
         if dataset.batch_size not in (None, batch_size):
             raise ConfigError(
                 f"the dataset was made with batch_size={dataset.batch_size} and the loader with {batch_size}; "
@@ -136,6 +142,11 @@ class StreamingDataLoader(AcceleratedLoader):
                 "batch; use batching_method='random'"
             )
         super().__init__(dataset, batch_size=batch_size, **kwargs)
+        if isinstance(packing, Budget) and packing.column is None and self.collate_fn is default_collate:
+            raise ConfigError(
+                "budget has no column=, so nobody knows what of the documents to pad; name it, or pass the loader a "
+                "collate_fn= (in a data module, override collate)"
+            )
         self._samples_per_batch = batch_size
         passes_of(dataset).run.read_by(batch_size, self.drop_last)
         # By these names Lightning finds them when it makes the loader anew, as it does to predict.
@@ -151,7 +162,8 @@ class StreamingDataLoader(AcceleratedLoader):
         Where epochs differ, as of packs or of data that has grown, those of the epoch that the next batch is of.
         """
         run = run_of(self)
-        epoch = run.normalise(self.cursor()).epoch if run.order.differs_by_epoch else 0
+        is_first = self._progress.tells_first_epoch or not run.order.differs_by_epoch
+        epoch = 0 if is_first else run.normalise(self.cursor()).epoch
         return run.unskipped(Cursor(epoch, 0)).num_batches(self.drop_last)
 
     def __repr__(self) -> str:
@@ -325,6 +337,7 @@ class StreamingDataLoader(AcceleratedLoader):
         progress.passes_begun += 1
         progress.moved_at = progress.passes_begun
         progress.end = None
+        progress.tells_first_epoch = False
         progress.unclaimed.clear()
 
 
@@ -428,6 +441,14 @@ def run_of(loader: StreamingDataLoader) -> Run:
     """The run as a loader reads it: what its batches, their ends and a saved position mean."""
     world = loader.dataset.current_world()
     return passes_of(loader.dataset).run.on(world, loader._samples_per_batch, loader.drop_last)
+
+
+def tell_length_of_first_epoch(loader: StreamingDataLoader) -> None:
+    """Until a loader is moved, let its length be that of epoch 0, as it was before the run was resumed.
+
+    Lightning works out the steps of all epochs from it.
+    """
+    loader._progress.tells_first_epoch = True
 
 
 def why_empty(loader: StreamingDataLoader) -> str | None:

@@ -15,7 +15,6 @@ from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.dataset_options import DatasetOptions
 from lightning_streaming.loading.other_trainers import AcceleratedDataset
-from lightning_streaming.loading.pack_options import parse_pack
 from lightning_streaming.loading.passes import CurrentRun, Passes, PassSettings
 from lightning_streaming.loading.reading import WorkerPass, WorkerSamples
 from lightning_streaming.loading.reference_names import ReferenceNames, told
@@ -70,7 +69,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         selections = selections_of(named, defaults)
         joins = {name: stream.join_sources(name, defaults) for name, stream in named.items()}
         unsafe, limit = options.allow_unsafe_types, options.cache_bytes()
-        pack = parse_pack(options.pack)
+        pack = options.packing()
         lengths = None if pack is None else pack.request()
         source = SampleSource(caches, unsafe, options.columns, limit, selections, joins, lengths)
         super().__init__(source, options.on_demand, options.transform, options.seed_global_rng, settings.shuffle_seed)

@@ -15,7 +15,7 @@ import numpy as np
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.bad_options import BadSampleOptions
 from lightning_streaming.loading.join_options import Join, named_joins
-from lightning_streaming.loading.pack_options import Pack, parse_pack
+from lightning_streaming.loading.pack_options import Budget, Pack, Packing, parse_packing
 from lightning_streaming.loading.phase_options import Phase, check_all_streams_are_read, listed_phases, settled_phases
 from lightning_streaming.loading.selection import Select
 from lightning_streaming.loading.stream import Asked, Stream, StreamDefaults, named_streams
@@ -51,6 +51,9 @@ class StreamOptions:
             arguments of :class:`~lightning_streaming.Join`.
         pack: How documents are brought together into packs of tokens, for language models: arguments of
             :class:`~lightning_streaming.Pack`, like ``{"column": "tokens", "capacity": 8192}``. See docs/packing.md.
+        budget: How many tokens a batch may have, in place of a number of samples: batches are then groups of whole
+            documents of about one length, padded to the longest. Arguments of :class:`~lightning_streaming.Budget`,
+            like ``{"column": "tokens", "tokens": 65536}``. See docs/packing.md.
     """
 
     streams: Asked | None = None
@@ -61,6 +64,7 @@ class StreamOptions:
     phases: Sequence[Phase | Mapping[str, Any]] | None = None
     join: Mapping[str, Any] | None = field(default=None, repr=False)
     pack: Pack | Mapping[str, Any] | None = None
+    budget: Budget | Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,24 +112,35 @@ class DataOptions(OrderSettings, BadSampleOptions, StreamDefaults, StreamOptions
         check_at_least("replication", self.replication, 1)
         parse_batch_ranges(self.skip, "skip")
         object.__setattr__(self, "phases", listed_phases(self.phases))
-        object.__setattr__(self, "pack", parse_pack(self.pack))
-        self._check_pack(self.settled_phases())
+        object.__setattr__(self, "pack", parse_packing(Pack, self.pack))
+        object.__setattr__(self, "budget", parse_packing(Budget, self.budget))
+        self._check_packing(self.settled_phases())
         if self.storage_options is not None:
             object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
         object.__setattr__(self, "join", named_joins(self.join))
 
-    def _check_pack(self, phases: Sequence[SettledPhase]) -> None:
-        if self.pack is None:
+    def packing(self) -> Packing | None:
+        """How documents are brought together; None if they are not."""
+        return parse_packing(Pack, self.pack) or parse_packing(Budget, self.budget)
+
+    def _check_packing(self, phases: Sequence[SettledPhase]) -> None:
+        packing = self.packing()
+        if packing is None:
             return
+        if self.pack is not None and self.budget is not None:
+            raise ConfigError(
+                "pack makes rows of equally many tokens, and budget batches of whole documents; give one of them"
+            )
         if self.batching_method != "random":
             raise ConfigError(
-                f"pack brings documents together whatever their stream, and batching_method={self.batching_method!r} "
-                "composes batches by stream; use batching_method='random'"
+                f"{packing.option} brings documents together whatever their stream, and batching_method="
+                f"{self.batching_method!r} composes batches by stream; use batching_method='random'"
             )
         cut = [phase.name for phase in phases if phase.cut is not None]
         if cut:
             raise ConfigError(
-                f"phases.{cut[0]}.cut counts samples, and with pack= places are packs; leave one of them out"
+                f"phases.{cut[0]}.cut counts samples, and with {packing.option}= places are packs; leave one of them "
+                "out"
             )
 
     def samples_per_epoch(self) -> int | None:
@@ -165,7 +180,8 @@ class DatasetOptions(DataOptions):
     """All that a dataset is asked for.
 
     Args:
-        batch_size: Samples per batch on each rank. The loader gives its own if this is None.
+        batch_size: Samples per batch on each rank. The loader gives its own if this is None. With ``budget`` a batch is
+            one group, so it is 1.
         transform: Applied to each decoded sample in the worker. If it has a parameter ``rng`` it is given a
             ``numpy.random.Generator`` keyed by the sample, so that augmentation survives any resume. ``dataset[i]``
             applies it too.
@@ -183,6 +199,9 @@ class DatasetOptions(DataOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least("batch_size", self.batch_size, 1)
+        if self.budget is not None:
+            check_batch_of_budget(1 if self.batch_size is None else self.batch_size)
+            object.__setattr__(self, "batch_size", 1)
         if not isinstance(self.stream_config or {}, Mapping):
             raise ConfigError(
                 f"stream_config must map arguments of Stream to values, but got a {type(self.stream_config).__name__}"
@@ -240,6 +259,20 @@ class DatasetOptions(DataOptions):
         return kind(**{one.name: getattr(self, one.name) for one in fields(kind)})
 
 
+def check_batch_of_budget(batch_size: int) -> None:
+    """Refuse batches of several groups.
+
+    Raises:
+        ConfigError: They are.
+    """
+    if batch_size != 1:
+        raise ConfigError(
+            f"with budget= each batch is one group, of as many documents as budget.tokens allows, so batch_size must "
+            f"be 1, but is {batch_size}; leave it out (of a data module: batch_size for train, eval_batch_size for the "
+            "other stages), and change budget.tokens"
+        )
+
+
 def describe(kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Some arguments as plain values.
 
@@ -278,6 +311,8 @@ def _plain(value: Any) -> Any:
         return value.item()
     if isinstance(value, (list, tuple)):
         return [_plain(one) for one in value]
+    if isinstance(value, Packing):
+        return _plain(value.described())
     if isinstance(value, Mapping):
         return {str(name): _plain(one) for name, one in value.items()}
     if value is None or isinstance(value, (str, int, float)):

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.document_lengths import CatalogLengths
 from lightning_streaming.loading.order_files import made_once
-from lightning_streaming.loading.pack_options import Pack
+from lightning_streaming.loading.pack_options import Packing
 from lightning_streaming.order.pack_plan import PackPlan
 from lightning_streaming.order.packed import PackedEpoch, PackedPart, plan_epoch
-from lightning_streaming.order.packing import PackSettings
+from lightning_streaming.order.packing import AnyPackSettings
 from lightning_streaming.order.sequence import digest_of
 
 _log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ _LONG = 1.0
 _SMALL = 1 << 16
 """Documents up to which each process plans for itself."""
 _ALIGNMENT, _WORD = 64, 8
-_VERSION = 1
+_VERSION = 2
 """Raised when the same settings come to mean other packs, or other bytes: releases may share a node."""
 
 
@@ -37,7 +37,7 @@ _VERSION = 1
 class EpochPacker:
     """Makes the packs of epochs."""
 
-    pack: Pack
+    pack: Packing
     lengths: CatalogLengths
 
     def facts(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class EpochPacker:
             of = sum(len(part.order) for part in parts)
             raise ConfigError(
                 f"epoch {parts[0].order.epoch} has no pack: none of its {of} documents has a token that is kept; look "
-                "at pack.lengths and pack.longer, and at what is selected"
+                f"at {self.pack.option}.lengths and {self.pack.option}.longer, and at what is selected"
             )
         return found
 
@@ -115,7 +115,7 @@ def _is_whole(mapped: mmap.mmap) -> bool:
     return int.from_bytes(mapped[:_WORD], "little") == len(mapped)
 
 
-def _read(mapped: mmap.mmap, settings: PackSettings) -> list[list[PackPlan]]:
+def _read(mapped: mmap.mmap, settings: AnyPackSettings) -> list[list[PackPlan]]:
     size, begin = int.from_bytes(mapped[_WORD : 2 * _WORD], "little"), 2 * _WORD
     places, first = json.loads(mapped[begin : begin + size]), -(-(begin + size) // _ALIGNMENT) * _ALIGNMENT
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import SampleError
 from lightning_streaming.loading.bad_samples import MISSING
-from lightning_streaming.loading.pack_options import Pack
+from lightning_streaming.loading.pack_options import Pack, Packing, fits
 from lightning_streaming.order.packs import PackRows
 
 _COUNT = np.dtype(np.int64)
@@ -93,6 +93,10 @@ class PackSpans:
             return self
         return replace(self, sources=np.where(np.isin(self.sources, rows), -1, self.sources))
 
+    def are_padding(self) -> NDArray[np.bool_]:
+        """Of each token whether it fills a pack up; (packs, capacity)."""
+        return np.repeat(self.sources < 0, self.lengths).reshape(self.num_packs, self.capacity)
+
     def between(self, first: int, stop: int) -> PackSpans:
         """The same of some of the packs."""
         begin, end = np.searchsorted(self.packs, [first, stop])
@@ -118,10 +122,7 @@ def batch_of(pack: Pack, columns: Mapping[str, NDArray[Any]], spans: PackSpans) 
         columns: Packed values by column, each of shape (packs, capacity), in memory that is not used otherwise.
         spans: Where documents lie in them.
     """
-    made: PackBatch = {}
-    for name, values in columns.items():
-        typed = values.astype(values.dtype if pack.as_dtype is None else pack.as_dtype, copy=False)
-        made["input_ids" if name == pack.column else name] = torch.from_numpy(typed)
+    made = typed_columns(pack, columns, spans)
     if "position_ids" not in pack.without:
         made["position_ids"] = torch.from_numpy(spans.position_ids())
     if "document_ids" not in pack.without:
@@ -133,9 +134,29 @@ def batch_of(pack: Pack, columns: Mapping[str, NDArray[Any]], spans: PackSpans) 
     return made
 
 
+def typed_columns(pack: Packing, columns: Mapping[str, NDArray[Any]], spans: PackSpans) -> PackBatch:
+    """Values as they are wanted; see :func:`batch_of`."""
+    made: PackBatch = {}
+    for name, values in columns.items():
+        wanted = typed(pack, values)
+        if not fits(pack.pad_of(name), values.dtype):  # so something else was filled in
+            wanted[spans.are_padding()] = pack.pad_of(name)
+        made["input_ids" if name == pack.column else name] = torch.from_numpy(wanted)
+    return made
+
+
+def typed(pack: Packing, values: NDArray[Any]) -> NDArray[Any]:
+    """Values in the type that is wanted."""
+    return values.astype(pack.wanted(values.dtype), copy=False)
+
+
+class BarePack(dict[str, Any]):
+    """A pack of which all documents are missing, so that nobody knows of which types their values would be."""
+
+
 def collate_packs(packs: Sequence[PackBatch]) -> PackBatch:
     """Batches of packs as one: what stands beside the batch dimension is put together, and ends count on."""
-    first, made = packs[0], PackBatch()
+    first, made = next((one for one in packs if not isinstance(one, BarePack)), packs[0]), PackBatch()
     for name in first:
         values = [one[name] for one in packs]
         if name == "max_seqlen":
@@ -145,7 +166,7 @@ def collate_packs(packs: Sequence[PackBatch]) -> PackBatch:
             ends = [one[1:] + start for one, start in zip(values, before, strict=True)]
             made[name] = torch.cat([values[0][:1], *ends])
         else:
-            made[name] = torch.cat(values)
+            made[name] = torch.cat([one.to(first[name].dtype) for one in values])
     return made
 
 
@@ -166,71 +187,94 @@ def packs_of(samples: Iterator[Any], pieces: PackRows, pack: Pack) -> Generator[
     Raises:
         SampleError: A document is not as it was said to be.
     """
+    for rows, documents in documents_of(samples, pieces):
+        missing = missing_of(documents)
+        spans = PackSpans.of(rows, 1, pack.capacity).without(missing)
+        made = batch_of(pack, {name: _filled(pack, name, documents, rows) for name in pack.columns}, spans)
+        yield BarePack(made) if len(missing) == len(documents) else made
+
+
+def documents_of(samples: Iterator[Any], pieces: PackRows) -> Iterator[tuple[PackRows, list[Any]]]:
+    """Of each pack its rows, as of the only pack, and their documents; see :func:`packs_of`."""
     num_packs = int(pieces.packs[-1]) + 1 if len(pieces.packs) else 0
     stops = np.searchsorted(pieces.packs, np.arange(num_packs), side="right").tolist()
-    types = dict.fromkeys(pack.columns, np.dtype(pack.dtype or np.int64))
     for number, (start, stop) in enumerate(pairwise([0, *stops])):
-        rows = part_of(pieces, slice(start, stop), number)
-        documents = list(islice(samples, stop - start))
-        missing = [place for place, document in enumerate(documents) if document is MISSING]
-        spans = PackSpans.of(rows, 1, pack.capacity).without(missing)
-        yield batch_of(pack, {name: _filled(pack, name, documents, rows, types) for name in pack.columns}, spans)
+        yield part_of(pieces, slice(start, stop), number), list(islice(samples, stop - start))
 
 
-def _filled(
-    pack: Pack, name: str, documents: Sequence[Any], rows: PackRows, types: dict[str, np.dtype[Any]]
-) -> NDArray[Any]:
-    """The values of a column in one pack, of shape (1, capacity).
-
-    Args:
-        pack: What is asked for.
-        name: The column.
-        documents: Of the pack; some may be missing.
-        rows: What of them is in the pack.
-        types: Of the columns of the pack before, and then of this one: what a pack is of whose documents all miss.
-    """
-    parts: list[NDArray[Any] | None] = []
-    for place, document in enumerate(documents):
-        if document is MISSING:
-            parts.append(None)
-            continue
-        begin, stop = int(rows.starts[place]), int(rows.starts[place] + rows.lengths[place])
-        values = _values(pack, name, document)
-        if len(values) < stop:
-            raise SampleError(
-                f"a document has {len(values)} values in column {name!r}, and {stop} were to be packed (sample id "
-                f"{int(rows.ids[place])}); give pack.lengths= what tells how long transform= makes {pack.column!r}"
-            )
-        parts.append(values[begin:stop])
-    found = [part.dtype for part in parts if part is not None]
-    dtype = types[name] = np.result_type(*found) if found else types[name]
-    lengths = rows.lengths.tolist()
-    whole = [
-        filling(pack, name, length, dtype) if part is None else part
-        for part, length in zip(parts, lengths, strict=True)
-    ]
-    return np.concatenate([*whole, filling(pack, name, pack.capacity - sum(lengths), dtype)])[None]
+def _filled(pack: Pack, name: str, documents: Sequence[Any], rows: PackRows) -> NDArray[Any]:
+    """The values of a column in one pack, of shape (1, capacity)."""
+    whole = typed(pack, np.concatenate(taken_of(pack, name, documents, rows)))
+    return np.concatenate([whole, filling(pack, name, pack.capacity - len(whole), whole.dtype)])[None]
 
 
-def filling(pack: Pack, name: str, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """What so many values of a column are filled up with.
+def taken_of(pack: Packing, name: str, documents: Sequence[Any], rows: PackRows) -> list[NDArray[Any]]:
+    """What rows take of a column of their documents.
+
+    Returns:
+        Of each row an array; where a document is missing, of what fills it up.
 
     Raises:
-        SampleError: The column's type cannot hold it.
+        SampleError: A document is not as it was said to be.
     """
-    try:
-        return np.full(count, pack.pad_of(name), dtype)
-    except OverflowError as error:
+    taken: dict[int, NDArray[Any]] = {}
+    for place, document in enumerate(documents):
+        if document is MISSING:
+            continue
+        begin, stop = int(rows.starts[place]), int(rows.starts[place] + rows.lengths[place])
+        values = values_of(pack, name, document)
+        if len(values) < stop or (rows.are_ends[place] and len(values) > stop):
+            raise SampleError(
+                f"a document has {len(values)} values in column {name!r}, and was said to have "
+                f"{expected(stop, bool(rows.are_ends[place]))} (sample id {int(rows.ids[place])}); give "
+                f"{pack.option}.lengths= what tells how long transform= makes {pack.column!r}"
+            )
+        taken[place] = values[begin:stop]
+    dtype = np.result_type(*taken.values()) if taken else np.dtype(pack.dtype or np.int64)
+    lengths = rows.lengths.tolist()
+    return [
+        taken[place] if place in taken else filling(pack, name, lengths[place], dtype)
+        for place in range(len(documents))
+    ]
+
+
+def missing_of(documents: Sequence[Any]) -> list[int]:
+    """Which of the documents could not be made."""
+    return [place for place, document in enumerate(documents) if document is MISSING]
+
+
+def expected(stop: int, is_end: bool) -> str:
+    """How many values a document was said to have, as a message says it."""
+    return str(stop) if is_end else f"at least {stop}"
+
+
+def filling(pack: Packing, name: str, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """What so many values of a column are filled up with: where the wanted type alone holds that, zeros until then.
+
+    Raises:
+        SampleError: The column's type cannot hold it, and no other is wanted.
+    """
+    pad = pack.pad_of(name)
+    if fits(pad, dtype):
+        return np.full(count, pad, dtype)
+    wanted = pack.wanted(dtype)
+    if not fits(pad, wanted):
         raise SampleError(
-            f"pack.pad={pack.pad_of(name)!r} does not fit column {name!r}, stored as {dtype}; pad with another "
-            "number, or make it a wider type in transform="
-        ) from error
+            f"{pack.option}.pad={pad!r} does not fit column {name!r}, which is {dtype} and is to be {wanted}; pad with "
+            f"another number, or name a wider type with {pack.option}.as_dtype="
+        )
+    return np.zeros(count, dtype)
 
 
-def _values(pack: Pack, name: str, document: Any) -> NDArray[Any]:
+def values_of(pack: Packing, name: str, document: Any) -> NDArray[Any]:
+    """The values of a column of a document, in one dimension.
+
+    Raises:
+        SampleError: It has none, or they are no such values.
+    """
     if not isinstance(document, Mapping) or name not in document:
         kind = sorted(document) if isinstance(document, Mapping) else type(document).__name__
-        raise SampleError(f"a document must have column {name!r}, which is packed, but there is {kind}")
+        raise SampleError(f"a document must have column {name!r}, named in {pack.option}=, but there is {kind}")
     value = document[name]
     if isinstance(value, bytes) and pack.dtype is not None:
         return np.frombuffer(value, np.dtype(pack.dtype).newbyteorder("<"))

@@ -13,8 +13,18 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import FormatError, SampleError
 from lightning_streaming.formats.columns import FlatColumn, flat_column
 from lightning_streaming.formats.mds import MDSReader
-from lightning_streaming.loading.pack_options import Pack
-from lightning_streaming.loading.pack_values import PackBatch, PackSpans, batch_of, bytes_of, cut, filling, part_of
+from lightning_streaming.loading.group_values import batch_of_group, spans_of
+from lightning_streaming.loading.pack_options import Budget, Pack, Packing
+from lightning_streaming.loading.pack_values import (
+    PackBatch,
+    PackSpans,
+    batch_of,
+    bytes_of,
+    cut,
+    expected,
+    filling,
+    part_of,
+)
 from lightning_streaming.loading.reading import Reading, Window, WorkerPass, by_shard
 
 _MOST_BYTES = 1 << 20
@@ -60,6 +70,21 @@ def read_pack_tables(of_pass: WorkerPass, pack: Pack, *, drop_last: bool) -> Gen
                 first, together = last, max(1, min(2 * together, _MOST_BYTES // max(1, size)))
 
 
+def read_group_tables(of_pass: WorkerPass, budget: Budget) -> Generator[list[PackBatch], None, None]:
+    """The same of groups of a budget, one by one: each is a batch."""
+    with of_pass.begun() as reading:
+        join = _Join(of_pass, reading, budget)
+        for window in reading.windows():
+            assert window.pieces is not None, "as of groups"
+            for number, (start, stop) in enumerate(pairwise([0, *window.stops.tolist()])):
+                reading.about_to_read(0)
+                rows = slice(start, stop)
+                spans = spans_of(part_of(window.pieces, rows, number))
+                columns = {name: join.packed(name, window, rows, spans) for name in budget.columns}
+                _let_go(reading, window.shards[rows], 1)
+                yield [batch_of_group(budget, columns, spans)]
+
+
 def _packs_of_batches(window: Window, batch_size: int) -> list[int]:
     """The first pack of each batch of a window, and the end of the last."""
     assert window.pieces is not None, "as of packs"
@@ -79,7 +104,7 @@ def _let_go(reading: Reading, shards: NDArray[np.int64], batches: int) -> None:
 class _Join:
     """Brings the values of documents together from their shards."""
 
-    def __init__(self, of_pass: WorkerPass, reading: Reading, pack: Pack) -> None:
+    def __init__(self, of_pass: WorkerPass, reading: Reading, pack: Packing) -> None:
         self._source, self._reading, self._pack = of_pass.source, reading, pack
         self._columns: dict[tuple[int, str], tuple[MDSReader, FlatColumn]] = {}
 
@@ -92,7 +117,8 @@ class _Join:
         for ours in by_shard(shards):
             shard = int(shards[ours[0]])
             reader, column = self._column(shard, name)
-            self._check(shard, name, column, indexes[ours], begins[ours] + counts[ours])
+            stops, are_ends = begins[ours] + counts[ours], spans.rows.are_ends[ours]
+            self._check(shard, name, column, indexes[ours], stops, are_ends)
             size = column.dtype.itemsize
             starts = column.starts[indexes[ours]] + begins[ours] * size
             data, _ = reader.bytes_and_offsets()
@@ -142,17 +168,25 @@ class _Join:
         return known
 
     def _check(
-        self, shard: int, name: str, column: FlatColumn, indexes: NDArray[np.int64], stops: NDArray[np.int64]
+        self,
+        shard: int,
+        name: str,
+        column: FlatColumn,
+        indexes: NDArray[np.int64],
+        stops: NDArray[np.int64],
+        are_ends: NDArray[np.bool_],
     ) -> None:
-        """Refuse documents that are shorter than they were said to be."""
-        short = column.counts[indexes] < stops
-        if short.any():
-            index = int(indexes[short.argmax()])
+        """Refuse documents that are shorter, or longer, than they were said to be."""
+        counts = column.counts[indexes]
+        is_wrong = (counts < stops) | (are_ends & (counts > stops))
+        if is_wrong.any():
+            place = int(is_wrong.argmax())
+            index, said = int(indexes[place]), expected(int(stops[place]), bool(are_ends[place]))
             raise self._source.named(
                 SampleError(
                     f"sample {index} of shard {shard} has {int(column.counts[index])} values in column {name!r}, and "
-                    f"{int(stops[short.argmax()])} were to be packed; give pack.lengths= what tells the length of "
-                    f"{self._pack.column!r}, and pack along only columns that are as long"
+                    f"was said to have {said}; give {self._pack.option}.lengths= what tells the length of "
+                    f"{self._pack.column!r}, and name along it only columns that are as long"
                 ),
                 shard,
             )

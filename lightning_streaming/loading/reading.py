@@ -23,8 +23,9 @@ from lightning_streaming.errors import FormatError, StreamingError
 from lightning_streaming.formats.shard import ShardReader
 from lightning_streaming.loading.bad_samples import BadSamples
 from lightning_streaming.loading.catalog import Catalog
+from lightning_streaming.loading.group_values import groups_of
 from lightning_streaming.loading.measures import BatchMeter
-from lightning_streaming.loading.pack_options import Pack
+from lightning_streaming.loading.pack_options import Budget, Pack, Packing
 from lightning_streaming.loading.pack_values import packs_of
 from lightning_streaming.loading.prefetch import (
     BatchShards,
@@ -69,7 +70,7 @@ class WorkerPass:
     meter: BatchMeter
     watch: SampleWatch | None
     """Is told of each sample; None for no one."""
-    pack: Pack | None = None
+    pack: Packing | None = None
     """How samples are brought together; None where they are not."""
     bad: BadSamples | None = None
     """Replaces samples that cannot be read; None where they are errors."""
@@ -158,7 +159,7 @@ class Reading:
         self._meter = of_pass.meter
         self._near_end = of_pass.near_end
         self._bad = of_pass.bad
-        self._capacity = None if of_pass.pack is None else of_pass.pack.capacity
+        self._pack = of_pass.pack
         self._prefetcher = prefetcher
         self._last_uses = last_uses
         self._batches_read = 0
@@ -181,12 +182,12 @@ class Reading:
 
     def _tokens(self, window: Window) -> NDArray[np.int64] | None:
         """Tokens in each batch of a window, and room for them; None without packs."""
-        if window.pieces is None or self._capacity is None:
+        if window.pieces is None or self._pack is None:
             return None
-        lengths, packs = np.cumsum(window.pieces.lengths), window.pieces.packs
-        tokens = np.diff(lengths[window.stops - 1], prepend=0)
-        num_packs = np.diff(packs[window.stops - 1] + 1, prepend=0)
-        return np.stack([tokens, num_packs * self._capacity], axis=1)
+        tokens, rooms = np.cumsum(window.pieces.lengths), np.cumsum(window.pieces.rooms(self._pack.settings()))
+        last = window.stops - 1
+        until = (tokens[last], rooms[window.pieces.packs[last]])
+        return np.stack([np.diff(one, prepend=0) for one in until], axis=1)
 
     def last_uses(self, shards: NDArray[np.int64]) -> NDArray[np.bool_] | None:
         """Which of the samples that follow the batches read so far are this worker's last of their shards.
@@ -289,12 +290,15 @@ class WorkerSamples(Iterator[Any]):
         self._samples.close()
 
 
-def _packed(of_pass: WorkerPass, samples: Generator[Any, None, None], pack: Pack) -> Generator[Any, None, None]:
-    """Samples brought together."""
+def _packed(of_pass: WorkerPass, samples: Generator[Any, None, None], pack: Packing) -> Generator[Any, None, None]:
+    """Samples brought together: packs, or groups."""
     with closing(samples):
         for window in _located(of_pass.make_partition(), of_pass.source.catalog):
             assert window.pieces is not None, "as of packs"
-            yield from packs_of(samples, window.pieces, pack)
+            if isinstance(pack, Pack):
+                yield from packs_of(samples, window.pieces, pack)
+            elif isinstance(pack, Budget):
+                yield from groups_of(samples, window.pieces, pack)
 
 
 def _read(of_pass: WorkerPass) -> Generator[Any, None, None]:

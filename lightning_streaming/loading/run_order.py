@@ -18,7 +18,7 @@ from lightning_streaming.loading.catalog import Catalog, Extent
 from lightning_streaming.loading.fingerprint import Fingerprint
 from lightning_streaming.loading.growth import NO_GROWTH, Growth
 from lightning_streaming.loading.order_files import shared_order
-from lightning_streaming.loading.pack_options import Pack
+from lightning_streaming.loading.pack_options import Packing
 from lightning_streaming.loading.pack_plans import EpochPacker
 from lightning_streaming.loading.state import Cursor, SavedPosition
 from lightning_streaming.order.batchings import Batched, batched
@@ -74,7 +74,7 @@ class RunRequest:
     """Samples per batch on each rank, if the dataset was told."""
     phases: tuple[SettledPhase, ...] = ()
     """What each part of an epoch takes of each stream, in place of weights and size."""
-    pack: Pack | None = None
+    pack: Packing | None = None
     """How documents are brought together, if they are."""
     followed: frozenset[int] = frozenset()
     """Streams, by place, of which epochs after a resume read what was appended meanwhile."""

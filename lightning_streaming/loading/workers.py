@@ -32,11 +32,14 @@ from numpy.typing import NDArray
 from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
-from lightning_streaming.errors import ConfigError, SampleError, StreamingError
+from lightning_streaming.errors import BadSamplesError, ConfigError, SampleError, StreamingError
+from lightning_streaming.loading.bad_samples import MISSING
 from lightning_streaming.loading.batches import Batches, Collate, CollateError, collated, read_tables
+from lightning_streaming.loading.group_values import padded
 from lightning_streaming.loading.growth import NO_GROWTH, Growth
+from lightning_streaming.loading.pack_options import Budget, Pack, Packing
 from lightning_streaming.loading.pack_values import collate_packs
-from lightning_streaming.loading.packed_batches import read_pack_tables
+from lightning_streaming.loading.packed_batches import read_group_tables, read_pack_tables
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.reading import WorkerPass
 from lightning_streaming.loading.sample_key import Replacement
@@ -251,7 +254,10 @@ class WorkerBatches(IterableDataset[BatchGroup]):
 
     def _made(self, of_pass: WorkerPass, batch_size: int) -> Generator[Batches, None, None]:
         if of_pass.pack is not None and self._is_collated_here() and of_pass.may_be_joined():
-            return read_pack_tables(of_pass, of_pass.pack, drop_last=self._drop_last)
+            if isinstance(of_pass.pack, Pack):
+                return read_pack_tables(of_pass, of_pass.pack, drop_last=self._drop_last)
+            if isinstance(of_pass.pack, Budget):
+                return read_group_tables(of_pass, of_pass.pack)
         if of_pass.pack is None and self._is_collated_here() and of_pass.may_be_tables():
             return self._cut_out(of_pass)
         return self._collated(of_pass, batch_size)
@@ -276,7 +282,7 @@ class WorkerBatches(IterableDataset[BatchGroup]):
         passes = passes_of(self.dataset)
         passes.assign(of_pass)
         samples = iter(self.dataset)
-        collate = collate_packs if of_pass.pack is not None and self._collate is default_collate else self._collate
+        make = self._batch_of(of_pass.pack)
         while batch := list(islice(samples, batch_size)):
             if passes.take_assigned() is not None:
                 raise ConfigError(
@@ -286,7 +292,32 @@ class WorkerBatches(IterableDataset[BatchGroup]):
                 )
             if self._drop_last and len(batch) < batch_size:
                 return
-            yield [collated(collate, batch)]
+            yield [make(batch)]
+
+    def _batch_of(self, pack: Packing | None) -> Collate:
+        """Makes batches of what the dataset hands out: samples, packs, or one group of samples."""
+        collate, is_default = self._collate, self._collate is default_collate
+        if isinstance(pack, Budget):
+            budget = pack
+            return lambda groups: padded(budget, groups[0]) if is_default else _collated_group(collate, groups[0])
+        chosen = collate_packs if pack is not None and is_default else collate
+        return lambda samples: collated(chosen, samples)
+
+
+def _collated_group(collate: Collate, group: Sequence[Any]) -> Any:
+    """The batch that a user's function makes of a group, of the documents that could be made.
+
+    Raises:
+        BadSamplesError: None could.
+        CollateError: The function failed.
+    """
+    there = [document for document in group if document is not MISSING]
+    if not there:
+        raise BadSamplesError(
+            f"all {len(group)} documents of a group are bad, so there is nothing for collate_fn to make a batch of; "
+            "mend the data or the transform, or leave such documents out with `lightning-streaming select --not`"
+        )
+    return collated(collate, there)
 
 
 class _WorkerError(Exception):

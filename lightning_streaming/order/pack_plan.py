@@ -7,7 +7,7 @@
                        row_places      uint16   of each row: its document's place in the window
                        piece_rows      int64    rows, rising, that are full pieces of documents longer than a pack
                        piece_numbers   uint32   of each of these: which piece of its document
-    all                totals          int64    documents, and tokens in packs
+    all                totals          int64    documents, tokens in packs, and tokens that these have room for
 
 So whoever reads packs never packs again: it takes two bytes for each document, and four for each pack. Windows are
 planned some at a time, in several threads, and their parts of the arrays are appended in order; which windows are
@@ -143,9 +143,14 @@ class PackPlan:
         """Tokens in all packs."""
         return int(self.named["totals"][1])
 
+    @property
+    def token_room(self) -> int:
+        """Tokens that all packs have room for: with those that pad them."""
+        return int(self.named["totals"][2])
+
     def _is_whole(self) -> bool:
         held = self.named
-        if any(array.ndim != 1 for array in held.values()) or len(held["totals"]) != 2:
+        if any(array.ndim != 1 for array in held.values()) or len(held["totals"]) != 3:
             return False
         if is_concat(self.settings):
             before = held["tokens_before"]
@@ -203,7 +208,7 @@ def plan_packs(
     arrays = GrowingArrays() if into is None else into
     documents = _Documents(ids_between, lengths, num_positions)
     if is_concat(settings):
-        _plan_concat(documents, at_once or _CHUNK, arrays, progress)
+        _plan_concat(documents, settings.capacity, at_once or _CHUNK, arrays, progress)
     else:
         is_budget = isinstance(settings, BudgetSettings)
         fill: Fill = fill_in_step if is_budget else _chosen_fill(num_positions, compiled)
@@ -263,7 +268,7 @@ def lengths_of(lengths: Lengths, ids: NDArray[np.int64], expected: int) -> NDArr
 
 
 def _plan_concat(
-    documents: _Documents, at_once: int, arrays: PlanArrays, progress: Callable[[int], None] | None
+    documents: _Documents, capacity: int, at_once: int, arrays: PlanArrays, progress: Callable[[int], None] | None
 ) -> None:
     total = 0
     arrays.append("tokens_before", np.zeros(1, np.int64))
@@ -273,7 +278,8 @@ def _plan_concat(
         total += int(sums.sum())
         if progress is not None:
             progress(stop)
-    arrays.append("totals", np.asarray([documents.num_positions, total]))
+    room = -(-total // capacity) * capacity
+    arrays.append("totals", np.asarray([documents.num_positions, total, room]))
 
 
 def _plan_windows(
@@ -294,7 +300,7 @@ def _plan_windows(
                 tail.append(*waiting.popleft())
         while waiting:
             tail.append(*waiting.popleft())
-    arrays.append("totals", np.asarray([documents.num_positions, tail.tokens]))
+    arrays.append("totals", np.asarray([documents.num_positions, tail.tokens, tail.room]))
 
 
 class _Tail:
@@ -303,7 +309,7 @@ class _Tail:
     def __init__(self, arrays: PlanArrays, progress: Callable[[int], None] | None) -> None:
         self._arrays = arrays
         self._progress = progress
-        self.tokens = 0
+        self.tokens = self.room = 0
         self._before = {"packs_before": 0, "rows_before": 0}
         for name, kind in _WINDOWED.items():
             if name != "totals":
@@ -313,6 +319,7 @@ class _Tail:
         """Append what was planned up to a position, once it is."""
         part = planned.result()
         self.tokens += int(part.pop("tokens"))
+        self.room += int(part.pop("room"))
         part["piece_rows"] += self._before["rows_before"]
         for name, before in self._before.items():
             counts = np.cumsum(part[name])

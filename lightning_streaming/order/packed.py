@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from lightning_streaming.order.batchings import Batched
 from lightning_streaming.order.draw import Shuffled
 from lightning_streaming.order.pack_plan import Lengths, PackPlan, plan_packs
-from lightning_streaming.order.packing import PackSettings
+from lightning_streaming.order.packing import AnyPackSettings
 from lightning_streaming.order.packs import PackRows, Packs
 from lightning_streaming.order.sequence import check_entries, digest_of
 
@@ -115,6 +115,11 @@ class PackedEpoch(Batched):
         return sum(one.num_tokens for of_part in self._packs for one in of_part)
 
     @property
+    def token_room(self) -> int:
+        """Tokens that all packs have room for, with those that pad them."""
+        return sum(one.token_room for of_part in self._packs for one in of_part)
+
+    @property
     def num_documents(self) -> int:
         """Documents that are drawn, those included that are left out of packs."""
         return sum(len(part.order) for part in self._parts)
@@ -200,7 +205,10 @@ def _ids_at(order: Shuffled, start: int) -> Callable[[NDArray[np.int64]], NDArra
 
 
 def plan_epoch(
-    parts: Sequence[PackedPart], lengths: Lengths, settings: PackSettings, progress: Callable[[int], None] | None = None
+    parts: Sequence[PackedPart],
+    lengths: Lengths,
+    settings: AnyPackSettings,
+    progress: Callable[[int], None] | None = None,
 ) -> Iterator[list[PackPlan]]:
     """Bring the documents of each part together.
 

@@ -1,4 +1,4 @@
-"""How documents become packs: what the user says, its checks, and a name of all that a plan depends on.
+"""How documents become packs: what the user says, and its checks.
 
 A *pack* is what a language model reads as one row of tokens, or, under a budget of tokens, a group of whole documents
 that are padded to the longest. Which documents share a pack is a function of the epoch's order, the documents' lengths
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.order.sequence import digest_of
 from lightning_streaming.order.settings import require_known
 
 PackMethod = Literal["concat", "best_fit"]
@@ -23,8 +22,6 @@ LARGEST_WINDOW = 1 << 16
 LARGEST_CAPACITY = 1 << 22
 LARGEST_BUDGET = 2**31 - 1
 MOST_BUCKETS = 1024
-_PLAN_VERSION = 1
-"""Raised when the same settings come to mean other packs, or other arrays."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,19 +108,6 @@ class BudgetSettings:
 
 
 AnyPackSettings = PackSettings | BudgetSettings
-
-
-def plan_digest(settings: AnyPackSettings, *, seed: int, epoch: int, order: str, lengths: str) -> str:
-    """A name of all that a plan depends on: 32 hexadecimal digits.
-
-    Args:
-        settings: How documents become packs.
-        seed: Of the order of packs.
-        epoch: Counts from 0.
-        order: The digest of the sequence whose documents are packed.
-        lengths: A digest of all documents' lengths.
-    """
-    return digest_of("packs", _PLAN_VERSION, list(settings.facts), seed, epoch, order, lengths)
 
 
 def _check_count(name: str, value: int, most: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.order.pack_plan import BLOCK, IdsBetween, Lengths, PackPlan, is_concat, lengths_of
-from lightning_streaming.order.packing import AnyPackSettings
+from lightning_streaming.order.packing import AnyPackSettings, BudgetSettings
 from lightning_streaming.order.sequence import check_entries
 
 IdsAt = Callable[[NDArray[np.int64]], NDArray[np.int64]]
@@ -33,6 +33,20 @@ class PackRows:
     """The token of the document with which the row begins."""
     lengths: NDArray[np.int64]
     """Tokens; at least 1."""
+    are_ends: NDArray[np.bool_]
+    """Whether the document ends with the row."""
+
+    def rooms(self, settings: AnyPackSettings) -> NDArray[np.int64]:
+        """Tokens that each pack has room for, with those that pad it; of shape (packs,).
+
+        Args:
+            settings: How the packs were made, each of which has a row.
+        """
+        firsts = np.flatnonzero(np.diff(self.packs, prepend=-1))
+        if not isinstance(settings, BudgetSettings) or not firsts.size:
+            return np.full(len(firsts), settings.capacity)
+        longest: NDArray[np.int64] = np.maximum.reduceat(self.lengths, firsts)
+        return longest * np.diff(firsts, append=len(self.packs))
 
 
 class Packs:
@@ -59,6 +73,11 @@ class Packs:
     def num_tokens(self) -> int:
         """Tokens in all packs."""
         return self.plan.num_tokens
+
+    @property
+    def token_room(self) -> int:
+        """Tokens that all packs have room for."""
+        return self.plan.token_room
 
     def rows(self, packs: NDArray[np.int64]) -> PackRows:
         """What these packs hold.
@@ -124,6 +143,7 @@ class _CutPacks:
             ids=ids[documents[held]],
             starts=row_starts[held],
             lengths=lengths[held],
+            are_ends=(row_starts + lengths == stops[documents] - starts[documents])[held],
         )
 
     def bounds(self, pack: int) -> tuple[int, int]:
@@ -164,8 +184,10 @@ class _WindowPacks:
         places, windows = held["row_places"][rows].astype(np.int64), windows[of_row]
         positions = windows * settings.window + places
         ids = self._ids(windows, places) if self._ids_at is None else self._ids_at(positions)
-        starts, lengths = self._taken(rows, lengths_of(self._lengths, ids, len(positions)))
-        return PackRows(packs=of_row, positions=positions, ids=ids, starts=starts, lengths=lengths)
+        whole = lengths_of(self._lengths, ids, len(positions))
+        starts, lengths = self._taken(rows, whole)
+        are_ends = starts + lengths == whole
+        return PackRows(packs=of_row, positions=positions, ids=ids, starts=starts, lengths=lengths, are_ends=are_ends)
 
     def bounds(self, pack: int) -> tuple[int, int]:
         size = self._plan.settings.window

@@ -39,7 +39,8 @@ class WindowPacker:
 
         Returns:
             The arrays of a plan by name, but with packs and rows *of* each window in place of those before it; rows of
-            ``piece_rows`` count from 0; and ``tokens``, in packs, a single number.
+            ``piece_rows`` count from 0; and ``tokens`` and ``room``, single numbers: those in packs, and those that
+            packs have room for.
         """
         settings = self.settings
         here = lengths[lengths > settings.capacity]
@@ -55,7 +56,8 @@ class WindowPacker:
             tokens -= int((here - settings.capacity).sum())
         elif settings.longer == "drop":
             tokens -= int(here.sum())
-        return {**_arranged(filled, first_window, self._key()), "tokens": np.asarray(tokens)}
+        arrays = _arranged(filled, first_window, self._key())
+        return {**arrays, "tokens": np.asarray(tokens), "room": np.asarray(filled.room)}
 
     def _key(self) -> NDArray[np.uint64]:
         seeded = numbered_keys(np.asarray([self.seed], np.uint64), np.asarray([_PURPOSE]))
@@ -84,6 +86,8 @@ class _Filled:
     """Of each row: the place of its document in the window."""
     piece_numbers: NDArray[np.int64]
     """Of the last rows: they are full pieces of documents longer than a pack, and which ones of them."""
+    room: int
+    """Tokens that all packs have room for."""
 
 
 def _best_fit(lengths: NDArray[np.int64], settings: PackSettings, fill: Fill) -> _Filled:
@@ -111,6 +115,7 @@ def _best_fit(lengths: NDArray[np.int64], settings: PackSettings, fill: Fill) ->
         row_packs=np.concatenate([(before[:, None] + packs)[are_rows], piece_packs]),
         row_places=np.concatenate([places[are_rows], np.repeat(longer % settings.window, pieces).astype(np.uint16)]),
         piece_numbers=numbers - np.repeat(np.cumsum(pieces) - pieces, pieces),
+        room=int(num_packs.sum()) * capacity,
     )
 
 
@@ -139,12 +144,14 @@ def _group(lengths: NDArray[np.int64], settings: BudgetSettings) -> _Filled:
     if settings.longer == "drop":
         kept[lengths > settings.tokens] = 0
     documents, begins = grouped(kept, settings.window, settings.tokens, settings.buckets)
-    windows = documents[begins] // settings.window
+    windows, firsts = documents[begins] // settings.window, np.flatnonzero(begins)
+    longest = np.maximum.reduceat(kept[documents], firsts) if firsts.size else firsts
     return _Filled(
         num_packs=np.bincount(windows, minlength=-(-len(lengths) // settings.window)),
         row_packs=np.cumsum(begins) - 1,
         row_places=(documents % settings.window).astype(np.uint16),
         piece_numbers=np.zeros(0, np.int64),
+        room=int((longest * np.diff(firsts, append=len(documents))).sum()),
     )
 
 

@@ -11,6 +11,7 @@ from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.run import Run
 from lightning_streaming.loading.state import Cursor
 from lightning_streaming.order.packed import PackedEpoch
+from lightning_streaming.order.packing import AnyPackSettings, BudgetSettings
 from lightning_streaming.order.phased import Mixture
 from lightning_streaming.order.phases import SettledPhase
 from lightning_streaming.order.stretches import StreamPasses
@@ -147,15 +148,29 @@ def _packs_read(run: Run) -> dict[str, Any]:
     assert isinstance(read, PackedEpoch), "as there are packs"
     settings = packer.pack.settings()
     return {
-        "method": settings.method,
-        "capacity": settings.capacity,
-        **({} if settings.method == "concat" else {"window": settings.window, "longer": settings.longer}),
+        **_settings_told(settings),
         "lengths": packer.pack.request().in_words(),
         "documents": read.num_documents,
         "tokens": read.num_tokens,
         "packs": len(read),
-        "fill": read.num_tokens / max(1, len(read) * settings.capacity),
+        "fill": read.num_tokens / max(1, read.token_room),
     }
+
+
+def _settings_told(settings: AnyPackSettings) -> dict[str, Any]:
+    if isinstance(settings, BudgetSettings):
+        return {
+            "method": "budget",
+            "tokens_per_group": settings.tokens,
+            **_named(settings, "buckets", "window", "longer"),
+        }
+    if settings.method == "concat":
+        return _named(settings, "method", "capacity")
+    return _named(settings, "method", "capacity", "window", "longer")
+
+
+def _named(settings: AnyPackSettings, *names: str) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in names}
 
 
 def _phases_read(mixture: Mixture, names: Sequence[str]) -> list[dict[str, Any]]:

@@ -42,7 +42,7 @@ def lengths_for_run(files: Sequence[str], *, as_json: bool) -> int:
         held.append(packs)
         planned.append(told)
     if not planned:
-        raise ConfigError(f"{', '.join(files)}: no data of this run has pack=, so no lengths are needed")
+        raise ConfigError(f"{', '.join(files)}: no data of this run has pack= or budget=, so no lengths are needed")
     if as_json:
         print_json({"made": made, "planned": planned})
     else:
@@ -58,15 +58,13 @@ def _planned(stage: str, dataset: Any) -> tuple[PackedEpoch, dict[str, Any]]:
     start = run.normalise(Cursor(0, 0))
     packs = drawn_sequence(run.epoch(start))
     assert isinstance(packs, PackedEpoch), "as documents are packed"
-    assert run.order.packer is not None, "as well"
-    room = len(packs) * run.order.packer.pack.capacity
     return packs, {
         "of": f"data.{stage}",
         "epoch": start.epoch,
         "documents": packs.num_documents,
         "tokens": packs.num_tokens,
         "packs": len(packs),
-        "fill": packs.num_tokens / max(1, room),
+        "fill": packs.num_tokens / max(1, packs.token_room),
         "seconds": time.monotonic() - began,
     }
 

@@ -7,7 +7,8 @@ Step N is the one in which `trainer.global_step` is N, as loggers write it: the 
 step=100 was saved right before step 100. How many ranks there are, `accumulate_grad_batches` and `limit_train_batches`
 are as the configuration has them for its trainer, unless said otherwise.
 
-Of packed documents (`pack` in the configuration) it tells the packs, and which tokens of which documents are in them.
+Of packed documents (`pack` or `budget` in the configuration) it tells the packs, and which tokens of which documents
+are in them.
 
     lightning-streaming trace --config run.yaml --step 1200
     lightning-streaming trace --config run.yaml --step 1200 --rank 3 --nodes 2 --ranks-per-node 8
@@ -39,6 +40,7 @@ from lightning_streaming.loading.sample_key import SampleKey
 from lightning_streaming.loading.state import Cursor
 from lightning_streaming.order.batchings import Batched
 from lightning_streaming.order.packed import PackedEpoch, Rows, rows_of
+from lightning_streaming.order.packing import BudgetSettings
 from lightning_streaming.order.partition import BatchGeometry, Partition
 from lightning_streaming.tools.commands import add_json, add_loader, add_run, add_set, not_negative, positive
 from lightning_streaming.tools.console import FINE, counted, print_json, print_note, print_table, printable_name, render
@@ -125,7 +127,10 @@ def _show(traced: TracedRun, reads: Sequence[Read], args: Namespace) -> None:
 
 def _topology(traced: TracedRun) -> str:
     nodes, ranks = counted(traced.num_nodes, "node"), counted(traced.ranks_per_node, "rank")
-    packs = "" if traced.packs is None else f", packs of {counted(traced.packs.capacity, 'token')}"
+    packs = ""
+    if traced.packs is not None:
+        kind = "groups of at most" if isinstance(traced.packs, BudgetSettings) else "packs of"
+        packs = f", {kind} {counted(traced.packs.capacity, 'token')}"
     return (f"{nodes} of {ranks}" if traced.num_nodes > 1 else ranks) + packs
 
 

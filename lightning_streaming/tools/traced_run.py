@@ -14,7 +14,7 @@ from lightning_streaming.loading.dataloader import StreamingDataLoader, run_of
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.run import Run
 from lightning_streaming.loading.state import Cursor
-from lightning_streaming.order.packing import PackSettings
+from lightning_streaming.order.packing import AnyPackSettings
 from lightning_streaming.order.skips import TrainProgress
 from lightning_streaming.tools.checkpoints import SavedLoader, batches_trained, find_places, find_state_file, settled
 from lightning_streaming.tools.commands import count_ranks, read_run_files
@@ -41,7 +41,7 @@ class TracedRun:
     """What nobody said and is taken to be so."""
 
     @property
-    def packs(self) -> PackSettings | None:
+    def packs(self) -> AnyPackSettings | None:
         """How documents are packed; None where they are not."""
         packer = self.order.order.packer
         return None if packer is None else packer.pack.settings()

@@ -163,11 +163,11 @@ def _measure_and_advise(run: TunedRun, args: Namespace) -> dict[str, Any]:
                 )
                 speeds = _measured_speeds(run, candidates, args.seconds, consumer)
                 advice = _advice(whole, sizes, link, speeds, consumer, room)
-        batch_size, is_packed = tune_measure.batch_size_of(whole), tune_measure.is_packed(whole.dataset)
+        batch_size, batches_of = tune_measure.batch_size_of(whole), tune_measure.batches_of(whole.dataset)
     return {
         "data": run.data,
         "batch_size": batch_size,
-        **({"batches_of": "packs"} if is_packed else {}),
+        **({} if batches_of == "samples" else {"batches_of": batches_of}),
         "ranks_per_node": run.world.ranks_per_node,
         "link": link
         and {
@@ -234,7 +234,7 @@ def _advice(
     catalog, ranks = passes_of(whole.dataset).catalog, whole.dataset.current_world().ranks_per_node
     workers = max(1, chosen.workers)
     samples_per_batch = tune_measure.batch_size_of(whole)
-    if tune_measure.is_packed(whole.dataset):
+    if tune_measure.batches_of(whole.dataset) != "samples":
         samples_per_batch = round(chosen.read.samples / chosen.read.batches)
     if link is not None:
         per_shard = catalog.num_samples / len(catalog.shards)
@@ -274,7 +274,7 @@ def _print_report(run: TunedRun, report: Mapping[str, Any], caveat: str | None) 
     reasons = [one for one in WaitTimes._fields if any(speed["wait"][one] >= _LEAST_SHOWN for speed in speeds)]
     has_consumer = speeds[0]["step_waits"] is not None
     heads = [*_HEADS, *reasons, "rest", *(["a step waits"] if has_consumer else [])]
-    batch = f"{report['batch_size']} packs" if "batches_of" in report else str(report["batch_size"])
+    batch = f"{report['batch_size']} {report['batches_of']}" if "batches_of" in report else str(report["batch_size"])
     title = f"reading {report['data']} in batches of {batch}, and what is waited for"
     print_table(title, heads, [_row(speed, reasons) for speed in speeds], right=heads)
     if caveat is not None:

@@ -26,6 +26,7 @@ from lightning_streaming.formats.index import ShardInfo, dump_index
 from lightning_streaming.loading.dataloader import StreamingDataLoader
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.measures import LoaderStatistics
+from lightning_streaming.loading.pack_options import Budget
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.tools.commands import count_ranks, read_run_files, usable_cpus
@@ -129,9 +130,12 @@ def batch_size_of(loader: StreamingDataLoader) -> int:
     return loader.samples_per_global_batch // loader.dataset.current_world().num_ranks
 
 
-def is_packed(dataset: StreamingDataset) -> bool:
-    """Whether documents are packed, so that a batch is of packs, and its samples are documents."""
-    return passes_of(dataset).run.asked.pack is not None
+def batches_of(dataset: StreamingDataset) -> str:
+    """What batches are of: samples, or packs or a group of documents."""
+    packing = passes_of(dataset).run.asked.pack
+    if packing is None:
+        return "samples"
+    return "group" if isinstance(packing, Budget) else "packs"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

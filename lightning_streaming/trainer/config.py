@@ -15,7 +15,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.bad_options import OnBadSample  # noqa: F401  # as the command line resolves types
 from lightning_streaming.loading.dataset_options import DataOptions
 from lightning_streaming.loading.join_options import Join
-from lightning_streaming.loading.pack_options import Pack
+from lightning_streaming.loading.pack_options import Budget, Pack
 from lightning_streaming.loading.phase_options import Phase
 from lightning_streaming.loading.selection import Select, Where  # noqa: F401  # as the command line resolves types
 from lightning_streaming.loading.stream import Stream
@@ -99,7 +99,7 @@ def shown(value: Any, name: str = "", hide: _Hide = shown_options) -> Any:
         return hide(value)
     if name == "join" and isinstance(value, Mapping):
         return {key: shown(one, "remote", hide) for key, one in value.items()}
-    if isinstance(value, Join | Pack | Stream | Phase | StreamingConfig):
+    if isinstance(value, Budget | Join | Pack | Stream | Phase | StreamingConfig):
         return {one.name: shown(getattr(value, one.name), one.name, hide) for one in fields(value)}
     if isinstance(value, jsonargparse.Namespace):
         copied = copy(value)
@@ -129,5 +129,5 @@ def _represent(dumper: Any, value: Any) -> Any:
 
 
 # Known to all of the process, because loggers write hyperparameters with yaml.dump, which would else write every field.
-for _kind in (Join, Pack, Stream, Phase, StreamingConfig, StorageOptions):
+for _kind in (Budget, Join, Pack, Stream, Phase, StreamingConfig, StorageOptions):
     yaml.add_representer(_kind, _represent)

@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset
 
 from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import ConfigError, StateError
-from lightning_streaming.loading.dataloader import StreamingDataLoader, run_of, why_empty
+from lightning_streaming.loading.dataloader import StreamingDataLoader, run_of, tell_length_of_first_epoch, why_empty
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.following import check_same_data, read_appended
 from lightning_streaming.loading.other_trainers import datasets_within
@@ -247,6 +247,8 @@ class StreamingStateCallback(Callback):
             if name not in self._put_back or self._put_back[name][0] is not loader.dataset:
                 loader.load_state_dict(state, self._on_change)
                 self._put_back[name] = loader.dataset, loader.cursor()
+            if self._restored is not None and trainer.max_epochs != -1:
+                tell_length_of_first_epoch(loader)
 
     def _states_to_load(self, loaders: Mapping[str, StreamingDataLoader]) -> Mapping[str, Mapping[str, Any]]:
         if self._restored is not None:

@@ -30,6 +30,7 @@ STEPS_PER_EPOCH = {
     "packed_documents": 100,
     "phases": 200,
     "resume": 250,
+    "token_budget": 100,
     "validation_set": 125,
     "weighted_mixture": 200,
 }

@@ -330,6 +330,20 @@ def test_documents_that_are_not_as_long_as_said_are_refused(root: Path, tmp_path
         list(loader(root, transform=lambda sample: {"tokens": sample["tokens"][:-1]}))
 
 
+LONGER: list[dict[str, Any]] = [
+    {"pack": {"lengths": lambda size: size - 1}},
+    {"pack": {"lengths": lambda size: size - 1, "method": "concat"}},
+    {"pack": {"longer": "truncate"}, "transform": lambda sample: {"tokens": np.append(sample["tokens"], [1])}},
+    {"transform": lambda sample: {"tokens": np.append(sample["tokens"], [1])}},
+]
+
+
+@pytest.mark.parametrize("how", LONGER, ids=range(len(LONGER)))
+def test_documents_that_are_longer_than_said_are_refused(root: Path, how: dict[str, Any]) -> None:
+    with raises(SampleError, "was said to have", "pack.lengths"):
+        list(loader(root, **how))
+
+
 def test_batches_are_skipped_by_the_lengths_of_their_own_epochs(root: Path) -> None:
     whole, lengths = [], []
     at = loader(root, batch_size=1)
@@ -414,6 +428,17 @@ def test_an_epoch_without_tokens_is_refused(tmp_path: Path) -> None:
             list(at)
 
 
+@pytest.mark.parametrize("skip", [(), ("1",), ("0-30",)], ids=str)
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_epochs_of_fewer_packs_than_ranks_or_batches_have(tmp_path: Path, drop_last: bool, skip: Any) -> None:
+    few = write_documents(tmp_path / "few", [30] * 3)
+    for world in worlds(2, 1) if skip else worlds(2, 4):
+        at = loader(few, batch_size=5, more={"drop_last": drop_last}, skip=skip, world=world)
+        at.load_state_dict(json_copy(at.state_dict()))
+        read = [len(list(packs(at))) for _ in range(2)]
+        assert read == ([0, 0] if drop_last else [1, 1])
+
+
 @pytest.mark.parametrize("damaged", [False, True])
 def test_who_plans_many_documents_may_draw_their_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool
@@ -436,7 +461,35 @@ def test_who_plans_many_documents_may_draw_their_order(
 @pytest.mark.parametrize("how", [{}, {"transform": lambda sample: sample}], ids=["joined", "one by one"])
 def test_a_filling_that_does_not_fit_is_refused(root: Path, how: dict[str, Any]) -> None:
     with raises(SampleError, "pack.pad=-100", "uint16"):
-        list(loader(root, pack={"pad": -100}, **how))
+        list(loader(root, pack={"pad": -100, "as_dtype": None}, **how))
+    with raises(SampleError, "pack.pad=-100", "uint32"):
+        list(loader(root, pack={"pad": -100, "as_dtype": "uint32"}, **how))
+    with raises(SampleError, "pack.pad=0.5", "int64"):
+        list(loader(root, pack={"pad": 0.5}, **how))
+
+
+@pytest.mark.parametrize("how", [{}, {"transform": lambda sample: sample}], ids=["joined", "one by one"])
+def test_weights_of_tokens_stay_as_they_are(tmp_path: Path, how: dict[str, Any]) -> None:
+    columns = {"tokens": "ndarray:uint16", "weights": "ndarray:float32"}
+    with MDSWriter(out=str(tmp_path / "weighted"), columns=columns) as writer:
+        for length in (3, 9, 4):
+            writer.write({"tokens": np.arange(length, dtype=np.uint16), "weights": np.full(length, 0.25, np.float32)})
+    told = {"along": ["weights"], "pad": {"weights": 0.5, "tokens": -1}, "capacity": 10}
+    for batch in loader(tmp_path / "weighted", pack=told, **how):
+        is_padding = batch["document_ids"] < 0
+        assert (batch["input_ids"].dtype, batch["weights"].dtype) == (torch.int64, torch.float32)
+        assert (batch["weights"] == torch.where(is_padding, 0.5, 0.25)).all()
+        assert (batch["input_ids"] < 0).equal(is_padding)
+    halves = loader(tmp_path / "weighted", pack={**told, "as_dtype": "float16"}, **how)
+    assert {batch["weights"].dtype for batch in halves} == {torch.float16}
+
+
+@pytest.mark.parametrize("how", [{}, {"transform": lambda sample: sample}], ids=["joined", "one by one"])
+def test_a_filling_need_fit_only_the_type_that_is_wanted(root: Path, how: dict[str, Any]) -> None:
+    zeros = loader(root, **how)
+    for batch, filled in zip(zeros, loader(root, pack={"pad": -100}, **how), strict=True):
+        is_padding = batch["document_ids"] < 0
+        assert (filled["input_ids"] == torch.where(is_padding, -100, batch["input_ids"])).all()
 
 
 def test_where_values_lie_is_known_of_open_shards_alone(root: Path, tmp_path: Path) -> None:

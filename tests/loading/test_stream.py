@@ -96,6 +96,7 @@ REFUSED: dict[str, list[Any]] = {
     "cache_limit": [-1, "many", "10 buckets", float("nan")],
     "phases": ["broad", [{"name": "broad"}], 3, [Phase(name="broad", mix={"web": 1.0}, until=10)]],
     "pack": ["concat", {"capacity": 8}, {"column": "x", "capacity": 0}, {"column": "x", "capacity": 8, "window": 0}],
+    "budget": ["tokens", {"tokens": 8}, {"column": "x"}, {"column": "x", "tokens": 0}, {"column": 3, "tokens": 8}],
     "on_demand": [],
     "sampling_method": ["random", "", None],
     "sampling_granularity": [0, -1, 1.5],

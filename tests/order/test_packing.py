@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +19,7 @@ from lightning_streaming.order.best_fit import fill_in_step
 from lightning_streaming.order.best_fit_compiled import compiled_fill, fill_windows, filled_by
 from lightning_streaming.order.length_groups import grouped
 from lightning_streaming.order.pack_plan import PackPlan, plan_packs
-from lightning_streaming.order.packing import AnyPackSettings, BudgetSettings, PackSettings, plan_digest
+from lightning_streaming.order.packing import AnyPackSettings, BudgetSettings, PackSettings
 from lightning_streaming.order.packs import Packs
 
 Row = tuple[int, int, int]
@@ -95,27 +94,32 @@ def kept_tokens(length: int, how: AnyPackSettings) -> int:
 def test_every_token_that_is_kept_is_in_one_pack(lengths: list[int], how: AnyPackSettings) -> None:
     packs = packs_of(lengths, how)
     pieces = defaultdict(list)
+    are_ends = iter(packs.rows(np.arange(len(packs))).are_ends.tolist())
     for rows in read(packs):
         assert rows
         for position, start, length in rows:
-            pieces[position].append((start, length))
+            pieces[position].append((start, length, next(are_ends)))
     for position, length in enumerate(lengths):
         reached = 0
-        for start, tokens in sorted(pieces[position]):
+        for start, tokens, is_end in sorted(pieces[position]):
             assert start == reached
             assert tokens > 0
             reached += tokens
+            assert is_end == (reached == length)
         assert reached == kept_tokens(length, how)
     assert packs.num_tokens == sum(kept_tokens(length, how) for length in lengths)
 
 
 @given(lengths=some_lengths, how=all_settings)
 def test_no_pack_is_over_its_capacity(lengths: list[int], how: AnyPackSettings) -> None:
-    for rows in read(packs_of(lengths, how)):
+    packs, room = packs_of(lengths, how), 0
+    for rows in read(packs):
         sizes = [length for _, _, length in rows]
         padded = len(rows) * max(sizes) if isinstance(how, BudgetSettings) else sum(sizes)
         assert padded <= how.capacity
+        room += padded if isinstance(how, BudgetSettings) else how.capacity
         assert [position for position, _, _ in rows] == sorted({position for position, _, _ in rows})
+    assert packs.token_room == room == packs.rows(np.arange(len(packs))).rooms(how).sum()
 
 
 @given(lengths=some_lengths, capacity=st.integers(1, 90))
@@ -492,17 +496,3 @@ def test_a_document_that_is_too_long_is_named() -> None:
 def test_lengths_that_cannot_be_are_refused(found: NDArray[Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan_packs(ids_between, 3, lambda ids: found, PackSettings(capacity=4), 0, 0)
-
-
-def test_a_digest_tells_all_that_packs_depend_on() -> None:
-    def digest(how: AnyPackSettings, **other: Any) -> str:
-        return plan_digest(how, **{"seed": 1, "epoch": 2, "order": "a", "lengths": "b", **other})
-
-    how, budget = PackSettings(capacity=10), BudgetSettings(tokens=10)
-    concat = replace(how, method="concat")
-    changed = [replace(how, capacity=11), replace(how, window=5), replace(how, longer="drop"), concat]
-    changed_budgets = [budget, replace(budget, buckets=3), replace(budget, window=5), replace(budget, longer="drop")]
-    others = [digest(how, **other) for other in ({"seed": 3}, {"epoch": 3}, {"order": "c"}, {"lengths": "c"})]
-    names = [digest(how), *map(digest, changed), *map(digest, changed_budgets), *others]
-    assert len(set(names)) == len(names)
-    assert digest(concat) == digest(replace(concat, window=5))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -87,6 +88,8 @@ def packs_of(batch: dict[str, torch.Tensor]) -> list[tuple[int, ...]]:
 class PackRecorder(Recorder):
     """Remembers packs in place of samples, of all ranks in the order of the epoch, and what it was validated on."""
 
+    packs_of: Callable[..., list[Any]] = staticmethod(packs_of)
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.validated: list[list[tuple[int, ...]]] = []
@@ -95,9 +98,9 @@ class PackRecorder(Recorder):
     def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
         self.hook("training_step", self)
         self.lengths[self.trainer.current_epoch] = int(self.trainer.num_training_batches)
-        of_ranks: list[list[tuple[int, ...]]] = [packs_of(batch)] * self.trainer.world_size
+        of_ranks: list[list[tuple[int, ...]]] = [self.packs_of(batch)] * self.trainer.world_size
         if self.trainer.world_size > 1:
-            dist.all_gather_object(of_ranks, packs_of(batch))
+            dist.all_gather_object(of_ranks, self.packs_of(batch))
         self.pending += [(self.trainer.current_epoch, pack) for pack in chain(*zip(*of_ranks, strict=True))]
         return self.loss(batch)
 
@@ -114,7 +117,7 @@ class PackRecorder(Recorder):
         self.validated.append([])
 
     def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
-        self.validated[-1] += packs_of(batch)
+        self.validated[-1] += self.packs_of(batch)
         self.log("val_loss", self.loss(batch), batch_size=len(batch["input_ids"]))
 
 
@@ -228,6 +231,7 @@ def test_resuming_twice_shows_the_weights_the_same_packs(
     assert trainer.num_training_batches == whole_trainer.num_training_batches
     assert trainer.fit_loop.total_batch_idx == whole_trainer.fit_loop.total_batch_idx
     assert resumed.diary.batches == whole.diary.batches
+    assert resumed.diary.estimates == whole.diary.estimates
 
 
 def test_a_schedule_of_so_many_steps_is_the_same_after_each_resume(documents: Path, tmp_path: Path) -> None:
