@@ -133,9 +133,13 @@ def batch_of(pack: Pack, columns: Mapping[str, NDArray[Any]], spans: PackSpans) 
     return made
 
 
+class BarePack(dict[str, Any]):
+    """A pack of which all documents are missing, so that nobody knows of which types their values would be."""
+
+
 def collate_packs(packs: Sequence[PackBatch]) -> PackBatch:
     """Batches of packs as one: what stands beside the batch dimension is put together, and ends count on."""
-    first, made = packs[0], PackBatch()
+    first, made = next((one for one in packs if not isinstance(one, BarePack)), packs[0]), PackBatch()
     for name in first:
         values = [one[name] for one in packs]
         if name == "max_seqlen":
@@ -145,7 +149,7 @@ def collate_packs(packs: Sequence[PackBatch]) -> PackBatch:
             ends = [one[1:] + start for one, start in zip(values, before, strict=True)]
             made[name] = torch.cat([values[0][:1], *ends])
         else:
-            made[name] = torch.cat(values)
+            made[name] = torch.cat([one.to(first[name].dtype) for one in values])
     return made
 
 
@@ -168,31 +172,20 @@ def packs_of(samples: Iterator[Any], pieces: PackRows, pack: Pack) -> Generator[
     """
     num_packs = int(pieces.packs[-1]) + 1 if len(pieces.packs) else 0
     stops = np.searchsorted(pieces.packs, np.arange(num_packs), side="right").tolist()
-    types = dict.fromkeys(pack.columns, np.dtype(pack.dtype or np.int64))
     for number, (start, stop) in enumerate(pairwise([0, *stops])):
         rows = part_of(pieces, slice(start, stop), number)
         documents = list(islice(samples, stop - start))
         missing = [place for place, document in enumerate(documents) if document is MISSING]
         spans = PackSpans.of(rows, 1, pack.capacity).without(missing)
-        yield batch_of(pack, {name: _filled(pack, name, documents, rows, types) for name in pack.columns}, spans)
+        made = batch_of(pack, {name: _filled(pack, name, documents, rows) for name in pack.columns}, spans)
+        yield BarePack(made) if len(missing) == len(documents) else made
 
 
-def _filled(
-    pack: Pack, name: str, documents: Sequence[Any], rows: PackRows, types: dict[str, np.dtype[Any]]
-) -> NDArray[Any]:
-    """The values of a column in one pack, of shape (1, capacity).
-
-    Args:
-        pack: What is asked for.
-        name: The column.
-        documents: Of the pack; some may be missing.
-        rows: What of them is in the pack.
-        types: Of the columns of the pack before, and then of this one: what a pack is of whose documents all miss.
-    """
-    parts: list[NDArray[Any] | None] = []
+def _filled(pack: Pack, name: str, documents: Sequence[Any], rows: PackRows) -> NDArray[Any]:
+    """The values of a column in one pack, of shape (1, capacity)."""
+    taken: dict[int, NDArray[Any]] = {}
     for place, document in enumerate(documents):
         if document is MISSING:
-            parts.append(None)
             continue
         begin, stop = int(rows.starts[place]), int(rows.starts[place] + rows.lengths[place])
         values = _values(pack, name, document)
@@ -201,15 +194,14 @@ def _filled(
                 f"a document has {len(values)} values in column {name!r}, and {stop} were to be packed (sample id "
                 f"{int(rows.ids[place])}); give pack.lengths= what tells how long transform= makes {pack.column!r}"
             )
-        parts.append(values[begin:stop])
-    found = [part.dtype for part in parts if part is not None]
-    dtype = types[name] = np.result_type(*found) if found else types[name]
+        taken[place] = values[begin:stop]
+    dtype = np.result_type(*taken.values()) if taken else np.dtype(pack.dtype or np.int64)
     lengths = rows.lengths.tolist()
-    whole = [
-        filling(pack, name, length, dtype) if part is None else part
-        for part, length in zip(parts, lengths, strict=True)
+    parts = [
+        taken[place] if place in taken else filling(pack, name, lengths[place], dtype)
+        for place in range(len(documents))
     ]
-    return np.concatenate([*whole, filling(pack, name, pack.capacity - sum(lengths), dtype)])[None]
+    return np.concatenate([*parts, filling(pack, name, pack.capacity - sum(lengths), dtype)])[None]
 
 
 def filling(pack: Pack, name: str, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:

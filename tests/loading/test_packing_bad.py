@@ -67,7 +67,7 @@ def test_a_place_is_filled_up_and_nothing_moves(
     assert len({one.key.position for one in found}) == len({number for number in read if number % BAD == 0})
 
 
-def test_a_pack_of_nothing_but_bad_documents_has_the_type_of_the_others(root: Path, tmp_path: Path) -> None:
+def test_packs_of_nothing_but_bad_documents(root: Path, tmp_path: Path) -> None:
     def fail_first(sample: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("none at all")
 
