@@ -9,7 +9,7 @@ documents are read in the order of their ids, so that only packing is measured, 
 a fresh process, into files:
 
     concat              documents cut every 8,192 tokens
-    best fit, numpy     windows of 4,096 documents, packs of 8,192 tokens
+    best fit            windows of 4,096 documents, packs of 8,192 tokens
     best fit, compiled  the same by numba, its import and compiling included
     budget              windows of 65,536 documents, groups of 65,536 padded tokens
 
@@ -50,7 +50,7 @@ _BEST_FIT = PackSettings(capacity=CAPACITY, window=WINDOW)
 _CONCAT = PackSettings(capacity=CAPACITY, method="concat")
 WAYS: dict[str, tuple[AnyPackSettings, bool]] = {
     "concat": (_CONCAT, False),
-    "best fit, numpy": (_BEST_FIT, False),
+    "best fit": (_BEST_FIT, False),
     "best fit, compiled": (_BEST_FIT, True),
     "budget": (BudgetSettings(tokens=1 << 16, longer="truncate"), False),
 }

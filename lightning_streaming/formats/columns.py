@@ -106,6 +106,8 @@ def read_columns(info: ShardInfo, directory: Path, names: Sequence[str]) -> dict
 class FlatColumn(NamedTuple):
     """A column of one-dimensional arrays, by where their values lie in the shard's file."""
 
+    data: memoryview
+    """The file, as long as its reader is open."""
     dtype: np.dtype[Any]
     starts: NDArray[np.int64]
     """Byte at which the values of each sample start."""
@@ -138,11 +140,11 @@ def flat_column(reader: MDSReader, info: ShardInfo, name: str, dtype: str | None
             raise EncodingError(
                 f"{info.raw_data.basename}, column {name!r}: sample {int(rest.argmax())} is not of whole {dtype} values"
             )
-        return FlatColumn(values, starts, counts)
+        return FlatColumn(data, values, starts, counts)
     if not isinstance(its_encoding, NdarrayEncoding):
         raise EncodingError(f"{info.raw_data.basename}, column {name!r} is {encodings[place]!r}, not of arrays")
     try:
-        return FlatColumn(*flat_layouts(its_encoding, np.frombuffer(data, np.uint8), starts, stops))
+        return FlatColumn(data, *flat_layouts(its_encoding, np.frombuffer(data, np.uint8), starts, stops))
     except EncodingError as error:
         raise EncodingError(f"{info.raw_data.basename}, column {name!r}: {error}") from error
 

@@ -112,19 +112,21 @@ class _Join:
         """The values of a column in some packs, of shape (packs, capacity)."""
         shards, indexes = window.shards[rows], window.indexes[rows]
         begins, counts = spans.rows.starts, spans.rows.lengths
-        parts, sources, places = list[Any](), np.empty(len(shards), np.int64), np.empty(len(shards), np.int64)
-        dtype = None
-        for ours in by_shard(shards):
+        parts, sources, places = list[memoryview](), np.empty(len(shards), np.int64), np.empty(len(shards), np.int64)
+        groups, dtype = list(by_shard(shards)), None
+        stay_open = all(int(shards[ours[0]]) in self._source.readers for ours in groups)
+        for ours in groups:
             shard = int(shards[ours[0]])
-            reader, column = self._column(shard, name)
+            column = self._column(shard, name)
             stops, are_ends = begins[ours] + counts[ours], spans.rows.are_ends[ours]
             self._check(shard, name, column, indexes[ours], stops, are_ends)
             size = column.dtype.itemsize
-            starts = column.starts[indexes[ours]] + begins[ours] * size
-            data, _ = reader.bytes_and_offsets()
-            # Copied at once: the next shard may take this one's room.
-            parts.append(memoryview(b"".join(_slices(data, starts, starts + counts[ours] * size))))
-            sources[ours], places[ours] = len(parts) - 1, np.cumsum(counts[ours]) - counts[ours]
+            starts, sizes = column.starts[indexes[ours]] + begins[ours] * size, counts[ours] * size
+            data = column.data
+            if not stay_open:  # the next shard may take this one's room
+                data, starts = memoryview(b"".join(_slices(data, starts, starts + sizes))), np.cumsum(sizes) - sizes
+            parts.append(data)
+            sources[ours], places[ours] = len(parts) - 1, starts
             if dtype not in (None, column.dtype):
                 raise SampleError(
                     f"column {name!r} is of {dtype} in one shard and of {column.dtype} in another; write all alike, or "
@@ -142,17 +144,17 @@ class _Join:
         spans: PackSpans,
         dtype: np.dtype[Any],
     ) -> NDArray[Any]:
-        """Documents in the order of packs, with what fills these up."""
+        """Documents in the order of packs, with what fills these up; ``found`` has the part and first byte of each."""
         sources, places = found
         longest = int(spans.lengths[spans.sources < 0].max(initial=0))
         parts = [*parts, bytes_of(filling(self._pack, name, longest, dtype))]
         is_document = spans.sources >= 0
         of = np.where(is_document, sources[spans.sources], len(parts) - 1)
-        starts = np.where(is_document, places[spans.sources], 0) * dtype.itemsize
+        starts = np.where(is_document, places[spans.sources], 0)
         pieces = map(cut, map(parts.__getitem__, of.tolist()), _bounds(starts, starts + spans.lengths * dtype.itemsize))
         return np.frombuffer(bytearray().join(pieces), dtype).reshape(spans.num_packs, spans.capacity)
 
-    def _column(self, shard: int, name: str) -> tuple[MDSReader, FlatColumn]:
+    def _column(self, shard: int, name: str) -> FlatColumn:
         reader = self._reading.reader(shard)
         assert isinstance(reader, MDSReader), "looked at before"
         known = self._columns.get((shard, name))
@@ -165,7 +167,7 @@ class _Join:
             held, readers = self._columns, self._source.readers
             self._columns = {of: one for of, one in held.items() if readers.get(of[0]) is one[0]}
             known = self._columns[shard, name] = reader, found
-        return known
+        return known[1]
 
     def _check(
         self,

@@ -267,6 +267,8 @@ class WorkerBatches(IterableDataset[BatchGroup]):
         if not places or not self.dataset._iterates_as_usual():
             return ""
         keys = of_pass.keys_of_batch(batch)
+        if isinstance(of_pass.pack, Pack):  # whose places are those of packs
+            return told_keys(keys)
         return told_keys([keys[place] for place in places])
 
     def _is_collated_here(self) -> bool:

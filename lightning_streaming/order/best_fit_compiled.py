@@ -1,7 +1,10 @@
-"""Best fit once more, one window after another, in code that numba compiles: the same packs as ``best_fit``, sooner.
+"""Best fit once more, in code that numba compiles: the same packs as ``best_fit``, sooner.
 
-What is compiled is :func:`fill_windows`, which is plain Python too. All its numbers are whole and signed, with 32 bits
-to a word, because numba makes a floating-point number of what is signed and what is not together.
+What is compiled is :func:`fill_windows`, which is plain Python too. For each window it is known which rooms there are,
+one bit for each; which words of these bits have any, in words of their own; and so on up to a single word. So the least
+room that is enough takes a step or two for each level. The packs of a room are a chain, the last to come first. Packs
+that are not begun yet are those with all room, lowest number first. All numbers are whole and signed, with 32 bits to a
+word, because numba makes a floating-point number of what is signed and what is not together.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import MissingDependencyError
 
 Fill = Callable[[NDArray[np.int32], int], NDArray[np.uint16]]
-"""What ``best_fit.fill_in_step`` is."""
+"""What ``best_fit.fill_windows_plainly`` is."""
 _WORD_BITS = 5
 _POWERS_APART = 37
 """The powers of two below 2**32 leave different rests when divided by it: so the rest tells which power it is."""
@@ -41,14 +44,13 @@ def compiled_fill() -> Fill:
         import numba
     except ImportError as error:
         raise MissingDependencyError(
-            f"to plan packs in compiled code needs numba ({error}); install lightning-streaming[pack], or leave it to "
-            "numpy"
+            f"to plan packs in compiled code needs numba ({error}); install lightning-streaming[pack], or leave it out"
         ) from error
     return filled_by(numba.njit(_SIGNATURE, nogil=True)(fill_windows))
 
 
 def filled_by(filling: Callable[..., None]) -> Fill:
-    """The same as ``best_fit.fill_in_step``, by :func:`fill_windows` or what was compiled of it."""
+    """The same as ``best_fit.fill_windows_plainly``, by :func:`fill_windows` or what was compiled of it."""
 
     def fill(lengths: NDArray[np.int32], capacity: int) -> NDArray[np.uint16]:
         packs = np.zeros(lengths.shape, np.uint16)

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, FormatError, MissingDependencyError
-from lightning_streaming.order.best_fit import fill_in_step
+from lightning_streaming.order.best_fit import fill_windows_plainly
 from lightning_streaming.order.best_fit_compiled import Fill, compiled_fill, has_compiler
 from lightning_streaming.order.packing import AnyPackSettings, BudgetSettings
 from lightning_streaming.order.windows import WindowPacker
@@ -46,9 +46,7 @@ _WINDOWED = {
     "totals": np.int64,
 }
 _CHUNK = 1 << 19
-"""Documents planned together in compiled code: some 100 bytes for each are needed meanwhile."""
-_CHUNK_IN_STEP = 1 << 21
-"""The same with numpy, to which more windows in step are worth more."""
+"""Documents planned together: some 100 bytes for each are needed meanwhile."""
 _WORTH_COMPILING = 1 << 23
 """Documents from which on compiling takes less than it saves: with the import of numba, it takes some 2.5 seconds."""
 _THREADS = 2
@@ -210,11 +208,9 @@ def plan_packs(
     if is_concat(settings):
         _plan_concat(documents, settings.capacity, at_once or _CHUNK, arrays, progress)
     else:
-        is_budget = isinstance(settings, BudgetSettings)
-        fill: Fill = fill_in_step if is_budget else _chosen_fill(num_positions, compiled)
-        chunk = at_once or (_CHUNK_IN_STEP if fill is fill_in_step and not is_budget else _CHUNK)
-        packer = WindowPacker(settings, seed, epoch, fill)
-        _plan_windows(documents, packer, max(chunk // settings.window, 1), threads, arrays, progress)
+        fill = fill_windows_plainly if isinstance(settings, BudgetSettings) else _chosen_fill(num_positions, compiled)
+        windows = max((at_once or _CHUNK) // settings.window, 1)
+        _plan_windows(documents, WindowPacker(settings, seed, epoch, fill), windows, threads, arrays, progress)
     return PackPlan.of_arrays(settings, arrays.arrays())
 
 
@@ -226,8 +222,8 @@ def _chosen_fill(num_positions: int, compiled: bool | None) -> Fill:
             if compiled:
                 raise
             # An installed numba may not go with this numpy; the packs are the same without it.
-            _log.warning("packs are planned by numpy, which takes longer: %s", error)
-    return fill_in_step
+            _log.warning("packs are planned without it, which takes longer: %s", error)
+    return fill_windows_plainly
 
 
 @dataclass(frozen=True, slots=True)

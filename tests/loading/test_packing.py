@@ -248,6 +248,17 @@ def test_a_collate_function_gets_packs(root: Path) -> None:
     assert {count for count, _ in sizes[:-1]} == {3}
 
 
+def test_what_a_collate_function_says_is_told_with_all_documents(root: Path) -> None:
+    def collate(given: list[dict[str, Any]]) -> None:
+        raise ValueError("no such batch")
+
+    keys = next(iter(loader(root, batch_size=2, shuffle=False, more={"with_keys": True}))).keys
+    assert len(keys) > 2
+    names = [f'"index": {key.index}' for key in keys]
+    with raises(SampleError, "no such batch", *names):
+        list(loader(root, batch_size=2, shuffle=False, more={"collate_fn": collate}))
+
+
 def test_plain_iteration_gives_packs(root: Path) -> None:
     at = loader(root, batch_size=1)
     dataset = StreamingDataset(

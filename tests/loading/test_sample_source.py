@@ -278,6 +278,9 @@ def test_shards_may_be_closed_between_the_samples_of_a_pass(tmp_path: Path) -> N
 def test_a_pass_marks_what_it_needs_no_more(tmp_path: Path) -> None:
     root, cache = write_dataset(tmp_path / "data", 60), tmp_path / "cache"
     dataset = make_dataset(root, local=str(cache), cache_limit=10**6, shuffle=False)
+    # Fetched before: of a shard so small, whoever fetches it may hold its lock for longer than it takes to read it.
+    assert [dataset[index]["id"] for index in range(60)] == list(range(60))
+    assert not any(path.stat().st_atime_ns < FINISHED_BEFORE for path in cache.glob("shard.*"))
     assert len(list(dataset)) == 60
     finished = [path.stat().st_atime_ns < FINISHED_BEFORE for path in sorted(cache.glob("shard.*"))]
     assert finished == sorted(finished, reverse=True)  # in order of reading; and the last two batches end nothing

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, FormatError, SampleIndexError
-from lightning_streaming.order.best_fit import fill_in_step
+from lightning_streaming.order.best_fit import fill_windows_plainly
 from lightning_streaming.order.best_fit_compiled import compiled_fill, fill_windows, filled_by
 from lightning_streaming.order.length_groups import grouped
 from lightning_streaming.order.pack_plan import PackPlan, plan_packs
@@ -316,10 +316,10 @@ rooms_and_lengths = st.sampled_from([1, 40, 63, 64, 300, 5000, 300_000]).flatmap
 
 @given(case=rooms_and_lengths)
 @settings(max_examples=50)
-def test_filling_in_step_is_filling_one_by_one(case: tuple[int, list[list[int]]]) -> None:
+def test_filling_by_lists_is_filling_by_bits(case: tuple[int, list[list[int]]]) -> None:
     capacity, windows = case
     lengths = np.asarray(windows, np.int32)
-    assert_same_packs(lengths, fill_in_step(lengths, capacity), filled_by(fill_windows)(lengths, capacity))
+    assert_same_packs(lengths, fill_windows_plainly(lengths, capacity), filled_by(fill_windows)(lengths, capacity))
 
 
 def assert_same_packs(lengths: NDArray[np.int32], one: NDArray[np.uint16], other: NDArray[np.uint16]) -> None:
@@ -333,7 +333,7 @@ def test_compiled_and_plain_packs_are_the_same() -> None:
     @given(case=rooms_and_lengths)
     def check(case: tuple[int, list[list[int]]]) -> None:
         lengths = np.asarray(case[1], np.int32)
-        assert_same_packs(lengths, fill_in_step(lengths, case[0]), fill(lengths, case[0]))
+        assert_same_packs(lengths, fill_windows_plainly(lengths, case[0]), fill(lengths, case[0]))
 
     check()
     # All places of the largest window, in as many packs.
