@@ -16,9 +16,9 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import cycle, islice
 from multiprocessing import resource_tracker
@@ -42,7 +42,7 @@ from lightning_streaming.loading.pack_values import collate_packs
 from lightning_streaming.loading.packed_batches import read_group_tables, read_pack_tables
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.reading import WorkerPass
-from lightning_streaming.loading.sample_key import Replacement
+from lightning_streaming.loading.sample_key import Replacement, SampleKey
 from lightning_streaming.loading.shared_memory import BatchMessage, BatchSender, BatchSlots, shared
 from lightning_streaming.loading.state import PassStart
 from lightning_streaming.loading.transform import kind_of, rng_of_worker, seed_global_generators, told_keys
@@ -269,7 +269,8 @@ class WorkerBatches(IterableDataset[BatchGroup]):
         keys = of_pass.keys_of_batch(batch)
         if isinstance(of_pass.pack, Pack):  # whose places are those of packs
             return told_keys(keys)
-        return told_keys([keys[place] for place in places])
+        replaced = {} if of_pass.bad is None else {one.position: one for one in of_pass.bad.take_replacements()}
+        return told_keys([_delivered(keys[place], replaced) for place in places])
 
     def _is_collated_here(self) -> bool:
         """Whether nobody is to see samples before they are collated as ever."""
@@ -306,6 +307,12 @@ class WorkerBatches(IterableDataset[BatchGroup]):
         return lambda samples: collated(chosen, samples)
 
 
+def _delivered(key: SampleKey, replaced: Mapping[int, Replacement]) -> SampleKey:
+    """The key of what was read where a sample was planned."""
+    other = replaced.get(key.position)
+    return key if other is None else replace(key, shard=other.shard, index=other.sample)
+
+
 def _collated_group(collate: Collate, group: Sequence[Any]) -> Any:
     """The batch that a user's function makes of a group, of the documents that could be made.
 
@@ -313,13 +320,16 @@ def _collated_group(collate: Collate, group: Sequence[Any]) -> Any:
         BadSamplesError: None could.
         CollateError: The function failed.
     """
-    there = [document for document in group if document is not MISSING]
+    there = [place for place, document in enumerate(group) if document is not MISSING]
     if not there:
         raise BadSamplesError(
             f"all {len(group)} documents of a group are bad, so there is nothing for collate_fn to make a batch of; "
             "mend the data or the transform, or leave such documents out with `lightning-streaming select --not`"
         )
-    return collated(collate, there)
+    try:
+        return collated(collate, [group[place] for place in there])
+    except CollateError as error:
+        raise CollateError(str(error), [there[place] for place in error.places]) from error.__cause__
 
 
 class _WorkerError(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 from collections import Counter
@@ -428,3 +429,24 @@ def test_nothing_else_is_fetched_under_a_limit(http_store: HttpStore, tmp_path: 
     asked = Counter(name for name in http_store.requests() if name.startswith("shard."))
     assert set(asked.values()) == {1}
     assert len(asked) == len(SIZES)
+
+
+def _no_batch(samples: list[dict[str, Any]]) -> Any:
+    if len(samples) == 4:
+        raise ValueError([one["id"] for one in samples])
+    return samples
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_of_a_collate_function_names_what_it_was_given(root: Path, tmp_path: Path, workers: int) -> None:
+    options = {"collate_fn": _no_batch}
+    with (
+        closing(replacing_loader(root, tmp_path, workers=workers, shuffle=False, loader=options)) as loader,
+        pytest.raises(SampleError) as caught,
+    ):
+        list(loader)
+    keys = [json.loads(line) for line in str(caught.value).splitlines() if line.strip().startswith("{")]
+    given = [int(loader.restore_sample(key)["id"]) for key in keys]
+    assert f"ValueError: {given}" in str(caught.value)
+    assert given[:3] == [0, 1, 2]
+    assert given[3] in (0, 1, 2, 4)
