@@ -8,6 +8,7 @@ from lightning_streaming import errors, replaced_names
 
 if TYPE_CHECKING:
     from lightning_streaming.formats.encodings import register_encoding, registered_encodings
+    from lightning_streaming.loading.bad_log import BadSample, read_bad_samples
     from lightning_streaming.loading.dataloader import StreamingDataLoader
     from lightning_streaming.loading.dataset import StreamingDataset
     from lightning_streaming.loading.following import read_appended
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BadSample",
     "Budget",
     "CSVWriter",
     "JSONWriter",
@@ -68,6 +70,7 @@ __all__ = [
     "merge_under",
     "plan_parts",
     "read_appended",
+    "read_bad_samples",
     "read_sample_log",
     "register_encoding",
     "registered_encodings",
@@ -79,6 +82,7 @@ __all__ = [
 
 # Found when first asked for: a tool or a writer has no use for torch, and a worker process none for lightning.
 _MODULE_OF = {
+    "BadSample": "loading.bad_log",
     "Budget": "loading.pack_options",
     "CSVWriter": "writing.writers",
     "JSONWriter": "writing.writers",
@@ -111,6 +115,7 @@ _MODULE_OF = {
     "merge_under": "writing.merge",
     "plan_parts": "writing.parts",
     "read_appended": "loading.following",
+    "read_bad_samples": "loading.bad_log",
     "read_sample_log": "loading.sample_log",
     "register_encoding": "formats.encodings",
     "registered_encodings": "formats.encodings",

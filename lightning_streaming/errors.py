@@ -17,6 +17,7 @@
     │   ├── DiskFullError                              no room for what was fetched
     │   └── IntegrityError                             what arrived is not what the index promises
     ├── SampleError (RuntimeError)                 a transform, dataset or collate function that failed on samples
+    │   └── BadSamplesError                            more samples that cannot be read than may be replaced
     ├── PartError (RuntimeError)                   a part of a dataset could not be written
     ├── LockTimeoutError (TimeoutError)            another process held a lock for too long
     └── StateError (ValueError)                    a saved position that cannot be used
@@ -95,6 +96,10 @@ class IntegrityError(StorageError):
 
 class SampleError(StreamingError, RuntimeError):
     """Code of the user's own, or torch's default collate, that failed on some samples; names them."""
+
+
+class BadSamplesError(SampleError):
+    """More samples that cannot be read than may be replaced, or one that none of its shard can replace."""
 
 
 class PartError(StreamingError, RuntimeError):

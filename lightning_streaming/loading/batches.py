@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from numbers import Number
 from typing import Any, NamedTuple
 
@@ -21,12 +22,11 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
-from lightning_streaming.errors import FormatError, StreamingError
+from lightning_streaming.errors import StreamingError
 from lightning_streaming.formats.mds import MDSReader
 from lightning_streaming.formats.mds_samples import PlainRows
 from lightning_streaming.formats.shard import ShardReader
-from lightning_streaming.loading.reading import Reading, WorkerPass, by_shard
-from lightning_streaming.loading.sample_source import SampleSource
+from lightning_streaming.loading.reading import Reading, WorkerPass, by_shard, decoded
 
 _MOST_BYTES = 1 << 20
 """Of the samples gathered at a time, unless one batch has more: what a core's own cache holds."""
@@ -70,24 +70,25 @@ def read_tables(of_pass: WorkerPass, *, drop_last: bool, one_by_one: bool) -> Ge
         StorageError: A shard of the next batch could not be fetched.
     """
     with of_pass.begun() as reading:
-        gather, batch_size = _Gather(of_pass.source, reading), reading.batch_size
+        gather, batch_size, bad = _Gather(of_pass, reading), reading.batch_size, of_pass.bad
         batches, fewest_samples = 1, batch_size if drop_last else 1
         for window in reading.windows():
-            shards, indexes = window.shards, window.indexes
+            shards, indexes, positions = window.shards, window.indexes, window.positions
             while len(shards) >= fewest_samples:
                 # Only what is left at the end fills no batch, and is read alone.
                 samples = min(batches, len(shards) // batch_size) * batch_size or len(shards)
                 reading.about_to_read(samples // batch_size - 1)
-                rows = gather.rows(shards[:samples], indexes[:samples])
+                are_known = bad is not None and bad.are_known(positions[:samples])
+                rows = None if are_known else gather.rows(shards[:samples], indexes[:samples])
                 if rows is None:
                     samples, batches = min(batch_size, samples), 1
-                    made: Batches = [gather.collated(shards[:samples], indexes[:samples])]
+                    made: Batches = [gather.collated(positions[:samples], shards[:samples], indexes[:samples])]
                 else:
                     samples, made = len(rows.data), _table(rows, batch_size)
                     most = 1 if one_by_one else _MOST_BYTES // (batch_size * rows.data.itemsize)
                     batches = max(1, min(2 * batches, most))
                 _let_go(reading, shards[:samples])
-                shards, indexes = shards[samples:], indexes[samples:]
+                shards, indexes, positions = shards[samples:], indexes[samples:], positions[samples:]
                 yield made
 
 
@@ -101,8 +102,8 @@ class _Rows(NamedTuple):
 class _Gather:
     """Brings samples together from their shards."""
 
-    def __init__(self, source: SampleSource, reading: Reading) -> None:
-        self._source = source
+    def __init__(self, of_pass: WorkerPass, reading: Reading) -> None:
+        self._of_pass = of_pass
         self._reading = reading
         self._failed: dict[int, StreamingError] = {}
         self._between = np.empty(0, np.void)
@@ -135,20 +136,24 @@ class _Gather:
         assert plain is not None, "there is a sample"
         return _Rows(data, plain) if plain.are(data) else None
 
-    def collated(self, shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> Any:
+    def collated(self, positions: NDArray[np.int64], shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> Any:
         """A batch of samples decoded one by one.
 
         Raises:
             FormatError: One of them is damaged; names the stream and the shard.
             CollateError: They are not of the same shape.
         """
-        samples: list[Any] = []
-        for shard, index in zip(shards.tolist(), indexes.tolist(), strict=True):
-            reader = self._reader(shard)
+        samples, bad = list[Any](), self._of_pass.bad
+        one = partial(decoded, self._of_pass, self._reading)
+        for position, shard, index in zip(positions.tolist(), shards.tolist(), indexes.tolist(), strict=True):
+            self._reader(shard)
+            row = position, shard, index, 0
             try:
-                samples.append(reader[index])
-            except FormatError as error:
-                raise self._source.named(error, shard) from error
+                if bad is not None:
+                    bad.refuse_known(position, shard, index)
+                samples.append(one(row))
+            except StreamingError as error:
+                samples.append(self._of_pass.instead(row, error, one))
         return collated(default_collate, samples)
 
     def _reader(self, shard: int) -> ShardReader:

@@ -18,15 +18,17 @@ from torch.utils.data import default_collate
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading import workers
+from lightning_streaming.loading.bad_samples import BadTally
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.dataset_options import check_batch_of_budget, describe
-from lightning_streaming.loading.measures import LoaderStatistics, StatisticsCollector
+from lightning_streaming.loading.measures import BatchMeasures, LoaderStatistics, StatisticsCollector
 from lightning_streaming.loading.other_trainers import AcceleratedLoader, AcceleratedPass
 from lightning_streaming.loading.pack_options import Budget
 from lightning_streaming.loading.passes import drawn_sequence, passes_of
 from lightning_streaming.loading.run import OnChange, Run
 from lightning_streaming.loading.sample_key import (
     KeyedBatch,
+    Replacement,
     SampleKey,
     SampleKeys,
     add_valid,
@@ -43,6 +45,7 @@ _MOST_UNCLAIMED = 1024
 """Batches whose ends are remembered for :meth:`StreamingDataLoader.claim`, should nobody claim them."""
 _AT_ONCE = 1024
 """Batches whose ends are worked out together: a step should wait for no arithmetic."""
+_READ, _BAD = BatchMeasures._fields.index("samples"), BatchMeasures._fields.index("bad_samples")
 _SETTINGS = (
     "batch_size",
     "repeat_epoch",
@@ -278,13 +281,14 @@ class StreamingDataLoader(AcceleratedLoader):
             channel = self._new_channel(start)
         progress.channel = channel if self.persistent_workers else None
         channel.pass_start.assign(start)
-        groups = workers.start_iterator(self, self._worker_batches(channel))
-        return _UnderWay(start, groups, workers.in_order(groups, channel, self.num_workers))
+        groups, replaced = workers.start_iterator(self, self._worker_batches(channel)), dict[int, Replacement]()
+        batches = workers.in_order(groups, channel, self.num_workers, replaced)
+        return _UnderWay(start, groups, batches, replaced, passes_of(self.dataset).bad_tally(start))
 
     def _without_samples(self, start: PassStart) -> _UnderWay:
         """A pass of a rank that reads no samples: as many batches as on the others, without workers."""
         batches = passes_of(self.dataset).run.epoch_of(start).partition.num_batches(self.drop_last)
-        return _UnderWay(start, None, (({}, self._tally.nothing()) for _ in range(batches)))
+        return _UnderWay(start, None, (({}, self._tally.nothing()) for _ in range(batches)), {}, None)
 
     def _end_workers(self, batches: Iterator[Any] | None) -> None:
         """End the workers behind torch's iterator of a pass, persistent ones too."""
@@ -361,6 +365,8 @@ class LoaderPass(Iterator[Any]):
         asked = perf_counter_ns()
         try:
             made = next(under_way.batches, None)
+            if made is not None and under_way.bad is not None:
+                under_way.bad.add(made[1].item(_READ), made[1].item(_BAD))
         except BaseException:
             self._loader._end_workers(under_way.groups)
             raise
@@ -370,7 +376,7 @@ class LoaderPass(Iterator[Any]):
             raise _at_end(made, end)
         batch, measures = made
         if self._with_valid or self._with_keys:
-            batch = self._labelled(batch, next(self._keys))
+            batch = self._labelled(batch, next(self._keys).delivered(under_way.replaced))
         self._loader._hand_out(under_way.start, end, measures, waited)
         self._under_way = under_way
         return batch
@@ -404,6 +410,10 @@ class _UnderWay(NamedTuple):
     groups: Iterator[workers.BatchGroup] | None
     """torch's iterator; None for a rank that reads no samples."""
     batches: Iterator[workers.Measured]
+    replaced: dict[int, Replacement]
+    """Samples that are in the places of others, by position."""
+    bad: BadTally | None
+    """Counts those; None where a bad sample is an error."""
 
 
 def _at_end(made: workers.Measured | None, end: Cursor | None) -> Exception:

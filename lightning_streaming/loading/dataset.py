@@ -15,7 +15,7 @@ from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.dataset_options import DatasetOptions
 from lightning_streaming.loading.other_trainers import AcceleratedDataset
-from lightning_streaming.loading.passes import CurrentRun, Passes
+from lightning_streaming.loading.passes import CurrentRun, Passes, PassSettings
 from lightning_streaming.loading.reading import WorkerPass, WorkerSamples
 from lightning_streaming.loading.reference_names import ReferenceNames, told
 from lightning_streaming.loading.run import OnChange
@@ -85,7 +85,8 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
             followed=frozenset(place for place, one in enumerate(named.values()) if one.is_followed(defaults)),
         )
         run, watched = CurrentRun(asked, source), WatchSettings(options.sample_log, options.watchdog_seconds)
-        self._passes = Passes(run, source, misses, options.predownload, watched)
+        read = PassSettings(options.predownload, watched, options.bad_samples())
+        self._passes = Passes(run, source, misses, read)
         self.streams = DatasetStreams(named, defaults, run, source)
         self._described = options.described(named)
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.bad_options import BadSampleOptions
 from lightning_streaming.loading.join_options import Join, named_joins
 from lightning_streaming.loading.pack_options import Budget, Pack, Packing, parse_packing
 from lightning_streaming.loading.phase_options import Phase, check_all_streams_are_read, listed_phases, settled_phases
@@ -25,7 +26,7 @@ from lightning_streaming.storage import StorageOptions, mask_url
 from lightning_streaming.units import check_at_least, parse_bytes, parse_count
 from lightning_streaming.world import World
 
-_Part = TypeVar("_Part", OrderSettings, StreamDefaults)
+_Part = TypeVar("_Part", OrderSettings, StreamDefaults, BadSampleOptions)
 
 _NOT_SHOWN = {"remote", "local", "storage_options", "select", "join", "world", "stream_name", "stream_config"}
 """What the streams say, may be secret, or belongs to the machines."""
@@ -67,7 +68,7 @@ class StreamOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
+class DataOptions(OrderSettings, BadSampleOptions, StreamDefaults, StreamOptions):
     """Which data is read, in which order, and what of it is kept: all that a configuration can say.
 
     Args:
@@ -105,7 +106,8 @@ class DataOptions(OrderSettings, StreamDefaults, StreamOptions):
     watchdog_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        OrderSettings.__post_init__(self)
+        BadSampleOptions.__post_init__(self)
         check_at_least("predownload", self.predownload, 1)
         check_at_least("replication", self.replication, 1)
         parse_batch_ranges(self.skip, "skip")
@@ -219,6 +221,10 @@ class DatasetOptions(DataOptions):
         """What streams use that do not say."""
         return self._part(StreamDefaults)
 
+    def bad_samples(self) -> BadSampleOptions:
+        """What becomes of samples that cannot be read."""
+        return self._part(BadSampleOptions)
+
     def named_streams(self) -> dict[str, Stream]:
         """The streams by name, however they were given.
 
@@ -242,6 +248,7 @@ class DatasetOptions(DataOptions):
             "epoch_size": self.samples_per_epoch(),
             "cache_limit": self.cache_bytes(),
             "sample_log": None if self.sample_log is None else os.fspath(self.sample_log),
+            "bad_log": None if self.bad_log is None else os.fspath(self.bad_log),
             "streams": {name: _describe_stream(stream) for name, stream in streams.items()},
             "phases": [vars(one) for one in listed_phases(self.phases) or ()] or None,
         }

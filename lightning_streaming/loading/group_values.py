@@ -21,6 +21,7 @@ from lightning_streaming.loading.pack_values import (
     PackSpans,
     documents_of,
     filling,
+    missing_of,
     taken_of,
     typed,
     typed_columns,
@@ -30,7 +31,7 @@ from lightning_streaming.order.packs import PackRows
 
 
 class Group(list[Any]):
-    """The samples of a group.
+    """The samples of a group; those that could not be made are missing.
 
     Args:
         samples: One for each row.
@@ -54,8 +55,7 @@ def groups_of(samples: Iterator[Any], pieces: PackRows, budget: Budget) -> Gener
         SampleError: A document that is to be cut does not have the columns to cut.
     """
     for rows, documents in documents_of(samples, pieces):
-        cut = np.flatnonzero(~rows.are_ends).tolist()
-        for place in cut:
+        for place in {*np.flatnonzero(~rows.are_ends).tolist()} - {*missing_of(documents)}:
             documents[place] = _shortened(budget, documents[place], int(rows.lengths[place]))
         yield Group(documents, rows)
 
@@ -78,7 +78,7 @@ def padded(budget: Budget, group: Group) -> PackBatch:
     Raises:
         SampleError: A document is not as it was said to be.
     """
-    spans = spans_of(group.rows)
+    spans = spans_of(group.rows).without(missing_of(group))
     return batch_of_group(budget, {name: _filled(budget, name, group, spans) for name in budget.columns}, spans)
 
 
@@ -90,12 +90,14 @@ def batch_of_group(budget: Budget, columns: Mapping[str, NDArray[Any]], spans: P
         columns: Values by column, each of shape (documents, longest), in memory that is not used otherwise.
         spans: Where documents lie in them.
     """
-    lengths = torch.from_numpy(spans.rows.lengths.astype(np.int64))
-    return {**typed_columns(budget, columns, spans), "lengths": lengths}
+    are_there = spans.sources >= 0
+    lengths = np.bincount(spans.packs[are_there], spans.lengths[are_there], spans.num_packs).astype(np.int64)
+    return {**typed_columns(budget, columns, spans), "lengths": torch.from_numpy(lengths)}
 
 
 def _filled(budget: Budget, name: str, group: Group, spans: PackSpans) -> NDArray[Any]:
     values = typed(budget, np.concatenate(taken_of(budget, name, group, spans.rows)))
     filled = filling(budget, name, spans.num_packs * spans.capacity, values.dtype)
-    filled[~spans.are_padding().reshape(-1)] = values
+    are_there = np.repeat(~np.isin(np.arange(len(group)), missing_of(group)), spans.rows.lengths)
+    filled[~spans.are_padding().reshape(-1)] = values[are_there]
     return filled.reshape(spans.num_packs, spans.capacity)

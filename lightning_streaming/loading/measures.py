@@ -67,6 +67,8 @@ class LoaderStatistics:
     """Bytes that were fetched of the other shards, compressed where they are stored so."""
     shards_open: int = 0
     """Shards that this rank's workers have mapped now."""
+    bad_samples: int = 0
+    """Samples that could not be read: others of their shards were, or their places in packs filled up."""
 
     def __add__(self, later: LoaderStatistics) -> LoaderStatistics:
         """Both together; what is open now is as ``later`` has it."""
@@ -143,6 +145,8 @@ class BatchMeasures(NamedTuple):
     """Of those, how many were on this node when this process first wanted them."""
     fetched_bytes: int = 0
     """Bytes that this process fetched of the others, or had fetched ahead."""
+    bad_samples: int = 0
+    """Samples that could not be read."""
     shards_open: int = 0
     """Shards that are mapped now."""
 
@@ -218,6 +222,10 @@ class BatchMeter:
         self._took["shards_opened"] += 1
         self._took["cache_hits"] += not missed
         self._took["fetched_bytes"] += sum(miss.fetched_bytes for miss in missed)
+
+    def found_bad(self) -> None:
+        """Note that a sample cannot be read."""
+        self._took["bad_samples"] += 1
 
     def end_batches(self, batches: int) -> NDArray[np.int64]:
         """Note that some batches are made, which were made as one.
@@ -314,6 +322,7 @@ class StatisticsCollector:
             cache_hits=sums.cache_hits,
             fetched_bytes=sums.fetched_bytes,
             shards_open=sum(self._open_in_worker.values()),
+            bad_samples=sums.bad_samples,
         )
 
     def _add_up(self) -> None:

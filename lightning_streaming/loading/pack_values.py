@@ -10,7 +10,7 @@ cu_seqlens      0 5 8 10 12
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import islice, pairwise, repeat
 from operator import getitem
 from typing import Any, cast
@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import SampleError
+from lightning_streaming.loading.bad_samples import MISSING
 from lightning_streaming.loading.pack_options import Pack, Packing, fits
 from lightning_streaming.order.packs import PackRows
 
@@ -86,6 +87,12 @@ class PackSpans:
         """Where each span ends, counted over all packs, from 0 on; of shape (spans + 1,)."""
         return np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
 
+    def without(self, rows: Sequence[int]) -> PackSpans:
+        """The same with some of the rows filled up, as if no document were there."""
+        if not rows:
+            return self
+        return replace(self, sources=np.where(np.isin(self.sources, rows), -1, self.sources))
+
     def are_padding(self) -> NDArray[np.bool_]:
         """Of each token whether it fills a pack up; (packs, capacity)."""
         return np.repeat(self.sources < 0, self.lengths).reshape(self.num_packs, self.capacity)
@@ -143,9 +150,13 @@ def typed(pack: Packing, values: NDArray[Any]) -> NDArray[Any]:
     return values.astype(pack.wanted(values.dtype), copy=False)
 
 
+class BarePack(dict[str, Any]):
+    """A pack of which all documents are missing, so that nobody knows of which types their values would be."""
+
+
 def collate_packs(packs: Sequence[PackBatch]) -> PackBatch:
     """Batches of packs as one: what stands beside the batch dimension is put together, and ends count on."""
-    first, made = packs[0], PackBatch()
+    first, made = next((one for one in packs if not isinstance(one, BarePack)), packs[0]), PackBatch()
     for name in first:
         values = [one[name] for one in packs]
         if name == "max_seqlen":
@@ -155,7 +166,7 @@ def collate_packs(packs: Sequence[PackBatch]) -> PackBatch:
             ends = [one[1:] + start for one, start in zip(values, before, strict=True)]
             made[name] = torch.cat([values[0][:1], *ends])
         else:
-            made[name] = torch.cat(values)
+            made[name] = torch.cat([one.to(first[name].dtype) for one in values])
     return made
 
 
@@ -177,8 +188,10 @@ def packs_of(samples: Iterator[Any], pieces: PackRows, pack: Pack) -> Generator[
         SampleError: A document is not as it was said to be.
     """
     for rows, documents in documents_of(samples, pieces):
-        spans = PackSpans.of(rows, 1, pack.capacity)
-        yield batch_of(pack, {name: _filled(pack, name, documents, rows) for name in pack.columns}, spans)
+        missing = missing_of(documents)
+        spans = PackSpans.of(rows, 1, pack.capacity).without(missing)
+        made = batch_of(pack, {name: _filled(pack, name, documents, rows) for name in pack.columns}, spans)
+        yield BarePack(made) if len(missing) == len(documents) else made
 
 
 def documents_of(samples: Iterator[Any], pieces: PackRows) -> Iterator[tuple[PackRows, list[Any]]]:
@@ -198,11 +211,16 @@ def _filled(pack: Pack, name: str, documents: Sequence[Any], rows: PackRows) -> 
 def taken_of(pack: Packing, name: str, documents: Sequence[Any], rows: PackRows) -> list[NDArray[Any]]:
     """What rows take of a column of their documents.
 
+    Returns:
+        Of each row an array; where a document is missing, of what fills it up.
+
     Raises:
         SampleError: A document is not as it was said to be.
     """
-    taken = []
+    taken: dict[int, NDArray[Any]] = {}
     for place, document in enumerate(documents):
+        if document is MISSING:
+            continue
         begin, stop = int(rows.starts[place]), int(rows.starts[place] + rows.lengths[place])
         values = values_of(pack, name, document)
         if len(values) < stop or (rows.are_ends[place] and len(values) > stop):
@@ -211,8 +229,18 @@ def taken_of(pack: Packing, name: str, documents: Sequence[Any], rows: PackRows)
                 f"{expected(stop, bool(rows.are_ends[place]))} (sample id {int(rows.ids[place])}); give "
                 f"{pack.option}.lengths= what tells how long transform= makes {pack.column!r}"
             )
-        taken.append(values[begin:stop])
-    return taken
+        taken[place] = values[begin:stop]
+    dtype = np.result_type(*taken.values()) if taken else np.dtype(pack.dtype or np.int64)
+    lengths = rows.lengths.tolist()
+    return [
+        taken[place] if place in taken else filling(pack, name, lengths[place], dtype)
+        for place in range(len(documents))
+    ]
+
+
+def missing_of(documents: Sequence[Any]) -> list[int]:
+    """Which of the documents could not be made."""
+    return [place for place, document in enumerate(documents) if document is MISSING]
 
 
 def expected(stop: int, is_end: bool) -> str:

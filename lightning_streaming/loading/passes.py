@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 from lightning_streaming.cache.index_cache import IndexCache
 from lightning_streaming.cache.shard_cache import Misses
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.bad_options import BadSampleOptions
+from lightning_streaming.loading.bad_samples import BadSamples, BadTally
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.growth import NO_GROWTH, Growth, growth_since
 from lightning_streaming.loading.measures import BatchMeter
@@ -286,6 +288,17 @@ def drawn_sequence(epoch: Epoch, will_follow: Callable[[Shuffled], None] = lambd
     return epoch.order.of_epoch(number).drawn(epoch.composed, number, shared_order, will_follow)
 
 
+class PassSettings(NamedTuple):
+    """How passes are read."""
+
+    predownload: int | None
+    """Samples ahead of each worker for which shards are fetched; None for a number that suits."""
+    watched: WatchSettings
+    """Who is told of each sample."""
+    bad: BadSampleOptions
+    """What becomes of samples that cannot be read."""
+
+
 class Passes:
     """The passes over one dataset, in one process after another.
 
@@ -293,8 +306,7 @@ class Passes:
         run: The run that they are of.
         source: The samples.
         misses: Where each stream's cache notes what was not there, by stream name.
-        predownload: Samples ahead of each worker for which shards are fetched.
-        watched: Who is told of each sample.
+        settings: How they are read.
     """
 
     def __init__(
@@ -302,14 +314,12 @@ class Passes:
         run: CurrentRun,
         source: SampleSource,
         misses: Mapping[str, Misses],
-        predownload: int | None,
-        watched: WatchSettings,
+        settings: PassSettings,
     ) -> None:
         self.run = run
         self._source = source
         self._misses = dict(misses)
-        self._predownload = predownload
-        self._watched = watched
+        self._settings = settings
         self._next = Cursor(0, 0)
         self._counter = PassCounter()
         self._latest: PassStart | None = None
@@ -374,7 +384,7 @@ class Passes:
             return
         self._told.add("unsuited")
         catalog = self._source.catalog
-        ahead = self._predownload if self._source.is_remote else None
+        ahead = self._settings.predownload if self._source.is_remote else None
         for sentence in _unsuited(self.run.settings, start, catalog, self.run.weights.epoch_size, ahead):
             _log.warning("streams %s: %s", ", ".join(catalog.stream_names[:3]), sentence)
 
@@ -416,17 +426,30 @@ class Passes:
                 num_workers=num_workers,
             )
 
+        meter = BatchMeter(self._misses, is_read=is_measured)
         return WorkerPass(
             make_partition=make_partition,
             source=source,
             making=making_of(start.shuffle_seed, start.cursor.epoch),
             key=lambda row: keys_of_rows(source.catalog, start)(row),
-            predownload=self._predownload,
+            predownload=self._settings.predownload,
             near_end=partial(run.prepare_after, start),
-            meter=BatchMeter(self._misses, is_read=is_measured),
-            watch=self._watched.watch(source, start, worker),
+            meter=meter,
+            watch=self._settings.watched.watch(source, start, worker),
             pack=run.asked.pack,
+            bad=self._bad_samples(start, worker, meter, is_measured),
         )
+
+    def _bad_samples(self, start: PassStart, worker: int, meter: BatchMeter, is_measured: bool) -> BadSamples | None:
+        if self._settings.bad.on_bad_sample == "error":
+            return None
+        tally, in_packs = None if is_measured else self.bad_tally(start), self.run.asked.pack is not None
+        found = meter.found_bad
+        return BadSamples(self._settings.bad, self._source, start, worker, in_packs=in_packs, found=found, tally=tally)
+
+    def bad_tally(self, start: PassStart) -> BadTally | None:
+        """Counts the bad samples of a pass for who consumes it; None where they are errors."""
+        return None if self._settings.bad.on_bad_sample == "error" else BadTally(self._settings.bad, start, self._told)
 
     def assign(self, of_pass: WorkerPass) -> None:
         """Let the next ``iter`` of the dataset in this process read this."""

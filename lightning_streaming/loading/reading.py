@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import FormatError, StreamingError
 from lightning_streaming.formats.shard import ShardReader
+from lightning_streaming.loading.bad_samples import BadSamples
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.group_values import groups_of
 from lightning_streaming.loading.measures import BatchMeter
@@ -70,6 +72,8 @@ class WorkerPass:
     """Is told of each sample; None for no one."""
     pack: Packing | None = None
     """How samples are brought together; None where they are not."""
+    bad: BadSamples | None = None
+    """Replaces samples that cannot be read; None where they are errors."""
 
     def may_be_tables(self) -> bool:
         """Whether samples may be plain, and nobody looks at them one by one."""
@@ -87,6 +91,18 @@ class WorkerPass:
         """What to raise from an error of the user's own code about a sample."""
         return failed_sample(error, self.making.name, self.key(row))
 
+    def instead(self, row: Row, told: StreamingError, make: Callable[[Row], Any]) -> Any:
+        """What is handed out in the place of a sample that could not be made; see :meth:`BadSamples.instead`."""
+        if self.bad is None:
+            raise told
+
+        def watched(other: Row) -> Any:
+            if self.watch is not None:
+                self.watch.begun(other)
+            return make(other)
+
+        return self.bad.instead(row, told, watched)
+
     def keys_of_batch(self, number: int) -> list[SampleKey]:
         """The keys of one of the worker's batches, counted from the first of the pass."""
         partition, catalog = self.make_partition(), self.source.catalog
@@ -101,6 +117,8 @@ class WorkerPass:
         where there is a limit on how many are kept."""
         partition, source = self.make_partition(), self.source
         self.meter.begin_pass(source.readers)
+        if self.bad is not None:
+            self.bad.begin()
         with ExitStack() as stack:
             source.begin_pass(partition.num_workers * partition.epoch_partition.geometry.ranks_per_node)
             stack.callback(source.end_pass)
@@ -140,6 +158,7 @@ class Reading:
         self._source = of_pass.source
         self._meter = of_pass.meter
         self._near_end = of_pass.near_end
+        self._bad = of_pass.bad
         self._pack = of_pass.pack
         self._prefetcher = prefetcher
         self._last_uses = last_uses
@@ -226,8 +245,12 @@ class Reading:
     def have_read(self, batches: int) -> None:
         """Take note that so many more batches were read, and are not handed out yet."""
         read = self._batches_read + batches
-        if self._joined is not None:
-            self._let_go_of_joined(self._window.rows_until(read) - self._window.rows_until(self._batches_read))
+        if self._joined is not None or self._bad is not None:
+            samples = self._window.rows_until(read) - self._window.rows_until(self._batches_read)
+            if self._joined is not None:
+                self._let_go_of_joined(samples)
+            if self._bad is not None:
+                self._bad.have_read(samples)
         self._batches_read = read
         self.about_to_read(0)
         for finished in () if self._last_uses is None else self._last_uses.finished(self._batches_read):
@@ -279,7 +302,7 @@ def _packed(of_pass: WorkerPass, samples: Generator[Any, None, None], pack: Pack
 
 
 def _read(of_pass: WorkerPass) -> Generator[Any, None, None]:
-    source, transform, watch = of_pass.source, of_pass.making.transform, of_pass.watch
+    source, transform, watch, bad = of_pass.source, of_pass.making.transform, of_pass.watch, of_pass.bad
     with of_pass.begun() as reading:
         readers, latest = source.readers, -1
         for window in reading.windows():
@@ -291,38 +314,85 @@ def _read(of_pass: WorkerPass) -> Generator[Any, None, None]:
                     reader = reading.reader(shard)
                 latest = shard
                 try:
-                    sample = reader[index]
-                except FormatError as error:
-                    raise source.named(error, shard) from error
+                    if bad is not None and bad.known:
+                        bad.refuse_known(position, shard, index)
+                    try:
+                        sample = reader[index]
+                    except FormatError as error:
+                        raise source.named(error, shard) from error
+                    if transform is not None:
+                        try:
+                            sample = transform(sample, position)
+                        except Exception as error:
+                            raise of_pass.failed((position, shard, index, events), error) from error
+                except StreamingError as error:
+                    if bad is None:
+                        raise
+                    sample = of_pass.instead((position, shard, index, events), error, partial(_one, of_pass, reading))
                 if events:
                     _note(events, shard, reading)
-                if transform is not None:
-                    try:
-                        sample = transform(sample, position)
-                    except Exception as error:
-                        raise of_pass.failed((position, shard, index, events), error) from error
                 yield sample
+
+
+def _one(of_pass: WorkerPass, reading: Reading, row: Row) -> Any:
+    """One sample that is read in the place of another, as the loop above makes it."""
+    sample = decoded(of_pass, reading, row)
+    if of_pass.making.transform is None:
+        return sample
+    try:
+        return of_pass.making.transform(sample, row[0])
+    except Exception as error:
+        raise of_pass.failed(row, error) from error
+
+
+def decoded(of_pass: WorkerPass, reading: Reading, row: Row) -> dict[str, Any]:
+    """One sample as it is stored.
+
+    Raises:
+        FormatError: It is damaged; names the stream and the shard.
+    """
+    _, shard, index, _ = row
+    reader = reading.reader(shard)
+    try:
+        return reader[index]
+    except FormatError as error:
+        raise of_pass.source.named(error, shard) from error
 
 
 def _make(of_pass: WorkerPass, make: KeyedSample) -> Generator[Any, None, None]:
     """The samples as a subclass of the dataset makes them, each while its shard is open."""
-    source, watch = of_pass.source, of_pass.watch
+    source, watch, bad = of_pass.source, of_pass.watch, of_pass.bad
     with of_pass.begun() as reading:
+
+        def one(row: Row, sample_id: int) -> Any:
+            position, shard, _, _ = row
+            reading.reader(shard)
+            source.is_in_pass = True
+            try:
+                return make(sample_id, position)
+            except Exception as error:
+                raise of_pass.failed(row, error) from error
+            finally:
+                source.is_in_pass = False
+
         for window in reading.windows():
-            ids = iter(source.catalog.ids(window.shards, window.indexes).tolist())
+            ids = source.catalog.ids(window.shards, window.indexes).tolist()
             rows = _rows(window, reading)
-            for position, shard, index, events in rows if watch is None else watch.rows(rows):
-                reading.reader(shard)
-                source.is_in_pass = True
+            for row, sample_id in zip(rows if watch is None else watch.rows(rows), ids, strict=True):
                 try:
-                    sample = make(next(ids), position)
-                except Exception as error:
-                    raise of_pass.failed((position, shard, index, events), error) from error
-                finally:
-                    source.is_in_pass = False
-                if events:
-                    _note(events, shard, reading)
+                    if bad is not None and bad.known:
+                        bad.refuse_known(*row[:3])
+                    sample = one(row, sample_id)
+                except StreamingError as error:
+                    sample = of_pass.instead(row, error, lambda other: one(other, _id_of(source.catalog, other)))
+                if row[3]:
+                    _note(row[3], row[1], reading)
                 yield sample
+
+
+def _id_of(catalog: Catalog, row: Row) -> int:
+    _, shard, index, _ = row
+    return int(catalog.ids(np.array([shard]), np.array([index]))[0])
 
 
 def _note(events: int, shard: int, reading: Reading) -> None:

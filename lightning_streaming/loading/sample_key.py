@@ -32,6 +32,17 @@ Row = tuple[int, int, int, int]
 """Position of a sample in the epoch, its shard over all streams, its index there; and what is no watcher's business."""
 
 
+class Replacement(NamedTuple):
+    """A sample that was read in the place of one that is bad."""
+
+    position: int
+    """The place, in the epoch's global sequence."""
+    shard: int
+    """Shard, counted within its stream; it is that of the other."""
+    sample: int
+    """Sample, counted within its shard."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleKey:
     """One sample as one epoch reads it. Plain values: pickles, and goes through JSON with :meth:`as_dict`."""
@@ -125,6 +136,20 @@ class SampleKeys:
             )
         rows = np.concatenate([table.rows for table in tables])
         return cls.make(tables[0].of_pass, rows, np.concatenate([table.are_first for table in tables]))
+
+    def delivered(self, replaced: Mapping[int, Replacement]) -> SampleKeys:
+        """The same with those samples that were read in the places of others.
+
+        Args:
+            replaced: By position.
+        """
+        if not replaced:
+            return self
+        table, rows = self._table, self._table.rows.copy()
+        for place, position in enumerate(rows[:, 0].tolist()):
+            if position in replaced:
+                rows[place, 2:] = replaced[position][1:]
+        return SampleKeys.make(table.of_pass, rows, table.are_first)
 
     @property
     def of_pass(self) -> Pass:

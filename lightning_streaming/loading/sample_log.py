@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from torch.utils.data import get_worker_info
 
 from lightning_streaming.errors import ConfigError, FormatError
+from lightning_streaming.loading.line_log import LineLog, whole_lines
 from lightning_streaming.loading.sample_key import Row, SampleKey, keys_of_rows
 from lightning_streaming.loading.sample_source import SampleSource
 from lightning_streaming.loading.state import PassStart
@@ -98,9 +99,13 @@ class SampleWatch:
     def rows(self, rows: Iterator[Row]) -> Iterator[Row]:
         """The same rows; each is told of when it is asked for, which is when its sample is read."""
         for row in rows:
-            for watcher in self._watchers:
-                watcher.begun(row)
+            self.begun(row)
             yield row
+
+    def begun(self, row: Row) -> None:
+        """Tell of a sample that is going to be read, maybe in the place of one that was told of before."""
+        for watcher in self._watchers:
+            watcher.begun(row)
 
     def samples(self, samples: Generator[Any, None, None]) -> Generator[Any, None, None]:
         """The same samples; the watch ends with the last of them."""
@@ -149,25 +154,20 @@ def read_sample_log(path: str | os.PathLike[str]) -> Iterator[LoggedSample]:
     Raises:
         FormatError: A whole line is not one of a sample log.
     """
-    with Path(path).open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.endswith(b"}\n") or not line.startswith(b"{"):
-                yield _parsed(line, f"line {number} of {os.fspath(path)}")
+    for line, where in whole_lines(path):
+        yield _parsed(line, where)
 
 
-class _SampleLog:
-    """Writes the log of one worker's pass; one system call a sample, so that a killed process has written all of it.
+class _SampleLog(LineLog):
+    """Writes the log of one worker's pass.
 
     Args:
-        path: Where to; what is there is kept, and the directory made if there is none.
+        path: Where to; what is there is kept.
         key: Finds the key of a sample.
     """
 
     def __init__(self, path: Path, key: Callable[[Row], SampleKey]) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab", buffering=0)
-        if _ends_in_a_line_cut_short(path):
-            self._file.write(b"\n")
+        super().__init__(path)
         self._key = key
         self._pid = os.getpid()
 
@@ -176,24 +176,10 @@ class _SampleLog:
 
     def begun(self, row: Row) -> None:
         """Write the sample down before anything can go wrong with it."""
-        line = {"time": time.time(), "pid": self._pid, **self._key(row).as_dict()}
-        left = json.dumps(line).encode() + b"\n"
-        while left:  # a disk that is nearly full takes a part, and refuses the rest by an error
-            left = left[self._file.write(left) :]
+        self.write({"time": time.time(), "pid": self._pid, **self._key(row).as_dict()})
 
     def given(self) -> None:
         """Of no interest."""
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-def _ends_in_a_line_cut_short(path: Path) -> bool:
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - 1))
-        return file.read() not in (b"", b"\n")
 
 
 def _parsed(line: bytes, where: str) -> LoggedSample:

@@ -236,6 +236,14 @@ class Selection:
         found = np.searchsorted(self._before, marks, side="right") - 1
         self._marks: NDArray[np.int64] = np.append(found, len(self._blocks) - 1)
 
+    @classmethod
+    def whole(cls, num_stored: int) -> Selection:
+        """All samples of a stream."""
+        bits = np.zeros(packed_bytes(num_stored), np.uint8)
+        bits[: num_stored // 8] = 0xFF
+        bits[num_stored // 8] = (1 << num_stored % 8) - 1
+        return cls(bits, num_stored)
+
     def __len__(self) -> int:
         """Selected samples."""
         return int(self._before[-1])
@@ -304,6 +312,12 @@ class Selection:
             bits[whole] &= (1 << left) - 1
         bits[whole + bool(left) :] = 0
         return Selection(bits, num_stored)
+
+    def without(self, stored: NDArray[np.int64]) -> Selection:
+        """What is selected but for these samples; its bits are a copy."""
+        bits = self._blocks.reshape(-1).view(np.uint8).copy()
+        np.bitwise_and.at(bits, stored // 8, ~(np.uint8(1) << (stored % 8).astype(np.uint8)))
+        return Selection(bits, self.num_stored)
 
     def per_shard(self, samples_per_shard: NDArray[np.int64]) -> NDArray[np.int64]:
         """Selected samples of each shard."""

@@ -16,9 +16,9 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import cycle, islice
 from multiprocessing import resource_tracker
@@ -32,7 +32,8 @@ from numpy.typing import NDArray
 from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
-from lightning_streaming.errors import ConfigError, SampleError, StreamingError
+from lightning_streaming.errors import BadSamplesError, ConfigError, SampleError, StreamingError
+from lightning_streaming.loading.bad_samples import MISSING
 from lightning_streaming.loading.batches import Batches, Collate, CollateError, collated, read_tables
 from lightning_streaming.loading.group_values import padded
 from lightning_streaming.loading.growth import NO_GROWTH, Growth
@@ -41,6 +42,7 @@ from lightning_streaming.loading.pack_values import collate_packs
 from lightning_streaming.loading.packed_batches import read_group_tables, read_pack_tables
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.reading import WorkerPass
+from lightning_streaming.loading.sample_key import Replacement, SampleKey
 from lightning_streaming.loading.shared_memory import BatchMessage, BatchSender, BatchSlots, shared
 from lightning_streaming.loading.state import PassStart
 from lightning_streaming.loading.transform import kind_of, rng_of_worker, seed_global_generators, told_keys
@@ -64,6 +66,8 @@ class BatchGroup(NamedTuple):
     batches: Iterable[Any]
     measures: NDArray[np.int64]
     """What each took: of shape (batches, numbers), as :meth:`BatchMeter.end_batches` gives them."""
+    replaced: Sequence[Replacement] = ()
+    """Samples that are in them, or in batches that follow, in the places of others."""
 
 
 Measured = tuple[Any, NDArray[np.int64]]
@@ -164,13 +168,16 @@ def _start_worker(
         users_init(worker)
 
 
-def in_order(groups: Iterator[BatchGroup], channel: WorkerChannel, num_workers: int) -> Iterator[Measured]:
+def in_order(
+    groups: Iterator[BatchGroup], channel: WorkerChannel, num_workers: int, replaced: dict[int, Replacement]
+) -> Iterator[Measured]:
     """The batches of all workers in order: the first of each, the second of each, and so on.
 
     Args:
         groups: Those of each worker in order, from whichever worker next.
         channel: Has what is in them.
         num_workers: How many workers there are; 0 counts as one.
+        replaced: Where to put samples that are in the places of others, by position.
     """
     arrived = [deque[Iterator[Measured]]() for _ in range(max(1, num_workers))]
     for batches in cycle(arrived):
@@ -181,6 +188,8 @@ def in_order(groups: Iterator[BatchGroup], channel: WorkerChannel, num_workers: 
                 if group is None:
                     return
                 made = channel.opened(group)
+                for one in made.replaced:
+                    replaced[one.position] = one
                 arrived[made.worker].append(zip(made.batches, made.measures, strict=True))
             measured = next(batches[0], None)
             if measured is None:
@@ -234,7 +243,8 @@ class WorkerBatches(IterableDataset[BatchGroup]):
                 for batches in made:
                     measures = of_pass.meter.end_batches(len(batches))
                     sent = batches if self._sender is None else self._sender.send(batches)
-                    yield BatchGroup(worker, sent, measures)
+                    replaced = () if of_pass.bad is None else of_pass.bad.take_replacements()
+                    yield BatchGroup(worker, sent, measures, replaced)
                     of_pass.meter.begin_batch()
                     made_before += len(batches)
             except GeneratorExit:
@@ -259,7 +269,8 @@ class WorkerBatches(IterableDataset[BatchGroup]):
         keys = of_pass.keys_of_batch(batch)
         if isinstance(of_pass.pack, Pack):  # whose places are those of packs
             return told_keys(keys)
-        return told_keys([keys[place] for place in places])
+        replaced = {} if of_pass.bad is None else {one.position: one for one in of_pass.bad.take_replacements()}
+        return told_keys([_delivered(keys[place], replaced) for place in places])
 
     def _is_collated_here(self) -> bool:
         """Whether nobody is to see samples before they are collated as ever."""
@@ -291,9 +302,34 @@ class WorkerBatches(IterableDataset[BatchGroup]):
         collate, is_default = self._collate, self._collate is default_collate
         if isinstance(pack, Budget):
             budget = pack
-            return lambda groups: padded(budget, groups[0]) if is_default else collated(collate, [*groups[0]])
+            return lambda groups: padded(budget, groups[0]) if is_default else _collated_group(collate, groups[0])
         chosen = collate_packs if pack is not None and is_default else collate
         return lambda samples: collated(chosen, samples)
+
+
+def _delivered(key: SampleKey, replaced: Mapping[int, Replacement]) -> SampleKey:
+    """The key of what was read where a sample was planned."""
+    other = replaced.get(key.position)
+    return key if other is None else replace(key, shard=other.shard, index=other.sample)
+
+
+def _collated_group(collate: Collate, group: Sequence[Any]) -> Any:
+    """The batch that a user's function makes of a group, of the documents that could be made.
+
+    Raises:
+        BadSamplesError: None could.
+        CollateError: The function failed.
+    """
+    there = [place for place, document in enumerate(group) if document is not MISSING]
+    if not there:
+        raise BadSamplesError(
+            f"all {len(group)} documents of a group are bad, so there is nothing for collate_fn to make a batch of; "
+            "mend the data or the transform, or leave such documents out with `lightning-streaming select --not`"
+        )
+    try:
+        return collated(collate, [group[place] for place in there])
+    except CollateError as error:
+        raise CollateError(str(error), [there[place] for place in error.places]) from error.__cause__
 
 
 class _WorkerError(Exception):

@@ -3,6 +3,7 @@
     lightning-streaming select s3://corpus/web --where "score >= 0.8 and lang == 'en'"
     lightning-streaming select s3://corpus/web --split '[:98%]' --split-by doc_id
     lightning-streaming select data/train --select keep.npy --where "length(text) > 100" --out both.npy
+    lightning-streaming select s3://corpus/web --not logs/bad --out keep.npy
     lightning-streaming select --config run.yaml
 
 --where is a condition in SQL over columns of numbers, text, bytes or json; it needs lightning-streaming[select].
@@ -13,6 +14,9 @@ The outcome, one bit a sample, is kept on this node beside the dataset's cached 
 the same of the same data: give --local where the run has local=. Shards are fetched only if a column is looked at. What
 was done is kept when this is interrupted: started again, it goes on. On several nodes, run it on each; or write --out
 to a place that all can read, and give that to the runs as select=.
+
+--not leaves out what a run with on_bad_sample: replace has written down as bad, in its bad_log. What is left goes into
+--out alone, which the next run takes as select=.
 
 --config makes all that a run would make before it begins, for each stream of each of its stages: its selections, the
 indexes of ids by which datasets are joined with it (join: with on:), and the lengths of documents that it packs. The
@@ -29,13 +33,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.files import appears_whole
 from lightning_streaming.formats.index import DatasetIndex
+from lightning_streaming.loading.bad_log import BadSample, read_bad_samples
 from lightning_streaming.loading.selecting import select_samples
-from lightning_streaming.loading.selection import Selection, SelectionRequest
+from lightning_streaming.loading.selection import Selection, SelectionRequest, parse_split
 from lightning_streaming.loading.stream import Stream, StreamDefaults
 from lightning_streaming.tools.commands import add_json, add_set, add_storage_options, check_set_is_of_a_run
 from lightning_streaming.tools.console import FINE, counted, print_json, print_table, progress
@@ -58,6 +64,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--split-by", metavar="COLUMN", help="keep samples of one value of this column, like doc_id, in one part")
     add("--split-seed", metavar="N", type=int, help="key of the hash that draws parts; 0 by default")
     add("--select", metavar="FILE.npy", help="numbers of the samples to take, or a truth value for each")
+    words = "leave out the bad samples of a log: the bad_log of a run, or a file there"
+    add("--not", dest="bad_logs", metavar="LOG", action="append", default=[], help=words)
+    add("--stream", metavar="NAME", help="with --not: the run's stream that reads this dataset, where it has several")
     add("--local", metavar="DIR", help="the run's local=: its cache directory; by default the one it has by default")
     add(
         "--out", metavar="KEEP.npy", type=Path, help="also write a truth value for each sample, for select= of a stream"
@@ -75,39 +84,52 @@ def run(args: Namespace) -> int:
         _check_alone(args)
         return select_for_run(args.config, dict(args.set), as_json=args.json)
     check_set_is_of_a_run(args)
+    report = _select_of_dataset(args)
+    (print_json if args.json else _print_report)(report)
+    return FINE
+
+
+def _select_of_dataset(args: Namespace) -> dict[str, Any]:
+    """Evaluate the selection, and write it where it is to be written; what there is to say about it."""
     place = find_dataset(args.dataset, args.storage_options)
     asked = {name: getattr(args, name) for name in ("where", "split", "split_by", "split_seed", "select")}
     settings = {name: value for name, value in asked.items() if value is not None}
     stream = Stream(remote=place.location, local=args.local, storage_options=place.options, **settings)
     request = stream.selection(StreamDefaults())
     _check(args, has_part=request.part is not None, is_all=request.is_all)
+    bad = _bad_samples(args.bad_logs, args.stream) if args.bad_logs else []
     cache = ShardCache(stream.cache_config(place.shown, StreamDefaults()))
     index = cache.read_index()
     began = time.monotonic()
     selection, was_kept = _select(request, index, cache)
+    if bad:
+        selection = selection.without(_numbers_of(bad, index, place.shown))
+        directory, _ = parse_split(args.split)
+        settings = {"select": str(args.out), **({} if directory is None else {"split": directory})}
     seconds = time.monotonic() - began
     if not len(selection):
         raise ConfigError(
-            f"of the {counted(index.num_samples, 'sample')} of {place.shown}, {request.in_words()} selects none; a run "
-            "would refuse that, so mend the condition"
+            f"of the {counted(index.num_samples, 'sample')} of {place.shown}, {_in_words(args, request)} selects none; "
+            "a run would refuse that, so mend the condition"
         )
     if args.out is not None:
         _write_truth_values(selection, args.out)
-    report = {
+    return {
         "dataset": place.shown,
         **_counts(selection, index),
+        "bad_samples": len({(one.key.shard, one.key.index) for one in bad}),
         "kept_at": None if selection.kept_at is None else str(selection.kept_at),
         "was_kept": was_kept,
         "out": None if args.out is None else str(args.out),
         "seconds": seconds,
         "stream": {"remote": place.shown, **({} if args.local is None else {"local": args.local}), **settings},
     }
-    (print_json if args.json else _print_report)(report)
-    return FINE
 
 
 def _select(request: SelectionRequest, index: DatasetIndex, cache: ShardCache) -> tuple[Selection, bool]:
     """The selection, evaluated under a progress bar; and whether it had been kept."""
+    if request.is_all:
+        return Selection.whole(index.num_samples), False
     looked_at = 0
     with progress(index.num_samples, "select", "samples") as advance:
 
@@ -132,8 +154,12 @@ def _counts(selection: Selection, index: DatasetIndex) -> dict[str, int]:
 
 def _check(args: Namespace, *, has_part: bool, is_all: bool) -> None:
     """Refuse what asks for nothing, before anything is fetched."""
-    if is_all:
-        raise ConfigError("every sample would be selected; say which with --where, --split '[:98%]' or --select")
+    if bool(args.bad_logs) > (args.out is not None):
+        raise ConfigError("--not writes what is left to a file for select=; name it with --out KEEP.npy")
+    if args.stream is not None and not args.bad_logs:
+        raise ConfigError(f"--stream {args.stream} says whose bad samples to leave out; give their log with --not")
+    if is_all and not args.bad_logs:
+        raise ConfigError("every sample would be selected; say which with --where, --split '[:98%]', --select or --not")
     lone = [f"--{name.replace('_', '-')}" for name in ("split_by", "split_seed") if getattr(args, name) is not None]
     if lone and not has_part:
         raise ConfigError(f"{' and '.join(lone)} needs a part to draw; give one like --split '[:98%]'")
@@ -144,10 +170,43 @@ def _check(args: Namespace, *, has_part: bool, is_all: bool) -> None:
 
 
 def _check_alone(args: Namespace) -> None:
-    words = ("where", "split", "split_by", "split_seed", "select", "local", "out", "storage_options")
+    words = ("where", "split", "split_by", "split_seed", "select", "stream", "local", "out", "storage_options")
     given = [f"--{word.replace('_', '-')}" for word in words if getattr(args, word)]
+    given += ["--not"] if args.bad_logs else []
     if given:
         raise ConfigError(f"--config says itself what is read, and from where; leave {' and '.join(given)} out")
+
+
+def _in_words(args: Namespace, request: SelectionRequest) -> str:
+    return ", ".join([*([] if request.is_all else [request.in_words()]), *(f"--not {log}" for log in args.bad_logs)])
+
+
+def _bad_samples(logs: Sequence[str], stream: str | None) -> list[BadSample]:
+    """What the logs tell of one stream."""
+    found = [one for log in logs for one in read_bad_samples(log)]
+    names = sorted({one.key.stream for one in found})
+    if not names:
+        raise ConfigError(f"{', '.join(logs)}: no sample was found bad, so there is nothing to leave out")
+    if stream is None and len(names) > 1:
+        raise ConfigError(f"{', '.join(logs)}: there are bad samples of {names}; say with --stream which is meant")
+    if stream is not None and stream not in names:
+        raise ConfigError(f"{', '.join(logs)}: no sample of stream {stream!r} was found bad, only of {names}")
+    return [one for one in found if one.key.stream == (stream or names[0])]
+
+
+def _numbers_of(bad: Sequence[BadSample], index: DatasetIndex, shown: str) -> NDArray[np.int64]:
+    """The numbers of bad samples in their dataset."""
+    sizes = index.samples_per_shard()
+    shards, indexes = np.array([(one.key.shard, one.key.index) for one in bad], np.int64).T
+    are_there = (shards >= 0) & (shards < len(sizes))
+    are_there[are_there] = (indexes[are_there] >= 0) & (indexes[are_there] < sizes[shards[are_there]])
+    if not are_there.all():
+        key = bad[int(are_there.argmin())].key
+        raise ConfigError(
+            f"{shown} has no sample {key.index} of shard {key.shard}, which the log calls bad; it is of another dataset"
+        )
+    numbers: NDArray[np.int64] = (np.cumsum(sizes) - sizes)[shards] + indexes
+    return numbers
 
 
 def _write_truth_values(selection: Selection, path: Path) -> None:
@@ -165,11 +224,14 @@ def _print_report(report: Mapping[str, Any]) -> None:
     facts: Sequence[tuple[str, str]] = [
         ("samples selected", f"{report['selected']:,} of {report['samples']:,} ({share:.1%})"),
         ("shards never fetched", _never_fetched(report)),
+        *([("bad samples left out", f"{report['bad_samples']:,}")] if report["bad_samples"] else []),
         *([("written to", report["out"])] if report["out"] else []),
         ("took", "nothing: it was kept already" if report["was_kept"] else f"{report['seconds']:.1f} s"),
     ]
     print_table(report["dataset"], (), facts)
-    print(f"kept at {report['kept_at'] or 'nowhere: the cache directory is not writable; give another with --local'}")
+    if not report["bad_samples"]:
+        nowhere = "nowhere: the cache directory is not writable; give another with --local"
+        print(f"kept at {report['kept_at'] or nowhere}")
     print("\nto read these, in the settings of the data or of one of its streams:\n")
     for name, value in report["stream"].items():
         print(f"  {name}: {json.dumps(value, ensure_ascii=False)}")

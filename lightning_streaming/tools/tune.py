@@ -145,8 +145,7 @@ def _measure_and_advise(run: TunedRun, args: Namespace) -> dict[str, Any]:
     """
     consumer = (args.consumer_ms or 0.0) / 1000
     candidates = args.num_workers or doublings(max(1, tune_measure.usable_cores() // run.world.ranks_per_node))
-    run.use(tune_measure.quiet(run.config))
-    with closing(run.loader(0)) as home, TemporaryDirectory(prefix="lightning-streaming-tune-") as directory:
+    with TemporaryDirectory(prefix="lightning-streaming-tune-") as directory, closing(_quiet(run, directory)) as home:
         tune_measure.check_joins(home.dataset)
         room = tune_advice.room_of(home.dataset) if args.disk is None else args.disk
         is_far = not all(map(tune_measure.is_in_place, tune_measure.cache_configs(home.dataset).values()))
@@ -158,9 +157,9 @@ def _measure_and_advise(run: TunedRun, args: Namespace) -> dict[str, Any]:
                 sizes = tune_measure.sizes_of(whole.dataset)
                 link = _measured_link(whole.dataset, run, args.fetch, sizes) if is_far else None
                 run.use(
-                    tune_measure.excerpt(run.config, whole.dataset, link.shards)
+                    tune_measure.excerpt(run.config, Path(directory), whole.dataset, link.shards)
                     if link
-                    else tune_measure.by_one_rank(run.config)
+                    else tune_measure.by_one_rank(run.config, Path(directory))
                 )
                 speeds = _measured_speeds(run, candidates, args.seconds, consumer)
                 advice = _advice(whole, sizes, link, speeds, consumer, room)
@@ -183,6 +182,12 @@ def _measure_and_advise(run: TunedRun, args: Namespace) -> dict[str, Any]:
             name: {"now": run.setting(name), "better": one.value, "why": one.why} for name, one in advice.items()
         },
     }
+
+
+def _quiet(run: TunedRun, directory: str) -> StreamingDataLoader:
+    """A loader of the run, which writes into this directory alone."""
+    run.use(tune_measure.quiet(run.config, Path(directory)))
+    return run.loader(0)
 
 
 def _speed_as_json(speed: Speed, consumer: float) -> dict[str, Any]:

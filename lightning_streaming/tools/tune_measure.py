@@ -234,12 +234,20 @@ def away_from_home(config: Any, dataset: StreamingDataset, directory: Path) -> A
         name: stream.asked if is_in_place(caches[name]) else replace(stream.asked, local=str(directory / str(number)))
         for number, (name, stream) in enumerate(dataset.streams.items())
     }
-    return replace(quiet(config), streams=streams, **_NO_STREAM_OF_ITS_OWN, cache_limit=None)
+    return replace(quiet(config, directory), streams=streams, **_NO_STREAM_OF_ITS_OWN, cache_limit=None)
 
 
-def quiet(config: Any) -> Any:
-    """The same data; no log is written of it, and no batches are skipped, which are numbers of the run itself."""
-    return replace(config, sample_log=None, skip=())
+def quiet(config: Any, directory: Path) -> Any:
+    """The same data; nothing is added to the run's logs, and no batches are skipped, which are numbers of the run.
+
+    Args:
+        config: The ``StreamingConfig`` of the data.
+        directory: Where to write down bad samples, if they are replaced.
+    """
+    config = replace(config, sample_log=None, skip=())
+    if config.on_bad_sample != "replace":
+        return config
+    return replace(config, bad_log=str(directory / "bad"), max_bad="100%")
 
 
 @contextmanager
@@ -270,12 +278,12 @@ def check_directories(dataset: StreamingDataset, directory: Path) -> None:
             )
 
 
-def by_one_rank(config: Any) -> Any:
+def by_one_rank(config: Any, directory: Path) -> Any:
     """The same data for a single process, which shares no samples with others."""
-    return replace(quiet(config), replication=None)
+    return replace(quiet(config, directory), replication=None)
 
 
-def excerpt(config: Any, dataset: StreamingDataset, shards: Sequence[int]) -> Any:
+def excerpt(config: Any, directory: Path, dataset: StreamingDataset, shards: Sequence[int]) -> Any:
     """Configuration of what is here of the data, read in place; streams of which nothing is here are left out.
 
     Streams come with the shares that they have of an epoch of all the data. Batches are not composed by stream, as
@@ -283,6 +291,7 @@ def excerpt(config: Any, dataset: StreamingDataset, shards: Sequence[int]) -> An
 
     Args:
         config: The ``StreamingConfig`` of the data.
+        directory: As for :func:`quiet`.
         dataset: Made of it; its directories get an index of these shards alone.
         shards: Those that were fetched, counted over all streams.
     """
@@ -292,13 +301,13 @@ def excerpt(config: Any, dataset: StreamingDataset, shards: Sequence[int]) -> An
     for number, (name, index) in enumerate(zip(caches, passes_of(dataset).catalog.indexes, strict=True)):
         here = [index.shards[shard - first] for shard in shards if first <= shard < first + len(index.shards)]
         first += len(index.shards)
-        directory = caches[name].source_directory()
-        if directory is None and here:
-            directory = caches[name].cache_directory()
-            (directory / "index.json").write_bytes(dump_index(here))
-        if directory is not None and shares[number]:
-            streams[name] = Stream(local=str(directory), proportion=float(shares[number]))
-    return replace(by_one_rank(config), streams=streams, **_NO_STREAM_OF_ITS_OWN, **_AS_THEY_COME)
+        place = caches[name].source_directory()
+        if place is None and here:
+            place = caches[name].cache_directory()
+            (place / "index.json").write_bytes(dump_index(here))
+        if place is not None and shares[number]:
+            streams[name] = Stream(local=str(place), proportion=float(shares[number]))
+    return replace(by_one_rank(config, directory), streams=streams, **_NO_STREAM_OF_ITS_OWN, **_AS_THEY_COME)
 
 
 _NO_STREAM_OF_ITS_OWN = {"remote": None, "local": None, "storage_options": None}

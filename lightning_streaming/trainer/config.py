@@ -12,6 +12,7 @@ import jsonargparse
 import yaml  # type: ignore[import-untyped]
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.loading.bad_options import OnBadSample  # noqa: F401  # as the command line resolves types
 from lightning_streaming.loading.dataset_options import DataOptions
 from lightning_streaming.loading.join_options import Join
 from lightning_streaming.loading.pack_options import Budget, Pack
@@ -48,6 +49,7 @@ class StreamingConfig(DataOptions):
     phases: Sequence[Phase] | None = None
     shuffle: bool | None = None  # type: ignore[assignment]  # None until the stage is known
     sample_log: str | None = None
+    bad_log: str | None = None
 
     def __post_init__(self) -> None:
         if not self.streams and self.remote is None and self.local is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -121,6 +122,7 @@ class StreamingDataModule(_WithOptions):
         LightningDataModule.__init__(self)
         settings = dict(vars(options))
         self.configs: dict[Stage, StreamingConfig | None] = {stage: config_of(settings.pop(stage)) for stage in STAGES}
+        _check_logs(self.configs)
         for name, value in settings.items():
             setattr(self, name, value)  # which a subclass may have a property for
         self.datasets: dict[Stage, StreamingDataset] = {}
@@ -275,6 +277,18 @@ class StreamingDataModule(_WithOptions):
 
     def _overrides(self, name: str) -> bool:
         return getattr(type(self), name) is not getattr(StreamingDataModule, name)
+
+
+def _check_logs(configs: Mapping[Stage, StreamingConfig | None]) -> None:
+    """Refuse stages that would take each other's bad samples for their own."""
+    owners: dict[Path, Stage] = {}
+    for stage, config in configs.items():
+        directory = None if config is None or config.bad_log is None else Path(config.bad_log).absolute()
+        if directory is not None and owners.setdefault(directory, stage) != stage:
+            raise ConfigError(
+                f"data.{owners[directory]} and data.{stage} have the same bad_log, {directory}, and would replace each "
+                "other's samples; give each a directory of its own"
+            )
 
 
 def _hook_of(stage: Stage) -> str:

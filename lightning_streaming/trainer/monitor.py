@@ -193,6 +193,7 @@ def _metrics(statistics: LoaderStatistics, seconds: float, num_ranks: int) -> Ma
         "shards_opened": statistics.shards_opened,
         "cache_hits": statistics.cache_hits,
         "shards_open": statistics.shards_open,
+        "bad_samples": statistics.bad_samples,
         **{f"stream/{name}": samples for name, samples in statistics.samples_per_stream.items()},
     }
 

@@ -153,6 +153,11 @@ def cached(setup: Setup, root: Path) -> Setup:
     return replace(setup, cache=root / "cache")
 
 
+def replaced(setup: Setup, tmp_path: Path) -> Setup:
+    """Samples that turn out to be bad are replaced from here on."""
+    return replace(setup, order={**setup.order, "on_bad_sample": "replace", "max_bad": 3, "bad_log": tmp_path / "bad"})
+
+
 EXACT: dict[str, dict[str, Change]] = {
     "shards behind those that there were": {"appended": appended},
     "ranks, on as many nodes": {"1": to(ranks=1), "3": to(ranks=3), "4": to(ranks=4)},
@@ -164,6 +169,7 @@ EXACT: dict[str, dict[str, Change]] = {
         "spawn": loaded(num_workers=1, multiprocessing_context="spawn"),
         "predownload": ordered(predownload=1),
     },
+    "`on_bad_sample`, `max_bad`": {"replaced": replaced},
     "where the data is (`remote`, `local`), storage options, retries": {
         "remote": moved,
         "local": cached,

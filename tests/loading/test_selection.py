@@ -52,6 +52,20 @@ def test_bits_answer_as_a_list_of_numbers_does(wanted: Any, cuts: list[int]) -> 
     assert made.per_shard(np.diff(edges)).tolist() == counts
 
 
+@given(wanted=wanted(), gone=st.lists(st.integers(0, 6000), max_size=20))
+def test_samples_are_left_out_of_a_selection(wanted: Any, gone: list[int]) -> None:
+    numbers = np.array([one % len(wanted) for one in gone], np.int64)
+    made = Selection(pack(wanted), len(wanted))
+    rest = made.without(numbers)
+    left = wanted.copy()
+    left[numbers] = False
+    assert rest.has(np.arange(len(wanted))).tolist() == left.tolist()
+    assert (len(rest), len(made)) == (int(left.sum()), int(wanted.sum()))
+    whole = Selection.whole(len(wanted))
+    assert len(whole) == len(wanted)
+    assert whole.digest == Selection(pack(np.ones(len(wanted), np.bool_)), len(wanted)).digest
+
+
 def test_bits_are_counted_alike_without_numpy_2(monkeypatch: pytest.MonkeyPatch) -> None:
     words = np.random.default_rng(0).integers(0, 2**64, (7, 8), np.uint64)
     expected = [[bin(word).count("1") for word in row] for row in words.tolist()]

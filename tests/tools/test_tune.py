@@ -20,6 +20,7 @@ from lightning.pytorch import LightningModule
 from lightning_streaming import MDSWriter, StreamingConfig, StreamingDataLoader, StreamingDataModule, StreamingDataset
 from lightning_streaming.tools.commands import read_run_files
 from lightning_streaming.units import parse_bytes
+from tests.broken_data import write_broken_json
 from tests.loading.processes import wait_until
 from tests.servers import HttpStore, http_server, refused_port
 from tests.tools.running import Outcome, contents, run
@@ -86,6 +87,14 @@ def test_data_in_place_is_measured_with_each_number_of_workers_and_left_as_it_wa
     assert contents(tmp_path / "data") == before
     assert not list(temporary.iterdir())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "run.yaml", "temporary"]
+
+
+def test_bad_samples_are_replaced_and_not_added_to_the_runs_log(tmp_path: Path, temporary: Path) -> None:
+    replaced = {"on_bad_sample": "replace", "bad_log": str(tmp_path / "bad")}
+    train = {"remote": str(write_broken_json(tmp_path / "data")), **replaced}
+    assert tuned("--config", write_config(tmp_path / "run.yaml", train), *QUICK)["measured"]
+    assert not (tmp_path / "bad").exists()
+    assert not list(temporary.iterdir())
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])

@@ -400,3 +400,11 @@ def test_loaders_after_one_that_failed_keep_nothing_of_what_they_read(data: Path
     assert iterator() is None
     restore_loader_classes()
     assert not hasattr(DataLoader.__setattr__, "__wrapped__")
+
+
+def test_two_stages_do_not_share_a_log_of_bad_samples(data: Path, tmp_path: Path) -> None:
+    replaced: dict[str, Any] = {"on_bad_sample": "replace", "bad_log": str(tmp_path / "bad")}
+    with pytest.raises(ConfigError, match=r"data.train and data.val have the same bad_log"):
+        StreamingDataModule(train=config(data, **replaced), val=config(data, "b", **replaced))
+    other = {**replaced, "bad_log": str(tmp_path / "bad_val")}
+    StreamingDataModule(train=config(data, **replaced), val=config(data, "b", **other))

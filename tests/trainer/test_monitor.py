@@ -40,6 +40,7 @@ NAMES = {
     "fetched_bytes_per_s",
     "shards_opened",
     "cache_hits",
+    "bad_samples",
     "shards_open",
 }
 """Of each loader, beside its streams."""

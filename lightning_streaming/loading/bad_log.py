@@ -1,0 +1,97 @@
+"""The log of samples that could not be read: written by who found them bad, read by resumed runs and by tools."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning_streaming.errors import FormatError, ObjectNotFoundError, StreamingError
+from lightning_streaming.loading.line_log import LineLog, whole_lines
+from lightning_streaming.loading.sample_key import SampleKey
+
+_MOST_CHARACTERS = 500
+"""Of an error."""
+_ANY_FILE = "bad-rank*-worker*.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BadSample:
+    """One line of a log of bad samples."""
+
+    time: float
+    """When it was found bad, in seconds since 1970."""
+    pid: int
+    """Process that found it."""
+    attempt: int
+    """0 for the sample that was to be read there; n for the n-th that was tried in its place."""
+    error: str
+    """What was wrong, in a line."""
+    key: SampleKey
+    """Which sample, and where in the epoch it was to be handed out."""
+
+
+def bad_log_path(directory: str | os.PathLike[str], rank: int, worker: int) -> Path:
+    """Where one worker writes down what it finds bad; there is no file until it finds something.
+
+    Args:
+        directory: What the dataset was given as ``bad_log``.
+        rank: Among the ranks that read different samples.
+        worker: Among the workers of that rank; 0 where there are none.
+    """
+    return Path(directory) / f"bad-rank{rank}-worker{worker}.jsonl"
+
+
+def write_bad_sample(path: Path, key: SampleKey, attempt: int, told: StreamingError) -> None:
+    """Add a line to a log.
+
+    Args:
+        path: Of the log.
+        key: Which sample, and where.
+        attempt: As :attr:`BadSample.attempt`.
+        told: What is told of it.
+    """
+    line = {"time": time.time(), "pid": os.getpid(), **key.as_dict(), "attempt": attempt, "error": _in_a_line(told)}
+    with closing(LineLog(path)) as log:  # bad samples are few, so nobody keeps it open
+        log.write(line)
+
+
+def read_bad_samples(path: str | os.PathLike[str]) -> Iterator[BadSample]:
+    """The samples of a log, file by file in the order in which they were found.
+
+    Lines that were cut short, as a full disk or a power cut leaves them, are left out.
+
+    Args:
+        path: What the dataset was given as ``bad_log``; or one of the files there.
+
+    Raises:
+        ObjectNotFoundError: There is no such file or directory.
+        FormatError: A whole line is not one of such a log.
+    """
+    found = Path(path)
+    if not found.exists():
+        raise ObjectNotFoundError(f"{found} is no log of bad samples: there is no such file or directory")
+    for file in sorted(found.glob(_ANY_FILE)) if found.is_dir() else [found]:
+        for line, where in whole_lines(file):
+            yield _parsed(line, where)
+
+
+def _in_a_line(told: StreamingError) -> str:
+    cause = told.__cause__ or told  # which is named once more where it is read
+    text = str(cause) if isinstance(cause, FormatError) else f"{type(cause).__name__}: {cause}"
+    text = " ".join(text.split())
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
+
+
+def _parsed(line: bytes, where: str) -> BadSample:
+    try:
+        values: dict[str, Any] = json.loads(line)
+        told = {name: values.pop(name) for name in ("time", "pid", "attempt", "error")}
+        return BadSample(**told, key=SampleKey.from_dict(values))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"{where} is not one of a log of bad samples, but {line[:200]!r}") from error

@@ -1,0 +1,51 @@
+"""Logs of JSON lines that outlive whoever writes them: each line is whole, or was cut short and is left out."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+class LineLog:
+    """Adds lines to a file; one system call a line, so that a killed process has written all of it.
+
+    Args:
+        path: Where to; what is there is kept, and the directory made if there is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab", buffering=0)
+        if _ends_in_a_line_cut_short(path):
+            self._file.write(b"\n")
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Add a line."""
+        left = json.dumps(line).encode() + b"\n"
+        while left:  # a disk that is nearly full takes a part, and refuses the rest by an error
+            left = left[self._file.write(left) :]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def whole_lines(path: str | os.PathLike[str]) -> Iterator[tuple[bytes, str]]:
+    """The lines of a log, each with what errors call it.
+
+    Lines that were cut short, as a full disk or a power cut leaves them, are left out.
+    """
+    with Path(path).open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.endswith(b"}\n") or not line.startswith(b"{"):
+                yield line, f"line {number} of {os.fspath(path)}"
+
+
+def _ends_in_a_line_cut_short(path: Path) -> bool:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        return file.read() not in (b"", b"\n")
