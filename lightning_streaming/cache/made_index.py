@@ -1,0 +1,103 @@
+"""The index of data that other libraries wrote: found by a look at its files, or read where somebody had it made ahead.
+
+Once made, it is an index like any other, in the cache directory of the node.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cached_property
+from time import perf_counter
+
+from lightning_streaming.errors import FormatError
+from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo, dump_index, parse_index
+from lightning_streaming.formats.other_formats import other_format
+from lightning_streaming.storage import Location
+
+_logger = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]
+"""Told of samples that were found in one more shard, and of the bytes of its file."""
+
+
+class FilesAt:
+    """The files below a location."""
+
+    def __init__(self, location: Location) -> None:
+        self._location = location
+
+    @property
+    def shown(self) -> str:
+        """What to call the place in an error."""
+        return str(self._location)
+
+    @cached_property
+    def _sizes(self) -> Mapping[str, int]:
+        return self._location.walk_sizes()
+
+    def sizes(self) -> Mapping[str, int]:
+        """Bytes of each file at any depth, by its path with forward slashes, sorted; but for hidden ones."""
+        return self._sizes
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        """Some bytes of a file; fewer where it ends before them.
+
+        Raises:
+            StorageError: They could not be read.
+        """
+        return (self._location / name).read_range(start, min(stop, self._sizes[name]))
+
+
+def made_index(
+    location: Location,
+    shard_format: str,
+    block_length: int | None = None,
+    *,
+    known: DatasetIndex | None = None,
+    progress: Progress = lambda samples, size: None,
+) -> bytes:
+    """Look at data of another format, and describe it.
+
+    Args:
+        location: The directory, or URL, of the data.
+        shard_format: What lies there.
+        block_length: Tokens of a sample, where the format has no other borders.
+        known: An index that was made before; files that have not changed since are not looked at again.
+        progress: Told of each shard.
+
+    Returns:
+        The text of an ``index.json``.
+
+    Raises:
+        ConfigError: Nothing there is of this format; or there is no such format.
+        FormatError: A file is damaged, or unlike the others.
+        StorageError: A file could not be read.
+        MissingDependencyError: The format needs a package that is not installed.
+    """
+    before = {} if known is None else {shard.raw_data.basename: shard for shard in known.shards}
+    shards = list[ShardInfo]()
+    for shard in other_format(shard_format, block_length).describe(FilesAt(location), before):
+        shards.append(shard)
+        progress(shard.samples, (shard.zip_data or shard.raw_data).bytes)
+    return dump_index(shards)
+
+
+def found_or_made(location: Location, shard_format: str, block_length: int | None, known: DatasetIndex | None) -> bytes:
+    """The index that ``lightning-streaming index`` left beside the data; else one that is made now.
+
+    Raises:
+        StreamingError: As for :func:`made_index`.
+    """
+    left = (location / INDEX_BASENAME).read_if_there()
+    if left is not None:
+        with suppress(FormatError):  # what is called so there is of another library
+            shards = parse_index(left, str(location / INDEX_BASENAME)).shards
+            if {shard.format for _, shard in shards.examples()} == {shard_format}:
+                return left
+    _logger.info("%s has no index of its own: its %s files are looked at", location, shard_format)
+    began = perf_counter()
+    text = made_index(location, shard_format, block_length, known=known)
+    _logger.info("an index of %s was made in %.1f s", location, perf_counter() - began)
+    return text
