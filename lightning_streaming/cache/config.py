@@ -108,8 +108,8 @@ class CacheConfig:
             )
         if self.format is None:
             raise ConfigError(
-                f"block_length of stream {self.name!r} cuts tokens of another format into samples; give format= too, or "
-                "leave it out"
+                f"block_length of stream {self.name!r} cuts tokens of another format into samples; give format= too, "
+                "or leave it out"
             )
 
     @property

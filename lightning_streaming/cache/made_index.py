@@ -13,7 +13,7 @@ from time import perf_counter
 
 from lightning_streaming.errors import FormatError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo, dump_index, parse_index
-from lightning_streaming.formats.other_formats import other_format
+from lightning_streaming.formats.other_formats import described, other_format
 from lightning_streaming.storage import Location
 
 _logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def made_index(
     block_length: int | None = None,
     *,
     known: DatasetIndex | None = None,
-    progress: Progress = lambda samples, size: None,
+    progress: Progress | None = None,
 ) -> bytes:
     """Look at data of another format, and describe it.
 
@@ -80,7 +80,8 @@ def made_index(
     shards = list[ShardInfo]()
     for shard in other_format(shard_format, block_length).describe(FilesAt(location), before):
         shards.append(shard)
-        progress(shard.samples, (shard.zip_data or shard.raw_data).bytes)
+        if progress is not None:
+            progress(shard.samples, (shard.zip_data or shard.raw_data).bytes)
     return dump_index(shards)
 
 
@@ -94,7 +95,8 @@ def found_or_made(location: Location, shard_format: str, block_length: int | Non
     if left is not None:
         with suppress(FormatError):  # what is called so there is of another library
             shards = parse_index(left, str(location / INDEX_BASENAME)).shards
-            if {shard.format for _, shard in shards.examples()} == {shard_format}:
+            told = [(one.format, described(one).get("block_length")) for _, one in shards.examples()]
+            if told and all(one == (shard_format, block_length) for one in told):
                 return left
     _logger.info("%s has no index of its own: its %s files are looked at", location, shard_format)
     began = perf_counter()

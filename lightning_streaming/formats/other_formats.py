@@ -8,7 +8,7 @@ nothing of formats. A shard is a file of the data, or several that belong togeth
     raw_data        the file; where it is compressed, the file that it becomes, with zip_data for the file as it lies
     raw_meta        a second file without which the first cannot be read; or none
     column_names    the columns of each sample
-    described       JSON text: what else the format has to know of all shards alike
+    described       JSON text: what else the format has to know of all shards alike; "block_length" where one is asked
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from lightning_streaming.errors import ConfigError
+from lightning_streaming.errors import ConfigError, IndexFormatError
 from lightning_streaming.formats.shard_table import OTHER_FORMATS, FileInfo, ShardInfo
+from lightning_streaming.formats.values import brief
 
 
 class ShardReader(Protocol):
@@ -171,6 +172,17 @@ def other_shard(
 
 
 def described(info: ShardInfo) -> dict[str, Any]:
-    """What :func:`other_shard` was given."""
-    found: dict[str, Any] = json.loads(info.schema["described"])
+    """What :func:`other_shard` was given; empty for a shard of another format.
+
+    Raises:
+        IndexFormatError: It is no JSON object.
+    """
+    if info.format not in OTHER_FORMATS:
+        return {}
+    try:
+        found = json.loads(info.schema["described"])
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise IndexFormatError(f"described must be the text of a JSON object, but is {brief(info.schema['described'])}")
     return found

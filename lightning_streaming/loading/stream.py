@@ -52,10 +52,10 @@ class Stream(SelectionOptions):
         keep_zip: Keep compressed files beside the decompressed ones.
         join: Datasets whose columns are read together with its own, by name: each a path or URL, or arguments of
             :class:`~lightning_streaming.Join`, like ``{"remote": "s3://captions", "on": "id"}``.
-        format: What lies at ``remote``, if it is not MDS: "npy", "megatron", "webdataset" or "litdata"; read as it lies.
-            See docs/other-formats.md.
-        block_length: With ``format`` "npy", "megatron" or "litdata" of tokens: a sample is a block of so many, whatever
-            documents they are of.
+        format: What lies at ``remote``, if it is not MDS: "npy", "megatron", "webdataset" or "litdata"; it is read
+            as it lies, see docs/other-formats.md.
+        block_length: With ``format`` "npy", "megatron" or "litdata", of tokens: a sample is a block of so many,
+            whatever documents they are of.
         follow: Whether epochs that have not begun read what was appended to the stream meanwhile; otherwise a run stays
             with the shards that it began with. See docs/resume.md.
     """
