@@ -22,14 +22,8 @@ from lightning_streaming.cache.usage import CacheEntry
 from lightning_streaming.errors import ConfigError, FormatError, ObjectNotFoundError, ShardCorruptError, StreamingError
 from lightning_streaming.formats.encodings import register_encoding, registered_encodings
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
-from lightning_streaming.formats.shard import (
-    LoneSamples,
-    ShardReader,
-    check_shard,
-    check_wanted,
-    open_shard,
-    table_part,
-)
+from lightning_streaming.formats.other_formats import ShardReader
+from lightning_streaming.formats.shard import LoneSamples, check_shard, check_wanted, open_shard, table_part
 from lightning_streaming.formats.shard_table import check_selection
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.counting import document_lengths
