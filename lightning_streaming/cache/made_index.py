@@ -28,8 +28,8 @@ from lightning_streaming.storage import Location
 
 _logger = logging.getLogger(__name__)
 
-Progress = Callable[[int, int], None]
-"""Told of samples that were found in one more shard, and of the bytes of its file."""
+Progress = Callable[[int], object]
+"""Told how many shards were found since it was last told."""
 
 
 class FilesAt:
@@ -99,7 +99,7 @@ def made_index(
                 lines.write(json.dumps(shard_to_json(shard)) + "\n")
                 lines.flush()
             if progress is not None:
-                progress(shard.samples, (shard.zip_data or shard.raw_data).bytes)
+                progress(1)
     if journal is not None:
         journal.unlink()
     return dump_index(shards)

@@ -6,7 +6,7 @@
 
 Runs read such data with format= (docs/other-formats.md). The first of them on each node looks at all files and keeps
 an index of what it found, which for tar files means to read through them. This does it once for all: it writes
-index.json beside the data, where every run finds it, or into --out, to be put beside the data by whoever may write there.
+index.json beside the data, where every run finds it, or into --out, for somebody else to put it there.
 
 Files that were looked at before are not looked at again, unless their size has changed: also when this was interrupted
 and is started again. After files were added, run it again.
@@ -63,7 +63,7 @@ def run(args: Namespace) -> int:
             args.block_length,
             known=known,
             journal=directory / _JOURNAL,
-            progress=lambda samples, size: advance(1),
+            progress=advance,
         )
     (out / INDEX_BASENAME).put(text)
     report = _report(parse_index(text, str(out)), str(out / INDEX_BASENAME), time.monotonic() - began)
