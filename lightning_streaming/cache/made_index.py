@@ -5,21 +5,31 @@ Once made, it is an index like any other, in the cache directory of the node.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cached_property
+from pathlib import Path
 from time import perf_counter
 
 from lightning_streaming.errors import FormatError
-from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo, dump_index, parse_index
+from lightning_streaming.formats.index import (
+    INDEX_BASENAME,
+    DatasetIndex,
+    ShardInfo,
+    dump_index,
+    parse_index,
+    parse_shard,
+    shard_to_json,
+)
 from lightning_streaming.formats.other_formats import described, other_format
 from lightning_streaming.storage import Location
 
 _logger = logging.getLogger(__name__)
 
-Progress = Callable[[int, int], None]
-"""Told of samples that were found in one more shard, and of the bytes of its file."""
+Progress = Callable[[int], object]
+"""Told how many shards were found since it was last told."""
 
 
 class FilesAt:
@@ -56,6 +66,7 @@ def made_index(
     block_length: int | None = None,
     *,
     known: DatasetIndex | None = None,
+    journal: Path | None = None,
     progress: Progress | None = None,
 ) -> bytes:
     """Look at data of another format, and describe it.
@@ -65,6 +76,7 @@ def made_index(
         shard_format: What lies there.
         block_length: Tokens of a sample, where the format has no other borders.
         known: An index that was made before; files that have not changed since are not looked at again.
+        journal: A file to note each shard in, so that whoever is killed goes on where they were; gone at the end.
         progress: Told of each shard.
 
     Returns:
@@ -76,13 +88,30 @@ def made_index(
         StorageError: A file could not be read.
         MissingDependencyError: The format needs a package that is not installed.
     """
-    before = {} if known is None else {shard.raw_data.basename: shard for shard in known.shards}
+    noted = () if journal is None else _noted(journal)
+    before = {shard.raw_data.basename: shard for shard in (*(known.shards if known is not None else ()), *noted)}
     shards = list[ShardInfo]()
-    for shard in other_format(shard_format, block_length).describe(FilesAt(location), before):
-        shards.append(shard)
-        if progress is not None:
-            progress(shard.samples, (shard.zip_data or shard.raw_data).bytes)
+    with ExitStack() as stack:
+        lines = None if journal is None else stack.enter_context(journal.open("w"))
+        for shard in other_format(shard_format, block_length).describe(FilesAt(location), before):
+            shards.append(shard)
+            if lines is not None:
+                lines.write(json.dumps(shard_to_json(shard)) + "\n")
+                lines.flush()
+            if progress is not None:
+                progress(1)
+    if journal is not None:
+        journal.unlink()
     return dump_index(shards)
+
+
+def _noted(journal: Path) -> list[ShardInfo]:
+    """The shards that a journal holds; a last line that was cut short is left out."""
+    shards = list[ShardInfo]()
+    with suppress(FileNotFoundError, ValueError, FormatError), journal.open() as lines:
+        for line in lines:
+            shards.append(parse_shard(json.loads(line), {}))
+    return shards
 
 
 def found_or_made(location: Location, shard_format: str, block_length: int | None, known: DatasetIndex | None) -> bytes:

@@ -15,11 +15,10 @@ from lightning_streaming.errors import ConfigError, EncodingError, FormatError, 
 from lightning_streaming.formats.encodings import Encoding, encoding
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.formats.mds import MDSReader
-from lightning_streaming.formats.other_formats import ShardReader, described
+from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.formats.plain_rows import FlatColumn, FlatReader
 from lightning_streaming.formats.row_files import RowsReader
 from lightning_streaming.formats.shard import open_shard
-from lightning_streaming.formats.shard_table import OTHER_FORMATS
 from lightning_streaming.formats.values import NUMBERS, BytesEncoding, NdarrayEncoding, flat_layouts
 
 ColumnValues = NDArray[Any] | list[Any]
@@ -36,10 +35,6 @@ _HEADER = np.dtype("<u4")
 def encodings_of(info: ShardInfo) -> Mapping[str, str]:
     """The columns of a shard, each with the name of its encoding, or of one that has such values."""
     schema = info.schema
-    if info.format in OTHER_FORMATS:
-        names, said = schema["column_names"], described(info).get("encodings")
-        known = said if isinstance(said, list) and len(said) == len(names) else ["unknown"] * len(names)
-        return dict(zip(names, map(str, known), strict=True))
     if isinstance(schema.get("columns"), Mapping):
         return dict(schema["columns"])
     return dict(zip(schema["column_names"], schema["column_encodings"], strict=True))

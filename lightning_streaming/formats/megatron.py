@@ -132,7 +132,7 @@ class MegatronFormat:
         head, shown = _look_afar(files, raw_data, index), f"{raw_data.basename} at {files.shown}"
         facts: dict[str, Any]
         if self._block_length is None:
-            facts = {"dtype": head.dtype.str, "encodings": [f"ndarray:{head.dtype.name}"]}
+            facts, columns = {"dtype": head.dtype.str}, {"tokens": f"ndarray:{head.dtype.name}"}
             samples = head.borders - 1
         else:
             row_bytes = self._block_length * head.dtype.itemsize
@@ -140,10 +140,10 @@ class MegatronFormat:
                 raise ConfigError(f"block_length={self._block_length} is more than {MOST_ROW_BYTES} bytes of {shown}")
             layout = RowLayout(row_bytes, (RowColumn("tokens", head.dtype, (self._block_length,), 0),))
             raw_meta, samples = None, raw_data.bytes // row_bytes
-            facts = {**layout.described(), "block_length": self._block_length}
+            facts, columns = {**layout.described(), "block_length": self._block_length}, layout.encodings()
         if samples > MAX_RAW_BYTES:
             raise FormatError(f"{shown} has {samples} samples, over {MAX_RAW_BYTES}")
-        return other_shard("megatron", samples, raw_data, ["tokens"], facts, raw_meta=raw_meta)
+        return other_shard("megatron", samples, raw_data, columns, facts, raw_meta=raw_meta)
 
 
 def _look_afar(files: StoredFiles, raw_data: FileInfo, index: str) -> _Head:

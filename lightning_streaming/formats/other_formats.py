@@ -7,7 +7,8 @@ nothing of formats. A shard is a file of the data, or several that belong togeth
     format          one of OTHER_FORMATS
     raw_data        the file; where it is compressed, the file that it becomes, with zip_data for the file as it lies
     raw_meta        a second file without which the first cannot be read; or none
-    column_names    the columns of each sample
+    column_names, column_encodings
+                    the columns of each sample, and the MDS encodings that would hold their values
     described       JSON text: what else the format has to know of all shards alike; "block_length" where one is asked
 """
 
@@ -143,7 +144,7 @@ def other_shard(
     shard_format: str,
     samples: int,
     raw_data: FileInfo,
-    column_names: Sequence[str],
+    columns: Mapping[str, str],
     described: Mapping[str, Any],
     *,
     raw_meta: FileInfo | None = None,
@@ -153,6 +154,8 @@ def other_shard(
     """The entry of a shard in an index; arguments are those of :class:`ShardInfo`.
 
     Args:
+        columns: The columns of each sample, with the MDS encoding that their values would have, like "ndarray:uint16";
+            for who looks at columns without a look at samples.
         described: What the format has to know of all shards alike, as plain JSON values.
     """
     return ShardInfo(
@@ -165,7 +168,8 @@ def other_shard(
         zip_data=zip_data,
         raw_meta=raw_meta,
         schema={
-            "column_names": tuple(column_names),
+            "column_names": tuple(columns),
+            "column_encodings": tuple(columns.values()),
             "described": json.dumps(described, sort_keys=True, separators=(",", ":")),
         },
     )

@@ -4,7 +4,6 @@ Formats whose samples are such rows say so in ``described``; a row of 20 bytes w
 
     row_bytes   20
     columns     [["label", "<i4", [], 0], ["pixels", "<f4", [2, 2], 4]]       name, dtype, shape, first byte in the row
-    encodings   ["int32", "ndarray:float32:2,2"]                              what would be written so
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class RowColumn:
         return int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize
 
     def encoding_name(self) -> str:
-        """The encoding that has such values; where there is none, what they are."""
+        """The encoding that would have such values; where there is none, what they are."""
         if self.dtype.kind in "SU" and not self.shape:
             return "bytes" if self.dtype.kind == "S" else "str"
         shape = ",".join(map(str, self.shape))
@@ -89,8 +88,11 @@ class RowLayout:
         return {
             "row_bytes": self.row_bytes,
             "columns": [[one.name, one.dtype.str, list(one.shape), one.start] for one in self.columns],
-            "encodings": [one.encoding_name() for one in self.columns],
         }
+
+    def encodings(self) -> dict[str, str]:
+        """The columns, each with what :meth:`RowColumn.encoding_name` says."""
+        return {one.name: one.encoding_name() for one in self.columns}
 
     @property
     def names(self) -> tuple[str, ...]:

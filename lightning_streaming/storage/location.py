@@ -247,7 +247,7 @@ class Location:
 
         def look(filesystem: Any, path: str) -> dict[str, int]:
             root = path.rstrip("/") + "/"
-            found = call(filesystem, "find", root, detail=True, timeout=self._seconds(_LIST_SECONDS))
+            found = call(filesystem, "find", root, timeout=self._seconds(_LIST_SECONDS), detail=True)
             below = {one[len(root) :]: told["size"] for one, told in found.items() if one.startswith(root)}
             return {name: below[name] for name in sorted(below) if name and "/." not in f"/{name}"}
 
