@@ -140,7 +140,7 @@ class MegatronFormat:
                 raise ConfigError(f"block_length={self._block_length} is more than {MOST_ROW_BYTES} bytes of {shown}")
             layout = RowLayout(row_bytes, (RowColumn("tokens", head.dtype, (self._block_length,), 0),))
             raw_meta, samples = None, raw_data.bytes // row_bytes
-            facts, columns = {**layout.described(), "block_length": self._block_length}, layout.encodings()
+            facts, columns = {**layout.described(), "block_length": self._block_length}, layout.encodings
         if samples > MAX_RAW_BYTES:
             raise FormatError(f"{shown} has {samples} samples, over {MAX_RAW_BYTES}")
         return other_shard("megatron", samples, raw_data, columns, facts, raw_meta=raw_meta)

@@ -121,7 +121,7 @@ class NpyFormat:
         if self._block_length is not None:
             facts["block_length"] = self._block_length
         raw_data = FileInfo(basename=name, bytes=size, hashes={})
-        return other_shard("npy", samples, raw_data, layout.encodings(), facts)
+        return other_shard("npy", samples, raw_data, layout.encodings, facts)
 
 
 def read_header(read: Callable[[int, int], bytes], size: int, shown: str) -> NpyHeader:

@@ -99,6 +99,11 @@ class RowLayout:
         """The columns, in the order in which they lie."""
         return tuple(one.name for one in self.columns)
 
+    @property
+    def encodings(self) -> dict[str, str]:
+        """The columns, and the MDS encodings that would hold their values."""
+        return {one.name: one.encoding_name() for one in self.columns}
+
     @cached_property
     def table(self) -> np.dtype[np.void]:
         """A row, to numpy."""
@@ -108,7 +113,8 @@ class RowLayout:
             "offsets": [one.start for one in self.columns],
             "itemsize": self.row_bytes,
         }
-        return np.dtype(fields)
+        table: np.dtype[np.void] = np.dtype(fields)
+        return table
 
     def plain(self, columns: Sequence[str] | None) -> PlainRows | None:
         """How samples of some columns lie in their rows; None if torch has no tensors of one of them.

@@ -37,7 +37,7 @@ Parts = Mapping[str, bytes]
 """Of an index file, by name."""
 NOTHING: Parts = {}
 CODES = {1: "u1", 2: "i1", 3: "i2", 4: "i4", 5: "i8", 6: "f8", 7: "f4", 8: "u2"}
-DOCUMENTS = [[[1, 2, 3]], [[4], [], [5, 6]], [], [[7, 8, 9, 10]], [[]]]
+DOCUMENTS: list[list[list[int]]] = [[[1, 2, 3]], [[4], [], [5, 6]], [], [[7, 8, 9, 10]], [[]]]
 """Each of sequences of tokens."""
 WHOLE = [[1, 2, 3], [4, 5, 6], [], [7, 8, 9, 10], []]
 
