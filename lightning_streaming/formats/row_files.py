@@ -66,7 +66,7 @@ class RowColumn:
         shape = ",".join(map(str, self.shape))
         name = f"ndarray:{self.dtype.name}:{shape}" if shape else self.dtype.name
         with suppress(ConfigError, MissingDependencyError):
-            if self.dtype in _OF_TENSORS and isinstance(encoding(name), (*NUMBERS, NdarrayEncoding)):
+            if self.dtype.kind in "iuf" and isinstance(encoding(name), (*NUMBERS, NdarrayEncoding)):
                 return name
         return f"{self.dtype} of shape {self.shape}"
 
@@ -89,10 +89,6 @@ class RowLayout:
             "row_bytes": self.row_bytes,
             "columns": [[one.name, one.dtype.str, list(one.shape), one.start] for one in self.columns],
         }
-
-    def encodings(self) -> dict[str, str]:
-        """The columns, each with what :meth:`RowColumn.encoding_name` says."""
-        return {one.name: one.encoding_name() for one in self.columns}
 
     @property
     def names(self) -> tuple[str, ...]:
