@@ -26,7 +26,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,28 +41,50 @@ if TYPE_CHECKING:
 Decode = Callable[[memoryview], Any]
 """Turns a file's bytes into its value, which shares no memory with them. Raises EncodingError."""
 
-IMAGE_ENDINGS = frozenset(("jpg", "jpeg", "png", "webp"))
-UNSAFE_ENDINGS = frozenset(("pkl", "pickle", "pyd", "pth", "pt"))
+
+class _Kind(NamedTuple):
+    """What the files of some endings are."""
+
+    encoding: str
+    """The MDS encoding that would hold their values."""
+    decode: Decode
 
 
-def last_ending(column: str) -> str:
-    """What tells how a column is read: ``json`` for ``detail.json``, ``txt`` for ``txt.gz``."""
-    return column.removesuffix(".gz").rpartition(".")[2]
+def kind_of(column: str) -> str:
+    """The MDS encoding that would hold the values of a column.
+
+    Args:
+        column: What follows the first dot of the names of its files, in lower case.
+    """
+    return _kind(column).encoding
 
 
 def decoder(column: str) -> Decode:
-    """What reads the files of a column.
+    """What reads the files of a column; arguments are those of :func:`kind_of`."""
+    decode = _kind(column).decode
+    if not _is_packed(column):
+        return decode
+    return lambda data: decode(_unpacked(data))
 
-    Args:
-        column: What follows the first dot of their names, in lower case.
-    """
-    ending = last_ending(column) if column != "gz" else ""
-    if ending in UNSAFE_ENDINGS:
-        return _refuse
-    decode = _DECODERS.get(ending, BytesEncoding().decode)
-    if column == "gz" or column.endswith(".gz"):
-        return lambda data: decode(_unpacked(data))
-    return decode
+
+def is_refused(column: str) -> bool:
+    """Whether reading the files of a column can run code of whoever wrote them."""
+    return _kind(column).decode is _refuse
+
+
+def is_image(column: str) -> bool:
+    """Whether the files of a column are images."""
+    return _kind(column).decode is _decode_image
+
+
+def _kind(column: str) -> _Kind:
+    names = column.split(".")
+    ending = names[-1] if not _is_packed(column) else "".join(names[-2:-1])
+    return _KINDS.get(ending, _BYTES)
+
+
+def _is_packed(column: str) -> bool:
+    return column == "gz" or column.endswith(".gz")
 
 
 def _refuse(data: memoryview) -> Any:
@@ -110,15 +132,15 @@ def decode_npy(data: memoryview) -> NDArray[Any]:
     expected = start + dtype.itemsize * math.prod(shape)
     if len(data) != expected:
         raise EncodingError(f"expected {expected} bytes of an array {dtype} of shape {shape}, but found {len(data)}")
-    values = np.frombuffer(data, np.uint8, offset=start).copy().view(dtype)
+    values: NDArray[Any] = np.frombuffer(data, np.uint8, offset=start).copy().view(dtype)
     return values.reshape(shape, order="F" if is_fortran else "C")
 
 
 def _npy_start(data: memoryview) -> int:
     """Where the values begin."""
-    width = 2 if data[6:7] == b"\1" else 4
+    width = 2 if bytes(data[6:7]) == b"\1" else 4
     start = 8 + width + int.from_bytes(data[8 : 8 + width], "little")
-    if data[:6] != b"\x93NUMPY" or start > len(data):
+    if bytes(data[:6]) != np.lib.format.MAGIC_PREFIX or start > len(data):
         raise EncodingError(f"expected a .npy file, but found {brief(data)} ({len(data)} bytes)")
     return start
 
@@ -159,14 +181,18 @@ def _decode_npz(data: memoryview) -> dict[str, Any]:
     return arrays
 
 
-_DECODERS: Mapping[str, Decode] = MappingProxyType(
+_BYTES = _Kind("bytes", BytesEncoding().decode)
+_KINDS: Mapping[str, _Kind] = MappingProxyType(
     {
-        **dict.fromkeys(("json", "jsn"), _decode_json),
-        **dict.fromkeys(("txt", "text", "transcript", "caption"), StrEncoding().decode),
-        **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), _decode_int),
-        **dict.fromkeys(IMAGE_ENDINGS, _decode_image),
-        "npy": decode_npy,
-        "npz": _decode_npz,
+        **dict.fromkeys(("json", "jsn"), _Kind("json", _decode_json)),
+        **dict.fromkeys(("txt", "text", "transcript", "caption"), _Kind("str", StrEncoding().decode)),
+        **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), _Kind("int", _decode_int)),
+        **dict.fromkeys(("jpg", "jpeg"), _Kind("jpeg", _decode_image)),
+        "png": _Kind("png", _decode_image),
+        "webp": _Kind("pil", _decode_image),
+        "npy": _Kind("ndarray", decode_npy),
+        "npz": _Kind("pkl", _decode_npz),
+        **dict.fromkeys(("pkl", "pickle", "pyd", "pth", "pt"), _Kind("pkl", _refuse)),
     }
 )
-"""By the last ending; what is not here is bytes."""
+"""By the last ending; what is not here is bytes. The only encoding that holds several arrays is pkl."""

@@ -10,7 +10,8 @@ Left out are members that are no plain files, files without a dot or that begin 
 called like ``__meta__``, or is itself called so.
 
 A sample has the columns whose members it has; an index names those that any sample of a shard has. How many samples a
-shard has is told by its headers, or by an index that another library left beside it.
+shard has is told by its headers, or by an index that another library left beside it: then of its columns only those of
+its first samples are known.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from lightning_streaming.errors import (
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.images import require_pillow
 from lightning_streaming.formats.mds import map_file
-from lightning_streaming.formats.member_values import IMAGE_ENDINGS, UNSAFE_ENDINGS, decoder, last_ending
+from lightning_streaming.formats.member_values import decoder, is_image, is_refused, kind_of
 from lightning_streaming.formats.other_formats import StoredFiles, other_shard
+from lightning_streaming.formats.published_counts import published_counts
 from lightning_streaming.formats.shard_table import FileInfo, ShardInfo, check_columns, column_names
 from lightning_streaming.formats.tar_members import Members, read_members
 from lightning_streaming.formats.tar_windows import StoredWindow, UnpackedWindow
@@ -43,6 +45,8 @@ KEY = "__key__"
 _NAME = "webdataset"
 _PACKED = {".tar": None, ".tar.gz": "gz", ".tgz": "gz"}
 """How files are compressed, by how their names end."""
+_ENOUGH = 16
+"""So many samples tell the columns, of a file that need not be counted."""
 
 
 class WebDatasetFormat:
@@ -50,9 +54,14 @@ class WebDatasetFormat:
 
     def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Iterator[ShardInfo]:
         """See :meth:`OtherFormat.describe`."""
-        for tar in _tar_files(files):
+        tars, counts = _tar_files(files), None
+        for tar in tars:
             before = known.get(tar.raw_name)
-            yield before if before is not None and tar.is_that_of(before) else _described(files, tar)
+            if before is not None and tar.is_that_of(before):
+                yield before
+                continue
+            counts = published_counts(files) if counts is None else counts
+            yield _described(files, tar, counts.get(tar.name))
 
     def check(self, info: ShardInfo, columns: Sequence[str] | None) -> None:
         """See :meth:`OtherFormat.check`.
@@ -63,14 +72,14 @@ class WebDatasetFormat:
         names = column_names(info)
         if KEY not in names:
             raise IndexFormatError(f"the index entry of {info.raw_data.basename} must have the column {KEY}")
-        endings = {name: last_ending(name) for name in names if columns is None or name in columns}
-        unsafe = [name for name, ending in endings.items() if ending in UNSAFE_ENDINGS]
-        if unsafe:
+        wanted = [name for name in names if columns is None or name in columns]
+        unsafe = next(filter(is_refused, wanted), None)
+        if unsafe is not None:
             raise ConfigError(
-                f"{info.raw_data.basename} has a column {unsafe[0]!r}, which can run any code when it is read; "
+                f"{info.raw_data.basename} has a column {unsafe!r}, which can run any code when it is read; "
                 "name the others with columns= to read only these"
             )
-        if IMAGE_ENDINGS.intersection(endings.values()):
+        if any(map(is_image, wanted)):
             try:
                 require_pillow()
             except MissingDependencyError as error:
@@ -125,18 +134,21 @@ def _tar_files(files: StoredFiles) -> list[_TarFile]:
     return sorted(found.values(), key=lambda tar: tar.name)
 
 
-def _described(files: StoredFiles, tar: _TarFile) -> ShardInfo:
-    """Go through all headers of a file."""
+def _described(files: StoredFiles, tar: _TarFile, count: int | None) -> ShardInfo:
+    """Go through all headers of a file; or through the first ones, where somebody has counted its samples."""
     shown = f"{files.shown}/{tar.name}"
     stored = FileInfo(basename=tar.name, bytes=tar.size, hashes={})
     if tar.compression is None:
-        samples = Samples.of(read_members(StoredWindow(files, tar.name, tar.size), shown), shown)
-        return other_shard(_NAME, len(samples), stored, samples.column_names, {})
+        samples = Samples(shown)
+        for members in read_members(StoredWindow(files, tar.name, tar.size), shown):
+            samples.add(members)
+            if count is not None and _ENOUGH < len(samples) <= count:
+                return other_shard(_NAME, count, stored, samples.kinds, {})
+        return other_shard(_NAME, len(samples), stored, samples.kinds, {})
     window = UnpackedWindow(files, tar.name, tar.size)
     samples = Samples.of(read_members(window, shown), shown)
     raw = FileInfo(basename=tar.raw_name, bytes=window.raw_bytes(), hashes={})
-    names, compression = samples.column_names, tar.compression
-    return other_shard(_NAME, len(samples), raw, names, {}, compression=compression, zip_data=stored)
+    return other_shard(_NAME, len(samples), raw, samples.kinds, {}, compression=tar.compression, zip_data=stored)
 
 
 # --- members to samples ---
@@ -165,11 +177,7 @@ class Samples:
 
     @classmethod
     def of(cls, members: Iterable[Members], shown: str) -> Samples:
-        """Those of a whole file.
-
-        Raises:
-            ShardCorruptError: A key comes again after others, or a sample has two members of one column.
-        """
+        """Those of a whole file; raises as :meth:`add` does."""
         samples = cls(shown)
         for some in members:
             samples.add(some)
@@ -179,12 +187,16 @@ class Samples:
         return len(self.keys)
 
     @property
-    def column_names(self) -> tuple[str, ...]:
-        """The key's, and all that any sample has, sorted."""
-        return (KEY, *sorted(self.columns))
+    def kinds(self) -> dict[str, str]:
+        """The key's column, and all that any sample has, sorted; each with the MDS encoding of its values."""
+        return {KEY: "str", **{column: kind_of(column) for column in sorted(self.columns)}}
 
     def add(self, members: Members) -> None:
-        """Go on with the members that come next; see :meth:`of`."""
+        """Go on with the members that come next.
+
+        Raises:
+            ShardCorruptError: A key comes again after others, or a sample has two members of one column.
+        """
         numbers, keys, columns, firsts = self._numbers, self.keys, self.column_of, self.firsts
         starts, stops = self.starts, self.stops
         last = keys[-1] if keys else None
