@@ -14,7 +14,7 @@ from lightning_streaming.formats.compression import check_algorithm
 from lightning_streaming.formats.index import FileInfo, ShardInfo
 from lightning_streaming.formats.mds import Decoder, MDSReader, read_places, table_bytes
 from lightning_streaming.formats.mds_samples import PlainSchema, check_safe, plain_schema, read_decoder
-from lightning_streaming.formats.other_formats import ShardReader, other_format
+from lightning_streaming.formats.other_formats import OtherFormat, ShardReader
 from lightning_streaming.formats.plain_rows import PlainRows
 from lightning_streaming.formats.row_files import row_layout
 from lightning_streaming.formats.shard_table import OTHER_FORMATS, check_columns
@@ -109,6 +109,29 @@ def may_be_flat(info: ShardInfo) -> bool:
         layout = row_layout(info)
         return info.format == "megatron" if layout is None else layout.plain(None) is not None
     return info.format == "mds"
+
+
+def other_format(name: str, block_length: int | None = None) -> OtherFormat:
+    """The format of this name.
+
+    Args:
+        name: One of ``OTHER_FORMATS``.
+        block_length: Tokens of a sample, where the format has no other borders; only used to describe data.
+
+    Raises:
+        ConfigError: There is none; or it has no tokens to be cut.
+    """
+    if name == "npy":
+        return NpyFormat(block_length)
+    if name == "megatron":
+        return MegatronFormat(block_length)
+    if name == "litdata":
+        return LitDataFormat(block_length)
+    if name != "webdataset":
+        raise ConfigError(f"format must be one of {', '.join(OTHER_FORMATS)}, but is {name!r}")
+    if block_length is not None:
+        raise ConfigError("block_length cuts tokens into samples, but format='webdataset' has samples of its own")
+    return WebDatasetFormat()
 
 
 class FilePart(NamedTuple):
