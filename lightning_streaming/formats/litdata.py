@@ -1,15 +1,15 @@
 """Directories that litData optimised, read as they lie: their ``index.json``, and the chunks that it names.
 
-    chunks          of each: filename, chunk_size (samples), chunk_bytes (of the file before it is zipped as a whole),
-                    and dim, the values of all samples together where these are rows of tokens
-    config          data_format    the serializer of each leaf of a sample
-                    data_spec      how a sample is built of its leaves
-                    compression    null or "zstd", or that with a level
-                    compression_level    what is zipped: the "chunk", also where it is missing, a "batch" of samples, or
-                                         each "sample"
-                    types          what the samples hold; where all of it is JSON, they lie as rows of Arrow
-                    item_loader    what reads the chunks: "PyTreeLoader", also where it is missing, or "TokensLoader"
-                    encryption     null
+chunks          of each: filename, chunk_size (samples), chunk_bytes (of the file before it is zipped as a whole),
+                and dim, the values of all samples together where these are rows of tokens
+config          data_format    the serializer of each leaf of a sample
+                data_spec      how a sample is built of its leaves
+                compression    null or "zstd", or that with a level
+                compression_level    what is zipped: the "chunk", also where it is missing, a "batch" of samples, or
+                                     each "sample"
+                types          what the samples hold; where all of it is JSON, they lie as rows of Arrow
+                item_loader    what reads the chunks: "PyTreeLoader", also where it is missing, or "TokensLoader"
+                encryption     null
 """
 
 from __future__ import annotations

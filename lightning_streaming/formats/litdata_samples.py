@@ -204,9 +204,7 @@ def _compiled(spec: str, serializers: tuple[str, ...], columns: frozenset[str] |
             builds.append((column, build))
         for serializer in (next(names) for _ in range(count)):
             leaves.append((column, _wanted_leaf(column, serializer) if wanted else None))
-    return LitDataDecoder(
-        struct.Struct(f"<{len(serializers)}I"), tuple(leaves), None if tree.flat else tuple(builds)
-    )
+    return LitDataDecoder(struct.Struct(f"<{len(serializers)}I"), tuple(leaves), None if tree.flat else tuple(builds))
 
 
 def _wanted_leaf(column: str, serializer: str) -> Decode:

@@ -45,7 +45,12 @@ def _file(number: int, kind: str, mode: str = "RGB") -> bytes:
 
 
 def _rows(number: int) -> dict[str, Any]:
-    return {"text": f"text {number} é" * (number % 3), "number": number * 7**17, "share": number / 3, "raw": bytes([number % 256])}
+    return {
+        "text": f"text {number} é" * (number % 3),
+        "number": number * 7**17,
+        "share": number / 3,
+        "raw": bytes([number % 256]),
+    }
 
 
 def _mixed(number: int) -> dict[str, Any]:
@@ -90,7 +95,11 @@ def _media(number: int) -> dict[str, Any]:
 DATASETS: dict[str, tuple[Callable[[int], Any], int, dict[str, Any]]] = {
     "rows": (_rows, 270, {"chunk_size": 260}),
     "rows_zstd": (_rows, 12, {"chunk_size": 7, "compression": "zstd"}),
-    "records": (lambda n: {"id": n, "turns": [{"role": "user", "text": "é" * n}], "maybe": None if n % 2 else "x"}, 9, {}),
+    "records": (
+        lambda n: {"id": n, "turns": [{"role": "user", "text": "é" * n}], "maybe": None if n % 2 else "x"},
+        9,
+        {},
+    ),
     "mixed": (_mixed, 9, {}),
     "mixed_chunk": (_mixed, 9, {"compression": "zstd:4", "compression_level": "chunk"}),
     "mixed_batch": (_mixed, 9, {"compression": "zstd", "compression_batch_size": 2}),
