@@ -16,6 +16,7 @@ from typing import Any
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.hashing import hash_names
+from lightning_streaming.formats.shard_table import OTHER_FORMATS
 from lightning_streaming.storage import Location, StorageOptions, local_path, mask_url
 
 CACHE_VARIABLE = "LIGHTNING_STREAMING_CACHE"
@@ -62,6 +63,10 @@ class CacheConfig:
     """The hash to check fetched files by; None or empty for the cheapest one that the index records, if any."""
     keep_zip: bool = False
     """Whether the compressed form of a fetched file is kept beside the raw one."""
+    format: str | None = None
+    """What lies there, if it is not a dataset with an index: one of ``OTHER_FORMATS``."""
+    block_length: int | None = None
+    """Tokens of a sample, where the format has no other borders."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
@@ -81,10 +86,30 @@ class CacheConfig:
                 f"download_timeout of stream {self.name!r} must be a positive number of seconds, "
                 f"but is {self.download_timeout}"
             )
+        self._check_format()
         if self.validate_hash and self.validate_hash not in hash_names():
             raise ConfigError(
                 f"validate_hash of stream {self.name!r} must be one of {', '.join(hash_names())}, "
                 f"but is {self.validate_hash!r}"
+            )
+
+    def _check_format(self) -> None:
+        if self.format is not None and self.format not in OTHER_FORMATS:
+            raise ConfigError(
+                f"format of stream {self.name!r} must be one of {', '.join(OTHER_FORMATS)}, but is {self.format!r}; "
+                "leave it out for a dataset with an index.json"
+            )
+        length = self.block_length
+        if length is None:
+            return
+        if not isinstance(length, int) or isinstance(length, bool) or length < 1:
+            raise ConfigError(
+                f"block_length of stream {self.name!r} must be a positive whole number, but is {length!r}"
+            )
+        if self.format is None:
+            raise ConfigError(
+                f"block_length of stream {self.name!r} cuts tokens of another format into samples; give format= too, "
+                "or leave it out"
             )
 
     @property
@@ -112,11 +137,18 @@ class CacheConfig:
 
     def cache_directory(self) -> Path:
         """The directory that is ours to write to: for fetched files, or for raw files of compressed ones in place."""
-        source = self.source_directory()
+        source, local = self.source_directory(), _absolute(self.local)
         if source is not None:
-            return default_cache_directory(str(source))
-        local = _absolute(self.local)
-        return local or default_cache_directory(self.remote or "", self.storage_options)
+            whole = default_cache_directory(str(source))
+        elif local is not None:
+            return local
+        else:
+            whole = default_cache_directory(self.remote or "", self.storage_options)
+        if self.format is None:
+            return whole
+        # Blocks of another length are other samples of the same files, with an index of their own.
+        length = f"-{self.block_length}" if self.block_length else ""
+        return whole.with_name(f"{whole.name}-{self.format}{length}")
 
 
 def _absolute(location: str | Path | None) -> Path | None:

@@ -8,6 +8,7 @@ more. The steps are such that whoever is killed between two of them leaves files
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import time
@@ -21,6 +22,7 @@ from lightning_streaming.cache import index_files
 from lightning_streaming.cache.config import CacheConfig, remote_digest
 from lightning_streaming.cache.file_states import CacheDirectory
 from lightning_streaming.cache.index_files import FoundIndex, IndexForms, IndexLock
+from lightning_streaming.cache.made_index import found_or_made
 from lightning_streaming.cache.manifest import (
     CacheManifest,
     IndexCheck,
@@ -150,14 +152,20 @@ class IndexCache:
 
     def _read_first(self) -> DatasetIndex:
         source = self._config.source_directory()
-        found = self._read_cached_or_remote() if source is None else self._read_in_place(source / INDEX_BASENAME)
+        if source is None:
+            found = self._read_cached_or_remote()
+        elif self._config.format is None:
+            found = self._read_in_place(source / INDEX_BASENAME)
+        else:
+            found = self._read_made()
         self._digest, self._text = found.digest, found.text
         if found.is_new:  # not before: what was read of an old one would keep it
             self._forms.sweep(keep=found.digest)
         return found.index
 
     def _read_again(self, digest: str) -> DatasetIndex:
-        path = (self._config.source_directory() or self._directory) / INDEX_BASENAME
+        source = self._config.source_directory() if self._config.format is None else None
+        path = (source or self._directory) / INDEX_BASENAME
         if self._text is not None:
             return parse_index(self._text, str(path))
         form = self._forms.open(digest)
@@ -198,6 +206,26 @@ class IndexCache:
                 f"there is no dataset at {path.parent}: {path} does not exist; correct the path, or, if this directory "
                 "is to be filled from elsewhere, give that as remote and this as local"
             ) from None
+
+    def _read_made(self) -> FoundIndex:
+        """The index of data of another format that is read in place: made anew where its files have changed."""
+        if not self._may_write():
+            text = self._made(None)
+            return FoundIndex(parse_index(text, str(self._location)), hashlib.sha256(text).hexdigest(), text)
+        with self._lock() as lock:
+            manifest = self._settle_manifest(lock)
+            cached = self._load_cached(lock.scratch, manifest.digest)
+            lock.arriving.write_bytes(self._made(cached))
+            found = self._forms.load(lock.arriving, scratch=lock.scratch, shown=str(self._location))
+            if cached is None or cached.digest != found.digest:
+                self._replace(lock)
+            return found
+
+    def _made(self, before: FoundIndex | None) -> bytes:
+        """The text of an index of data of another format."""
+        assert self._config.format is not None, "else there is one"
+        known = None if before is None else before.index
+        return found_or_made(self._config.location, self._config.format, self._config.block_length, known)
 
     def _may_write(self) -> bool:
         """Whether the cache directory of a dataset that is read in place is there, or could be made."""
@@ -270,7 +298,7 @@ class IndexCache:
     def _fetch_if_changed(self, cached: FoundIndex, manifest: CacheManifest, lock: IndexLock) -> FoundIndex:
         """Ask for the remote's version of a large index; a small one is fetched in no more time than that takes."""
         check = manifest.check_of(cached.digest)
-        if cached.text is None and check is not None:
+        if cached.text is None and check is not None and self._config.format is None:
             with suppress(ObjectNotFoundError):  # said of every failure over HTTP; fetching it tells which
                 version = self._remote_version()
                 size = (self._directory / INDEX_BASENAME).stat().st_size
@@ -279,11 +307,14 @@ class IndexCache:
         return self._fetch(cached, manifest, lock)
 
     def _fetch(self, cached: FoundIndex | None, manifest: CacheManifest, lock: IndexLock) -> FoundIndex:
-        self._location.download(lock.arriving)
+        if self._config.format is None:
+            self._location.download(lock.arriving)
+        else:
+            lock.arriving.write_bytes(self._made(cached))
         size = lock.arriving.stat().st_size
         fetched = self._forms.load(lock.arriving, scratch=lock.scratch, shown=str(self._location))
         version: Mapping[str, Any] = {}
-        if fetched.text is None:
+        if fetched.text is None and self._config.format is None:
             with suppress(StorageError):
                 version = self._remote_version()
         if cached is None or cached.digest != fetched.digest:

@@ -181,7 +181,7 @@ _SCHEMA_KEYS = {
     "csv": ("column_names", "column_encodings", "newline"),
     "tsv": ("column_names", "column_encodings", "newline"),
     "xsv": ("column_names", "column_encodings", "newline", "separator"),
-    **dict.fromkeys(OTHER_FORMATS, ("column_names", "described")),
+    **dict.fromkeys(OTHER_FORMATS, ("column_names", "column_encodings", "described")),
 }
 _PARALLEL = ("column_names", "column_encodings", "column_sizes")
 """Lists that say something of each column, where a format has them."""

@@ -7,8 +7,9 @@ nothing of formats. A shard is a file of the data, or several that belong togeth
     format          one of OTHER_FORMATS
     raw_data        the file; where it is compressed, the file that it becomes, with zip_data for the file as it lies
     raw_meta        a second file without which the first cannot be read; or none
-    column_names    the columns of each sample
-    described       JSON text: what else the format has to know of all shards alike
+    column_names, column_encodings
+                    the columns of each sample, and the MDS encodings that would hold their values
+    described       JSON text: what else the format has to know of all shards alike; "block_length" where one is asked
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from lightning_streaming.errors import ConfigError
+from lightning_streaming.errors import ConfigError, IndexFormatError
 from lightning_streaming.formats.shard_table import OTHER_FORMATS, FileInfo, ShardInfo
+from lightning_streaming.formats.values import brief
 
 
 class ShardReader(Protocol):
@@ -107,28 +109,34 @@ class OtherFormat(Protocol):
         ...
 
 
-def other_format(name: str) -> OtherFormat:
+def other_format(name: str, block_length: int | None = None) -> OtherFormat:
     """The format of this name; what it needs is imported now.
 
+    Args:
+        name: One of ``OTHER_FORMATS``.
+        block_length: Tokens of a sample, where the format has no other borders; only used to describe data.
+
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is none; or it has no tokens to be cut.
     """
     if name == "npy":
         from lightning_streaming.formats.npy import NpyFormat
 
-        return NpyFormat()
+        return NpyFormat(block_length)
     if name == "megatron":
         from lightning_streaming.formats.megatron import MegatronFormat
 
-        return MegatronFormat()
-    if name == "webdataset":
-        from lightning_streaming.formats.webdataset import WebDatasetFormat
-
-        return WebDatasetFormat()
+        return MegatronFormat(block_length)
     if name == "litdata":
         from lightning_streaming.formats.litdata import LitDataFormat
 
-        return LitDataFormat()
+        return LitDataFormat(block_length)
+    if name == "webdataset":
+        from lightning_streaming.formats.webdataset import WebDatasetFormat
+
+        if block_length is not None:
+            raise ConfigError("block_length cuts tokens into samples, but format='webdataset' has samples of its own")
+        return WebDatasetFormat()
     raise ConfigError(f"format must be one of {', '.join(OTHER_FORMATS)}, but is {name!r}")
 
 
@@ -136,7 +144,7 @@ def other_shard(
     shard_format: str,
     samples: int,
     raw_data: FileInfo,
-    column_names: Sequence[str],
+    columns: Mapping[str, str],
     described: Mapping[str, Any],
     *,
     raw_meta: FileInfo | None = None,
@@ -146,6 +154,8 @@ def other_shard(
     """The entry of a shard in an index; arguments are those of :class:`ShardInfo`.
 
     Args:
+        columns: The columns of each sample, with the MDS encoding that their values would have, like "ndarray:uint16";
+            for who looks at columns without a look at samples.
         described: What the format has to know of all shards alike, as plain JSON values.
     """
     return ShardInfo(
@@ -158,13 +168,25 @@ def other_shard(
         zip_data=zip_data,
         raw_meta=raw_meta,
         schema={
-            "column_names": tuple(column_names),
+            "column_names": tuple(columns),
+            "column_encodings": tuple(columns.values()),
             "described": json.dumps(described, sort_keys=True, separators=(",", ":")),
         },
     )
 
 
 def described(info: ShardInfo) -> dict[str, Any]:
-    """What :func:`other_shard` was given."""
-    found: dict[str, Any] = json.loads(info.schema["described"])
+    """What :func:`other_shard` was given; empty for a shard of another format.
+
+    Raises:
+        IndexFormatError: It is no JSON object.
+    """
+    if info.format not in OTHER_FORMATS:
+        return {}
+    try:
+        found = json.loads(info.schema["described"])
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise IndexFormatError(f"described must be the text of a JSON object, but is {brief(info.schema['described'])}")
     return found

@@ -109,6 +109,11 @@ def table_part(info: ShardInfo) -> FilePart:
     return FilePart(file, 0, stop)
 
 
+def has_lone_samples(info: ShardInfo) -> bool:
+    """Whether single samples of a shard can be read by their bytes alone."""
+    return info.compression is None and info.format not in OTHER_FORMATS
+
+
 class LoneSamples:
     """Single samples of one shard.
 

@@ -25,7 +25,7 @@ from torch.utils.data import default_collate
 from lightning_streaming.errors import StreamingError
 from lightning_streaming.formats.mds import MDSReader
 from lightning_streaming.formats.mds_samples import PlainRows
-from lightning_streaming.formats.shard import ShardReader
+from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.loading.reading import Reading, WorkerPass, by_shard, decoded
 
 _MOST_BYTES = 1 << 20

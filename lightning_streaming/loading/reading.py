@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import FormatError, StreamingError
-from lightning_streaming.formats.shard import ShardReader
+from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.loading.bad_samples import BadSamples
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.group_values import groups_of

@@ -22,11 +22,12 @@ from lightning_streaming.cache.usage import CacheEntry
 from lightning_streaming.errors import ConfigError, FormatError, ObjectNotFoundError, ShardCorruptError, StreamingError
 from lightning_streaming.formats.encodings import register_encoding, registered_encodings
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
+from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.formats.shard import (
     LoneSamples,
-    ShardReader,
     check_shard,
     check_wanted,
+    has_lone_samples,
     open_shard,
     table_part,
 )
@@ -553,7 +554,7 @@ class SampleSource:
     def _read_alone(self, shard: int, index: int) -> dict[str, Any] | None:
         """One sample by its bytes alone; None where its shard is here, or cannot be read like that."""
         cache, info = self._checked(shard)
-        if info.compression is not None or cache.has(info):
+        if not has_lone_samples(info) or cache.has(info):
             return None
         columns = self._columns_of(shard)
         try:

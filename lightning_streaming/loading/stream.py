@@ -34,7 +34,7 @@ _MOST_NAMES = 5
 @explains_options_of(SelectionOptions)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stream(SelectionOptions):
-    """A dataset directory with an ``index.json``, and its share of an epoch.
+    """A dataset directory with an ``index.json``, or data of another format, and its share of an epoch.
 
     Args:
         remote: Where the shards come from: a path, or any URL fsspec knows (``s3://``, ``gs://``, ``https://``, ...).
@@ -52,6 +52,10 @@ class Stream(SelectionOptions):
         keep_zip: Keep compressed files beside the decompressed ones.
         join: Datasets whose columns are read together with its own, by name: each a path or URL, or arguments of
             :class:`~lightning_streaming.Join`, like ``{"remote": "s3://captions", "on": "id"}``.
+        format: What lies at ``remote``, if it is not MDS: "npy", "megatron", "webdataset" or "litdata"; it is read
+            as it lies, see docs/other-formats.md.
+        block_length: With ``format`` "npy", "megatron" or "litdata", of tokens: a sample is a block of so many,
+            whatever documents they are of.
         follow: Whether epochs that have not begun read what was appended to the stream meanwhile; otherwise a run stays
             with the shards that it began with. See docs/resume.md.
     """
@@ -66,6 +70,8 @@ class Stream(SelectionOptions):
     download_timeout: float | None = None
     validate_hash: str | None = None
     keep_zip: bool | None = None
+    format: str | None = None
+    block_length: int | None = None
     join: Mapping[str, Any] | None = None
     follow: bool | None = None
 
@@ -102,6 +108,8 @@ class Stream(SelectionOptions):
             download_timeout=told.download_timeout,
             validate_hash=told.validate_hash,
             keep_zip=told.keep_zip,
+            format=told.format,
+            block_length=told.block_length,
         )
 
     def joined(self) -> Mapping[str, Join]:
@@ -119,6 +127,8 @@ class Stream(SelectionOptions):
                 remote=None if asked.remote is None else str(asked.remote),
                 local=asked.local,
                 storage_options=asked.storage_options,
+                format=None,
+                block_length=None,
             )
             made[join] = JoinSource(asked, ShardCache(config))
             made[join].cache.label = joined_label(f"stream {name!r}", join)
@@ -167,6 +177,10 @@ class StreamDefaults:
         download_timeout: Seconds without a byte arriving after which an attempt ends, for streams that do not say.
         validate_hash: Hash to check downloads with, for streams that do not say. None: one that the index offers.
         keep_zip: Keep compressed files beside the decompressed ones, for streams that do not say.
+        format: What all streams are of that do not say, if it is not MDS: "npy", "megatron", "webdataset" or "litdata";
+            read as it lies. See docs/other-formats.md.
+        block_length: With ``format`` "npy", "megatron" or "litdata" of tokens: a sample is a block of so many, for
+            streams that do not say.
         follow: Whether epochs that have not begun read what was appended to a stream meanwhile, for streams that do not
             say.
     """
@@ -179,6 +193,8 @@ class StreamDefaults:
     download_timeout: float = 60.0
     validate_hash: str | None = None
     keep_zip: bool = False
+    format: str | None = None
+    block_length: int | None = None
     follow: bool = False
 
 

@@ -110,21 +110,22 @@ def run_on_loop(filesystem: Any, work: Coroutine[Any, Any, _Result]) -> _Result:
         raise
 
 
-def call(filesystem: Any, method: str, *args: object, timeout: float) -> Any:
+def call(filesystem: Any, method: str, *args: object, timeout: float, **options: object) -> Any:
     """Call a method of a filesystem under a deadline.
 
     Args:
         filesystem: An fsspec filesystem.
         method: For example ``"put_file"``.
         args: What to pass to it.
+        options: The same by name.
         timeout: Seconds, after which the transfer is cancelled with a TimeoutError. A filesystem that is not
             asynchronous, like sftp, cannot be cancelled: it is left alone with its transfer.
     """
     if filesystem.async_impl:
-        work = getattr(filesystem, f"_{method}")(*args)
+        work = getattr(filesystem, f"_{method}")(*args, **options)
         return run_on_loop(filesystem, watched(work, StallClock(), math.inf, timeout))
     try:
-        return run_watched(lambda: getattr(filesystem, method)(*args), StallClock(), math.inf, timeout)
+        return run_watched(lambda: getattr(filesystem, method)(*args, **options), StallClock(), math.inf, timeout)
     except TimeoutError:
         abandon(filesystem)
         raise

@@ -239,6 +239,20 @@ class Location:
 
         return self._attempt("list", look)
 
+    def walk_sizes(self) -> dict[str, int]:
+        """The same, with the bytes of each file; but for files and directories whose names begin with a dot.
+
+        It need not exist.
+        """
+
+        def look(filesystem: Any, path: str) -> dict[str, int]:
+            root = path.rstrip("/") + "/"
+            found = call(filesystem, "find", root, timeout=self._seconds(_LIST_SECONDS), detail=True)
+            below = {one[len(root) :]: told["size"] for one, told in found.items() if one.startswith(root)}
+            return {name: below[name] for name in sorted(below) if name and "/." not in f"/{name}"}
+
+        return self._attempt("list", look)
+
     def put(self, *pieces: bytes | memoryview) -> None:
         """Store an object, whole or not at all, in place of one that is there."""
         path = self.path

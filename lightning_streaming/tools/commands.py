@@ -24,6 +24,7 @@ _NOT_TEXT = re.compile(r'true|false|null|-?(0|[1-9]\d*)(\.\d+)?|[\[{"].*', re.DO
 _LAYOUT = RawDescriptionHelpFormatter
 COMMANDS = {
     "convert": "make a dataset of JSON lines, CSV, Parquet, tar files, images or texts",
+    "index": "make the index of data of another format, ahead of the runs that read it as it lies",
     "inspect": "show what a dataset holds: columns, sizes, first samples",
     "verify": "check every file and every sample of a dataset, and repair it",
     "copy": "copy a dataset to another directory or store, checked",

@@ -25,7 +25,7 @@ from lightning_streaming.errors import ConfigError, StreamingError
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.encodings import is_unsafe
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
-from lightning_streaming.formats.shard import LoneSamples, check_shard, open_shard, table_part
+from lightning_streaming.formats.shard import LoneSamples, check_shard, has_lone_samples, open_shard, table_part
 from lightning_streaming.tools.commands import (
     add_dataset,
     add_json,
@@ -261,7 +261,7 @@ def _samples_of(place: StoredDataset, shard: ShardInfo, number: int, names: list
     wanted: dict[str, Any] = {"allow_unsafe_types": True, "columns": names}
     if not names:  # nothing is decoded, so nothing is fetched
         yield from [{}] * number
-    elif place.directory is None and shard.compression is None:
+    elif place.directory is None and has_lone_samples(shard):
         table, *span = table_part(shard)
         samples = LoneSamples(shard, (place.at / table.basename).read_range(*span), **wanted)
         start = samples.part(0).start

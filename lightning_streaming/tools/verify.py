@@ -35,7 +35,8 @@ from lightning_streaming.files import appears_whole, join_under
 from lightning_streaming.formats.encodings import is_unsafe
 from lightning_streaming.formats.images import PILLOW_ERRORS, load_whole
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, parse_index
-from lightning_streaming.formats.shard import ShardReader, check_shard, open_shard, was_written_for
+from lightning_streaming.formats.other_formats import ShardReader
+from lightning_streaming.formats.shard import check_shard, open_shard, was_written_for
 from lightning_streaming.tools import stored_dataset
 from lightning_streaming.tools.commands import add_dataset, add_json, add_storage_options, add_workers, usable_cpus
 from lightning_streaming.tools.console import BAD, FINE, counted, first_few, is_image, print_json, print_table, progress

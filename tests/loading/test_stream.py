@@ -90,6 +90,8 @@ REFUSED: dict[str, list[Any]] = {
     "download_timeout": [0, -1, float("nan"), float("inf")],
     "validate_hash": ["sha2", "SHA1"],
     "keep_zip": [],
+    "format": ["mds", "NPY", "", 3],
+    "block_length": [0, -1, 2.5, True, "2049", 5],
     "follow": [],
     "epoch_size": [-1, "-1", "ten", "1.5", "1x", "0", 0.5, float("nan")],
     "predownload": [0, -1, 1.5, "8"],

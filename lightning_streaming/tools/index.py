@@ -1,0 +1,116 @@
+"""Make the index of data that another library wrote, ahead of the runs that read it as it lies.
+
+    lightning-streaming index s3://bucket/tars --format webdataset
+    lightning-streaming index data/tokens --format npy --block-length 2049
+    lightning-streaming index https://host/corpus --format megatron --out corpus
+
+Runs read such data with format= (docs/other-formats.md). The first of them on each node looks at all files and keeps
+an index of what it found, which for tar files means to read through them. This does it once for all: it writes
+index.json beside the data, where every run finds it, or into --out, for somebody else to put it there.
+
+Files that were looked at before are not looked at again, unless their size has changed: also when this was interrupted
+and is started again. After files were added, run it again.
+"""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from lightning_streaming.cache.made_index import made_index
+from lightning_streaming.cache.shared_files import make_cache_directory
+from lightning_streaming.errors import ConfigError, FormatError
+from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index
+from lightning_streaming.formats.shard_table import OTHER_FORMATS
+from lightning_streaming.loading.stream import Stream, StreamDefaults
+from lightning_streaming.storage import Location
+from lightning_streaming.tools.commands import add_json, add_storage_options
+from lightning_streaming.tools.console import FINE, print_json, print_table, progress
+
+_JOURNAL = ".index.journal"
+"""In the cache directory that a run would use: what was found so far."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Say what it can be told."""
+    add = parser.add_argument
+    add("source", metavar="SRC", help="directory or URL of the data")
+    add("--format", required=True, choices=OTHER_FORMATS, help="what lies there")
+    add("--block-length", type=int, metavar="N", help="tokens of a sample, where it is to be a block of so many")
+    add("--out", metavar="DIR", help="directory or URL to write index.json into; by default SRC")
+    add_json(parser)
+    add_storage_options(parser)
+
+
+def run(args: Namespace) -> int:
+    """Make the index, and say what is in it."""
+    stream = Stream(
+        remote=args.source,
+        storage_options=args.storage_options,
+        format=args.format,
+        block_length=args.block_length,
+    )
+    config = stream.cache_config("0", StreamDefaults())
+    source, out = config.location, _out(args, config.location)
+    known, began = _known(out), time.monotonic()
+    directory = config.cache_directory()
+    make_cache_directory(directory)
+    with progress(None, "look at", "shards") as advance:
+        text = made_index(
+            source,
+            args.format,
+            args.block_length,
+            known=known,
+            journal=directory / _JOURNAL,
+            progress=advance,
+        )
+    (out / INDEX_BASENAME).put(text)
+    report = _report(parse_index(text, str(out)), str(out / INDEX_BASENAME), time.monotonic() - began)
+    if args.json:
+        print_json(report)
+    else:
+        print_table("index", ("", ""), [(name.replace("_", " "), str(value)) for name, value in report.items()])
+    return FINE
+
+
+def _out(args: Namespace, source: Location) -> Location:
+    """Where the index goes.
+
+    Raises:
+        ConfigError: There is another library's index of the same name.
+    """
+    if args.out is not None:
+        return Location(args.out, args.storage_options if "://" in args.out else {}, source.attempts, source.timeout)
+    left = (source / INDEX_BASENAME).read_if_there()
+    if left is not None and _parsed(left) is None:
+        raise ConfigError(
+            f"{source / INDEX_BASENAME} is there, and is no index of ours; it is not replaced. Give --out another "
+            "directory, or none: runs look at such data themselves"
+        )
+    return source
+
+
+def _known(out: Location) -> DatasetIndex | None:
+    """The index that was made before."""
+    left = (out / INDEX_BASENAME).read_if_there()
+    return None if left is None else _parsed(left)
+
+
+def _parsed(text: bytes) -> DatasetIndex | None:
+    try:
+        return parse_index(text, INDEX_BASENAME)
+    except FormatError:
+        return None
+
+
+def _report(index: DatasetIndex, written: str, seconds: float) -> dict[str, Any]:
+    columns = [name for _, shard in index.shards.examples()[:1] for name in shard.schema["column_names"]]
+    return {
+        "written_to": written,
+        "shards": len(index.shards),
+        "samples": index.num_samples,
+        "bytes": int(index.shards.data_bytes().sum()),
+        "columns": ", ".join(columns),
+        "seconds": round(seconds, 1),
+    }
