@@ -36,7 +36,7 @@ from lightning_streaming.formats.litdata_chunks import (
     require_pyarrow,
 )
 from lightning_streaming.formats.litdata_leaves import item_bytes, leaf_decoder
-from lightning_streaming.formats.litdata_samples import ONLY_COLUMN, parse_tree, sample_decoder
+from lightning_streaming.formats.litdata_samples import parse_tree, sample_decoder
 from lightning_streaming.formats.mds import table_bytes
 from lightning_streaming.formats.other_formats import ShardReader, StoredFiles, described, other_shard
 from lightning_streaming.formats.shard_table import INDEX_BASENAME, FileInfo, ShardInfo, check_columns
@@ -51,7 +51,7 @@ _JSON_SERIALIZERS = frozenset({"str", "text", "int", "float", "bool", "bytes", "
 class LitDataFormat:
     """Chunks of litData."""
 
-    block_length: int | None = None
+    block_length: int | None
     """Values of each sample, of data that ``TokensLoader`` wrote; what is left of a chunk is not read. Else None."""
 
     def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Iterator[ShardInfo]:  # noqa: ARG002
@@ -108,7 +108,8 @@ class LitDataFormat:
         how |= {"zipped": index.zipped, "arrow": index.has_arrow_rows}
         if self.block_length is not None:
             how["block_length"] = self.block_length
-        names = (ONLY_COLUMN,) if value_bytes else parse_tree(index.data_spec, len(index.data_format)).names
+        tree = parse_tree(index.data_spec, len(index.data_format))
+        columns = tree.encodings(index.data_format)
         for chunk in index.chunks:
             raw, stored = _files(chunk, index.compression, sizes)
             samples = chunk.samples
@@ -118,7 +119,7 @@ class LitDataFormat:
                 _NAME,
                 samples,
                 raw,
-                names,
+                columns,
                 how,
                 compression=None if stored is None else index.compression,
                 zip_data=stored,
@@ -142,10 +143,9 @@ class LitDataFormat:
                 "TokensLoader wrote this data, so block_length must say how many tokens make a sample, as block_size "
                 "does for litData"
             )
-        if type(self.block_length) is not int or self.block_length < 1:
-            raise ConfigError(f"block_length must be a positive int, but is {self.block_length!r}")
         found = item_bytes(index.data_format[0]) if len(index.data_format) == 1 else None
-        if found is None or index.zipped is not None:
+        tree = parse_tree(index.data_spec, len(index.data_format))
+        if found is None or index.zipped is not None or not tree.is_leaf:
             raise IndexFormatError(f"data_format must be of one row of tokens, but is {brief(index.data_format)}")
         return found
 

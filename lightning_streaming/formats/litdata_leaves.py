@@ -97,6 +97,22 @@ def item_bytes(serializer: str) -> int | None:
     return None
 
 
+def leaf_encoding(serializer: str) -> str:
+    """The MDS encoding that would hold what is read of a serializer's leaves; ``json`` where none does it exactly.
+
+    Raises:
+        IndexFormatError: It has a number for no dtype.
+    """
+    first, _, detail = serializer.partition(":")
+    name = detail if detail in _KNOWN else first
+    if name == "no_header_numpy":
+        return f"ndarray:{_dtype(_NUMPY_DTYPES, detail, serializer)}"
+    if name == "no_header_tensor":
+        dtype = _dtype(_TORCH_DTYPES, detail, serializer)
+        return "ndarray" if dtype == "bfloat16" else f"ndarray:{dtype}"
+    return _ENCODINGS.get(name, "json")
+
+
 def _dtype(dtypes: Sequence[str], number: str, serializer: str) -> str:
     if number.isascii() and number.isdigit() and len(number) <= 3 and int(number) < len(dtypes):
         return dtypes[int(number)]
@@ -344,5 +360,10 @@ _PLAIN: dict[str, Decode] = {
     **dict.fromkeys(("bytes", "file", "tif"), bytes),
     **{"numpy": _numpy, "tensor": _tensor, "json": decode_nested},
     **{"pil": PilEncoding().decode, "jpeg": _image, "image": _image, "jpeg_array": _images},
+}
+_ENCODINGS = {
+    **{"int": "int", "float": "float64", "str": "str", "text": "str", "bytes": "bytes", "file": "bytes", "tif": "bytes"},
+    **{"numpy": "ndarray", "tensor": "ndarray", "jpeg": "ndarray:uint8", "image": "ndarray:uint8", "pil": "pil"},
+    **{"pickle": "pkl", "graph": "pkl"},
 }
 _KNOWN = frozenset({*_PLAIN, *_UNSAFE, *_NOT_READ})

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 from lightning_streaming.errors import (
@@ -24,7 +25,7 @@ from lightning_streaming.errors import (
     IndexFormatError,
     ShardCorruptError,
 )
-from lightning_streaming.formats.litdata_leaves import Decode, leaf_decoder
+from lightning_streaming.formats.litdata_leaves import Decode, leaf_decoder, leaf_encoding
 from lightning_streaming.formats.values import brief
 
 ONLY_COLUMN = "sample"
@@ -50,9 +51,21 @@ class SampleTree:
     """Whether each column is one leaf."""
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The columns, in the order of the leaves."""
-        return tuple(name for name, _, _ in self.columns)
+    def is_leaf(self) -> bool:
+        """Whether a sample is one leaf, and no dict around it."""
+        return self.flat and [name for name, _, _ in self.columns] == [ONLY_COLUMN]
+
+    def encodings(self, serializers: Sequence[str]) -> dict[str, str]:
+        """The MDS encoding that would hold each column, in the order of the leaves.
+
+        Raises:
+            IndexFormatError: A serializer has a number for no dtype.
+        """
+        found, left = dict[str, str](), map(leaf_encoding, serializers)
+        for name, count, build in self.columns:
+            of_leaves = list(islice(left, count))
+            found[name] = of_leaves[0] if build is next else "pkl" if "pkl" in of_leaves else "json"
+        return found
 
 
 @lru_cache(maxsize=256)
@@ -68,10 +81,7 @@ def parse_tree(spec: str, leaves: int) -> SampleTree:
         ConfigError: It is made of types that are not read.
     """
     try:
-        version, root = json.loads(spec)
-        if version != _PROTOCOL:
-            raise ConfigError(f"data_spec must be of version {_PROTOCOL}, but is of {brief(version)}")
-        columns = _columns(root)
+        columns = _columns(*json.loads(spec))
     except RecursionError:
         raise IndexFormatError("data_spec is nested too deeply") from None
     except ConfigError:
@@ -84,7 +94,9 @@ def parse_tree(spec: str, leaves: int) -> SampleTree:
     return SampleTree(columns, flat=all(build is next for _, _, build in columns))
 
 
-def _columns(root: Any) -> tuple[tuple[str, int, Build], ...]:
+def _columns(version: Any, root: Any) -> tuple[tuple[str, int, Build], ...]:
+    if version != _PROTOCOL:
+        raise ConfigError(f"data_spec must be of version {_PROTOCOL}, but is of {brief(version)}")
     if root["type"] not in _DICTS:
         return ((ONLY_COLUMN, *_node(root)),)
     keys = _keys(root)
@@ -101,7 +113,7 @@ def _node(node: Any) -> tuple[int, Build]:
         return 1, next
     if kind not in _DICTS and kind not in _LISTS:
         raise ConfigError(
-            f"samples may hold dicts, lists and tuples, but data_spec has {brief(kind)}; write the data again without"
+            f"samples may hold dicts, lists and tuples, but data_spec has {brief(kind)}; write the data again with these"
         )
     children = [_node(child) for child in node["children_spec"]]
     count, builds = sum(count for count, _ in children), [build for _, build in children]

@@ -11,7 +11,7 @@ import pytest
 
 from lightning_streaming.formats.compression import decompress
 from lightning_streaming.formats.litdata import LitDataFormat
-from lightning_streaming.formats.shard import ShardReader
+from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.formats.shard_table import ShardInfo
 from tests.golden import golden_path
 from tests.golden.litdata_values import describe
