@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from lightning_streaming.formats.columns import AT_ONCE, encodings_of, no_such_c
 from lightning_streaming.formats.encodings import encoding
 from lightning_streaming.formats.index import FileInfo, ShardInfo
 from lightning_streaming.formats.mds import MDSReader, read_places, table_bytes
+from lightning_streaming.formats.megatron import DocumentLengths
 from lightning_streaming.formats.values import BYTES_OF_CODE, NdarrayEncoding
 
 ReadPart = Callable[[FileInfo, int, int], bytes]
@@ -59,9 +60,36 @@ def check_dtype(dtype: str) -> int:
     return found.itemsize
 
 
+class ColumnLengths(Protocol):
+    """How the elements of a column are counted in one shard; made by :func:`column_lengths`."""
+
+    @property
+    def info(self) -> ShardInfo:
+        """The shard."""
+        ...
+
+    @property
+    def constant(self) -> int | None:
+        """Of each sample, where all are equally long by the index; then no file need be read."""
+        ...
+
+    @property
+    def told_by_offsets(self) -> bool:
+        """Whether small parts of the shard's files tell, as a rule."""
+        ...
+
+    def read_afar(self, read: ReadPart) -> NDArray[np.int64] | None:
+        """The lengths by small parts of an uncompressed shard that is elsewhere; see :class:`ArrayLengths`."""
+        ...
+
+    def read_here(self, directory: Path) -> NDArray[np.int64]:
+        """The lengths by the raw files of the shard; see :class:`ArrayLengths`."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class ArrayLengths:
-    """How the elements of a column are counted in one shard; made by :func:`array_lengths`."""
+    """The same of MDS shards, and of others where all samples are equally long."""
 
     info: ShardInfo
     column: str
@@ -75,6 +103,8 @@ class ArrayLengths:
     @cached_property
     def told_by_offsets(self) -> bool:
         """Whether the shard's offsets tell, as no other column varies and all elements have as many bytes."""
+        if self.constant is not None:
+            return False
         names, sizes = self.info.schema["column_names"], self.info.schema["column_sizes"]
         varying = [name for name, size in zip(names, sizes, strict=False) if size is None]
         return self.element_bytes is not None and varying == [self.column]
@@ -288,3 +318,9 @@ def array_lengths(info: ShardInfo, column: str, dtype: str | None = None) -> Arr
         element_bytes=None if array.dtype is None else np.dtype(array.dtype).itemsize,
         array=array,
     )
+
+
+def column_lengths(info: ShardInfo, column: str, dtype: str | None = None) -> ColumnLengths:
+    """The same of a shard of any format."""
+    found = array_lengths(info, column, dtype)
+    return DocumentLengths(info) if info.format == "megatron" and found.constant is None else found

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from lightning_streaming.errors import ConfigError, EncodingError, FormatError, 
 from lightning_streaming.formats.encodings import Encoding, encoding
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.formats.mds import MDSReader
+from lightning_streaming.formats.other_formats import ShardReader
+from lightning_streaming.formats.plain_rows import FlatColumn, FlatReader
+from lightning_streaming.formats.row_files import RowsReader
 from lightning_streaming.formats.shard import open_shard
 from lightning_streaming.formats.values import NUMBERS, BytesEncoding, NdarrayEncoding, flat_layouts
 
@@ -30,7 +33,7 @@ _HEADER = np.dtype("<u4")
 
 
 def encodings_of(info: ShardInfo) -> Mapping[str, str]:
-    """The columns of a shard, each with the name of its encoding."""
+    """The columns of a shard, each with the name of its encoding, or of one that has such values."""
     schema = info.schema
     if isinstance(schema.get("columns"), Mapping):
         return dict(schema["columns"])
@@ -97,29 +100,19 @@ def read_columns(info: ShardInfo, directory: Path, names: Sequence[str]) -> dict
     try:
         if isinstance(reader, MDSReader):
             return {name: _of_mds(reader, info, name) for name in names}
+        if isinstance(reader, RowsReader):
+            return {name: reader.column(name) for name in names}
         rows = [reader[index] for index in range(len(reader))]
         return {name: [row[name] for row in rows] for name in names}
     finally:
         reader.close()
 
 
-class FlatColumn(NamedTuple):
-    """A column of one-dimensional arrays, by where their values lie in the shard's file."""
-
-    data: memoryview
-    """The file, as long as its reader is open."""
-    dtype: np.dtype[Any]
-    starts: NDArray[np.int64]
-    """Byte at which the values of each sample start."""
-    counts: NDArray[np.int64]
-    """How many there are."""
-
-
-def flat_column(reader: MDSReader, info: ShardInfo, name: str, dtype: str | None = None) -> FlatColumn:
+def flat_column(reader: ShardReader, info: ShardInfo, name: str, dtype: str | None = None) -> FlatColumn:
     """Where the values of a column of arrays lie.
 
     Args:
-        reader: Of the shard.
+        reader: Of the shard, which :func:`may_be_flat`.
         info: The shard, as its index describes it.
         name: The column.
         dtype: What bytes are to be read as, where the column is of bytes.
@@ -128,6 +121,8 @@ def flat_column(reader: MDSReader, info: ShardInfo, name: str, dtype: str | None
         EncodingError: The column is of other values, or one of them is no one-dimensional array.
         ShardCorruptError: The shard is damaged.
     """
+    if not isinstance(reader, MDSReader):
+        return cast("FlatReader", reader).flat_column(name)
     data, offsets = reader.bytes_and_offsets()
     names, encodings, sizes = (info.schema[f"column_{what}"] for what in ("names", "encodings", "sizes"))
     place = names.index(name)

@@ -34,7 +34,8 @@ from lightning_streaming.errors import (
     StorageError,
 )
 from lightning_streaming.files import join_under
-from lightning_streaming.formats.mds_samples import PlainRows, plain_schema, read_decoder
+from lightning_streaming.formats.mds_samples import plain_schema, read_decoder
+from lightning_streaming.formats.plain_rows import PlainRows
 from lightning_streaming.formats.shard_table import MAX_RAW_BYTES, ShardInfo, check_columns, shared_entry
 
 _COUNT = struct.Struct("<I")
@@ -266,12 +267,7 @@ class MDSReader(MappedShard):
         return self._plain
 
     def copy_rows(self, indexes: NDArray[np.int64], rows: NDArray[np.void]) -> None:
-        """Copy the bytes of some samples of a shard that has :meth:`plain_rows`.
-
-        Args:
-            indexes: Which samples, each in [0, len); of shape (samples,).
-            rows: Where to; of shape (samples,), and the dtype of the plain rows.
-        """
+        """Copy the bytes of some samples; see :class:`PlainReader`."""
         assert self._rows is not None, "it has plain rows"
         self._rows.take(indexes, out=rows, mode="clip")  # which writes to its place at once, unlike the other modes
 

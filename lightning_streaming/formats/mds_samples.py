@@ -5,14 +5,9 @@
 
 Names are not stored. A writer sorts the columns by name, and the index lists them in that order.
 
-Samples of nothing but numbers, and arrays of one shape, are :class:`PlainRows`: their bytes, one below the other, are a
-table, of which nothing need be decoded one by one::
-
-    sample 0 | label int64 | pixels 2 x 3 x float32 |         columns: label    int64    (samples,)
-    sample 1 | label int64 | pixels 2 x 3 x float32 |                  pixels   float32  (samples, 2, 3)
-
-Where arrays may have any shape, each sample says which its own have, before their values; as long as all say the same,
-they are a table with heads that nobody wants.
+Samples of nothing but numbers, and arrays of one shape, are :class:`PlainRows`. Where arrays may have any shape, each
+sample says which its own have, before their values; as long as all say the same, they are such rows with heads that
+nobody wants.
 """
 
 from __future__ import annotations
@@ -26,7 +21,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_streaming.errors import (
     ConfigError,
@@ -37,6 +31,7 @@ from lightning_streaming.errors import (
 )
 from lightning_streaming.formats.encodings import Encoding, encode_value, encoding, is_unsafe
 from lightning_streaming.formats.index import MAX_RAW_BYTES, ShardInfo
+from lightning_streaming.formats.plain_rows import PlainRows, plain_rows
 from lightning_streaming.formats.values import NUMBERS, NdarrayEncoding, shortened
 
 if TYPE_CHECKING:
@@ -389,39 +384,6 @@ def _wanted(name: str, columns: Sequence[str] | frozenset[str] | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class PlainRows:
-    """How such samples lie in their bytes. There is but one of each kind, so that kinds compare by identity."""
-
-    row: np.dtype[np.void]
-    """A sample's bytes, as something that numpy copies whole."""
-    columns: np.dtype[np.void]
-    """The same bytes by wanted column."""
-    heads: tuple[tuple[int, bytes], ...]
-    """What every sample has to say of its sizes and shapes, and where."""
-
-    def are(self, rows: NDArray[np.void]) -> bool:
-        """Whether samples lie like that.
-
-        Args:
-            rows: Their bytes, of shape (samples,) and dtype :attr:`row`.
-        """
-        table = rows.view(np.uint8).reshape(len(rows), self.row.itemsize)
-        found = ((table[:, start : start + len(head)], head) for start, head in self.heads)
-        return all(bool((said == np.frombuffer(head, np.uint8)).all()) for said, head in found)
-
-    def columns_of(self, rows: NDArray[np.void]) -> dict[str, NDArray[Any]]:
-        """The columns of some samples, by name, each of shape (samples, ...); a copy unless a column is all there is.
-
-        Args:
-            rows: The samples' bytes, of shape (samples,) and dtype :attr:`row`.
-        """
-        table = rows.view(self.columns)
-        columns = {name: table[name] for name in self.columns.names or ()}
-        # Even of a single sample, which is contiguous as it is: it may lie at any address.
-        return {name: one if one.nbytes == table.nbytes else one.copy() for name, one in columns.items()}
-
-
-@dataclass(frozen=True, slots=True)
 class PlainSchema:
     """The columns of samples that may be plain; see :func:`plain_schema`."""
 
@@ -448,7 +410,8 @@ class PlainSchema:
             if is_wanted:
                 fields.append((name, start + values, dtype))
             start += size
-        return _rows(start, tuple(fields), tuple(one for one in heads if one[1])) if start == len(sample) else None
+        heads = [one for one in heads if one[1]]
+        return plain_rows(start, tuple(fields), tuple(heads)) if start == len(sample) else None
 
 
 def plain_schema(info: ShardInfo, columns: Sequence[str] | None = None) -> PlainSchema | None:
@@ -475,15 +438,6 @@ def _schema(
         if one is not None and one.size == size  # an index that is wrong is for whoever opens the shard
     ]
     return PlainSchema(tuple(columns)) if columns and len(columns) == len(names) else None
-
-
-@lru_cache(maxsize=1024)
-def _rows(
-    size: int, fields: tuple[tuple[str, int, np.dtype[Any]], ...], heads: tuple[tuple[int, bytes], ...]
-) -> PlainRows:
-    names, offsets, formats = zip(*fields, strict=True)
-    table: Any = {"names": names, "formats": formats, "offsets": offsets, "itemsize": size}
-    return PlainRows(np.dtype(f"V{size}"), np.dtype(table), heads)
 
 
 def _plain_encoding(name: str) -> Encoding | None:

@@ -13,8 +13,10 @@ from lightning_streaming.files import join_under
 from lightning_streaming.formats.compression import check_algorithm
 from lightning_streaming.formats.index import FileInfo, ShardInfo
 from lightning_streaming.formats.mds import Decoder, MDSReader, read_places, table_bytes
-from lightning_streaming.formats.mds_samples import check_safe, read_decoder
+from lightning_streaming.formats.mds_samples import PlainSchema, check_safe, plain_schema, read_decoder
 from lightning_streaming.formats.other_formats import ShardReader, other_format
+from lightning_streaming.formats.plain_rows import PlainRows
+from lightning_streaming.formats.row_files import row_layout
 from lightning_streaming.formats.shard_table import OTHER_FORMATS, check_columns
 from lightning_streaming.formats.split import RowDecoder, SplitReader, read_split_layout
 
@@ -83,6 +85,30 @@ def open_shard(
     if info.format != "mds":
         return SplitReader(info, directory, columns=columns)
     return MDSReader(info, directory, allow_unsafe_types=allow_unsafe_types, columns=columns)
+
+
+def plain_kind(info: ShardInfo, columns: Sequence[str] | None) -> PlainSchema | PlainRows | None:
+    """What shards have in common whose samples may be plain together; None where those of this one are not.
+
+    Args:
+        info: The shard, as its index describes it.
+        columns: The columns wanted, which the shard has; None for all.
+
+    Raises:
+        IndexFormatError: The index describes rows that cannot be.
+    """
+    if info.format in OTHER_FORMATS:
+        layout = row_layout(info)
+        return None if layout is None else layout.plain(columns)
+    return plain_schema(info, columns)
+
+
+def may_be_flat(info: ShardInfo) -> bool:
+    """Whether a shard's reader tells where the values of one-dimensional arrays lie; see ``flat_column``."""
+    if info.format in OTHER_FORMATS:
+        layout = row_layout(info)
+        return info.format == "megatron" if layout is None else layout.plain(None) is not None
+    return info.format == "mds"
 
 
 class FilePart(NamedTuple):

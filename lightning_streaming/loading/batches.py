@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from numbers import Number
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
 from lightning_streaming.errors import StreamingError
-from lightning_streaming.formats.mds import MDSReader
-from lightning_streaming.formats.mds_samples import PlainRows
 from lightning_streaming.formats.other_formats import ShardReader
+from lightning_streaming.formats.plain_rows import PlainReader, PlainRows
 from lightning_streaming.loading.reading import Reading, WorkerPass, by_shard, decoded
 
 _MOST_BYTES = 1 << 20
@@ -119,14 +118,13 @@ class _Gather:
         for places in by_shard(shards):
             first = int(places[0])
             try:
-                reader = self._reader(int(shards[first]))
+                reader = cast("PlainReader", self._reader(int(shards[first])))  # as its samples may be plain
             except StreamingError:
                 in_whole_batches = first // self._reading.batch_size * self._reading.batch_size
                 if plain is None or not in_whole_batches:
                     raise
                 data = data[:in_whole_batches]
                 break
-            assert isinstance(reader, MDSReader), "the one format that has plain samples"
             if plain is None:
                 plain = reader.plain_rows()
                 data = np.empty(len(shards), np.void if plain is None else plain.row)
@@ -167,7 +165,7 @@ class _Gather:
             raise
 
     def _copy(
-        self, reader: MDSReader, indexes: NDArray[np.int64], rows: NDArray[np.void], places: NDArray[np.int64]
+        self, reader: PlainReader, indexes: NDArray[np.int64], rows: NDArray[np.void], places: NDArray[np.int64]
     ) -> None:
         """Copy those samples of a shard that belong to some places to these."""
         if len(places) == len(rows):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, SampleIndexError
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
-from lightning_streaming.formats.mds_samples import plain_schema
+from lightning_streaming.formats.shard import plain_kind
 from lightning_streaming.formats.shard_table import column_names
 from lightning_streaming.loading.joining import Joins
 from lightning_streaming.loading.selection import Selection
@@ -182,7 +182,7 @@ class Catalog(Extent):
         Args:
             columns: The columns wanted, which every shard has; None for all.
         """
-        schemas = {plain_schema(info, columns) for _, info in self.examples()}
+        schemas = {plain_kind(info, columns) for _, info in self.examples()}
         return len(schemas) == 1 and None not in schemas
 
     def with_files(self, stream: int, names: Set[str]) -> Iterator[tuple[int, ShardInfo]]:

@@ -22,7 +22,7 @@ from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.quota import CacheQuota
 from lightning_streaming.cache.selection_files import selection_path
 from lightning_streaming.errors import ConfigError, StreamingError
-from lightning_streaming.formats.array_lengths import array_lengths
+from lightning_streaming.formats.array_lengths import column_lengths
 from lightning_streaming.formats.columns import WHOLE_NUMBERS, ColumnValues, check_columns_tell, encodings_of
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.loading.column_functions import LENGTHS
@@ -152,7 +152,7 @@ class _Counting:
         """Refuse what the columns cannot tell, before anything is fetched."""
         for _, info in self.index.shards.examples():
             if self.asked.column is not None:
-                array_lengths(info, self.asked.column, self.asked.dtype)
+                column_lengths(info, self.asked.column, self.asked.dtype)
                 continue
             check_columns_tell(info, self.looked_at, self.asked.in_words())
             known = encodings_of(info)
@@ -233,7 +233,7 @@ class _Counting:
         return self._checked(list(LENGTHS.called(self.asked.lengths, columns, numbers, operator.index)), info)
 
     def _of_arrays(self, scan: ShardScan, shard: int, column: str) -> NDArray[np.int64]:
-        lengths = array_lengths(self.index.shards[shard], column, self.asked.dtype)
+        lengths = column_lengths(self.index.shards[shard], column, self.asked.dtype)
         is_afar = self._may_be_read_afar(lengths.info) and not self.cache.reads_in_place
         if lengths.constant is not None or (is_afar and not self.cache.has(lengths.info)):
             found = lengths.read_afar(self.cache.read_bytes)
@@ -245,7 +245,7 @@ class _Counting:
         return (
             self.asked.column is not None
             and info.compression is None
-            and array_lengths(info, self.asked.column, self.asked.dtype).told_by_offsets
+            and column_lengths(info, self.asked.column, self.asked.dtype).told_by_offsets
         )
 
     def _checked(self, values: ColumnValues, info: ShardInfo) -> NDArray[np.uint32]:

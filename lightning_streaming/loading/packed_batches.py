@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import FormatError, SampleError
-from lightning_streaming.formats.columns import FlatColumn, flat_column
-from lightning_streaming.formats.mds import MDSReader
+from lightning_streaming.formats.columns import flat_column
+from lightning_streaming.formats.other_formats import ShardReader
+from lightning_streaming.formats.plain_rows import FlatColumn
 from lightning_streaming.loading.group_values import batch_of_group, spans_of
 from lightning_streaming.loading.pack_options import Budget, Pack, Packing
 from lightning_streaming.loading.pack_values import (
@@ -106,7 +107,7 @@ class _Join:
 
     def __init__(self, of_pass: WorkerPass, reading: Reading, pack: Packing) -> None:
         self._source, self._reading, self._pack = of_pass.source, reading, pack
-        self._columns: dict[tuple[int, str], tuple[MDSReader, FlatColumn]] = {}
+        self._columns: dict[tuple[int, str], tuple[ShardReader, FlatColumn]] = {}
 
     def packed(self, name: str, window: Window, rows: slice, spans: PackSpans) -> NDArray[Any]:
         """The values of a column in some packs, of shape (packs, capacity)."""
@@ -156,7 +157,6 @@ class _Join:
 
     def _column(self, shard: int, name: str) -> FlatColumn:
         reader = self._reading.reader(shard)
-        assert isinstance(reader, MDSReader), "looked at before"
         known = self._columns.get((shard, name))
         if known is None or known[0] is not reader:
             try:

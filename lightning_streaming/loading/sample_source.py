@@ -28,6 +28,7 @@ from lightning_streaming.formats.shard import (
     check_shard,
     check_wanted,
     has_lone_samples,
+    may_be_flat,
     open_shard,
     table_part,
 )
@@ -241,8 +242,8 @@ class SampleSource:
         return self.catalog.joins is None and self.catalog.may_be_plain(self._columns)
 
     def may_be_joined(self) -> bool:
-        """Whether all shards are MDS, and nothing is joined with them."""
-        return self.catalog.joins is None and all(info.format == "mds" for _, info in self.catalog.examples())
+        """Whether arrays can be had from all shards without a look at each, and nothing is joined with them."""
+        return self.catalog.joins is None and all(may_be_flat(info) for _, info in self.catalog.examples())
 
     def info_of(self, shard: int) -> ShardInfo:
         """A shard, as its index describes it."""

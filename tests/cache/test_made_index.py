@@ -56,7 +56,7 @@ def told(index: DatasetIndex) -> list[tuple[str, int]]:
 
 def test_data_in_place_is_read_without_an_index_and_nothing_is_written_there(data: Path) -> None:
     before = sorted(data.rglob("*"))
-    dataset = StreamingDataset(remote=str(data), format="npy", shuffle=False, num_canonical_nodes=1)
+    dataset = StreamingDataset(remote=str(data), format="npy", shuffle=False, num_canonical_nodes=1, batch_size=1)
     assert values(dataset) == rows(0, 30).tolist()
     assert told(read(data)) == [("a.npy", 10), ("b.npy", 10), ("more/c.npy", 10)]
     assert sorted(data.rglob("*")) == before
@@ -67,7 +67,7 @@ def test_data_on_a_store_is_fetched_into_the_cache(data: Path, s3_bucket: S3Buck
         s3_bucket.put(str(path.relative_to(data)), path.read_bytes())
     more = {"local": str(tmp_path / "cache"), "storage_options": s3_bucket.options}
     dataset = StreamingDataset(
-        remote=s3_bucket.url, format="npy", shuffle=False, num_canonical_nodes=1, download_retry=0, **more
+        remote=s3_bucket.url, format="npy", shuffle=False, num_canonical_nodes=1, batch_size=1, download_retry=0, **more
     )
     assert values(dataset) == rows(0, 30).tolist()
     assert (tmp_path / "cache" / "more" / "c.npy").read_bytes() == (data / "more" / "c.npy").read_bytes()
@@ -108,7 +108,9 @@ def test_an_index_that_was_left_beside_the_data_is_believed_if_it_is_of_what_is_
     (data / "b.npy").unlink()
     assert told(read(data)) == told(parse_index(text, "")) == [("a.npy", 10), ("b.npy", 10), ("more/c.npy", 10)]
     np.save(data / "b.npy", rows(10))
-    plain = StreamingDataset(remote=str(data), shuffle=False, num_canonical_nodes=1)  # it is a dataset now
+    plain = StreamingDataset(
+        remote=str(data), shuffle=False, num_canonical_nodes=1, batch_size=1
+    )  # it is a dataset now
     assert values(plain) == rows(0, 30).tolist()
     (data / INDEX_BASENAME).write_text(json.dumps({"chunks": [], "config": {}}))  # another library's
     assert read(data) == parse_index(text, "")
@@ -121,7 +123,7 @@ def test_blocks_of_another_length_have_an_index_of_their_own(tmp_path: Path) -> 
     (root / INDEX_BASENAME).write_bytes(made_index(Location(str(root)), "npy", 10))
     for length in (10, 30):
         dataset = StreamingDataset(
-            remote=str(root), format="npy", block_length=length, shuffle=False, num_canonical_nodes=1
+            remote=str(root), format="npy", block_length=length, shuffle=False, num_canonical_nodes=1, batch_size=1
         )
         found = [sample.tolist() for value in dataset for sample in value.values()]
         assert found == [list(range(start, start + length)) for start in range(0, 100 - length + 1, length)]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming import MDSWriter, Pack, Phase, Stream, StreamingDataLoader, StreamingDataset, read_appended
 from lightning_streaming.errors import ConfigError, SampleError, StateMismatchError
-from lightning_streaming.formats.columns import FlatColumn
+from lightning_streaming.formats.plain_rows import FlatColumn
 from lightning_streaming.loading import order_files
 from lightning_streaming.world import World
 from tests.helpers import State, json_copy, raises, worlds

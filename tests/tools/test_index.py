@@ -35,7 +35,7 @@ def test_an_index_beside_the_data_makes_it_a_dataset(data: Path) -> None:
     assert made.json["shards"] == 3
     assert made.json["columns"] == "values"
     assert Path(made.json["written_to"]) == data / INDEX_BASENAME
-    dataset = StreamingDataset(remote=str(data), shuffle=False, num_canonical_nodes=1)
+    dataset = StreamingDataset(remote=str(data), shuffle=False, num_canonical_nodes=1, batch_size=1)
     assert [sample["values"].tolist() for sample in dataset] == np.arange(60).reshape(30, 2).tolist()
     assert list((data.parent / "caches").rglob("*.journal")) == []
 
@@ -45,7 +45,7 @@ def test_tools_understand_what_has_an_index(data: Path, tmp_path: Path) -> None:
     assert run("inspect", data, "--json").json["samples"] == 30
     assert run("verify", data).code == 0
     assert run("copy", data, tmp_path / "copy").code == 0
-    copied = StreamingDataset(remote=str(tmp_path / "copy"), shuffle=False, num_canonical_nodes=1)
+    copied = StreamingDataset(remote=str(tmp_path / "copy"), shuffle=False, num_canonical_nodes=1, batch_size=1)
     assert sum(1 for _ in copied) == 30
     (data / "1.npy").write_bytes((data / "1.npy").read_bytes()[:-1])
     assert run("verify", data).code == 1

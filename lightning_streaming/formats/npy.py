@@ -1,0 +1,242 @@
+"""NumPy's ``.npy`` files: each is a shard, and each of its rows, along the first dimension, a sample.
+
+    bytes    content
+    6        b"\\x93NUMPY"
+    2        version: 1.0, 2.0 or 3.0
+    2 or 4   little-endian length of the header: two bytes in version 1.0
+    any      the header: the text of a Python dict with "descr" (the dtype), "fortran_order" and "shape"
+    any      the values
+
+A row of an array of records has a column for each field, any other row one column: "values", or "tokens" where an array
+of one dimension is cut into blocks. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lightning_streaming.errors import ConfigError, FormatError, IndexFormatError, ShardCorruptError
+from lightning_streaming.files import join_under
+from lightning_streaming.formats.mds import map_file
+from lightning_streaming.formats.other_formats import StoredFiles, described, other_shard
+from lightning_streaming.formats.row_files import (
+    MOST_ROW_BYTES,
+    RowColumn,
+    RowLayout,
+    RowsReader,
+    is_value_dtype,
+    row_layout,
+)
+from lightning_streaming.formats.shard_table import MAX_RAW_BYTES, FileInfo, ShardInfo
+from lightning_streaming.formats.values import shortened
+
+_MAGIC = b"\x93NUMPY"
+_LENGTHS: Mapping[bytes, struct.Struct] = {
+    b"\x01\x00": struct.Struct("<H"),
+    b"\x02\x00": struct.Struct("<I"),
+    b"\x03\x00": struct.Struct("<I"),
+}
+"""How the length of the header is written, by version."""
+_FIRST_READ = 4096
+"""Bytes that hold nearly every header."""
+_MOST_HEADER_BYTES = 1 << 20
+
+
+class NpyHeader(NamedTuple):
+    """What a file says of its values."""
+
+    dtype: np.dtype[Any]
+    is_fortran: bool
+    shape: tuple[int, ...]
+    stop: int
+    """The byte where the values start."""
+
+
+class NpyFormat:
+    """``.npy`` files, in the order of their names.
+
+    Args:
+        block_length: Elements of a sample, where arrays of one dimension are to be cut into blocks; what is left at the
+            end of a file is left out. None for a sample from each element.
+    """
+
+    def __init__(self, block_length: int | None = None) -> None:
+        self._block_length = block_length
+
+    def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Iterator[ShardInfo]:
+        """The shards under a place; see :class:`OtherFormat`."""
+        sizes = {name: size for name, size in files.sizes().items() if name.endswith(".npy")}
+        if not sizes:
+            raise ConfigError(f"there is no .npy file at {files.shown}")
+        first: ShardInfo | None = None
+        for name, size in sizes.items():
+            shard = known.get(name)
+            if shard is None or not self._is_same(shard, size):
+                shard = self._described(files, name, size)
+            if first is not None and shard.schema != first.schema:
+                raise FormatError(
+                    f"{name} at {files.shown} has samples of {_in_words(shard)}, but {first.raw_data.basename} of "
+                    f"{_in_words(first)}; one stream takes files of one kind, so put others elsewhere"
+                )
+            first = first or shard
+            yield shard
+
+    def check(self, info: ShardInfo, columns: Sequence[str] | None) -> None:  # noqa: ARG002
+        """Refuse an entry that describes no rows."""
+        _layout(info)
+
+    def open(self, info: ShardInfo, directory: Path, columns: Sequence[str] | None) -> RowsReader:
+        """The rows of a file; raises ShardCorruptError where it is not the one that was described."""
+        layout, path = _layout(info), join_under(directory, info.raw_data.basename)
+        data = map_file(path, info.raw_data.bytes)
+        try:
+            header = read_header(lambda start, stop: bytes(data[start:stop]), len(data), str(path))
+            found, samples = rows_of(header, len(data), str(path), described(info).get("block_length"))
+            if (found, samples) != (layout, info.samples):
+                raise ShardCorruptError(
+                    f"{path} has {samples} samples of {found.names} in {found.row_bytes} bytes, but {info.samples} of "
+                    f"{layout.names} in {layout.row_bytes} bytes by its index; the file was changed since"
+                )
+            return RowsReader(path, data, header.stop, samples, layout, columns)
+        except FormatError:
+            data.release()
+            raise
+
+    def _is_same(self, shard: ShardInfo, size: int) -> bool:
+        is_npy = shard.format == "npy" and shard.raw_data.bytes == size
+        return is_npy and described(shard).get("block_length") == self._block_length
+
+    def _described(self, files: StoredFiles, name: str, size: int) -> ShardInfo:
+        shown = f"{name} at {files.shown}"
+        header = read_header(lambda start, stop: files.read_range(name, start, stop), size, shown)
+        layout, samples = rows_of(header, size, shown, self._block_length)
+        facts = layout.described()
+        if self._block_length is not None:
+            facts["block_length"] = self._block_length
+        raw_data = FileInfo(basename=name, bytes=size, hashes={})
+        return other_shard("npy", samples, raw_data, layout.encodings, facts)
+
+
+def read_header(read: Callable[[int, int], bytes], size: int, shown: str) -> NpyHeader:
+    """What a file says of its values.
+
+    Args:
+        read: Gives the bytes from one place up to before another; fewer where the file ends.
+        size: Bytes of the file.
+        shown: What to call it in an error.
+
+    Raises:
+        ShardCorruptError: It is no such file, or is cut.
+        StorageError: As ``read`` does.
+    """
+    start = read(0, min(size, _FIRST_READ))
+    if not start.startswith(_MAGIC):
+        raise ShardCorruptError(f"{shown} does not begin as a .npy file does, but with {start[:8]!r}")
+    version = start[6:8]
+    if version not in _LENGTHS:
+        raise ShardCorruptError(f"{shown} is of version {tuple(version)} of .npy files; 1.0, 2.0 and 3.0 can be read")
+    length = _LENGTHS[version]
+    begin = 8 + length.size
+    stop = begin + (length.unpack_from(start, 8)[0] if len(start) >= begin else size)
+    if stop > min(size, _MOST_HEADER_BYTES):
+        raise ShardCorruptError(f"{shown} has {size} bytes, but its header is to end at byte {stop}; the file is cut")
+    text = start[begin:stop] if stop <= len(start) else read(begin, stop)
+    try:
+        said = ast.literal_eval(text.decode("utf-8" if version[0] == 3 else "latin-1").strip())
+        dtype, is_fortran, shape = (said.pop(key) for key in ("descr", "fortran_order", "shape"))
+        dtype = np.lib.format.descr_to_dtype(dtype)
+    except Exception as error:  # a wrong text may raise almost anything in these
+        raise ShardCorruptError(
+            f"{shown} has a header that cannot be read: {shortened(repr(text))} ({type(error).__name__}: {error})"
+        ) from error
+    if said or not isinstance(shape, tuple) or not all(type(one) is int and one >= 0 for one in shape):
+        raise ShardCorruptError(
+            f"{shown} has a header of shape {shortened(repr(shape))} and more: {shortened(repr(said))}"
+        )
+    return NpyHeader(dtype, bool(is_fortran), shape, stop)
+
+
+def rows_of(header: NpyHeader, size: int, shown: str, block_length: int | None) -> tuple[RowLayout, int]:
+    """How the samples of a file lie, and how many there are.
+
+    Args:
+        header: What the file says.
+        size: Its bytes.
+        shown: What to call it in an error.
+        block_length: Elements of a sample; None for rows of the first dimension.
+
+    Raises:
+        ShardCorruptError: The file has not the bytes that its header says.
+        FormatError: Its values cannot be samples; says why.
+    """
+    dtype, shape = header.dtype, header.shape
+    _check_readable(header, shown)
+    expected = header.stop + math.prod(shape) * dtype.itemsize
+    if size != expected:
+        raise ShardCorruptError(
+            f"{shown} must have {expected} bytes for {dtype} of shape {shape}, but has {size}; the file is cut, or is "
+            "more than one array"
+        )
+    if block_length is None:
+        columns, row_bytes = _columns(dtype, shape[1:], shown), dtype.itemsize * math.prod(shape[1:])
+        samples = shape[0]
+    elif len(shape) == 1 and dtype.names is None:
+        columns, row_bytes = (RowColumn("tokens", dtype, (block_length,), 0),), dtype.itemsize * block_length
+        samples = shape[0] // block_length
+    else:
+        raise FormatError(
+            f"{shown} has {dtype} of shape {shape}; block_length cuts arrays of one dimension, so leave it out"
+        )
+    if not 0 < row_bytes <= MOST_ROW_BYTES or samples > MAX_RAW_BYTES:
+        raise FormatError(
+            f"{shown} has {samples} samples of {row_bytes} bytes; a sample can have 1 to {MOST_ROW_BYTES} bytes, and a "
+            f"file {MAX_RAW_BYTES} of them"
+        )
+    return RowLayout(row_bytes, columns), samples
+
+
+def _check_readable(header: NpyHeader, shown: str) -> None:
+    if header.dtype.hasobject:
+        raise FormatError(
+            f"{shown} has Python objects, which are never unpickled here; save it with a dtype of numbers"
+        )
+    if not header.shape:
+        raise FormatError(f"{shown} is a single value, of no dimension; a file must be an array of samples")
+    if header.is_fortran and len(header.shape) > 1:
+        raise FormatError(
+            f"{shown} is in Fortran order, in which no sample lies together; save numpy.ascontiguousarray(array)"
+        )
+
+
+def _columns(dtype: np.dtype[Any], shape: tuple[int, ...], shown: str) -> tuple[RowColumn, ...]:
+    """The columns of a row of this dtype and shape."""
+    if dtype.names is None:
+        columns: tuple[RowColumn, ...] = (RowColumn("values", dtype, shape, 0),)
+    elif shape:
+        raise FormatError(f"{shown} has rows of shape {shape} of records; an array of records can have one dimension")
+    else:
+        assert dtype.fields is not None, "it has names"
+        fields = ((name, *dtype.fields[name][:2]) for name in dtype.names)
+        columns = tuple(RowColumn(name, found.base, found.shape, start) for name, found, start in fields)
+    for one in columns:
+        if not is_value_dtype(one.dtype):
+            raise FormatError(f"{shown} has {one.dtype} in column {one.name!r}, which cannot be read")
+    return columns
+
+
+def _layout(info: ShardInfo) -> RowLayout:
+    found = row_layout(info)
+    if found is None:
+        raise IndexFormatError(f"the index entry of {info.raw_data.basename} does not say how its rows lie")
+    return found
+
+
+def _in_words(info: ShardInfo) -> str:
+    return ", ".join(f"{one.name} {one.dtype} of shape {one.shape}" for one in _layout(info).columns)
