@@ -94,8 +94,8 @@ def read_ours(root: Path, name: str, batch_size: int) -> Callable[[], Iterable[A
     """Our loader, kept over epochs."""
     from lightning_streaming import StreamingDataLoader, StreamingDataset
 
-    blocks = {"block_length": BLOCK} if name == "tokens" else {}
-    dataset = StreamingDataset(remote=str(root / name), format="litdata", shuffle=True, **blocks)
+    blocks = BLOCK if name == "tokens" else None
+    dataset = StreamingDataset(remote=str(root / name), format="litdata", shuffle=True, block_length=blocks)
     loader = StreamingDataLoader(dataset, batch_size, num_workers=0)
     return lambda: loader
 
@@ -104,7 +104,11 @@ def samples_of(batch: Any) -> int:
     """How many samples a batch holds."""
     while isinstance(batch, dict):
         batch = next(iter(batch.values()))
-    return samples_of(batch[0]) if isinstance(batch, (tuple, list)) and not isinstance(batch[0], (str, bytes)) else len(batch)
+    return (
+        samples_of(batch[0])
+        if isinstance(batch, (tuple, list)) and not isinstance(batch[0], (str, bytes))
+        else len(batch)
+    )
 
 
 def measure(system: str, name: str, root: Path, batch_size: int, epochs: int) -> float:

@@ -36,9 +36,16 @@ from lightning_streaming.formats.litdata_chunks import (
     require_pyarrow,
 )
 from lightning_streaming.formats.litdata_leaves import item_bytes, leaf_decoder
-from lightning_streaming.formats.litdata_samples import parse_tree, sample_decoder
+from lightning_streaming.formats.litdata_samples import (
+    PlainLeaves,
+    parse_tree,
+    plain_blocks,
+    plain_leaves,
+    sample_decoder,
+)
 from lightning_streaming.formats.mds import table_bytes
 from lightning_streaming.formats.other_formats import ShardReader, StoredFiles, described, other_shard
+from lightning_streaming.formats.plain_rows import PlainRows
 from lightning_streaming.formats.shard_table import INDEX_BASENAME, FileInfo, ShardInfo, check_columns
 from lightning_streaming.formats.values import brief, shortened
 
@@ -94,13 +101,15 @@ class LitDataFormat:
         how = _how(info)
         if "block_length" in how:
             serializer = how["data_format"][0]
-            return TokensChunk(info, directory, serializer, how["block_length"] * (item_bytes(serializer) or 1))
+            size = how["block_length"] * (item_bytes(serializer) or 1)
+            return TokensChunk(info, directory, serializer, plain_blocks(serializer, how["block_length"]), size)
         if how["zipped"] != "batch" and has_arrow_rows(info, directory):
             return ArrowChunk(info, directory, columns)
         decoder = sample_decoder(how["data_spec"], how["data_format"], columns)
+        leaves = plain_leaves(how["data_spec"], how["data_format"], columns)
         if how["zipped"] == "batch":
-            return FramedChunk(info, directory, decoder)
-        return PlainChunk(info, directory, decoder, zipped=how["zipped"] == "sample")
+            return FramedChunk(info, directory, decoder, leaves)
+        return PlainChunk(info, directory, decoder, leaves, zipped=how["zipped"] == "sample")
 
     def _shards(self, index: _Index, sizes: Mapping[str, int]) -> Iterator[ShardInfo]:
         value_bytes = self._value_bytes(index)
@@ -150,6 +159,24 @@ class LitDataFormat:
         return found
 
 
+def litdata_plain_kind(info: ShardInfo, columns: Sequence[str] | None) -> PlainLeaves | PlainRows | None:
+    """What shards have in common whose samples may be plain together; None where those of this one are not.
+
+    Args:
+        info: The shard, as its index describes it.
+        columns: The columns wanted, which the shard has; None for all.
+
+    Raises:
+        IndexFormatError: Its entry in the index is not of this format.
+    """
+    how = _how(info)
+    if "block_length" in how:
+        return plain_blocks(how["data_format"][0], how["block_length"])
+    if how["arrow"] or how["zipped"] == "sample":
+        return None
+    return plain_leaves(how["data_spec"], how["data_format"], columns)
+
+
 # --- the index ---
 
 
@@ -179,17 +206,12 @@ class _Index:
     """By its types. A chunk has the last word."""
 
 
-def is_litdata_index(root: Mapping[str, Any]) -> bool:
-    """Whether an ``index.json`` is litData's."""
-    return "chunks" in root and "config" in root
-
-
 def _parse_index(data: bytes) -> _Index:
     try:
         root = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise IndexFormatError(f"an index must be JSON, but is not ({error})") from None
-    if type(root) is not dict or not is_litdata_index(root):
+    if type(root) is not dict or "chunks" not in root or "config" not in root:
         raise IndexFormatError(f"litData's index must have chunks and config, but is {brief(root)}")
     chunks = tuple(map(_chunk, _take(root, "chunks", list)))
     names = {chunk.filename for chunk in chunks}

@@ -28,13 +28,13 @@ All integers are little-endian.
 from __future__ import annotations
 
 import struct
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightning_streaming.errors import (
     FormatError,
@@ -44,9 +44,10 @@ from lightning_streaming.errors import (
 )
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.compression import declared_zstd_bytes, decompress
-from lightning_streaming.formats.litdata_leaves import Decode, leaf_decoder
-from lightning_streaming.formats.litdata_samples import ONLY_COLUMN, LitDataDecoder
+from lightning_streaming.formats.litdata_leaves import leaf_decoder
+from lightning_streaming.formats.litdata_samples import ONLY_COLUMN, LitDataDecoder, PlainLeaves
 from lightning_streaming.formats.mds import check_lengths, map_file, read_offsets, table_bytes
+from lightning_streaming.formats.plain_rows import PlainRows
 from lightning_streaming.formats.shard_table import ShardInfo, column_names
 from lightning_streaming.formats.values import shortened
 
@@ -69,6 +70,8 @@ class LitDataChunk:
         self._path = join_under(directory, info.raw_data.basename)
         self._num_samples = info.samples
         self._data = map_file(self._path, info.raw_data.bytes)
+        self._leaves: PlainLeaves | None = None  # of samples that may be plain, and have as many bytes
+        self._plain: PlainRows | None = None
 
     def __len__(self) -> int:
         return self._num_samples
@@ -91,18 +94,59 @@ class LitDataChunk:
     def _sample(self, index: int) -> dict[str, Any]:
         raise NotImplementedError
 
+    def plain_rows(self) -> PlainRows | None:
+        """How the first sample lies in its bytes; see :class:`PlainReader`."""
+        if self._plain is None and self._leaves is not None:
+            self._plain = self._leaves.rows_like(self._bytes_of(0))
+            self._leaves = None
+        return self._plain
+
+    def copy_rows(self, indexes: NDArray[np.int64], rows: NDArray[np.void]) -> None:
+        """Copy the bytes of some samples; see :class:`PlainReader`."""
+        raise NotImplementedError
+
+    def _bytes_of(self, index: int) -> memoryview:
+        raise NotImplementedError
+
     def close(self) -> None:
         """Let go of the file; nothing can be read afterwards."""
         self._data.release()
 
 
+class _RowsInPlace(LitDataChunk):
+    """A chunk whose samples follow each other in the file."""
+
+    _rows: NDArray[np.void] | None = None
+
+    def copy_rows(self, indexes: NDArray[np.int64], rows: NDArray[np.void]) -> None:
+        if self._rows is None:
+            step = rows.itemsize
+            self._rows = np.ndarray((self._num_samples,), f"V{step}", self._data, self._first_byte())
+        self._rows.take(indexes, out=rows, mode="clip")  # which writes to its place at once, unlike the other modes
+
+    def _first_byte(self) -> int:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self._rows = None
+        super().close()
+
+
 # --- plain ---
 
 
-class PlainChunk(LitDataChunk):
+class PlainChunk(_RowsInPlace):
     """Samples one after another; each may be zipped."""
 
-    def __init__(self, info: ShardInfo, directory: Path, decoder: LitDataDecoder, *, zipped: bool) -> None:
+    def __init__(
+        self,
+        info: ShardInfo,
+        directory: Path,
+        decoder: LitDataDecoder,
+        leaves: PlainLeaves | None = None,
+        *,
+        zipped: bool = False,
+    ) -> None:
         super().__init__(info, directory)
         self._decoder, self._zipped = decoder, zipped
         offsets = read_offsets(self._data, info.samples, str(self._path))
@@ -111,7 +155,8 @@ class PlainChunk(LitDataChunk):
                 f"{self._path} must hold its samples between bytes {table_bytes(info.samples)} and "
                 f"{info.raw_data.bytes}, but they start at {offsets[0]} and end at {offsets[-1]}"
             )
-        check_lengths(offsets, 0 if zipped else decoder.sizes.size, str(self._path))
+        are_alike = check_lengths(offsets, 0 if zipped else decoder.sizes.size, str(self._path)) is not None
+        self._leaves = leaves if are_alike and not zipped else None
 
     def _sample(self, index: int) -> dict[str, Any]:
         start, stop = _OFFSET_PAIR.unpack_from(self._data, 4 + 4 * index)
@@ -120,18 +165,25 @@ class PlainChunk(LitDataChunk):
         frame = bytes(self._data[start:stop])
         return self._decoder.decode(memoryview(decompress("zstd", frame, declared_zstd_bytes(frame))))
 
+    def _bytes_of(self, index: int) -> memoryview:
+        start, stop = _OFFSET_PAIR.unpack_from(self._data, 4 + 4 * index)
+        return self._data[start:stop]
+
+    def _first_byte(self) -> int:
+        return table_bytes(self._num_samples)
+
 
 # --- tokens ---
 
 
-class TokensChunk(LitDataChunk):
+class TokensChunk(_RowsInPlace):
     """Blocks of a row of values."""
 
-    def __init__(self, info: ShardInfo, directory: Path, serializer: str, block_bytes: int) -> None:
+    def __init__(self, info: ShardInfo, directory: Path, serializer: str, plain: PlainRows | None, size: int) -> None:
         super().__init__(info, directory)
-        self._decode, self._block_bytes = leaf_decoder(serializer), block_bytes
+        self._decode, self._plain, self._block_bytes = leaf_decoder(serializer), plain, size
         shown, end = str(self._path), info.raw_data.bytes
-        if end < 8:
+        if end < _OFFSET_PAIR.size:
             raise ShardCorruptError(f"{shown} must have 8 bytes for its offsets alone, but has {end}")
         count, self._start = _OFFSET_PAIR.unpack_from(self._data)
         offsets = read_offsets(self._data, count, shown)
@@ -141,14 +193,17 @@ class TokensChunk(LitDataChunk):
                 f"{offsets[0]} and end at {offsets[-1]}"
             )
         check_lengths(offsets, 0, shown)
-        if (end - self._start) // block_bytes != info.samples:
+        if (end - self._start) // size != info.samples:
             raise ShardCorruptError(
-                f"{shown} must have {info.samples} blocks by its index, but has {(end - self._start) // block_bytes}"
+                f"{shown} must have {info.samples} blocks by its index, but has {(end - self._start) // size}"
             )
 
     def _sample(self, index: int) -> dict[str, Any]:
         start = self._start + index * self._block_bytes
         return {ONLY_COLUMN: self._decode(self._data[start : start + self._block_bytes])}
+
+    def _first_byte(self) -> int:
+        return int(self._start)
 
 
 # --- frames ---
@@ -156,28 +211,24 @@ class TokensChunk(LitDataChunk):
 _Part = TypeVar("_Part")
 
 
-class _Recent(Generic[_Part]):
-    """The parts of a file that were used last."""
+class _Kept(Generic[_Part]):
+    """The parts of a file that were unpacked last."""
 
     def __init__(self) -> None:
-        self._parts = OrderedDict[int, tuple[_Part, int]]()
+        self._parts = dict[int, _Part]()
+        self._sizes = dict[int, int]()
         self._bytes = 0
-
-    def get(self, number: int) -> _Part | None:
-        """A part, if it is there."""
-        found = self._parts.get(number)
-        if found is None:
-            return None
-        self._parts.move_to_end(number)
-        return found[0]
+        self.get = self._parts.get
+        """A part by its number; None if it is not there."""
 
     def keep(self, number: int, part: _Part, size: int) -> _Part:
-        """Keep a part of so many bytes of memory, instead of others if there is no room."""
+        """Keep a part of so many bytes of memory, instead of the first ones if there is no room."""
         self._bytes += size
         while self._parts and self._bytes > _KEPT_BYTES:
-            _, (_, freed) = self._parts.popitem(last=False)
-            self._bytes -= freed
-        self._parts[number] = part, size
+            first = next(iter(self._parts))
+            del self._parts[first]
+            self._bytes -= self._sizes.pop(first)
+        self._parts[number], self._sizes[number] = part, size
         return part
 
 
@@ -190,9 +241,11 @@ _VERSION = 1
 class FramedChunk(LitDataChunk):
     """Samples in groups, each group zipped."""
 
-    def __init__(self, info: ShardInfo, directory: Path, decoder: LitDataDecoder) -> None:
+    def __init__(
+        self, info: ShardInfo, directory: Path, decoder: LitDataDecoder, leaves: PlainLeaves | None = None
+    ) -> None:
         super().__init__(info, directory)
-        self._decoder, self._recent = decoder, _Recent[memoryview]()
+        self._decoder, self._kept = decoder, _Kept[memoryview]()
         shown, end, samples = str(self._path), info.raw_data.bytes, info.samples
         if end < _FRAMES_HEAD.size:
             raise ShardCorruptError(f"{shown} must have {_FRAMES_HEAD.size} bytes for its head alone, but has {end}")
@@ -206,7 +259,8 @@ class FramedChunk(LitDataChunk):
         if not self._per_frame or frames != -(-samples // self._per_frame) or stop > end:
             raise ShardCorruptError(f"{shown} says it has {frames} frames of {self._per_frame} samples in {end} bytes")
         self._offsets = np.frombuffer(self._data, "<u4", samples + 1, _FRAMES_HEAD.size).astype(np.int64)
-        check_lengths(self._offsets, decoder.sizes.size, shown)
+        are_alike = check_lengths(self._offsets, decoder.sizes.size, shown) is not None
+        self._leaves = leaves if are_alike else None
         self._frames = np.frombuffer(self._data, _FRAME, frames, table).copy()
         self._check_frames(stop, end)
 
@@ -227,20 +281,29 @@ class FramedChunk(LitDataChunk):
             )
 
     def _sample(self, index: int) -> dict[str, Any]:
-        number = index // self._per_frame
-        frame = self._recent.get(number)
-        if frame is None:
-            frame = self._unpack(number)
-        start = int(self._offsets[number * self._per_frame])
-        return self._decoder.decode(frame, int(self._offsets[index]) - start, int(self._offsets[index + 1]) - start)
+        return self._decoder.decode(self._bytes_of(index))
 
-    def _unpack(self, number: int) -> memoryview:
+    def _bytes_of(self, index: int) -> memoryview:
+        number = index // self._per_frame
+        start = int(self._offsets[number * self._per_frame])
+        return self._frame(number)[int(self._offsets[index]) - start : int(self._offsets[index + 1]) - start]
+
+    def copy_rows(self, indexes: NDArray[np.int64], rows: NDArray[np.void]) -> None:
+        numbers = indexes // self._per_frame
+        for number in np.unique(numbers).tolist():
+            places = np.flatnonzero(numbers == number)
+            rows[places] = np.frombuffer(self._frame(number), rows.dtype)[indexes[places] - number * self._per_frame]
+
+    def _frame(self, number: int) -> memoryview:
+        found = self._kept.get(number)
+        if found is not None:
+            return found
         _, _, start, stored, raw = self._frames[number].tolist()
         data = decompress("zstd", bytes(self._data[start : start + stored]), raw)
-        return self._recent.keep(number, memoryview(data), raw)
+        return self._kept.keep(number, memoryview(data), raw)
 
     def close(self) -> None:
-        self._recent = _Recent()
+        self._kept = _Kept()
         super().close()
 
 
@@ -250,9 +313,18 @@ _FOOTER = struct.Struct("<I8s")
 _FOOTER_MAGIC = b"LDARW01\0"
 _FILE_MAGIC = b"ARROW1"
 _ROWS_PER_BATCH = 256
+_CELL_BYTES = 64
+"""About what Python takes for a value, beside the value's own bytes."""
 
-_Value = Callable[[int], Any]
-"""A row's value in one column, by the row's place in its batch."""
+
+class _Batch(NamedTuple):
+    """Some rows."""
+
+    names: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+    """Of each row the columns of these names, whose values cannot be changed."""
+    others: tuple[tuple[str, Any], ...]
+    """The other columns, and arrays of their values."""
 
 
 def has_arrow_rows(info: ShardInfo, directory: Path) -> bool:
@@ -292,7 +364,7 @@ class ArrowChunk(LitDataChunk):
         super().__init__(info, directory)
         self._columns = column_names(info) if columns is None else tuple(columns)
         self._arrow = require_pyarrow()
-        self._recent = _Recent[list[tuple[str, _Value]]]()
+        self._kept = _Kept[_Batch]()
         self._whole: Any = None
         with _sound_arrow(self._arrow, str(self._path)):
             self._reader = self._open()
@@ -320,58 +392,49 @@ class ArrowChunk(LitDataChunk):
         self._whole = table.combine_chunks()
         return None
 
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        batch = self._kept.get(index // _ROWS_PER_BATCH)
+        if batch is None or batch.others or index >= self._num_samples:
+            return super().__getitem__(index)
+        return dict(zip(batch.names, batch.rows[index % _ROWS_PER_BATCH]))  # noqa: B905  # as in _sample
+
     def _sample(self, index: int) -> dict[str, Any]:
         number, row = divmod(index, _ROWS_PER_BATCH)
-        values = self._recent.get(number)
-        if values is None:
-            with _sound_arrow(self._arrow, f"its rows from {number * _ROWS_PER_BATCH}"):
-                values = self._load(number)
-        return {name: value(row) for name, value in values}
+        batch = self._kept.get(number)
+        if batch is None:
+            with _sound_arrow(self._arrow, f"rows from {number * _ROWS_PER_BATCH}"):
+                batch = self._load(number)
+        sample = dict(zip(batch.names, batch.rows[row]))  # noqa: B905  # as many, and this is the hot path
+        if not batch.others:
+            return sample
+        sample |= {name: column[row].as_py() for name, column in batch.others}
+        return {name: sample.get(name) for name in self._columns}
 
-    def _load(self, number: int) -> list[tuple[str, _Value]]:
+    def _load(self, number: int) -> _Batch:
         first = number * _ROWS_PER_BATCH
         expected = min(_ROWS_PER_BATCH, self._num_samples - first)
         if self._whole is None:
-            batch = self._reader.get_batch(number)
+            found = self._reader.get_batch(number)
         else:
-            batch = self._whole.slice(first, expected).combine_chunks().to_batches()[0]
-        if batch.num_rows != expected:
-            raise ShardCorruptError(f"expected a batch of {expected} rows, but found {batch.num_rows}")
-        batch.validate(full=True)  # else an offset that is wrong reads memory that is not ours
-        values = [(name, _value_of(self._arrow, batch, name)) for name in self._columns]
-        return self._recent.keep(number, values, batch.nbytes)
+            found = self._whole.slice(first, expected).combine_chunks().to_batches()[0]
+        if found.num_rows != expected:
+            raise ShardCorruptError(f"expected a batch of {expected} rows, but found {found.num_rows}")
+        found.validate(full=True)  # else an offset that is wrong reads memory that is not ours
+        there = {name: found.schema.get_field_index(name) for name in self._columns}
+        columns = {name: found.column(place) if place >= 0 else None for name, place in there.items()}
+        others = {name: one for name, one in columns.items() if one is not None and one.type.num_fields}
+        lists = {
+            name: [None] * expected if one is None else one.to_pylist()  # no row of this chunk has it
+            for name, one in columns.items()
+            if name not in others
+        }
+        rows = list(zip(*lists.values(), strict=True)) if lists else [()] * expected
+        size = 2 * found.nbytes + _CELL_BYTES * expected * len(columns)
+        return self._kept.keep(number, _Batch(tuple(lists), rows, tuple(others.items())), size)
 
     def close(self) -> None:
-        self._recent, self._reader, self._whole = _Recent(), None, None
+        self._kept, self._reader, self._whole = _Kept(), None, None
         super().close()
-
-
-def _value_of(arrow: Any, batch: Any, name: str) -> _Value:
-    """What gives a row's value, in as few steps as its type allows."""
-    place = batch.schema.get_field_index(name)
-    if place < 0:  # no row of this chunk has it
-        return lambda _row: None
-    column = batch.column(place)
-    types = arrow.types
-    if types.is_integer(column.type) or types.is_floating(column.type) or types.is_boolean(column.type):
-        values: list[Any] = column.to_pylist()
-        return values.__getitem__
-    if column.null_count == 0 and types.is_string(column.type):
-        return _slices(column, lambda data: str(data, "utf-8"))
-    if column.null_count == 0 and types.is_binary(column.type):
-        return _slices(column, bytes)
-    return lambda row: column[row].as_py()
-
-
-def _slices(column: Any, decode: Decode) -> _Value:
-    _, offsets, values = column.buffers()
-    stops = np.frombuffer(offsets, "<i4", len(column) + 1, 4 * column.offset).tolist()
-    data = memoryview(b"" if values is None else values)
-
-    def value(row: int) -> Any:
-        return decode(data[stops[row] : stops[row + 1]])
-
-    return value
 
 
 @contextmanager

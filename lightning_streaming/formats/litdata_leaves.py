@@ -13,8 +13,8 @@
     jpeg_array              as MDS has it; a list of tensors when read
     json                    a value of JSON, nested as tags, counts and values; see :func:`decode_nested`
 
-Numbers are little-endian but where it says so. What follows a colon in a name is a detail (``file:txt``), or the name of
-the serializer that counts (``file:jpeg``).
+Numbers are little-endian but where it says so. What follows a colon in a name is a detail (``file:txt``), or the name
+of the serializer that counts (``file:jpeg``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -196,6 +196,42 @@ def _tensor(data: memoryview) -> Any:
     return _array(_TORCH_DTYPES, _row_of_torch, data, order, head)
 
 
+class PlainLayout(NamedTuple):
+    """Where the values of a leaf lie in its bytes."""
+
+    head: int
+    """Bytes before them."""
+    dtype: np.dtype[Any]
+    """Theirs, with a shape where the leaf is an array."""
+
+
+def may_be_plain(serializer: str) -> bool:
+    """Whether the leaves of a serializer are numbers, or arrays, of types that numpy has."""
+    name = serializer.partition(":")[0]
+    return name in _PLAIN_NUMBERS or name in ("numpy", "tensor") or leaf_encoding(serializer) in _PLAIN_ARRAYS
+
+
+def plain_layout(serializer: str, data: memoryview) -> PlainLayout | None:
+    """How a leaf lies in its bytes; None where these are none of its.
+
+    Args:
+        serializer: One that :func:`may_be_plain`.
+        data: A leaf.
+    """
+    name = serializer.partition(":")[0]
+    if name in _PLAIN_NUMBERS:
+        return PlainLayout(0, np.dtype(_PLAIN_NUMBERS[name]))
+    try:
+        value = leaf_decoder(serializer)(data)
+    except EncodingError:
+        return None
+    dtype = str(value.dtype).removeprefix("torch.")
+    if dtype == "bfloat16":
+        return None
+    head = 0 if name.startswith("no_header") else 8 + 4 * value.ndim
+    return PlainLayout(head, np.dtype((dtype, tuple(value.shape))))
+
+
 # --- images ---
 
 _RGB_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
@@ -355,15 +391,35 @@ def _record_value(raw: bytes, place: int) -> tuple[Any, int]:
 
 _OF_IMAGES = ("pil", "jpeg", "image", "jpeg_array")
 _PLAIN: dict[str, Decode] = {
-    **{"int": _number("<q"), "float": _number("<d"), "bool": _number("<?")},
+    "int": _number("<q"),
+    "float": _number("<d"),
+    "bool": _number("<?"),
     **dict.fromkeys(("str", "text"), StrEncoding().decode),
     **dict.fromkeys(("bytes", "file", "tif"), bytes),
-    **{"numpy": _numpy, "tensor": _tensor, "json": decode_nested},
-    **{"pil": PilEncoding().decode, "jpeg": _image, "image": _image, "jpeg_array": _images},
+    "numpy": _numpy,
+    "tensor": _tensor,
+    "json": decode_nested,
+    "pil": PilEncoding().decode,
+    "jpeg": _image,
+    "image": _image,
+    "jpeg_array": _images,
 }
 _ENCODINGS = {
-    **{"int": "int", "float": "float64", "str": "str", "text": "str", "bytes": "bytes", "file": "bytes", "tif": "bytes"},
-    **{"numpy": "ndarray", "tensor": "ndarray", "jpeg": "ndarray:uint8", "image": "ndarray:uint8", "pil": "pil"},
-    **{"pickle": "pkl", "graph": "pkl"},
+    "int": "int",
+    "float": "float64",
+    "str": "str",
+    "text": "str",
+    "bytes": "bytes",
+    "file": "bytes",
+    "tif": "bytes",
+    "numpy": "ndarray",
+    "tensor": "ndarray",
+    "jpeg": "ndarray:uint8",
+    "image": "ndarray:uint8",
+    "pil": "pil",
+    "pickle": "pkl",
+    "graph": "pkl",
 }
+_PLAIN_NUMBERS = {"int": "<i8", "float": "<f8", "bool": "?"}
+_PLAIN_ARRAYS = frozenset(f"ndarray:{dtype}" for dtype in {*_NUMPY_DTYPES, *_TORCH_DTYPES} - {"bfloat16"})
 _KNOWN = frozenset({*_PLAIN, *_UNSAFE, *_NOT_READ})

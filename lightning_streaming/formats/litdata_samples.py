@@ -3,8 +3,8 @@
     uint32 size of each leaf, in the tree's order, little-endian
     bytes of each leaf, in the same order, as its *serializer* wrote them
 
-The index names the serializer of each leaf, and says how the tree is built of them. A sample that is a dict has its keys
-for columns; any other is one column, ``sample``.
+The index names the serializer of each leaf, and says how the tree is built of them. A sample that is a dict has its
+keys for columns; any other is one column, ``sample``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
+import numpy as np
+
 from lightning_streaming.errors import (
     ConfigError,
     EncodingError,
@@ -25,7 +27,14 @@ from lightning_streaming.errors import (
     IndexFormatError,
     ShardCorruptError,
 )
-from lightning_streaming.formats.litdata_leaves import Decode, leaf_decoder, leaf_encoding
+from lightning_streaming.formats.litdata_leaves import (
+    Decode,
+    leaf_decoder,
+    leaf_encoding,
+    may_be_plain,
+    plain_layout,
+)
+from lightning_streaming.formats.plain_rows import PlainRows, plain_rows
 from lightning_streaming.formats.values import brief
 
 ONLY_COLUMN = "sample"
@@ -113,7 +122,7 @@ def _node(node: Any) -> tuple[int, Build]:
         return 1, next
     if kind not in _DICTS and kind not in _LISTS:
         raise ConfigError(
-            f"samples may hold dicts, lists and tuples, but data_spec has {brief(kind)}; write the data again with these"
+            f"samples may hold dicts, lists and tuples, but data_spec has {brief(kind)}; write it again with these"
         )
     children = [_node(child) for child in node["children_spec"]]
     count, builds = sum(count for count, _ in children), [build for _, build in children]
@@ -224,3 +233,68 @@ def _wanted_leaf(column: str, serializer: str) -> Decode:
         return leaf_decoder(serializer)
     except (FormatError, ConfigError) as error:
         raise type(error)(f"column {column!r}: {error}") from None
+
+
+# --- read as a table ---
+
+
+@dataclass(frozen=True, slots=True)
+class PlainLeaves:
+    """Leaves of nothing but numbers and arrays, each a column: their samples may be :class:`PlainRows`."""
+
+    columns: tuple[tuple[str, str, bool], ...]
+    """Name, serializer, and whether the column is wanted."""
+
+    def rows_like(self, sample: memoryview) -> PlainRows | None:
+        """How samples lie in their bytes that are like this one; None if this one cannot be read."""
+        start = 4 * len(self.columns)
+        if len(sample) < start:
+            return None
+        sizes = struct.unpack_from(f"<{len(self.columns)}I", sample)
+        fields, heads = list[tuple[str, int, np.dtype[Any]]](), [(0, bytes(sample[:start]))]
+        for (name, serializer, is_wanted), size in zip(self.columns, sizes, strict=True):
+            layout = plain_layout(serializer, sample[start : start + size])
+            if layout is None or layout.head + layout.dtype.itemsize != size:
+                return None
+            if layout.head:
+                heads.append((start, bytes(sample[start : start + layout.head])))
+            if is_wanted:
+                fields.append((name, start + layout.head, layout.dtype))
+            start += size
+        return plain_rows(start, tuple(fields), tuple(heads)) if start == len(sample) and fields else None
+
+
+def plain_leaves(spec: str, serializers: Sequence[str], columns: Sequence[str] | None) -> PlainLeaves | None:
+    """What samples may have in common; None where a leaf is neither a number nor an array, or a column of several.
+
+    Args:
+        spec: The ``data_spec`` of an index.
+        serializers: Its ``data_format``.
+        columns: The columns wanted; None for all.
+
+    Raises:
+        IndexFormatError: The index describes samples that cannot be.
+    """
+    tree = parse_tree(spec, len(serializers))
+    if not tree.flat or not all(map(may_be_plain, serializers)):
+        return None
+    names = (name for name, _, _ in tree.columns)
+    return PlainLeaves(
+        tuple(
+            (name, serializer, columns is None or name in columns)
+            for name, serializer in zip(names, serializers, strict=True)
+        )
+    )
+
+
+def plain_blocks(serializer: str, length: int) -> PlainRows | None:
+    """How blocks of a row of values lie in their bytes; None where numpy has no such values.
+
+    Args:
+        serializer: That of rows of values.
+        length: Values of each block.
+    """
+    if not may_be_plain(serializer):
+        return None
+    dtype = np.dtype((leaf_encoding(serializer).partition(":")[2], (length,)))
+    return plain_rows(dtype.itemsize, ((ONLY_COLUMN, 0, dtype),))

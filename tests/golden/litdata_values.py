@@ -1,4 +1,4 @@
-"""Values of samples as JSON, and the like of them back; for the Python that has litData, too, so without our package."""
+"""Values of samples as JSON; also for the Python that has litData, so without our package."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Write the datasets of ``litdata_0_2_76``, and what litData itself reads of them. For a Python that has litData:
 
-    LITDATA_DISABLE_VERSION_CHECK=1 python tests/golden/make_litdata.py tests/golden/litdata_0_2_76
+    LITDATA_DISABLE_VERSION_CHECK=1 python -m tests.golden.make_litdata tests/golden/litdata_0_2_76
 
 Each dataset is a directory; ``expected.json`` has its samples, as the module ``litdata_values`` describes values. It
 is made of what a reader of litData gave, so nothing in it is of our own making. Without torchvision litData reads JPEG
@@ -19,13 +19,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from litdata import StreamingDataset, TokensLoader  # type: ignore[import-not-found]  # of an environment of its own
-from litdata.streaming.writer import BinaryWriter  # type: ignore[import-not-found]
-from litdata.types import File, Image, Jpeg, JpegArray, Text  # type: ignore[import-not-found]
+from litdata import StreamingDataset, TokensLoader  # of an environment of its own
+from litdata.streaming.writer import BinaryWriter
+from litdata.types import File, Image, Jpeg, JpegArray, Text
 from PIL import Image as Pillow
 
-sys.path.insert(0, str(Path(__file__).parent))
-from litdata_values import describe
+from tests.golden.litdata_values import describe
 
 BLOCK = 5
 NUMBERS = [np.int8, np.int64, np.uint8, np.uint32, np.float16, np.float32, np.float64, np.complex64, np.bool_]
@@ -58,14 +57,13 @@ def _mixed(number: int) -> dict[str, Any]:
 
 
 def _arrays(number: int) -> dict[str, Any]:
-    made = {np.dtype(one).name: np.arange(number % 4, dtype=np.int64).astype(one) for one in NUMBERS}
+    made: dict[str, Any] = {np.dtype(one).name: np.arange(number % 4, dtype=np.int64).astype(one) for one in NUMBERS}
     made |= {f"{name}_2d": np.stack([one, one]) for name, one in made.items()}
     return made
 
 
 def _tensors(number: int) -> dict[str, Any]:
-    kinds = (torch.int32, torch.float64, torch.bfloat16, torch.half, torch.bool, torch.complex64, torch.uint8)
-    kinds = tuple(one for one in kinds if one != torch.bfloat16)  # litData cannot write it
+    kinds = (torch.int32, torch.float64, torch.half, torch.bool, torch.complex64, torch.uint8)
     made = {str(one)[6:]: torch.arange(number % 3 + 1).to(one) for one in kinds}
     return {**made, **{f"{name}_3d": one.reshape(1, -1, 1) for name, one in made.items()}, "empty": torch.empty(2, 0)}
 
