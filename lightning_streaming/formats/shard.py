@@ -12,6 +12,8 @@ from lightning_streaming.errors import FormatError, SampleIndexError, ShardCorru
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.compression import check_algorithm
 from lightning_streaming.formats.index import FileInfo, ShardInfo
+from lightning_streaming.formats.litdata import litdata_plain_kind
+from lightning_streaming.formats.litdata_samples import PlainLeaves
 from lightning_streaming.formats.mds import Decoder, MDSReader, read_places, table_bytes
 from lightning_streaming.formats.mds_samples import PlainSchema, check_safe, plain_schema, read_decoder
 from lightning_streaming.formats.other_formats import OtherFormat, ShardReader
@@ -87,7 +89,7 @@ def open_shard(
     return MDSReader(info, directory, allow_unsafe_types=allow_unsafe_types, columns=columns)
 
 
-def plain_kind(info: ShardInfo, columns: Sequence[str] | None) -> PlainSchema | PlainRows | None:
+def plain_kind(info: ShardInfo, columns: Sequence[str] | None) -> PlainSchema | PlainLeaves | PlainRows | None:
     """What shards have in common whose samples may be plain together; None where those of this one are not.
 
     Args:
@@ -97,6 +99,8 @@ def plain_kind(info: ShardInfo, columns: Sequence[str] | None) -> PlainSchema | 
     Raises:
         IndexFormatError: The index describes rows that cannot be.
     """
+    if info.format == "litdata":
+        return litdata_plain_kind(info, columns)
     if info.format in OTHER_FORMATS:
         layout = row_layout(info)
         return None if layout is None else layout.plain(columns)
