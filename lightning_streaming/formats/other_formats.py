@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from lightning_streaming.errors import ConfigError, IndexFormatError
+from lightning_streaming.errors import IndexFormatError
 from lightning_streaming.formats.shard_table import OTHER_FORMATS, FileInfo, ShardInfo
 from lightning_streaming.formats.values import brief
 

@@ -8,19 +8,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from lightning_streaming.errors import FormatError, SampleIndexError, ShardCorruptError
+from lightning_streaming.errors import ConfigError, FormatError, SampleIndexError, ShardCorruptError
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.compression import check_algorithm
 from lightning_streaming.formats.index import FileInfo, ShardInfo
-from lightning_streaming.formats.litdata import litdata_plain_kind
+from lightning_streaming.formats.litdata import LitDataFormat, litdata_plain_kind
 from lightning_streaming.formats.litdata_samples import PlainLeaves
 from lightning_streaming.formats.mds import Decoder, MDSReader, read_places, table_bytes
 from lightning_streaming.formats.mds_samples import PlainSchema, check_safe, plain_schema, read_decoder
+from lightning_streaming.formats.megatron import MegatronFormat
+from lightning_streaming.formats.npy import NpyFormat
 from lightning_streaming.formats.other_formats import OtherFormat, ShardReader
 from lightning_streaming.formats.plain_rows import PlainRows
 from lightning_streaming.formats.row_files import row_layout
 from lightning_streaming.formats.shard_table import OTHER_FORMATS, check_columns
 from lightning_streaming.formats.split import RowDecoder, SplitReader, read_split_layout
+from lightning_streaming.formats.webdataset import WebDatasetFormat
 
 
 def check_wanted(info: ShardInfo, *, allow_unsafe_types: bool = False, columns: Sequence[str] | None = None) -> None:
