@@ -59,6 +59,14 @@ class FilesAt:
         """
         return (self._location / name).read_range(start, min(stop, self._sizes[name]))
 
+    def read_if_there(self, name: str) -> bytes | None:
+        """A whole file, also one that is hidden; None if there is none.
+
+        Raises:
+            StorageError: It could not be read.
+        """
+        return (self._location / name).read_if_there()
+
 
 def made_index(
     location: Location,

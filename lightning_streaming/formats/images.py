@@ -12,6 +12,7 @@ is imported when the first of these encodings is asked for.
 from __future__ import annotations
 
 import io
+import math
 import os
 import struct
 import zlib
@@ -85,7 +86,7 @@ BEGINNINGS = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n"}
 
 _PIXELS_PER_BYTE = {"JPEG": 512, "MPO": 512, "PNG": 8 * 1032}
 """Most pixels that a byte of each kind of file can describe. JPEG: a bit for each block of 64. PNG: a bit for each,
-deflated to no less than one part in 1032."""
+deflated to no less than one part in 1032. WebP: a file of a few bytes can be all of one colour, however large."""
 
 _SCAN, _END = 0xDA, b"\xff\xd9"
 """JPEG: the marker before the pixels, and the bytes after them, which no pixels contain."""
@@ -98,19 +99,27 @@ _WRITTEN_OVER = (
 )
 
 
-def open_image_file(data: bytes) -> Image:
-    """Open a JPEG or PNG file, reading no more than its head; pixels are decoded when they are first needed.
+IMAGE_FORMATS = ("JPEG", "PNG", "WEBP")
+"""Kinds of image files that data of other libraries may hold."""
+
+
+def open_image_file(data: bytes, formats: Sequence[str] = ("JPEG", "PNG")) -> Image:
+    """Open an image file, reading no more than its head; pixels are decoded when they are first needed.
+
+    Args:
+        data: The file.
+        formats: Which of ``IMAGE_FORMATS`` it may be of.
 
     Raises:
-        EncodingError: It is none, its head is damaged, or it promises more pixels than its bytes can hold or Pillow
+        EncodingError: It is of none, its head is damaged, or it promises more pixels than its bytes can hold or Pillow
             allows. Also raised later, of pixels that cannot be decoded.
         MissingDependencyError: Pillow is not installed.
     """
     pillow = require_pillow()
     try:
-        image: ImageFile = pillow.open(io.BytesIO(data), formats=("JPEG", "PNG"))
+        image: ImageFile = pillow.open(io.BytesIO(data), formats=formats)
     except pillow.UnidentifiedImageError:
-        raise EncodingError(_no_image(data)) from None
+        raise EncodingError(_no_image(data, formats)) from None
     except (pillow.DecompressionBombError, *PILLOW_ERRORS) as error:
         raise EncodingError(f"expected an image file that PIL can open, but {error}") from error
     _check_can_hold(image, data)
@@ -120,7 +129,7 @@ def open_image_file(data: bytes) -> Image:
 
 def _check_can_hold(image: ImageFile, data: bytes) -> None:
     width, height = image.size
-    if width * height > _PIXELS_PER_BYTE[image.format or "PNG"] * len(data):
+    if width * height > _PIXELS_PER_BYTE.get(image.format or "PNG", math.inf) * len(data):
         raise EncodingError(f"{len(data)} bytes of {image.format} cannot hold an image of {width} x {height}")
 
 
@@ -262,11 +271,11 @@ def _read_past_buffer(descriptor: int) -> bytes:
     return b"".join(pieces)
 
 
-def _no_image(data: bytes) -> str:
+def _no_image(data: bytes, formats: Sequence[str]) -> str:
     for kind, beginning in BEGINNINGS.items():
         if data.startswith(beginning[: max(1, len(data))]):
             return f"expected a whole {kind} file, but the head of this one is damaged or cut off ({len(data)} bytes)"
-    return f"expected a JPEG or PNG file, but found {brief(data)}"
+    return f"expected a {' or '.join(formats)} file, but found {brief(data)}"
 
 
 def _check_png(data: bytes) -> None:

@@ -65,6 +65,14 @@ class StoredFiles(Protocol):
         """
         ...
 
+    def read_if_there(self, name: str) -> bytes | None:
+        """A whole file, also one that is hidden; None if there is none.
+
+        Raises:
+            StorageError: It could not be read.
+        """
+        ...
+
 
 class OtherFormat(Protocol):
     """What a format can do."""

@@ -1,0 +1,198 @@
+"""The values of a sample's files, told by the end of a file's name, as WebDataset has it.
+
+    ends in                                       is read as
+    json, jsn                                     what the JSON says
+    txt, text, transcript, caption                str
+    cls, cls2, index, inx, id                     int
+    jpg, jpeg, png, webp                          PIL image
+    npy                                           numpy array
+    npz                                           dict of numpy arrays, by name
+    pkl, pickle, pyd, pth, pt                     refused, as reading it can run code
+    gz after another, like txt.gz                 the same, decompressed
+    anything else                                 bytes
+
+What a file says of the size of its arrays is believed only as far as its bytes bear that out.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import lzma
+import math
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.errors import EncodingError
+from lightning_streaming.formats.images import IMAGE_FORMATS, open_image_file
+from lightning_streaming.formats.values import BytesEncoding, JsonEncoding, StrEncoding, brief
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Decode = Callable[[memoryview], Any]
+"""Turns a file's bytes into its value, which shares no memory with them. Raises EncodingError."""
+
+
+class _Kind(NamedTuple):
+    """What the files of some endings are."""
+
+    encoding: str
+    """The MDS encoding that would hold their values."""
+    decode: Decode
+
+
+def kind_of(column: str) -> str:
+    """The MDS encoding that would hold the values of a column.
+
+    Args:
+        column: What follows the first dot of the names of its files, in lower case.
+    """
+    return _kind(column).encoding
+
+
+def decoder(column: str) -> Decode:
+    """What reads the files of a column; arguments are those of :func:`kind_of`."""
+    decode = _kind(column).decode
+    if not _is_packed(column):
+        return decode
+    return lambda data: decode(_unpacked(data))
+
+
+def is_refused(column: str) -> bool:
+    """Whether reading the files of a column can run code of whoever wrote them."""
+    return _kind(column).decode is _refuse
+
+
+def is_image(column: str) -> bool:
+    """Whether the files of a column are images."""
+    return _kind(column).decode is _decode_image
+
+
+def _kind(column: str) -> _Kind:
+    names = column.split(".")
+    ending = names[-1] if not _is_packed(column) else "".join(names[-2:-1])
+    return _KINDS.get(ending, _BYTES)
+
+
+def _is_packed(column: str) -> bool:
+    return column == "gz" or column.endswith(".gz")
+
+
+def _refuse(data: memoryview) -> Any:
+    raise EncodingError(f"{len(data)} bytes can run any code when they are read; name other columns with columns=")
+
+
+def _unpacked(data: memoryview) -> memoryview:
+    try:
+        return memoryview(gzip.decompress(data))
+    except (OSError, EOFError, zlib.error) as error:
+        raise EncodingError(f"expected gz data, but found {brief(data)} ({error})") from None
+
+
+def _decode_json(data: memoryview) -> Any:
+    try:
+        return JsonEncoding().decode(data)
+    except EncodingError:
+        try:
+            return json.loads(bytes(data))  # which knows UTF-16, and marks of byte order
+        except (ValueError, RecursionError):
+            pass
+        raise
+
+
+def _decode_int(data: memoryview) -> int:
+    text = bytes(data)
+    try:
+        return int(text)
+    except ValueError:
+        raise EncodingError(f"expected an integer, but found {brief(text)}") from None
+
+
+def _decode_image(data: memoryview) -> Image:
+    return open_image_file(bytes(data), IMAGE_FORMATS)
+
+
+def decode_npy(data: memoryview) -> NDArray[Any]:
+    """The array of a ``.npy`` file.
+
+    Raises:
+        EncodingError: It is none, is damaged, or holds Python objects.
+    """
+    start = _npy_start(data)
+    shape, is_fortran, dtype = _read_npy_head(bytes(data[:start]))
+    expected = start + dtype.itemsize * math.prod(shape)
+    if len(data) != expected:
+        raise EncodingError(f"expected {expected} bytes of an array {dtype} of shape {shape}, but found {len(data)}")
+    values: NDArray[Any] = np.frombuffer(data, np.uint8, offset=start).copy().view(dtype)
+    return values.reshape(shape, order="F" if is_fortran else "C")
+
+
+def _npy_start(data: memoryview) -> int:
+    """Where the values begin."""
+    width = 2 if bytes(data[6:7]) == b"\1" else 4
+    start = 8 + width + int.from_bytes(data[8 : 8 + width], "little")
+    if bytes(data[:6]) != np.lib.format.MAGIC_PREFIX or start > len(data):
+        raise EncodingError(f"expected a .npy file, but found {brief(data)} ({len(data)} bytes)")
+    return start
+
+
+@lru_cache(maxsize=256)
+def _read_npy_head(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether the first index varies fastest, and dtype; nearly all files of a dataset have the same few."""
+    file = io.BytesIO(head)
+    try:
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        shape, is_fortran, dtype = read[np.lib.format.read_magic(file)](file)
+    except (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError, OverflowError) as error:
+        raise EncodingError(f"expected a .npy file, but its head is {brief(head)} ({error})") from None
+    if dtype.hasobject or not dtype.itemsize or min(shape, default=0) < 0:
+        raise EncodingError(f"expected an array of numbers or texts, but found one of {dtype} and shape {shape}")
+    return shape, is_fortran, dtype
+
+
+_ZIP_ERRORS = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError),
+    *(ValueError, NotImplementedError, RuntimeError, KeyError, OverflowError),
+)
+"""What zipfile raises of damaged files; RuntimeError where one is encrypted."""
+
+
+def _decode_npz(data: memoryview) -> dict[str, Any]:
+    arrays = dict[str, Any]()
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            for name in archive.namelist():
+                content = memoryview(archive.read(name))
+                is_array = name.endswith(".npy")
+                arrays[name.removesuffix(".npy")] = decode_npy(content) if is_array else bytes(content)
+    except EncodingError:
+        raise
+    except _ZIP_ERRORS as error:
+        raise EncodingError(f"expected a .npz file, but found {brief(data)} ({error})") from None
+    return arrays
+
+
+_BYTES = _Kind("bytes", BytesEncoding().decode)
+_KINDS: Mapping[str, _Kind] = MappingProxyType(
+    {
+        **dict.fromkeys(("json", "jsn"), _Kind("json", _decode_json)),
+        **dict.fromkeys(("txt", "text", "transcript", "caption"), _Kind("str", StrEncoding().decode)),
+        **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), _Kind("int", _decode_int)),
+        **dict.fromkeys(("jpg", "jpeg"), _Kind("jpeg", _decode_image)),
+        "png": _Kind("png", _decode_image),
+        "webp": _Kind("pil", _decode_image),
+        "npy": _Kind("ndarray", decode_npy),
+        "npz": _Kind("pkl", _decode_npz),
+        **dict.fromkeys(("pkl", "pickle", "pyd", "pth", "pt"), _Kind("pkl", _refuse)),
+    }
+)
+"""By the last ending; what is not here is bytes. The only encoding that holds several arrays is pkl."""

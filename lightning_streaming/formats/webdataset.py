@@ -1,0 +1,301 @@
+"""WebDataset: tar files, in which neighbours of one name are a sample.
+
+    00000.tar    dogs/0001.jpg    \\
+                 dogs/0001.json    > {"__key__": "dogs/0001", "jpg": image, "json": {...}}
+                 dogs/0002.jpg    ...
+
+Every file under a place that ends in ``.tar``, ``.tar.gz`` or ``.tgz`` is a shard, in the order of their paths. The key
+of a member is its path up to the first dot of the file's own name, the column all that follows that dot, in lower case.
+Left out are members that are no plain files, files without a dot or that begin with one, and what lies in a directory
+called like ``__meta__``, or is itself called so.
+
+A sample has the columns whose members it has; an index names those that any sample of a shard has. How many samples a
+shard has is told by its headers, or by an index that another library left beside it: then of its columns only those of
+its first samples are known.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from lightning_streaming.errors import (
+    ConfigError,
+    EncodingError,
+    IndexFormatError,
+    MissingDependencyError,
+    SampleIndexError,
+    ShardCorruptError,
+)
+from lightning_streaming.files import join_under
+from lightning_streaming.formats.images import require_pillow
+from lightning_streaming.formats.mds import map_file
+from lightning_streaming.formats.member_values import decoder, is_image, is_refused, kind_of
+from lightning_streaming.formats.other_formats import StoredFiles, other_shard
+from lightning_streaming.formats.published_counts import published_counts
+from lightning_streaming.formats.shard_table import FileInfo, ShardInfo, check_columns, column_names
+from lightning_streaming.formats.tar_members import Members, read_members
+from lightning_streaming.formats.tar_windows import StoredWindow, UnpackedWindow
+from lightning_streaming.formats.values import shortened
+
+KEY = "__key__"
+"""The column of the samples' names."""
+_NAME = "webdataset"
+_PACKED = {".tar": None, ".tar.gz": "gz", ".tgz": "gz"}
+"""How files are compressed, by how their names end."""
+_ENOUGH = 16
+"""So many samples tell the columns, of a file that need not be counted."""
+
+
+class WebDatasetFormat:
+    """See :class:`OtherFormat`."""
+
+    def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Iterator[ShardInfo]:
+        """See :meth:`OtherFormat.describe`."""
+        tars, counts = _tar_files(files), None
+        for tar in tars:
+            before = known.get(tar.raw_name)
+            if before is not None and tar.is_that_of(before):
+                yield before
+                continue
+            counts = published_counts(files) if counts is None else counts
+            yield _described(files, tar, counts.get(tar.name))
+
+    def check(self, info: ShardInfo, columns: Sequence[str] | None) -> None:
+        """See :meth:`OtherFormat.check`.
+
+        Raises:
+            ConfigError: A wanted column can run code of whoever wrote it.
+        """
+        names = column_names(info)
+        if KEY not in names:
+            raise IndexFormatError(f"the index entry of {info.raw_data.basename} must have the column {KEY}")
+        wanted = [name for name in names if columns is None or name in columns]
+        unsafe = next(filter(is_refused, wanted), None)
+        if unsafe is not None:
+            raise ConfigError(
+                f"{info.raw_data.basename} has a column {unsafe!r}, which can run any code when it is read; "
+                "name the others with columns= to read only these"
+            )
+        if any(map(is_image, wanted)):
+            try:
+                require_pillow()
+            except MissingDependencyError as error:
+                raise MissingDependencyError(f"{info.raw_data.basename} cannot be read: {error}") from None
+
+    def open(self, info: ShardInfo, directory: Path, columns: Sequence[str] | None) -> TarSamples:
+        """See :meth:`OtherFormat.open`.
+
+        Raises:
+            ConfigError: The shard lacks a wanted column, or one can run code of whoever wrote it.
+            MissingDependencyError: A wanted column needs a package that is not installed.
+        """
+        check_columns(info, columns)
+        self.check(info, columns)
+        return TarSamples(info, directory, columns)
+
+
+# --- what lies under a place ---
+
+
+class _TarFile(NamedTuple):
+    """A tar file, as it lies."""
+
+    name: str
+    raw_name: str
+    size: int
+    compression: str | None
+
+    def is_that_of(self, info: ShardInfo) -> bool:
+        """Whether a shard was described of a file like this."""
+        (stored,) = info.stored
+        return (stored.basename, stored.bytes, info.compression) == (self.name, self.size, self.compression)
+
+
+def _tar_files(files: StoredFiles) -> list[_TarFile]:
+    """All of a place, in the order of their paths.
+
+    Raises:
+        ConfigError: There are none, or two would be the same when they are unpacked.
+    """
+    found = dict[str, _TarFile]()
+    for name, size in files.sizes().items():
+        ending = next((one for one in _PACKED if name.endswith(one)), None)
+        if ending is None or any(part.startswith(".") for part in PurePosixPath(name).parts):
+            continue
+        tar = _TarFile(name, name.removesuffix(ending) + ".tar", size, _PACKED[ending])
+        other = found.setdefault(tar.raw_name, tar)
+        if other is not tar:
+            raise ConfigError(f"{files.shown} has {other.name} and {name}, which are one shard; take one away")
+    if not found:
+        raise ConfigError(f"{files.shown} has no file of format={_NAME!r}: none ends in {', '.join(_PACKED)}")
+    return sorted(found.values(), key=lambda tar: tar.name)
+
+
+def _described(files: StoredFiles, tar: _TarFile, count: int | None) -> ShardInfo:
+    """Go through all headers of a file; or through the first ones, where somebody has counted its samples."""
+    shown = f"{files.shown}/{tar.name}"
+    stored = FileInfo(basename=tar.name, bytes=tar.size, hashes={})
+    if tar.compression is None:
+        samples = Samples(shown)
+        for members in read_members(StoredWindow(files, tar.name, tar.size), shown):
+            samples.add(members)
+            if count is not None and _ENOUGH < len(samples) <= count:
+                return other_shard(_NAME, count, stored, samples.kinds, {})
+        return other_shard(_NAME, len(samples), stored, samples.kinds, {})
+    window = UnpackedWindow(files, tar.name, tar.size)
+    samples = Samples.of(read_members(window, shown), shown)
+    raw = FileInfo(basename=tar.raw_name, bytes=window.raw_bytes(), hashes={})
+    return other_shard(_NAME, len(samples), raw, samples.kinds, {}, compression=tar.compression, zip_data=stored)
+
+
+# --- members to samples ---
+
+
+class Samples:
+    """Which members are a sample, and where they lie.
+
+    Args:
+        shown: What to call the file in an error.
+    """
+
+    def __init__(self, shown: str) -> None:
+        self._shown = shown
+        self._numbers = dict[str, int]()  # of columns, by what follows the dot, in any case
+        self._known_keys = set[str]()
+        self.keys: list[str] = []
+        self.columns: list[str] = []
+        """Column names, in the order in which they are met."""
+        self.firsts = array("q", [0])
+        """Which member is the first of each sample; and the number of all."""
+        self.column_of = array("q")
+        """Of each member."""
+        self.starts, self.stops = array("q"), array("q")
+        """Where in the file the bytes of each member lie."""
+
+    @classmethod
+    def of(cls, members: Iterable[Members], shown: str) -> Samples:
+        """Those of a whole file; raises as :meth:`add` does."""
+        samples = cls(shown)
+        for some in members:
+            samples.add(some)
+        return samples
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The key's column, and all that any sample has, sorted; each with the MDS encoding of its values."""
+        return {KEY: "str", **{column: kind_of(column) for column in sorted(self.columns)}}
+
+    def add(self, members: Members) -> None:
+        """Go on with the members that come next.
+
+        Raises:
+            ShardCorruptError: A key comes again after others, or a sample has two members of one column.
+        """
+        numbers, keys, columns, firsts = self._numbers, self.keys, self.column_of, self.firsts
+        starts, stops = self.starts, self.stops
+        last = keys[-1] if keys else None
+        for name, start, size in zip(*members, strict=True):
+            stem, dot, ending = name[name.rfind("/") + 1 :].partition(".")
+            if not stem or not dot or (name.startswith("__") and _is_meta(name)):
+                continue
+            key = name[: -1 - len(ending)]
+            number = numbers.get(ending)
+            if number is None:
+                number = self._new_column(ending, name)
+            if key != last:
+                self._begin(key, name)
+                last = key
+            elif number in columns[firsts[-2] :]:
+                raise ShardCorruptError(
+                    f"{self._shown}: member {name!r} is the second of its sample that ends in .{self.columns[number]}"
+                )
+            columns.append(number)
+            starts.append(start)
+            stops.append(start + size)
+            firsts[-1] += 1
+
+    def _begin(self, key: str, name: str) -> None:
+        """Begin a sample."""
+        if key in self._known_keys:
+            raise ShardCorruptError(
+                f"{self._shown}: member {name!r} comes after other samples, but its own began before them; members of "
+                "one sample must follow each other, and no two samples have one name"
+            )
+        self._known_keys.add(key)
+        self.keys.append(key)
+        self.firsts.append(self.firsts[-1])
+
+    def _new_column(self, ending: str, name: str) -> int:
+        column = ending.lower()
+        if column == KEY or not column.isprintable():
+            raise ShardCorruptError(f"{self._shown}: member {name!r} ends in what is no name of a column")
+        if column not in self.columns:
+            self.columns.append(column)
+        number = self._numbers[ending] = self.columns.index(column)
+        return number
+
+
+def _is_meta(name: str) -> bool:
+    """Whether a path begins with a name like ``__this__``."""
+    first = name.partition("/")[0]
+    return len(first) >= 4 and first.endswith("__")
+
+
+class TarSamples:
+    """The samples of a tar file, memory-mapped; see :class:`ShardReader`."""
+
+    def __init__(self, info: ShardInfo, directory: Path, columns: Sequence[str] | None) -> None:
+        """Map the raw file, and walk through its headers; arguments and errors are those of ``OtherFormat.open``."""
+        self._path = join_under(directory, info.raw_data.basename)
+        self._data = map_file(self._path, info.raw_data.bytes)
+        found = Samples.of(read_members(lambda start, _: self._data[start:], str(self._path)), str(self._path))
+        if len(found) != info.samples:
+            raise ShardCorruptError(
+                f"{self._path} must have {info.samples} samples by its index, but has {len(found)}: it, or what the "
+                "index was made of, has changed; index it anew"
+            )
+        self._keys, self._firsts, self._column_of = found.keys, found.firsts, found.column_of
+        self._starts, self._stops = found.starts, found.stops
+        self._wanted = None if columns is None else frozenset(columns)
+        self._has_key = columns is None or KEY in columns
+        self._decoders = [
+            (name, decoder(name) if columns is None or name in columns else None) for name in found.columns
+        ]
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """See :meth:`ShardReader.__getitem__`.
+
+        Raises:
+            SampleIndexError: The index is not in [0, len).
+            EncodingError: A member does not hold what its name says, or the sample lacks a wanted column.
+        """
+        if not 0 <= index < len(self._keys):
+            raise SampleIndexError(f"{self._path} has {len(self._keys)} samples, but sample {index} was asked for")
+        data, decoders, name = self._data, self._decoders, ""
+        sample: dict[str, Any] = {KEY: self._keys[index]} if self._has_key else {}
+        first, last = self._firsts[index], self._firsts[index + 1]
+        try:
+            for place in range(first, last):
+                name, decode = decoders[self._column_of[place]]
+                if decode is not None:
+                    sample[name] = decode(data[self._starts[place] : self._stops[place]])
+        except EncodingError as error:
+            member = shortened(f"{self._keys[index]}.{name}")
+            raise EncodingError(f"{self._path}, sample {index}, member {member!r}: {error}") from error
+        if self._wanted is not None and len(sample) < len(self._wanted):
+            lacking = min(self._wanted.difference(sample))
+            raise EncodingError(f"{self._path}, sample {index}, {self._keys[index]!r}: it has no member .{lacking}")
+        return sample
+
+    def close(self) -> None:
+        """Let go of the file; nothing can be read afterwards."""
+        self._data.release()
