@@ -21,6 +21,7 @@ import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -96,6 +97,11 @@ def gathers(path: Path, batch_size: int, epoch: int) -> Iterator[torch.Tensor]:
         yield torch.from_numpy(np.asarray(mapped[order[start : start + batch_size]]))
 
 
+def epoch_of(loader: StreamingDataLoader, _: int) -> Iterator[Any]:
+    """The next epoch of a loader, which shuffles by itself."""
+    return iter(loader)
+
+
 def samples_a_second(batches: Iterator[Any], samples: int) -> float:
     """Read to the end."""
     began = time.perf_counter()
@@ -109,10 +115,10 @@ def measure(root: Path, name: str, samples: int, rounds: int) -> dict[str, dict[
     written = write_files(root, name, samples)
     ways = dict[tuple[str, int], Callable[[int], Iterator[Any]]]()
     for batch_size in BATCH_SIZES:
-        ways[GATHER, batch_size] = lambda epoch, batch_size=batch_size: gathers(root / "whole.npy", batch_size, epoch)
+        ways[GATHER, batch_size] = partial(gathers, root / "whole.npy", batch_size)
         for way, settings in written.items():
             loader = StreamingDataLoader(StreamingDataset(shuffle=True, **settings), batch_size=batch_size)
-            ways[way, batch_size] = lambda _, loader=loader: iter(loader)
+            ways[way, batch_size] = partial(epoch_of, loader)
     found: dict[tuple[str, int], list[float]] = {one: [] for one in ways}
     for epoch in range(rounds + 1):
         for one, begin in ways.items():
