@@ -133,7 +133,7 @@ def test_only_headers_are_read_to_describe_files(tmp_path: Path) -> None:
     assert list(NpyFormat().describe(again, known)) == first
     assert again.bytes_read == 0
     save(tmp_path / "b.npy", np.zeros((11, 1000)))
-    assert [info.samples for info in NpyFormat().describe(again, known)] == [1000, 11]
+    assert [info.samples for info in NpyFormat().describe(Folder(tmp_path), known)] == [1000, 11]
     assert [info.samples for info in NpyFormat(1).describe(Folder(save(tmp_path / "x" / "c.npy", np.zeros(3))), known)]
 
 
