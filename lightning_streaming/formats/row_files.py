@@ -36,6 +36,7 @@ MOST_ROW_BYTES = 2**31 - 1
 """Bytes of one item of an array, to numpy."""
 _MOST_DIMENSIONS = 32
 _KINDS = "biufcSUMm"
+_LAST_CHARACTER = 0x10FFFF
 _OF_TENSORS = tuple(
     map(np.dtype, ["?", "u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8", "<c8", "<c16"])
 )
@@ -58,6 +59,29 @@ class RowColumn:
     def bytes(self) -> int:
         """Bytes of a value."""
         return int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize
+
+    @property
+    def stored(self) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """What is looked at of it: of text its characters' numbers, as numpy has no error for those that are none."""
+        if self.dtype.kind != "U":
+            return self.dtype, self.shape
+        return np.dtype("u4").newbyteorder(self.dtype.byteorder), (*self.shape, self.dtype.itemsize // 4)
+
+    def value(self, found: Any) -> Any:
+        """What a sample has of the column: of its own memory, in this machine's byte order.
+
+        Raises:
+            EncodingError: It is text with characters that are none.
+        """
+        if not isinstance(found, np.ndarray):
+            return found.item() if isinstance(found, np.bytes_) else found
+        values = found.astype(found.dtype.newbyteorder("="))
+        if self.dtype.kind != "U":
+            return values
+        if values.max(initial=0) > _LAST_CHARACTER:
+            raise EncodingError(f"column {self.name!r}: {values.max()} is not the number of a character")
+        texts = values.view(f"U{values.shape[-1]}")[..., 0]
+        return texts if self.shape else texts.item()
 
     def encoding_name(self) -> str:
         """The encoding that would have such values; where there is none, what they are."""
@@ -105,7 +129,7 @@ class RowLayout:
         """A row, to numpy."""
         fields: Any = {
             "names": list(self.names),
-            "formats": [(one.dtype, one.shape) for one in self.columns],
+            "formats": [one.stored for one in self.columns],
             "offsets": [one.start for one in self.columns],
             "itemsize": self.row_bytes,
         }
@@ -207,7 +231,10 @@ class RowsReader:
         if not 0 <= index < len(self._table):
             raise SampleIndexError(f"{self._path} has {len(self._table)} samples, but sample {index} was asked for")
         row = self._table[index]
-        return {one.name: _value(row[one.name]) for one in self._wanted}
+        try:
+            return {one.name: one.value(row[one.name]) for one in self._wanted}
+        except EncodingError as error:
+            raise EncodingError(f"{self._path}, sample {index}: {error}") from error
 
     def plain_rows(self) -> PlainRows | None:
         """How each sample lies in its bytes, if torch has tensors of its columns."""
@@ -224,7 +251,7 @@ class RowsReader:
         Raises:
             EncodingError: It is of other values.
         """
-        column = next(one for one in self._layout.columns if one.name == name)
+        column = self._column(name)
         if len(column.shape) != 1:
             raise EncodingError(
                 f"{self._path}, column {name!r} is of values of shape {column.shape}, not of one dimension"
@@ -236,19 +263,18 @@ class RowsReader:
     def column(self, name: str) -> NDArray[Any] | list[Any]:
         """A column of all rows: numbers as an array of shape (samples,), others as a list."""
         assert self._table is not None, "it is open"
-        values = self._table[name]
+        values, column = self._table[name], self._column(name)
         if values.dtype.kind in "iuf" and values.ndim == 1:
             return values.astype(values.dtype.newbyteorder("="))
-        return [_value(one) for one in values]
+        try:
+            return [column.value(one) for one in values]
+        except EncodingError as error:
+            raise EncodingError(f"{self._path}: {error}") from error
+
+    def _column(self, name: str) -> RowColumn:
+        return next(one for one in self._layout.columns if one.name == name)
 
     def close(self) -> None:
         """Let go of the file; nothing can be read afterwards."""
         self._rows = self._table = None
         self._data.release()
-
-
-def _value(found: Any) -> Any:
-    """What a sample has of a column: of its own memory, in this machine's byte order."""
-    if isinstance(found, np.ndarray):
-        return found.astype(found.dtype.newbyteorder("="))
-    return found.item() if isinstance(found, (np.str_, np.bytes_)) else found

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lightning_streaming.cache.made_index import FilesAt
 from lightning_streaming.formats.index import dump_index, parse_index
-from lightning_streaming.formats.other_formats import ShardReader, other_format
+from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.formats.plain_rows import FlatColumn
-from lightning_streaming.formats.shard import check_shard, open_shard
+from lightning_streaming.formats.shard import check_shard, open_shard, other_format
 from lightning_streaming.formats.shard_table import ShardInfo
+from lightning_streaming.storage import Location
 
 
-class Folder:
+class Folder(FilesAt):
     """The files below a directory; counts the bytes that are asked for."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        super().__init__(Location(str(root)))
         self.bytes_read = 0
 
-    @property
-    def shown(self) -> str:
-        return str(self.root)
-
-    def sizes(self) -> Mapping[str, int]:
-        files = (path for path in self.root.rglob("*") if path.is_file())
-        return dict(sorted((path.relative_to(self.root).as_posix(), path.stat().st_size) for path in files))
-
     def read_range(self, name: str, start: int, stop: int) -> bytes:
-        data = (self.root / name).read_bytes()[start:stop]
+        data = super().read_range(name, start, stop)
         self.bytes_read += len(data)
         return data
 

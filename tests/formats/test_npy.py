@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import (
     ConfigError,
+    EncodingError,
     FormatError,
     IndexFormatError,
     ObjectNotFoundError,
@@ -133,7 +134,7 @@ def test_only_headers_are_read_to_describe_files(tmp_path: Path) -> None:
     assert list(NpyFormat().describe(again, known)) == first
     assert again.bytes_read == 0
     save(tmp_path / "b.npy", np.zeros((11, 1000)))
-    assert [info.samples for info in NpyFormat().describe(again, known)] == [1000, 11]
+    assert [info.samples for info in NpyFormat().describe(Folder(tmp_path), known)] == [1000, 11]
     assert [info.samples for info in NpyFormat(1).describe(Folder(save(tmp_path / "x" / "c.npy", np.zeros(3))), known)]
 
 
@@ -328,6 +329,20 @@ def test_any_array_comes_back(tmp_path: Path, array: NDArray[Any]) -> None:
     expected = array.astype(array.dtype.newbyteorder("="))
     for sample, row in zip(samples, expected, strict=True):
         assert np.asarray(sample["values"], row.dtype).tobytes() == row.tobytes()
+
+
+def test_text_of_no_characters_is_a_typed_error(tmp_path: Path) -> None:
+    for name, texts in {"one": np.array(["a", "bc"]), "two": np.array([["a", "b"], ["c", "d"]], ">U2")}.items():
+        path = save(tmp_path / name / "a.npy", texts) / "a.npy"
+        (info,), whole = describe(path.parent, "npy"), path.read_bytes()
+        path.write_bytes(whole[:-4] + b"\x7f" * 4)
+        reader = opened(info, path.parent)
+        assert np.array_equal(reader[0]["values"], texts[0])
+        with pytest.raises(EncodingError, match=r"a\.npy, sample 1: column 'values': \d+ is not the number"):
+            reader[1]
+        reader.close()
+        with pytest.raises(EncodingError, match=r"a\.npy: column 'values'"):
+            read_columns(info, path.parent, ["values"])
 
 
 # --- many at once ---

@@ -204,7 +204,7 @@ PACKINGS: dict[str, dict[str, Any]] = {
 
 
 def packed(remote: Path, column: str, *, pack: Any = None, budget: Any = None, **how: Any) -> list[Any]:
-    option = {"pack": {"column": column, **pack}} if pack else {"budget": {"column": column, **budget}}
+    option: dict[str, Any] = {"pack": {"column": column, **pack}} if pack else {"budget": {"column": column, **budget}}
     batch_size = how.pop("batch_size", None)
     dataset = StreamingDataset(remote=str(remote), shuffle=True, num_canonical_nodes=1, **option, **how)
     loader = StreamingDataLoader(dataset, batch_size=batch_size)
