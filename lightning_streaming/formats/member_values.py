@@ -132,9 +132,10 @@ def _decode_npy(data: memoryview) -> NDArray[Any]:
         )
     order: Literal["C", "F"] = "F" if head.is_fortran else "C"
     try:
-        return np.ndarray(head.shape, head.dtype, data, head.stop, order=order).copy("K")
+        there: NDArray[Any] = np.ndarray(head.shape, head.dtype, data, head.stop, order=order)
     except ValueError as error:  # more dimensions, or emptier ones, than numpy has
         raise EncodingError(f"expected an array of shape {head.shape}, but {error}") from None
+    return there.copy("K")
 
 
 @lru_cache(maxsize=256)
