@@ -99,6 +99,21 @@ def decompressed_pieces(algorithm: str, file: BinaryIO, raw_bytes: int) -> Itera
         raise ShardCorruptError(f"{algorithm} data must hold {raw_bytes} bytes, but holds only {found}")
 
 
+def declared_zstd_bytes(data: bytes) -> int:
+    """What a zstd frame says of its raw size; it may say anything.
+
+    Raises:
+        ShardCorruptError: It begins like none, or does not say.
+        MissingDependencyError: The package that decompresses it is not installed.
+    """
+    zstandard = _package("zstd")
+    with _sound("zstd", zstandard.ZstdError):
+        found = int(zstandard.frame_content_size(data))
+    if found < 0:
+        raise ShardCorruptError("zstd data must say its raw size, but does not")
+    return found
+
+
 def _find(algorithm: str) -> tuple[str, _Codec, int]:
     """The family, its codec, and the level that ``algorithm`` asks for."""
     family, colon, level = algorithm.partition(":")

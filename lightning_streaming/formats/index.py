@@ -471,6 +471,8 @@ def _read_root(text: _Text) -> _Shards:
         else:
             root[key] = text.value()
     text.expect_end()
+    if "chunks" in root and "config" in root and "shards" not in root:
+        raise IndexFormatError('this is an index of litData; give format="litdata" to read the data as it lies')
     check_version(root)
     _take(root, "shards", list)
     return shards

@@ -4,7 +4,6 @@ Formats whose samples are such rows say so in ``described``; a row of 20 bytes w
 
     row_bytes   20
     columns     [["label", "<i4", [], 0], ["pixels", "<f4", [2, 2], 4]]       name, dtype, shape, first byte in the row
-    encodings   ["int32", "ndarray:float32:2,2"]                              what would be written so
 """
 
 from __future__ import annotations
@@ -61,13 +60,13 @@ class RowColumn:
         return int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize
 
     def encoding_name(self) -> str:
-        """The encoding that has such values; where there is none, what they are."""
+        """The encoding that would have such values; where there is none, what they are."""
         if self.dtype.kind in "SU" and not self.shape:
             return "bytes" if self.dtype.kind == "S" else "str"
         shape = ",".join(map(str, self.shape))
         name = f"ndarray:{self.dtype.name}:{shape}" if shape else self.dtype.name
         with suppress(ConfigError, MissingDependencyError):
-            if self.dtype in _OF_TENSORS and isinstance(encoding(name), (*NUMBERS, NdarrayEncoding)):
+            if self.dtype.kind in "iuf" and isinstance(encoding(name), (*NUMBERS, NdarrayEncoding)):
                 return name
         return f"{self.dtype} of shape {self.shape}"
 
