@@ -135,7 +135,8 @@ def _decode_npy(data: memoryview) -> NDArray[Any]:
         there: NDArray[Any] = np.ndarray(head.shape, head.dtype, data, head.stop, order=order)
     except ValueError as error:  # more dimensions, or emptier ones, than numpy has
         raise EncodingError(f"expected an array of shape {head.shape}, but {error}") from None
-    return there.copy("K")
+    copy: NDArray[Any] = there.copy("K")
+    return copy
 
 
 @lru_cache(maxsize=256)
