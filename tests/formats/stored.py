@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from lightning_streaming.formats.index import dump_index, parse_index
-from lightning_streaming.formats.other_formats import ShardReader, other_format
+from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.formats.plain_rows import FlatColumn
-from lightning_streaming.formats.shard import check_shard, open_shard
+from lightning_streaming.formats.shard import check_shard, open_shard, other_format
 from lightning_streaming.formats.shard_table import ShardInfo
 
 
