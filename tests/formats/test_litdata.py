@@ -55,6 +55,10 @@ class Files:
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         return (self.directory / name).read_bytes()[start:stop]
 
+    def read_if_there(self, name: str) -> bytes | None:
+        path = self.directory / name
+        return path.read_bytes() if path.is_file() else None
+
 
 def format_of(name: str) -> LitDataFormat:
     return LitDataFormat(BLOCK if name.startswith("tokens") else None)
