@@ -181,7 +181,7 @@ def litdata_plain_kind(info: ShardInfo, columns: Sequence[str] | None) -> PlainL
 
 
 @dataclass(frozen=True, slots=True)
-class _Chunk:
+class _ChunkEntry:
     """One entry of the list of chunks."""
 
     filename: str
@@ -194,7 +194,7 @@ class _Chunk:
 class _Index:
     """What litData's index says."""
 
-    chunks: tuple[_Chunk, ...]
+    chunks: tuple[_ChunkEntry, ...]
     data_format: tuple[str, ...]
     data_spec: str
     compression: str | None
@@ -229,7 +229,7 @@ def _parse_index(data: bytes) -> _Index:
     return _index(config, chunks, loader)
 
 
-def _index(config: dict[str, Any], chunks: tuple[_Chunk, ...], loader: str) -> _Index:
+def _index(config: dict[str, Any], chunks: tuple[_ChunkEntry, ...], loader: str) -> _Index:
     data_format = _take(config, "data_format", list)
     if not data_format or not all(isinstance(one, str) for one in data_format):
         raise IndexFormatError(f"data_format must name the serializer of each leaf, but is {brief(data_format)}")
@@ -265,7 +265,7 @@ def _is_json(types: Any) -> bool:
     return found > 1
 
 
-def _chunk(entry: Any) -> _Chunk:
+def _chunk(entry: Any) -> _ChunkEntry:
     if type(entry) is not dict:
         raise IndexFormatError(f"a chunk must be a JSON object, but is {brief(entry)}")
     name = _take(entry, "filename", str)
@@ -273,7 +273,7 @@ def _chunk(entry: Any) -> _Chunk:
     dim = _take(entry, "dim", int) if entry.get("dim") is not None else None
     if min(samples, size, dim or 0) < 0:
         raise IndexFormatError(f"chunk {brief(name)} must have no negative numbers, but is {brief(entry)}")
-    return _Chunk(name, samples, size, dim)
+    return _ChunkEntry(name, samples, size, dim)
 
 
 def _take(entry: Mapping[str, Any], key: str, kind: type) -> Any:
@@ -282,7 +282,7 @@ def _take(entry: Mapping[str, Any], key: str, kind: type) -> Any:
     return entry[key]
 
 
-def _files(chunk: _Chunk, compression: str | None, sizes: Mapping[str, int]) -> tuple[FileInfo, FileInfo | None]:
+def _files(chunk: _ChunkEntry, compression: str | None, sizes: Mapping[str, int]) -> tuple[FileInfo, FileInfo | None]:
     """The raw file of a chunk, and the stored one if that is zipped as a whole."""
     name = chunk.filename
     found = sizes.get(name)
@@ -297,7 +297,7 @@ def _files(chunk: _Chunk, compression: str | None, sizes: Mapping[str, int]) -> 
     return raw, None
 
 
-def _values(chunk: _Chunk, value_bytes: int) -> int:
+def _values(chunk: _ChunkEntry, value_bytes: int) -> int:
     """How many values a chunk of tokens has. Where its first sample is empty, litData does not say."""
     found, left = divmod(chunk.bytes - table_bytes(chunk.samples), value_bytes)
     if found < 0 or left or chunk.dim not in (None, found):
