@@ -156,7 +156,8 @@ def test_a_package_is_imported_in_its_rooms_only(package: str, rooms: set[str]) 
 @pytest.mark.parametrize("package", ["torch", "pyarrow"])
 def test_of_the_formats_only_litdata_has_values_of_these_and_imports_them_when_they_are_read(package: str) -> None:
     found = [one for one in IMPORTS if one.module.split(".")[0] == package and one.room == "formats"]
-    assert found and all(one.file.startswith("formats/litdata_") and one.in_function for one in found)
+    assert found
+    assert all(one.file.startswith("formats/litdata_") and one.in_function for one in found)
 
 
 def test_the_package_is_not_imported_inside_functions() -> None:

@@ -63,15 +63,14 @@ class LitDataFormat:
 
     def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Iterator[ShardInfo]:  # noqa: ARG002
         """The shards that litData's index names, in its order; see :class:`OtherFormat`. No chunk is looked at."""
-        sizes = files.sizes()
-        if INDEX_BASENAME not in sizes:
+        index = files.read_if_there(INDEX_BASENAME)
+        if index is None:
             raise ConfigError(
                 f"{files.shown} has no {INDEX_BASENAME}, so litData did not finish it; give the directory that "
                 "litdata.optimize wrote as output_dir"
             )
-        index = files.read_range(INDEX_BASENAME, 0, sizes[INDEX_BASENAME])
         try:
-            yield from self._shards(_parse_index(index), sizes)
+            yield from self._shards(_parse_index(index), files.sizes())
         except IndexFormatError as error:
             raise IndexFormatError(f"{files.shown}/{INDEX_BASENAME}: {shortened(str(error))}") from None
         except ShardCorruptError as error:

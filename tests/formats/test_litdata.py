@@ -55,6 +55,10 @@ class Files:
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         return (self.directory / name).read_bytes()[start:stop]
 
+    def read_if_there(self, name: str) -> bytes | None:
+        path = self.directory / name
+        return path.read_bytes() if path.exists() else None
+
 
 def format_of(name: str) -> LitDataFormat:
     return LitDataFormat(BLOCK if name.startswith("tokens") else None)
@@ -156,7 +160,7 @@ def test_samples_of_equal_bytes_are_plain_in_frames_too(tmp_path: Path) -> None:
 
 def leaf_spec(*columns: str) -> str:
     """The tree of a dict of leaves."""
-    leaf = {"type": None, "context": None, "children_spec": []}
+    leaf: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
     root = {"type": "builtins.dict", "context": json.dumps(columns), "children_spec": [leaf] * len(columns)}
     return json.dumps([1, root])
 
