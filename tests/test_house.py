@@ -32,8 +32,8 @@ FLOORS = {
 }
 LONGEST_FILE, LONGEST_FUNCTION, MOST_FIELDS = 800, 40, 12
 """Lines; of a function those of its body, without its docstring. Fields of a class: annotated in it, or set on self."""
-FILES_OF_ONE_NAME = {"config.py", "merge.py", "state.py"}
-"""Each is the same idea in every room: what a user writes, joining datasets, a saved place in the data."""
+FILES_OF_ONE_NAME = {"config.py", "index.py", "merge.py", "state.py"}
+"""Each is the same idea in every room: what a user writes, which shards there are, joining datasets, a saved place."""
 
 
 class Import(NamedTuple):

@@ -23,7 +23,8 @@ from lightning_streaming.formats.index import (
     parse_shard,
     shard_to_json,
 )
-from lightning_streaming.formats.other_formats import described, other_format
+from lightning_streaming.formats.other_formats import described
+from lightning_streaming.formats.shard import other_format
 from lightning_streaming.storage import Location
 
 _logger = logging.getLogger(__name__)

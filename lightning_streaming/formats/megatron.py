@@ -50,7 +50,7 @@ _AT_ONCE = 1 << 16
 """Sequences that are checked together, so that what that takes stays in the processor's cache."""
 
 
-class _Head(NamedTuple):
+class _IndexHead(NamedTuple):
     """The head of an ``.idx`` file of the right size."""
 
     dtype: np.dtype[Any]
@@ -146,7 +146,7 @@ class MegatronFormat:
         return other_shard("megatron", samples, raw_data, columns, facts, raw_meta=raw_meta)
 
 
-def _look_afar(files: StoredFiles, raw_data: FileInfo, index: str) -> _Head:
+def _look_afar(files: StoredFiles, raw_data: FileInfo, index: str) -> _IndexHead:
     """The head of an index file, where a few of its numbers go with its data file; whoever opens it checks all."""
     shown, size = f"{index} at {files.shown}", files.sizes()[index]
     head = _read_head(files.read_range(index, 0, min(size, _HEAD.size)), size, shown)
@@ -163,7 +163,7 @@ def _look_afar(files: StoredFiles, raw_data: FileInfo, index: str) -> _Head:
     return head
 
 
-def _read_head(data: bytes | memoryview, size: int, shown: str) -> _Head:
+def _read_head(data: bytes | memoryview, size: int, shown: str) -> _IndexHead:
     """Read the head of an index file.
 
     Raises:
@@ -177,7 +177,7 @@ def _read_head(data: bytes | memoryview, size: int, shown: str) -> _Head:
             f"{shown} is of version {version} and dtype code {code}, with {borders} document borders; version 1, codes "
             f"1 to {len(_DTYPES)}, and at least one border can be read"
         )
-    head = _Head(np.dtype(_DTYPES[code]), sequences, borders)
+    head = _IndexHead(np.dtype(_DTYPES[code]), sequences, borders)
     if size not in (head.bytes, head.bytes + sequences):
         raise ShardCorruptError(
             f"{shown} must have {head.bytes} bytes for {sequences} sequences and {borders} document borders, or one "
@@ -186,7 +186,7 @@ def _read_head(data: bytes | memoryview, size: int, shown: str) -> _Head:
     return head
 
 
-def _check_ends(head: _Head, last_border: int, tokens_end: int, raw_data: FileInfo, shown: str) -> None:
+def _check_ends(head: _IndexHead, last_border: int, tokens_end: int, raw_data: FileInfo, shown: str) -> None:
     if last_border != head.sequences:
         raise ShardCorruptError(
             f"{shown} has {head.sequences} sequences, but its last document ends with number {last_border}"

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from lightning_streaming.errors import ConfigError, IndexFormatError
+from lightning_streaming.errors import IndexFormatError
 from lightning_streaming.formats.shard_table import OTHER_FORMATS, FileInfo, ShardInfo
 from lightning_streaming.formats.values import brief
 
@@ -115,37 +115,6 @@ class OtherFormat(Protocol):
             StorageError: A file cannot be opened.
         """
         ...
-
-
-def other_format(name: str, block_length: int | None = None) -> OtherFormat:
-    """The format of this name; what it needs is imported now.
-
-    Args:
-        name: One of ``OTHER_FORMATS``.
-        block_length: Tokens of a sample, where the format has no other borders; only used to describe data.
-
-    Raises:
-        ConfigError: There is none; or it has no tokens to be cut.
-    """
-    if name == "npy":
-        from lightning_streaming.formats.npy import NpyFormat
-
-        return NpyFormat(block_length)
-    if name == "megatron":
-        from lightning_streaming.formats.megatron import MegatronFormat
-
-        return MegatronFormat(block_length)
-    if name == "litdata":
-        from lightning_streaming.formats.litdata import LitDataFormat
-
-        return LitDataFormat(block_length)
-    if name == "webdataset":
-        from lightning_streaming.formats.webdataset import WebDatasetFormat
-
-        if block_length is not None:
-            raise ConfigError("block_length cuts tokens into samples, but format='webdataset' has samples of its own")
-        return WebDatasetFormat()
-    raise ConfigError(f"format must be one of {', '.join(OTHER_FORMATS)}, but is {name!r}")
 
 
 def other_shard(

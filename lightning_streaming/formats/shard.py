@@ -8,19 +8,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from lightning_streaming.errors import FormatError, SampleIndexError, ShardCorruptError
+from lightning_streaming.errors import ConfigError, FormatError, SampleIndexError, ShardCorruptError
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.compression import check_algorithm
 from lightning_streaming.formats.index import FileInfo, ShardInfo
-from lightning_streaming.formats.litdata import litdata_plain_kind
+from lightning_streaming.formats.litdata import LitDataFormat, litdata_plain_kind
 from lightning_streaming.formats.litdata_samples import PlainLeaves
 from lightning_streaming.formats.mds import Decoder, MDSReader, read_places, table_bytes
 from lightning_streaming.formats.mds_samples import PlainSchema, check_safe, plain_schema, read_decoder
-from lightning_streaming.formats.other_formats import ShardReader, other_format
+from lightning_streaming.formats.megatron import MegatronFormat
+from lightning_streaming.formats.npy import NpyFormat
+from lightning_streaming.formats.other_formats import OtherFormat, ShardReader
 from lightning_streaming.formats.plain_rows import PlainRows
 from lightning_streaming.formats.row_files import row_layout
 from lightning_streaming.formats.shard_table import OTHER_FORMATS, check_columns
 from lightning_streaming.formats.split import RowDecoder, SplitReader, read_split_layout
+from lightning_streaming.formats.webdataset import WebDatasetFormat
 
 
 def check_wanted(info: ShardInfo, *, allow_unsafe_types: bool = False, columns: Sequence[str] | None = None) -> None:
@@ -113,6 +116,29 @@ def may_be_flat(info: ShardInfo) -> bool:
         layout = row_layout(info)
         return info.format == "megatron" if layout is None else layout.plain(None) is not None
     return info.format == "mds"
+
+
+def other_format(name: str, block_length: int | None = None) -> OtherFormat:
+    """The format of this name.
+
+    Args:
+        name: One of ``OTHER_FORMATS``.
+        block_length: Tokens of a sample, where the format has no other borders; only used to describe data.
+
+    Raises:
+        ConfigError: There is none; or it has no tokens to be cut.
+    """
+    if name == "npy":
+        return NpyFormat(block_length)
+    if name == "megatron":
+        return MegatronFormat(block_length)
+    if name == "litdata":
+        return LitDataFormat(block_length)
+    if name != "webdataset":
+        raise ConfigError(f"format must be one of {', '.join(OTHER_FORMATS)}, but is {name!r}")
+    if block_length is not None:
+        raise ConfigError("block_length cuts tokens into samples, but format='webdataset' has samples of its own")
+    return WebDatasetFormat()
 
 
 class FilePart(NamedTuple):

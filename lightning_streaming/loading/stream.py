@@ -29,11 +29,37 @@ _MOST_NAMES = 5
 """Names of streams that an error lists."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredOptions(SelectionOptions):
+    """What lies at a stream's ``remote``, and how it is fetched; None for what the dataset says of all its streams.
+
+    Args:
+        storage_options: Passed to fsspec: ``key``, ``secret``, ``endpoint_url``, ``token``, ``anon``, ... A value may
+            name environment variables, like "${PARTNER_KEY}".
+        download_retry: Attempts per file, or part of a large one, after the first.
+        download_timeout: Seconds without a byte arriving after which an attempt ends.
+        validate_hash: Hash to check downloaded files with. None: one that the index offers.
+        keep_zip: Keep compressed files beside the decompressed ones.
+        format: What lies at ``remote``, if it is not MDS: "npy", "megatron", "webdataset" or "litdata"; it is read
+            as it lies, see docs/other-formats.md.
+        block_length: With ``format`` "npy", "megatron" or "litdata", of tokens: a sample is a block of so many,
+            whatever documents they are of.
+    """
+
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    download_retry: int | None = None
+    download_timeout: float | None = None
+    validate_hash: str | None = None
+    keep_zip: bool | None = None
+    format: str | None = None
+    block_length: int | None = None
+
+
 @tells_replacements
 @tells_unknown_arguments
-@explains_options_of(SelectionOptions)
+@explains_options_of(StoredOptions)
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stream(SelectionOptions):
+class Stream(StoredOptions):
     """A dataset directory with an ``index.json``, or data of another format, and its share of an epoch.
 
     Args:
@@ -44,18 +70,8 @@ class Stream(SelectionOptions):
         proportion: Share of an epoch drawn from this stream, relative to the other streams.
         repeat: How often an epoch goes through this stream; 0.5 draws half of its samples.
         choose: How many samples an epoch draws from this stream.
-        storage_options: Passed to fsspec: ``key``, ``secret``, ``endpoint_url``, ``token``, ``anon``, ... A value may
-            name environment variables, like "${PARTNER_KEY}".
-        download_retry: Attempts per file, or part of a large one, after the first.
-        download_timeout: Seconds without a byte arriving after which an attempt ends.
-        validate_hash: Hash to check downloaded files with. None: one that the index offers.
-        keep_zip: Keep compressed files beside the decompressed ones.
         join: Datasets whose columns are read together with its own, by name: each a path or URL, or arguments of
             :class:`~lightning_streaming.Join`, like ``{"remote": "s3://captions", "on": "id"}``.
-        format: What lies at ``remote``, if it is not MDS: "npy", "megatron", "webdataset" or "litdata"; it is read
-            as it lies, see docs/other-formats.md.
-        block_length: With ``format`` "npy", "megatron" or "litdata", of tokens: a sample is a block of so many,
-            whatever documents they are of.
         follow: Whether epochs that have not begun read what was appended to the stream meanwhile; otherwise a run stays
             with the shards that it began with. See docs/resume.md.
     """
@@ -65,13 +81,6 @@ class Stream(SelectionOptions):
     proportion: float | None = None
     repeat: float | None = None
     choose: int | None = None
-    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    download_retry: int | None = None
-    download_timeout: float | None = None
-    validate_hash: str | None = None
-    keep_zip: bool | None = None
-    format: str | None = None
-    block_length: int | None = None
     join: Mapping[str, Any] | None = None
     follow: bool | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,7 +66,7 @@ def test_data_in_place_is_read_without_an_index_and_nothing_is_written_there(dat
 def test_data_on_a_store_is_fetched_into_the_cache(data: Path, s3_bucket: S3Bucket, tmp_path: Path) -> None:
     for path in data.rglob("*.npy"):
         s3_bucket.put(str(path.relative_to(data)), path.read_bytes())
-    more = {"local": str(tmp_path / "cache"), "storage_options": s3_bucket.options}
+    more: dict[str, Any] = {"local": str(tmp_path / "cache"), "storage_options": s3_bucket.options}
     dataset = StreamingDataset(
         remote=s3_bucket.url, format="npy", shuffle=False, num_canonical_nodes=1, batch_size=1, download_retry=0, **more
     )
