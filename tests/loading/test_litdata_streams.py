@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +130,22 @@ def test_it_mixes_with_mds(data: Path, tmp_path: Path) -> None:
 def test_a_directory_of_litdata_says_which_format_it_is(data: Path) -> None:
     with pytest.raises(IndexFormatError, match='index of litData; give format="litdata"'):
         list(make_dataset(data / "mixed"))
+
+
+def test_batches_of_numbers_are_those_of_torch(tmp_path: Path) -> None:
+    """They are read as a table, never one by one."""
+    items = [struct.pack("<3Iqd?", 8, 8, 1, number, number / 3, number % 2) for number in range(10)]
+    ends = np.cumsum([4 + 4 * 11, *map(len, items)]).astype("<u4")
+    (tmp_path / "chunk-0-0.bin").write_bytes(struct.pack("<I", 10) + ends.tobytes() + b"".join(items))
+    leaf = {"type": None, "context": None, "children_spec": list[None]()}
+    tree = {"type": "builtins.dict", "context": '["id", "share", "odd"]', "children_spec": [leaf] * 3}
+    size = (tmp_path / "chunk-0-0.bin").stat().st_size
+    chunk = {"filename": "chunk-0-0.bin", "chunk_size": 10, "chunk_bytes": size, "dim": None}
+    config = {"data_format": ["int", "float", "bool"], "data_spec": json.dumps([1, tree]), "compression": None}
+    (tmp_path / "index.json").write_text(json.dumps({"chunks": [chunk], "config": config}))
+    options: dict[str, Any] = {"format": "litdata", "shuffle": False, "num_canonical_nodes": 1}
+    samples = list(make_dataset(tmp_path, **options))
+    assert samples[7] == {"id": 7, "share": 7 / 3, "odd": True}
+    batches = list(make_loader(tmp_path, **options))
+    groups = [samples[first : first + 4] for first in range(0, 10, 4)]
+    assert [describe(batch) for batch in batches] == [describe(default_collate(group)) for group in groups]
