@@ -133,12 +133,12 @@ def test_nobody_imports_through_the_front_door() -> None:
     [
         ("lightning", {"trainer"}),
         ("jsonargparse", {"trainer"}),
-        ("torch", {"trainer", "tools", "loading", "world"}),
+        ("torch", {"trainer", "tools", "loading", "world", "formats"}),
         ("fsspec", {"storage"}),
         ("filelock", {"files"}),
         ("matplotlib", {"tools"}),
         ("rich", {"tools"}),
-        ("pyarrow", {"loading", "tools"}),
+        ("pyarrow", {"formats", "loading", "tools"}),
         ("duckdb", {"loading"}),
         ("tokenizers", {"tools"}),
         ("ray", {"writing"}),
@@ -151,6 +151,13 @@ def test_nobody_imports_through_the_front_door() -> None:
 def test_a_package_is_imported_in_its_rooms_only(package: str, rooms: set[str]) -> None:
     users = (one for one in IMPORTS if one.module.split(".")[0] == package)
     assert not _told(one for one in users if one.room not in rooms)
+
+
+@pytest.mark.parametrize("package", ["torch", "pyarrow"])
+def test_of_the_formats_only_litdata_has_values_of_these_and_imports_them_when_they_are_read(package: str) -> None:
+    found = [one for one in IMPORTS if one.module.split(".")[0] == package and one.room == "formats"]
+    assert found
+    assert all(one.file.startswith("formats/litdata_") and one.in_function for one in found)
 
 
 def test_the_package_is_not_imported_inside_functions() -> None:

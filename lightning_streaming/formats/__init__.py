@@ -12,6 +12,9 @@
                    families
     compression    whole files, smaller
     hashing        whole files, told apart
+    other_formats  the door to data of other libraries, each in a file of its own
+    webdataset     tar files of samples; tar_members walks through their headers, in tar_windows of their bytes,
+                   member_values decodes what they hold, published_counts knows what others have counted
 
 The bytes are those of MosaicML Streaming 0.13, index version 2.
 """

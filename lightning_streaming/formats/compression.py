@@ -99,8 +99,12 @@ def decompressed_pieces(algorithm: str, file: BinaryIO, raw_bytes: int) -> Itera
         raise ShardCorruptError(f"{algorithm} data must hold {raw_bytes} bytes, but holds only {found}")
 
 
+ZSTD_HEAD_BYTES = 18
+"""Most bytes of a zstd frame's head."""
+
+
 def declared_zstd_bytes(data: bytes) -> int:
-    """What a zstd frame says of its raw size; it may say anything.
+    """What a zstd frame says of its raw size, in its head; it may say anything.
 
     Raises:
         ShardCorruptError: It begins like none, or does not say.

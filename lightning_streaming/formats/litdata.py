@@ -1,7 +1,8 @@
 """Directories that litData optimised, read as they lie: their ``index.json``, and the chunks that it names.
 
-chunks          of each: filename, chunk_size (samples), chunk_bytes (of the file before it is zipped as a whole),
-                and dim, the values of all samples together where these are rows of tokens
+chunks          of each: filename, chunk_size (samples), chunk_bytes (of the file before it is zipped as a whole; in
+                earlier releases without the table at its beginning), and dim, the values of all samples together where
+                these are rows of tokens
 config          data_format    the serializer of each leaf of a sample
                 data_spec      how a sample is built of its leaves
                 compression    null or "zstd", or that with a level
@@ -26,7 +27,7 @@ from lightning_streaming.errors import (
     ShardCorruptError,
     UnsupportedError,
 )
-from lightning_streaming.formats.compression import check_algorithm
+from lightning_streaming.formats.compression import ZSTD_HEAD_BYTES, check_algorithm, declared_zstd_bytes
 from lightning_streaming.formats.litdata_chunks import (
     ArrowChunk,
     FramedChunk,
@@ -63,15 +64,14 @@ class LitDataFormat:
 
     def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Iterator[ShardInfo]:  # noqa: ARG002
         """The shards that litData's index names, in its order; see :class:`OtherFormat`. No chunk is looked at."""
-        sizes = files.sizes()
-        if INDEX_BASENAME not in sizes:
+        index = files.read_if_there(INDEX_BASENAME)
+        if index is None:
             raise ConfigError(
                 f"{files.shown} has no {INDEX_BASENAME}, so litData did not finish it; give the directory that "
                 "litdata.optimize wrote as output_dir"
             )
-        index = files.read_range(INDEX_BASENAME, 0, sizes[INDEX_BASENAME])
         try:
-            yield from self._shards(_parse_index(index), sizes)
+            yield from self._shards(_parse_index(index), files)
         except IndexFormatError as error:
             raise IndexFormatError(f"{files.shown}/{INDEX_BASENAME}: {shortened(str(error))}") from None
         except ShardCorruptError as error:
@@ -111,7 +111,7 @@ class LitDataFormat:
             return FramedChunk(info, directory, decoder, leaves)
         return PlainChunk(info, directory, decoder, leaves, zipped=how["zipped"] == "sample")
 
-    def _shards(self, index: _Index, sizes: Mapping[str, int]) -> Iterator[ShardInfo]:
+    def _shards(self, index: _Index, files: StoredFiles) -> Iterator[ShardInfo]:
         value_bytes = self._value_bytes(index)
         how: dict[str, Any] = {"data_format": list(index.data_format), "data_spec": index.data_spec}
         how |= {"zipped": index.zipped, "arrow": index.has_arrow_rows}
@@ -119,11 +119,12 @@ class LitDataFormat:
             how["block_length"] = self.block_length
         tree = parse_tree(index.data_spec, len(index.data_format))
         columns = tree.encodings(index.data_format)
+        sizes, without_tables = files.sizes(), _is_without_tables(index, files)
         for chunk in index.chunks:
-            raw, stored = _files(chunk, index.compression, sizes)
+            raw, stored = _files(chunk, index.compression, sizes, without_tables=without_tables)
             samples = chunk.samples
             if value_bytes:
-                samples = _values(chunk, value_bytes) // (self.block_length or 1)
+                samples = _values(chunk, raw.bytes, value_bytes) // (self.block_length or 1)
             yield other_shard(
                 _NAME,
                 samples,
@@ -181,7 +182,7 @@ def litdata_plain_kind(info: ShardInfo, columns: Sequence[str] | None) -> PlainL
 
 
 @dataclass(frozen=True, slots=True)
-class _Chunk:
+class _ChunkEntry:
     """One entry of the list of chunks."""
 
     filename: str
@@ -194,7 +195,7 @@ class _Chunk:
 class _Index:
     """What litData's index says."""
 
-    chunks: tuple[_Chunk, ...]
+    chunks: tuple[_ChunkEntry, ...]
     data_format: tuple[str, ...]
     data_spec: str
     compression: str | None
@@ -229,7 +230,7 @@ def _parse_index(data: bytes) -> _Index:
     return _index(config, chunks, loader)
 
 
-def _index(config: dict[str, Any], chunks: tuple[_Chunk, ...], loader: str) -> _Index:
+def _index(config: dict[str, Any], chunks: tuple[_ChunkEntry, ...], loader: str) -> _Index:
     data_format = _take(config, "data_format", list)
     if not data_format or not all(isinstance(one, str) for one in data_format):
         raise IndexFormatError(f"data_format must name the serializer of each leaf, but is {brief(data_format)}")
@@ -265,7 +266,7 @@ def _is_json(types: Any) -> bool:
     return found > 1
 
 
-def _chunk(entry: Any) -> _Chunk:
+def _chunk(entry: Any) -> _ChunkEntry:
     if type(entry) is not dict:
         raise IndexFormatError(f"a chunk must be a JSON object, but is {brief(entry)}")
     name = _take(entry, "filename", str)
@@ -273,7 +274,7 @@ def _chunk(entry: Any) -> _Chunk:
     dim = _take(entry, "dim", int) if entry.get("dim") is not None else None
     if min(samples, size, dim or 0) < 0:
         raise IndexFormatError(f"chunk {brief(name)} must have no negative numbers, but is {brief(entry)}")
-    return _Chunk(name, samples, size, dim)
+    return _ChunkEntry(name, samples, size, dim)
 
 
 def _take(entry: Mapping[str, Any], key: str, kind: type) -> Any:
@@ -282,28 +283,57 @@ def _take(entry: Mapping[str, Any], key: str, kind: type) -> Any:
     return entry[key]
 
 
-def _files(chunk: _Chunk, compression: str | None, sizes: Mapping[str, int]) -> tuple[FileInfo, FileInfo | None]:
+def _is_without_tables(index: _Index, files: StoredFiles) -> bool:
+    """Whether ``chunk_bytes`` of zipped files are without their tables. One release writes all, so one file tells.
+
+    Raises:
+        ShardCorruptError: The file says neither.
+        StorageError: It could not be read.
+        MissingDependencyError: The package that decompresses it is not installed.
+    """
+    zipped = [chunk for chunk in index.chunks if _raw_name(chunk, index.compression) != chunk.filename]
+    if not zipped or zipped[0].filename not in files.sizes():
+        return False
+    first = zipped[0]
+    try:
+        found = declared_zstd_bytes(files.read_range(first.filename, 0, ZSTD_HEAD_BYTES))
+    except ShardCorruptError as error:
+        raise ShardCorruptError(f"{first.filename}: {error}") from None
+    if found - first.bytes not in (0, table_bytes(first.samples)):
+        raise ShardCorruptError(
+            f"{first.filename} must hold {first.bytes} bytes by {INDEX_BASENAME}, but says that it holds {found}"
+        )
+    return found != first.bytes
+
+
+def _raw_name(chunk: _ChunkEntry, compression: str | None) -> str:
+    return chunk.filename if compression is None else chunk.filename.replace(f".{compression}", "")
+
+
+def _files(
+    chunk: _ChunkEntry, compression: str | None, sizes: Mapping[str, int], *, without_tables: bool
+) -> tuple[FileInfo, FileInfo | None]:
     """The raw file of a chunk, and the stored one if that is zipped as a whole."""
-    name = chunk.filename
+    name, table = chunk.filename, table_bytes(chunk.samples)
     found = sizes.get(name)
     if found is None:
         raise ShardCorruptError(f"{name} is not there, but {INDEX_BASENAME} names it")
-    raw_name = name if compression is None else name.replace(f".{compression}", "")
-    raw = FileInfo(basename=raw_name, bytes=chunk.bytes, hashes={})
+    raw_name, stored = _raw_name(chunk, compression), FileInfo(basename=name, bytes=found, hashes={})
     if raw_name != name:
-        return raw, FileInfo(basename=name, bytes=found, hashes={})
-    if found != chunk.bytes:
+        raw_bytes = chunk.bytes + (table if without_tables else 0)
+        return FileInfo(basename=raw_name, bytes=raw_bytes, hashes={}), stored
+    if found - chunk.bytes not in (0, table):
         raise ShardCorruptError(f"{name} must have {chunk.bytes} bytes by {INDEX_BASENAME}, but has {found}")
-    return raw, None
+    return stored, None
 
 
-def _values(chunk: _Chunk, value_bytes: int) -> int:
+def _values(chunk: _ChunkEntry, raw_bytes: int, value_bytes: int) -> int:
     """How many values a chunk of tokens has. Where its first sample is empty, litData does not say."""
-    found, left = divmod(chunk.bytes - table_bytes(chunk.samples), value_bytes)
+    found, left = divmod(raw_bytes - table_bytes(chunk.samples), value_bytes)
     if found < 0 or left or chunk.dim not in (None, found):
         raise IndexFormatError(
             f"{chunk.filename} must have room for dim values of {value_bytes} bytes each after its offsets, but has "
-            f"{chunk.bytes} bytes, and dim is {chunk.dim}"
+            f"{raw_bytes} bytes, and dim is {chunk.dim}"
         )
     return found
 

@@ -407,7 +407,8 @@ class ArrowChunk(LitDataChunk):
         sample = dict(zip(batch.names, batch.rows[row]))  # noqa: B905  # as many, and this is the hot path
         if not batch.others:
             return sample
-        sample |= {name: column[row].as_py() for name, column in batch.others}
+        with _sound_arrow(self._arrow, "rows"):
+            sample |= {name: column[row].as_py() for name, column in batch.others}
         return {name: sample.get(name) for name in self._columns}
 
     def _load(self, number: int) -> _Batch:

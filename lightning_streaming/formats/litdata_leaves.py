@@ -29,7 +29,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_streaming.errors import ConfigError, EncodingError, IndexFormatError, UnsupportedError
-from lightning_streaming.formats.images import JpegArrayEncoding, PilEncoding, open_image_file, require_pillow
+from lightning_streaming.formats.images import (
+    PILLOW_ERRORS,
+    JpegArrayEncoding,
+    PilEncoding,
+    open_image_file,
+    require_pillow,
+)
 from lightning_streaming.formats.values import StrEncoding, brief
 
 Decode = Callable[[memoryview], Any]
@@ -245,7 +251,12 @@ def _pixels(image: Any) -> Any:
     if image.mode not in _RGB_MODES:
         raise EncodingError(f"expected an image of 8 bits a channel, but found mode {image.mode}")
     if "exif" in image.info and image.format == "JPEG":
-        image = PIL.ImageOps.exif_transpose(image)
+        try:
+            image = PIL.ImageOps.exif_transpose(image)
+        except (*PILLOW_ERRORS, TypeError, KeyError, RuntimeError) as error:
+            if isinstance(error, EncodingError):  # of its pixels
+                raise
+            raise EncodingError(f"expected an image with sound EXIF data, but {error!r}") from error
     pixels = np.asarray(image.convert("RGB"))
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 

@@ -26,13 +26,14 @@ import zlib
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.errors import EncodingError
+from lightning_streaming.errors import EncodingError, FormatError
 from lightning_streaming.formats.images import IMAGE_FORMATS, open_image_file
+from lightning_streaming.formats.npy import NpyHeader, read_header
 from lightning_streaming.formats.values import BytesEncoding, JsonEncoding, StrEncoding, brief
 
 if TYPE_CHECKING:
@@ -121,42 +122,37 @@ def _decode_image(data: memoryview) -> Image:
     return open_image_file(bytes(data), IMAGE_FORMATS)
 
 
-def decode_npy(data: memoryview) -> NDArray[Any]:
-    """The array of a ``.npy`` file.
-
-    Raises:
-        EncodingError: It is none, is damaged, or holds Python objects.
-    """
-    start = _npy_start(data)
-    shape, is_fortran, dtype = _read_npy_head(bytes(data[:start]))
-    expected = start + dtype.itemsize * math.prod(shape)
-    if len(data) != expected:
-        raise EncodingError(f"expected {expected} bytes of an array {dtype} of shape {shape}, but found {len(data)}")
-    values: NDArray[Any] = np.frombuffer(data, np.uint8, offset=start).copy().view(dtype)
-    return values.reshape(shape, order="F" if is_fortran else "C")
-
-
-def _npy_start(data: memoryview) -> int:
-    """Where the values begin."""
+def _decode_npy(data: memoryview) -> NDArray[Any]:
     width = 2 if bytes(data[6:7]) == b"\1" else 4
-    start = 8 + width + int.from_bytes(data[8 : 8 + width], "little")
-    if bytes(data[:6]) != np.lib.format.MAGIC_PREFIX or start > len(data):
-        raise EncodingError(f"expected a .npy file, but found {brief(data)} ({len(data)} bytes)")
-    return start
+    head = npy_head(bytes(data[: 8 + width + int.from_bytes(data[8 : 8 + width], "little")]))
+    expected = head.stop + head.dtype.itemsize * math.prod(head.shape)
+    if len(data) != expected:
+        raise EncodingError(
+            f"expected {expected} bytes of {head.dtype} of shape {head.shape}, but found {len(data)} bytes"
+        )
+    order: Literal["C", "F"] = "F" if head.is_fortran else "C"
+    try:
+        there: NDArray[Any] = np.ndarray(head.shape, head.dtype, data, head.stop, order=order)
+    except ValueError as error:  # more dimensions, or emptier ones, than numpy has
+        raise EncodingError(f"expected an array of shape {head.shape}, but {error}") from None
+    copy: NDArray[Any] = there.copy("K")
+    return copy
 
 
 @lru_cache(maxsize=256)
-def _read_npy_head(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether the first index varies fastest, and dtype; nearly all files of a dataset have the same few."""
-    file = io.BytesIO(head)
+def npy_head(head: bytes) -> NpyHeader:
+    """What the head of a .npy file says; nearly all files of a dataset have the same few.
+
+    Raises:
+        EncodingError: It is damaged, or promises Python objects.
+    """
     try:
-        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-        shape, is_fortran, dtype = read[np.lib.format.read_magic(file)](file)
-    except (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError, OverflowError) as error:
-        raise EncodingError(f"expected a .npy file, but its head is {brief(head)} ({error})") from None
-    if dtype.hasobject or not dtype.itemsize or min(shape, default=0) < 0:
-        raise EncodingError(f"expected an array of numbers or texts, but found one of {dtype} and shape {shape}")
-    return shape, is_fortran, dtype
+        found = read_header(lambda start, stop: head[start:stop], len(head), "it")
+    except FormatError as error:
+        raise EncodingError(f"expected a .npy file, but {error}") from None
+    if found.dtype.hasobject:
+        raise EncodingError("expected an array of numbers or texts, but found Python objects, which can run any code")
+    return found
 
 
 _ZIP_ERRORS = (
@@ -173,7 +169,7 @@ def _decode_npz(data: memoryview) -> dict[str, Any]:
             for name in archive.namelist():
                 content = memoryview(archive.read(name))
                 is_array = name.endswith(".npy")
-                arrays[name.removesuffix(".npy")] = decode_npy(content) if is_array else bytes(content)
+                arrays[name.removesuffix(".npy")] = _decode_npy(content) if is_array else bytes(content)
     except EncodingError:
         raise
     except _ZIP_ERRORS as error:
@@ -190,7 +186,7 @@ _KINDS: Mapping[str, _Kind] = MappingProxyType(
         **dict.fromkeys(("jpg", "jpeg"), _Kind("jpeg", _decode_image)),
         "png": _Kind("png", _decode_image),
         "webp": _Kind("pil", _decode_image),
-        "npy": _Kind("ndarray", decode_npy),
+        "npy": _Kind("ndarray", _decode_npy),
         "npz": _Kind("pkl", _decode_npz),
         **dict.fromkeys(("pkl", "pickle", "pyd", "pth", "pt"), _Kind("pkl", _refuse)),
     }

@@ -129,7 +129,8 @@ class _Walk:
                     self.is_done = True
                     break
                 heads.append(place)
-                size = _number(size_text)
+                digits = size_text[:11]  # as most writers write a number: eleven of them and a zero byte
+                size = int(digits, 8) if digits.isdigit() and size_text[11] == 0 else _number(size_text)
                 if kind in _ABOUT_NEXT:
                     if not self._has_noted(kind, data, place + BLOCK, size):
                         heads.pop()
@@ -248,7 +249,8 @@ _DIGITS = np.asarray([8**place for place in (5, 4, 3, 2, 1, 0)])
 def _sums(rows: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The checksums that headers of shape (headers, 512) must have, and those they have; -1 for what is no number."""
     field = rows[:, 148:156]
-    found = rows.sum(axis=1, dtype=np.int64) - field.sum(axis=1, dtype=np.int64) + 8 * ord(" ")
+    halves = rows.reshape(-1, 2, BLOCK // 2).sum(axis=2, dtype=np.uint16)  # as far as that goes, which is quickest
+    found = halves.sum(axis=1, dtype=np.int64) - field.sum(axis=1, dtype=np.int64) + 8 * ord(" ")
     digits = field[:, :6].astype(np.int64) - ord("0")
     said = digits @ _DIGITS
     unusual = ((digits < 0) | (digits > 7)).any(axis=1) | (field[:, 6] > ord(" ")) | (found != said)

@@ -6,8 +6,8 @@
 
 Every file under a place that ends in ``.tar``, ``.tar.gz`` or ``.tgz`` is a shard, in the order of their paths. The key
 of a member is its path up to the first dot of the file's own name, the column all that follows that dot, in lower case.
-Left out are members that are no plain files, files without a dot or that begin with one, and what lies in a directory
-called like ``__meta__``, or is itself called so.
+Left out are members that are no plain files, files without an ending or that begin with a dot, and what lies in a
+directory called like ``__meta__``, or is itself called so.
 
 A sample has the columns whose members it has; an index names those that any sample of a shard has. How many samples a
 shard has is told by its headers, or by an index that another library left beside it: then of its columns only those of
@@ -20,6 +20,9 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lightning_streaming.errors import (
     ConfigError,
@@ -45,6 +48,8 @@ KEY = "__key__"
 _NAME = "webdataset"
 _PACKED = {".tar": None, ".tar.gz": "gz", ".tgz": "gz"}
 """How files are compressed, by how their names end."""
+_NO_KEY = ("", "/")
+"""What the key of a file would end in whose name begins with a dot."""
 _ENOUGH = 16
 """So many samples tell the columns, of a file that need not be counted."""
 
@@ -165,6 +170,7 @@ class Samples:
         self._shown = shown
         self._numbers = dict[str, int]()  # of columns, by what follows the dot, in any case
         self._known_keys = set[str]()
+        self._seen = 0  # columns of the last sample, a bit for each
         self.keys: list[str] = []
         self.columns: list[str] = []
         """Column names, in the order in which they are met."""
@@ -197,39 +203,49 @@ class Samples:
         Raises:
             ShardCorruptError: A key comes again after others, or a sample has two members of one column.
         """
-        numbers, keys, columns, firsts = self._numbers, self.keys, self.column_of, self.firsts
-        starts, stops = self.starts, self.stops
-        last = keys[-1] if keys else None
-        for name, start, size in zip(*members, strict=True):
-            stem, dot, ending = name[name.rfind("/") + 1 :].partition(".")
-            if not stem or not dot or (name.startswith("__") and _is_meta(name)):
+        numbers, keys, known, firsts = self._numbers, self.keys, self._known_keys, self.firsts
+        last, found, count, seen = keys[-1] if keys else None, list[int](), firsts[-1], self._seen
+        for name in members.names:
+            key, _, ending = name.partition(".")
+            if "/" in ending:  # the dot was a directory's
+                key, _, ending = _split(name)
+            if not ending or key[-1:] in _NO_KEY or (name[0] == "_" and _is_meta(name)):
+                found.append(-1)
                 continue
-            key = name[: -1 - len(ending)]
             number = numbers.get(ending)
             if number is None:
                 number = self._new_column(ending, name)
             if key != last:
-                self._begin(key, name)
-                last = key
-            elif number in columns[firsts[-2] :]:
+                if key in known:
+                    raise ShardCorruptError(self._comes_again(name))
+                known.add(key)
+                keys.append(key)
+                firsts.append(count)
+                last, seen = key, 0
+            if seen >> number & 1:
                 raise ShardCorruptError(
                     f"{self._shown}: member {name!r} is the second of its sample that ends in .{self.columns[number]}"
                 )
-            columns.append(number)
-            starts.append(start)
-            stops.append(start + size)
-            firsts[-1] += 1
+            seen |= 1 << number
+            found.append(number)
+            count += 1
+            firsts[-1] = count
+        self._seen = seen
+        self._place(members, np.asarray(found, np.int64))
 
-    def _begin(self, key: str, name: str) -> None:
-        """Begin a sample."""
-        if key in self._known_keys:
-            raise ShardCorruptError(
-                f"{self._shown}: member {name!r} comes after other samples, but its own began before them; members of "
-                "one sample must follow each other, and no two samples have one name"
-            )
-        self._known_keys.add(key)
-        self.keys.append(key)
-        self.firsts.append(self.firsts[-1])
+    def _place(self, members: Members, found: NDArray[np.int64]) -> None:
+        """Note where members lie whose columns are these; -1 for those that are left out."""
+        kept = found >= 0
+        starts, sizes = np.asarray(members.starts, np.int64)[kept], np.asarray(members.sizes, np.int64)[kept]
+        self.column_of.frombytes(found[kept].tobytes())
+        self.starts.frombytes(starts.tobytes())
+        self.stops.frombytes((starts + sizes).tobytes())
+
+    def _comes_again(self, name: str) -> str:
+        return (
+            f"{self._shown}: member {name!r} comes after other samples, but its own began before them; members of one "
+            "sample must follow each other, and no two samples have one name"
+        )
 
     def _new_column(self, ending: str, name: str) -> int:
         column = ending.lower()
@@ -239,6 +255,13 @@ class Samples:
             self.columns.append(column)
         number = self._numbers[ending] = self.columns.index(column)
         return number
+
+
+def _split(name: str) -> tuple[str, str, str]:
+    """A path up to the first dot of the file's own name, the dot, and what follows it."""
+    start = name.rfind("/") + 1
+    stem, dot, ending = name[start:].partition(".")
+    return name[:start] + stem, dot, ending
 
 
 def _is_meta(name: str) -> bool:

@@ -193,7 +193,8 @@ def _let_go(reading: Reading, shards: NDArray[np.int64]) -> None:
 def _table(rows: _Rows, batch_size: int) -> Table:
     size = min(batch_size, len(rows.data))
     columns = rows.plain.columns_of(rows.data).items()
-    return Table({name: values.reshape(-1, size, *values.shape[1:]) for name, values in columns})
+    batches = len(rows.data) // size  # of empty arrays, numpy could not tell
+    return Table({name: values.reshape(batches, size, *values.shape[1:]) for name, values in columns})
 
 
 Collate = Callable[[list[Any]], Any]

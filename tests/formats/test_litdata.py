@@ -36,7 +36,8 @@ from lightning_streaming.formats.shard_table import FileInfo, ShardInfo, column_
 from tests.golden import golden_path
 from tests.golden.litdata_values import describe
 
-EXPECTED: dict[str, list[Any]] = json.loads(golden_path("litdata_0_2_76", "expected.json").read_bytes())
+NEW, EARLY = "litdata_0_2_76", "litdata_0_2_17"
+EXPECTED: dict[str, list[Any]] = json.loads(golden_path(NEW, "expected.json").read_bytes())
 BLOCK = 5
 READABLE = sorted(set(EXPECTED) - {"pickled"})
 
@@ -55,6 +56,10 @@ class Files:
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         return (self.directory / name).read_bytes()[start:stop]
 
+    def read_if_there(self, name: str) -> bytes | None:
+        path = self.directory / name
+        return path.read_bytes() if path.is_file() else None
+
 
 def format_of(name: str) -> LitDataFormat:
     return LitDataFormat(BLOCK if name.startswith("tokens") else None)
@@ -69,8 +74,8 @@ def unpacked(info: ShardInfo, directory: Path, into: Path) -> Path:
     return into
 
 
-def readers(name: str, tmp_path: Path, columns: list[str] | None = None) -> list[ShardReader]:
-    directory, this = golden_path("litdata_0_2_76", name), format_of(name)
+def readers(name: str, tmp_path: Path, columns: list[str] | None = None, release: str = NEW) -> list[ShardReader]:
+    directory, this = golden_path(release, name), format_of(name)
     shards = list(this.describe(Files(directory), {}))
     return [this.open(info, unpacked(info, directory, tmp_path), columns) for info in shards]
 
@@ -83,9 +88,20 @@ def as_column(sample: Any) -> Any:
 
 @pytest.mark.parametrize("name", READABLE)
 def test_samples_are_those_that_litdata_reads(name: str, tmp_path: Path) -> None:
-    found = [reader[place] for reader in readers(name, tmp_path) for place in range(len(reader))]
-    assert len(found) == len(EXPECTED[name])
-    for mine, theirs in zip(found, EXPECTED[name], strict=True):
+    check_samples(readers(name, tmp_path), EXPECTED[name])
+
+
+@pytest.mark.parametrize("name", ["mixed", "pair", "zipped", "tokens"])
+def test_samples_of_an_early_release_are_those_that_it_reads(name: str, tmp_path: Path) -> None:
+    """Whose sizes of chunks are without their tables, and whose tensors begin in another byte order."""
+    expected = json.loads(golden_path(EARLY, "expected.json").read_bytes())
+    check_samples(readers(name, tmp_path, release=EARLY), expected[name])
+
+
+def check_samples(found: list[ShardReader], expected: list[Any]) -> None:
+    samples = [reader[place] for reader in found for place in range(len(reader))]
+    assert len(samples) == len(expected)
+    for mine, theirs in zip(samples, expected, strict=True):
         assert sorted(describe(mine)[1]) == sorted(as_column(theirs))
 
 
@@ -95,7 +111,8 @@ def test_columns_that_are_not_wanted_need_not_be_readable(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"chunk-0-0\.bin.*'odd'.*pickle.*any code"):
         readers("pickled", tmp_path)
     nested = readers("nested", tmp_path, ["record"])[0][1]
-    assert list(nested) == ["record"] and nested["record"][0]["b"] == "two"
+    assert list(nested) == ["record"]
+    assert nested["record"][0]["b"] == "two"
 
 
 @pytest.mark.parametrize("name", ["rows", "records"])
@@ -155,7 +172,7 @@ def test_samples_of_equal_bytes_are_plain_in_frames_too(tmp_path: Path) -> None:
 
 def leaf_spec(*columns: str) -> str:
     """The tree of a dict of leaves."""
-    leaf = {"type": None, "context": None, "children_spec": []}
+    leaf: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
     root = {"type": "builtins.dict", "context": json.dumps(columns), "children_spec": [leaf] * len(columns)}
     return json.dumps([1, root])
 
@@ -241,7 +258,7 @@ def test_serializers_that_are_not_read_are_refused(serializer: str, error: type[
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_chunks_give_samples_or_errors(name: str, data: st.DataObject, tmp_path: Path) -> None:
-    directory, this = golden_path("litdata_0_2_76", name), format_of(name)
+    directory, this = golden_path(NEW, name), format_of(name)
     info = next(iter(this.describe(Files(directory), {})))
     content = bytearray((directory / info.raw_data.basename).read_bytes())
     for _ in range(data.draw(st.integers(1, 3))):
@@ -262,7 +279,7 @@ def test_damaged_chunks_give_samples_or_errors(name: str, data: st.DataObject, t
 
 @pytest.mark.parametrize("name", ["mixed", "mixed_batch", "rows", "tokens"])
 def test_files_that_were_cut_are_refused(name: str, tmp_path: Path) -> None:
-    directory, this = golden_path("litdata_0_2_76", name), format_of(name)
+    directory, this = golden_path(NEW, name), format_of(name)
     info = next(iter(this.describe(Files(directory), {})))
     content = (directory / info.raw_data.basename).read_bytes()
     for size in (0, 3, 7, 30, len(content) - 1):
@@ -276,7 +293,7 @@ def test_files_that_were_cut_are_refused(name: str, tmp_path: Path) -> None:
 
 def damaged(tmp_path: Path, name: str, place: int, new: bytes) -> tuple[ShardInfo, LitDataFormat]:
     """A golden dataset's first chunk with other bytes at a place."""
-    directory, this = golden_path("litdata_0_2_76", name), format_of(name)
+    directory, this = golden_path(NEW, name), format_of(name)
     info = next(iter(this.describe(Files(directory), {})))
     content = bytearray((directory / info.raw_data.basename).read_bytes())
     content[place : place + len(new)] = new
@@ -305,7 +322,7 @@ def test_heads_that_contradict_the_index_are_refused(
     name: str, place: int, new: bytes, words: str, tmp_path: Path
 ) -> None:
     if place < 0:
-        directory = golden_path("litdata_0_2_76", name)
+        directory = golden_path(NEW, name)
         place += (directory / "chunk-0-0.bin").stat().st_size
     info, this = damaged(tmp_path, name, place, new)
     with pytest.raises(ShardCorruptError, match=words):
@@ -324,7 +341,7 @@ def test_a_sample_that_is_damaged_is_named(tmp_path: Path) -> None:
 
 
 def write_index(tmp_path: Path, change: Callable[[dict[str, Any]], object], name: str = "mixed") -> Files:
-    shutil.copytree(golden_path("litdata_0_2_76", name), tmp_path, dirs_exist_ok=True)
+    shutil.copytree(golden_path(NEW, name), tmp_path, dirs_exist_ok=True)
     root = json.loads((tmp_path / "index.json").read_bytes())
     change(root)
     (tmp_path / "index.json").write_text(json.dumps(root))
@@ -359,6 +376,12 @@ def test_indexes_that_cannot_be_are_refused(
         list(LitDataFormat(None).describe(write_index(tmp_path, change), {}))
 
 
+def test_a_zipped_chunk_that_says_another_size_is_refused(tmp_path: Path) -> None:
+    files = write_index(tmp_path, lambda root: root["chunks"][0].update(chunk_bytes=9), "mixed_chunk")
+    with pytest.raises(ShardCorruptError, match=r"chunk-0-0\.zstd:4\.bin must hold 9 bytes by index\.json, but says"):
+        list(LitDataFormat(None).describe(files, {}))
+
+
 def test_trees_of_other_types_are_refused(tmp_path: Path) -> None:
     def change(root: dict[str, Any]) -> None:
         node = {"type": "collections.namedtuple", "context": "{}", "children_spec": []}
@@ -369,7 +392,7 @@ def test_trees_of_other_types_are_refused(tmp_path: Path) -> None:
 
 
 def test_tokens_need_a_block_length_and_others_must_not_have_one(tmp_path: Path) -> None:
-    tokens, others = golden_path("litdata_0_2_76", "tokens"), golden_path("litdata_0_2_76", "mixed")
+    tokens, others = golden_path(NEW, "tokens"), golden_path(NEW, "mixed")
     with pytest.raises(ConfigError, match="block_length must say how many tokens make a sample"):
         list(LitDataFormat(None).describe(Files(tokens), {}))
     with pytest.raises(ConfigError, match="leave block_length out"):
@@ -380,7 +403,7 @@ def test_tokens_need_a_block_length_and_others_must_not_have_one(tmp_path: Path)
 
 def test_an_index_of_litdata_says_how_to_read_it() -> None:
     with pytest.raises(IndexFormatError, match='index of litData; give format="litdata"'):
-        parse_index(golden_path("litdata_0_2_76", "mixed", "index.json").read_bytes(), "index.json")
+        parse_index(golden_path(NEW, "mixed", "index.json").read_bytes(), "index.json")
 
 
 def test_an_entry_that_is_not_of_this_format_is_refused(tmp_path: Path) -> None:

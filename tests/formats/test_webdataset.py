@@ -193,7 +193,7 @@ def test_a_file_without_samples_is_a_shard_without_samples(tmp_path: Path) -> No
 def test_a_place_without_tar_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("")
     (tmp_path / ".hidden.tar").write_text("")
-    with pytest.raises(ConfigError, match="has no file of format='webdataset': none ends in .tar, .tar.gz, .tgz"):
+    with pytest.raises(ConfigError, match=r"has no file of format='webdataset': none ends in .tar, .tar.gz, .tgz"):
         described(tmp_path)
 
 
@@ -364,13 +364,14 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Good:
 
 def _read(place: Path, info: ShardInfo) -> list[Any]:
     reader = open_shard(info, place)
-    found = list[Any]()
-    for number in range(len(reader)):
+
+    def sample(number: int) -> Any:
         try:
-            found.append(as_plain(reader[number]))
+            return as_plain(reader[number])
         except FormatError:
-            found.append(None)
-    return found
+            return None
+
+    return [sample(number) for number in range(len(reader))]
 
 
 _PLACES = st.one_of(

@@ -187,7 +187,7 @@ def assert_resumes(make: Any, every: int = 1) -> None:
         assert together(elsewhere)[: first - place] == found[place:first]
 
 
-@pytest.mark.parametrize("how", WAYS, ids=str)
+@pytest.mark.parametrize("how", WAYS, ids=lambda how: ",".join(how) or "plain")
 def test_resuming_at_every_group(root: Path, how: dict[str, Any]) -> None:
     assert_resumes(lambda **other: loader(root, **how, **other))
 
