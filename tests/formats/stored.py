@@ -29,10 +29,6 @@ class Folder(FilesAt):
         self.bytes_read += len(data)
         return data
 
-    def read_if_there(self, name: str) -> bytes | None:
-        path = self.root / name
-        return path.read_bytes() if path.is_file() else None
-
 
 def describe(
     root: Path, name: str, block_length: int | None = None, known: Sequence[ShardInfo] = ()
