@@ -29,7 +29,7 @@ from lightning_streaming.formats.columns import check_columns_tell, flat_column,
 from lightning_streaming.formats.npy import NpyFormat
 from lightning_streaming.formats.row_files import RowsReader
 from lightning_streaming.formats.shard import may_be_flat, plain_kind
-from tests.formats.stored import Folder, describe, opened, read_all
+from tests.formats.stored import Folder, arrays_in, describe, opened, read_all
 
 QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 NUMBERS = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
@@ -135,7 +135,12 @@ def test_only_headers_are_read_to_describe_files(tmp_path: Path) -> None:
     assert again.bytes_read == 0
     save(tmp_path / "b.npy", np.zeros((11, 1000)))
     assert [info.samples for info in NpyFormat().describe(Folder(tmp_path), known)] == [1000, 11]
-    assert [info.samples for info in NpyFormat(1).describe(Folder(save(tmp_path / "x" / "c.npy", np.zeros(3))), known)]
+
+
+def test_what_is_known_of_blocks_of_another_length_is_not_taken(tmp_path: Path) -> None:
+    folder = Folder(save(tmp_path / "a.npy", np.arange(23)))
+    known = {"a.npy": next(iter(NpyFormat().describe(folder, {})))}
+    assert [info.samples for info in NpyFormat(5).describe(folder, known)] == [4]
 
 
 def test_a_long_header_is_read_whole(tmp_path: Path) -> None:
@@ -408,12 +413,7 @@ def test_rows_of_one_dimension_are_flat_and_equally_long(tmp_path: Path) -> None
     assert (told.constant, told.told_by_offsets) == (3, False)
     assert told.read_here(tmp_path).tolist() == [3, 3, 3, 3]
     reader = opened(info, tmp_path)
-    column = flat_column(reader, info, "values")
-    places = zip(column.starts.tolist(), column.counts.tolist(), strict=True)
-    assert [
-        np.frombuffer(column.data, column.dtype, count, start).tolist() for start, count in places
-    ] == tokens.tolist()
-    del column
+    assert arrays_in(flat_column(reader, info, "values")) == tokens.tolist()
     reader.close()
     save(tmp_path / "b" / "a.npy", NUMBERS)
     other = describe(tmp_path / "b", "npy")[0]
@@ -422,4 +422,13 @@ def test_rows_of_one_dimension_are_flat_and_equally_long(tmp_path: Path) -> None
     reader = opened(other, tmp_path / "b")
     with pytest.raises(FormatError, match="not of one dimension"):
         flat_column(reader, other, "values")
+    reader.close()
+
+
+def test_arrays_within_records_are_flat(tmp_path: Path) -> None:
+    records = np.zeros(3, [("label", "u1"), ("tokens", "<i4", (2,))])
+    records["tokens"] = np.arange(6).reshape(3, 2)
+    info = describe(save(tmp_path / "a.npy", records), "npy")[0]
+    reader = opened(info, tmp_path)
+    assert arrays_in(flat_column(reader, info, "tokens")) == records["tokens"].tolist()
     reader.close()
