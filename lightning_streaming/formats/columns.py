@@ -137,7 +137,10 @@ def flat_column(reader: ShardReader, info: ShardInfo, name: str, dtype: str | No
             )
         return FlatColumn(data, values, starts, counts)
     if not isinstance(its_encoding, NdarrayEncoding):
-        raise EncodingError(f"{info.raw_data.basename}, column {name!r} is {encodings[place]!r}, not of arrays")
+        raise EncodingError(
+            f"{info.raw_data.basename}, column {name!r} is {encodings[place]!r}, not of arrays with a value for "
+            "each token; name no such column in column= or along="
+        )
     try:
         return FlatColumn(data, *flat_layouts(its_encoding, np.frombuffer(data, np.uint8), starts, stops))
     except EncodingError as error:

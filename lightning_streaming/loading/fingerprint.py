@@ -24,6 +24,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_streaming.loading.catalog import Extent
+from lightning_streaming.order.packing import named_facts
 from lightning_streaming.order.phases import SettledPhase, StepPlan
 from lightning_streaming.order.sequence import digest_of
 from lightning_streaming.order.settings import BATCHING_METHODS, SAMPLING_METHODS, SHUFFLE_ALGOS, OrderSettings
@@ -564,6 +565,8 @@ def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], where: str) -
         before, after = saved.get(key, "absent"), now.get(key, "absent")
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             yield from _differences(before, after, name)
+        elif name == "order.pack.method" and before != after and isinstance(before, list) and isinstance(after, list):
+            yield from _differences(named_facts(before), named_facts(after), "order.pack")
         elif before != after:
             yield Difference(name, _brief(before), _brief(after))
 

@@ -239,9 +239,7 @@ def parse_packing(kind: type[_Asked], given: _Asked | Mapping[str, Any] | None) 
         return given
     example = _EXAMPLES[kind.option]
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-        raise ConfigError(
-            f"{kind.option} must be what {kind.__name__} takes, like {example}, but is a {type(given).__name__}"
-        )
+        raise ConfigError(f"{kind.option} must be what {kind.__name__} takes, like {example}, but got {given!r}")
     missing = [one for one in _needed(kind) if one not in given]
     if missing:
         raise ConfigError(f"{kind.option} needs {missing[0]}=, like {example}")

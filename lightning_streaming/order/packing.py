@@ -7,6 +7,7 @@ and these settings, and so the same on any number of machines; ``pack_plan`` wor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -108,6 +109,19 @@ class BudgetSettings:
 
 
 AnyPackSettings = PackSettings | BudgetSettings
+
+_OF_BUDGET = ("tokens", "buckets", "window", "longer")
+_OF_PACK = ("capacity", "window", "longer")
+
+
+def named_facts(facts: Sequence[str | int]) -> dict[str, str | int]:
+    """What ``facts`` of settings are called, by the names of their options.
+
+    >>> named_facts(["best_fit", 512, 4096, "split"])
+    {'method': 'best_fit', 'capacity': 512, 'window': 4096, 'longer': 'split'}
+    """
+    method, *rest = facts
+    return {"method": method, **dict(zip(_OF_BUDGET if method == "budget" else _OF_PACK, rest, strict=False))}
 
 
 def _check_count(name: str, value: int, most: int) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import ConfigError, UnsupportedError
 from lightning_streaming.loading.state import Cursor, SavedPosition
+from lightning_streaming.order.packing import named_facts
 from lightning_streaming.order.skips import EpochPosition
 from lightning_streaming.tools import checkpoints, state_moves
 from lightning_streaming.tools.checkpoints import Places, SavedLoader, find_places, find_state_file, settled
@@ -468,7 +469,10 @@ def _print_loader(
         ("canonical nodes", str(position.num_canonical_nodes)),
         ("nodes at first", str(position.initial_physical_nodes or "-")),
         *((f"skips {batches}", _ends(*ends, f"{loader.unit}s")) for batches, ends in position.skipped.items()),
-        *((key.replace("_", " "), _told(key, value)) for key, value in fingerprint.get("order", {}).items()),
+        *(
+            (key.replace("_", " "), _told(key, value, is_packed=loader.is_packed))
+            for key, value in fingerprint.get("order", {}).items()
+        ),
     ]
     print_table(name, (), rows)
     phases = fingerprint.get("phases", {})
@@ -558,9 +562,12 @@ def _sample(cursor: Cursor, epoch_size: int | None) -> str:
     return f"{cursor.sample_in_epoch:,}{of}"
 
 
-def _told(setting: str, value: Any) -> str:
+def _told(setting: str, value: Any, *, is_packed: bool) -> str:
+    if setting == "epoch_size" and is_packed and isinstance(value, int):
+        return counted(value, "document")
     if setting == "pack":
-        return f"{' '.join(map(_value, value['method']))}, {value['lengths']}"
+        (_, method), *rest = named_facts(value["method"]).items()
+        return ", ".join([str(method), *(f"{name} {_value(of)}" for name, of in rest), value["lengths"]])
     return _value(value)
 
 

@@ -446,15 +446,16 @@ def _report_resume(
 ) -> None:
     """One line for each loader, and another where its batches were of another size over all ranks."""
     for name, cursor in cursors.items():
+        unit = "sample" if run_of(loaders[name]).order.packer is None else "pack"
         rank_zero_info(
-            f"Resumed {name!r} at epoch {cursor.epoch}, sample {cursor.sample_in_epoch} "
+            f"Resumed {name!r} at epoch {cursor.epoch}, {unit} {cursor.sample_in_epoch} "
             f"(step {trainer.global_step}, {trainer.ckpt_path})."
         )
         loader = loaders[name]
         then, now = global_batches_then.get(name), loader.samples_per_global_batch
         if then is not None and then != now:
             rank_zero_info(
-                f"The global batch of {name!r} was {then} samples and is {now} now: {loader.batches_left(cursor)} "
+                f"The global batch of {name!r} was {then} {unit}s and is {now} now: {loader.batches_left(cursor)} "
                 f"batches are left of epoch {cursor.epoch}, and a whole one has {len(loader)}."
             )
 
