@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_streaming.errors import FormatError, ObjectNotFoundError, StreamingError
+from lightning_streaming.errors import FormatError, ObjectNotFoundError, StorageError, StreamingError
 from lightning_streaming.loading.line_log import LineLog, whole_lines
 from lightning_streaming.loading.sample_key import SampleKey
 
@@ -55,10 +55,19 @@ def write_bad_sample(path: Path, key: SampleKey, attempt: int, told: StreamingEr
         key: Which sample, and where.
         attempt: As :attr:`BadSample.attempt`.
         told: What is told of it.
+
+    Raises:
+        StorageError: The disk does not take it.
     """
     line = {"time": time.time(), "pid": os.getpid(), **key.as_dict(), "attempt": attempt, "error": _in_a_line(told)}
-    with closing(LineLog(path)) as log:  # bad samples are few, so nobody keeps it open
-        log.write(line)
+    try:
+        with closing(LineLog(path)) as log:  # bad samples are few, so nobody keeps it open
+            log.write(line)
+    except OSError as error:
+        raise StorageError(
+            f"bad_log={str(path.parent)!r} takes no line on a sample that was bad: {error}; make room, or pass a "
+            "directory that can be written to"
+        ) from error
 
 
 def read_bad_samples(path: str | os.PathLike[str]) -> Iterator[BadSample]:

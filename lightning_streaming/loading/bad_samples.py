@@ -128,7 +128,14 @@ class BadSamples:
         self._replaced: list[Replacement] = []
 
     def begin(self) -> None:
-        """Read what was found bad at places of this epoch before."""
+        """Read what was found bad at places of this epoch before.
+
+        Raises:
+            ConfigError: ``bad_log`` is no directory.
+            FormatError: What is there is no log of bad samples.
+        """
+        if self.directory.exists() and not self.directory.is_dir():
+            raise ConfigError(f"bad_log must be a directory, but {self.directory} is a file; name another one")
         catalog = self._source.catalog
         firsts = dict(zip(catalog.stream_names, accumulate(catalog.shards_per_stream, initial=0), strict=False))
         self.known = {}

@@ -23,8 +23,9 @@ class LineLog:
             self._file.write(b"\n")
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Add a line."""
-        left = json.dumps(line).encode() + b"\n"
+        """Add a line; its values are no mappings."""
+        # A brace in a text is escaped, so that no line that was cut short ends as whole ones do.
+        left = json.dumps(line)[:-1].replace("}", r"\u007d").encode() + b"}\n"
         while left:  # a disk that is nearly full takes a part, and refuses the rest by an error
             left = left[self._file.write(left) :]
 

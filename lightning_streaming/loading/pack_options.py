@@ -8,7 +8,7 @@ Budget    groups of whole documents, padded to their longest: each a batch
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -98,7 +98,8 @@ class Packing:
 
     def _take_names(self, name: str) -> None:
         given = getattr(self, name)
-        if isinstance(given, str) or not all(isinstance(one, str) for one in given):
+        is_list = isinstance(given, Iterable) and not isinstance(given, str)
+        if not is_list or not all(isinstance(one, str) for one in given):
             raise ConfigError(f"{self.option}.{name} must be a list of names, but is {given!r}")
         object.__setattr__(self, name, tuple(given))
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lightning_streaming import read_bad_samples
-from lightning_streaming.errors import FormatError, ObjectNotFoundError, SampleError
+from lightning_streaming.errors import BadSamplesError, ConfigError, FormatError, ObjectNotFoundError, StorageError
 from tests.broken_data import ids, replacing_loader, write_broken_json
 from tests.helpers import make_loader, raises, write_dataset
 
@@ -126,8 +126,27 @@ def test_a_line_cut_short_is_left_out_and_another_one_refused(root: Path, tmp_pa
 
 def test_a_log_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises((OSError, SampleError)):
-        ids(replacing_loader(write_broken_json(tmp_path / "data"), tmp_path / "file"))
+    broken = write_broken_json(tmp_path / "data")
+    with raises(ConfigError, "bad_log must be a directory", "is a file"):
+        ids(replacing_loader(broken, tmp_path / "file"))
+    with raises(StorageError, "bad_log", "takes no line"):
+        ids(replacing_loader(broken, tmp_path / "file" / "log"))
+
+
+def _says_braces(_: dict[str, Any]) -> dict[str, Any]:
+    raise ValueError("{no} {sample}")
+
+
+def test_a_line_may_be_cut_short_anywhere(root: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with raises(BadSamplesError, "no"):
+        ids(replacing_loader(root, log, transform=_says_braces))
+    (path,) = log.iterdir()
+    line = path.read_bytes().splitlines(keepends=True)[0]
+    assert next(read_bad_samples(path)).error == "ValueError: {no} {sample}"
+    for stop in range(1, len(line) - 1):
+        path.write_bytes(line[:stop] + b"\n" + line)  # as who adds to it ends it
+        assert len(list(read_bad_samples(path))) == 1
 
 
 def test_workers_that_are_spawned_and_live_on_write_and_read_it(root: Path, tmp_path: Path) -> None:

@@ -324,6 +324,7 @@ WRONG: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"budget": {"column": None}}, ("budget needs column=", "lengths=")),
     ({"budget": {"column": None, "lengths": "size", "along": ["labels"]}}, ("along", "budget.column")),
     ({"budget": {"along": ["lengths"]}}, ("lengths", "already")),
+    ({"budget": {"along": 5}}, ("along", "list of names")),
     ({"budget": {"pad": "0"}}, ("budget.pad",)),
     ({"budget": {"pad": {"tokens": None}}}, ("budget.pad",)),
     ({"budget": {"pad": {"label": 0}}}, ("label",)),
