@@ -70,7 +70,8 @@ def run(args: Namespace) -> int:
     if args.json:
         print_json(report)
     else:
-        print_table("index", ("", ""), [(name.replace("_", " "), str(value)) for name, value in report.items()])
+        facts = [(name, f"{value:,}" if isinstance(value, int) else str(value)) for name, value in report.items()]
+        print_table("index", (), [(name.replace("_", " "), value) for name, value in facts])
     return FINE
 
 

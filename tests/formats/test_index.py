@@ -179,7 +179,10 @@ def test_a_file_that_is_no_index_is_refused_with_its_source(text: bytes, words: 
         ({"version": 3}, "only version 2 can be read, but version is 3"),
         ({"version": NOWHERE}, "'version' is missing"),
         ({"format": NOWHERE}, "'format' is missing"),
-        ({"format": "parquet"}, "format must be one of mds, json, csv, tsv, xsv, but is 'parquet'"),
+        (
+            {"format": "parquet"},
+            "format must be one of mds, json, csv, tsv, xsv, npy, megatron, webdataset, litdata, but is 'parquet'",
+        ),
         ({"samples": NOWHERE}, "'samples' is missing"),
         ({"samples": -1}, "samples must be in [0, 4294967295], but is -1"),
         ({"samples": 2**32}, "but is 4294967296"),
