@@ -16,8 +16,9 @@ from typing import Any
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.hashing import hash_names
-from lightning_streaming.formats.shard_table import OTHER_FORMATS
+from lightning_streaming.formats.shard_table import FILE_SUFFIXES, OTHER_FORMATS
 from lightning_streaming.storage import Location, StorageOptions, local_path, mask_url
+from lightning_streaming.storage.file_patterns import is_one_name, split_location
 
 CACHE_VARIABLE = "LIGHTNING_STREAMING_CACHE"
 """Environment variable that moves the root of all default cache directories."""
@@ -50,7 +51,8 @@ class CacheConfig:
     name: str
     """The stream, as errors call it."""
     remote: str | None = None
-    """URL or path the files come from; None where ``local`` already has them."""
+    """URL or path the files come from; None where ``local`` already has them. Of another format it may name some files
+    of a directory, as ``data/train-*.parquet`` does."""
     local: str | Path | None = None
     """Directory to keep files in; None for the default one, or for reading a ``remote`` path in place."""
     storage_options: Mapping[str, Any] = field(default_factory=dict)
@@ -72,6 +74,11 @@ class CacheConfig:
         object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
         if not self.remote and not self.local:
             raise ConfigError(f"stream {self.name!r} needs remote, local or both, but has neither")
+        if self.format is None and "*" in (self.remote or ""):
+            raise ConfigError(
+                f"remote of stream {self.name!r} is {mask_url(self.remote or '')}, which names files by a wildcard; that "
+                'goes with format=, like format="parquet"; of MDS give the directory that has the index.json'
+            )
         if self.local and local_path(str(self.local)) is None:
             raise ConfigError(
                 f"local of stream {self.name!r} must be a directory of this machine, but is {mask_url(str(self.local))}"
@@ -120,8 +127,23 @@ class CacheConfig:
     @property
     def location(self) -> Location:
         """The directory that files come from, and how it is reached."""
+        return Location(self._place[0], self.storage_options, self.attempts, self.download_timeout)
+
+    @property
+    def pattern(self) -> str | None:
+        """Which files of that directory are read; None for all. See :mod:`~lightning_streaming.storage.file_patterns`."""
+        return self._place[1]
+
+    @property
+    def _place(self) -> tuple[str, str | None]:
+        """The directory that files come from, and the pattern of those that are read."""
         source = self.remote or str(self.local)
-        return Location(source, self.storage_options, self.attempts, self.download_timeout)
+        if self.format is None:
+            return source, None
+        place, pattern = split_location(source, FILE_SUFFIXES.get(self.format, ()))
+        if self.format == "megatron" and pattern is not None and is_one_name(pattern):
+            pattern = f"{pattern[:-4]}.{{bin,idx}}"
+        return place, pattern
 
     def __repr__(self) -> str:
         remote = mask_url(self.remote) if self.remote else None
@@ -129,11 +151,10 @@ class CacheConfig:
 
     def source_directory(self) -> Path | None:
         """The directory that is read in place and never written to; None if files are fetched into a cache."""
-        remote = _absolute(self.remote)
-        local = _absolute(self.local)
+        source, local = _absolute(self._place[0]), _absolute(self.local)
         if not self.remote:
-            return local
-        return remote if local in (None, remote) else None
+            return source
+        return source if local in (None, source) else None
 
     def cache_directory(self) -> Path:
         """The directory that is ours to write to: for fetched files, or for raw files of compressed ones in place."""
@@ -143,12 +164,14 @@ class CacheConfig:
         elif local is not None:
             return local
         else:
-            whole = default_cache_directory(self.remote or "", self.storage_options)
+            whole = default_cache_directory(self._place[0], self.storage_options)
         if self.format is None:
             return whole
-        # Blocks of another length are other samples of the same files, with an index of their own.
+        # Blocks of another length are other samples of the same files, with an index of their own; and so are others of
+        # the files.
         length = f"-{self.block_length}" if self.block_length else ""
-        return whole.with_name(f"{whole.name}-{self.format}{length}")
+        files = f"-{hashlib.sha256(self.pattern.encode()).hexdigest()[:8]}" if self.pattern else ""
+        return whole.with_name(f"{whole.name}-{self.format}{length}{files}")
 
 
 def _absolute(location: str | Path | None) -> Path | None:

@@ -224,8 +224,7 @@ class IndexCache:
     def _made(self, before: FoundIndex | None) -> bytes:
         """The text of an index of data of another format."""
         assert self._config.format is not None, "else there is one"
-        known = None if before is None else before.index
-        return found_or_made(self._config.location, self._config.format, self._config.block_length, known)
+        return found_or_made(self._config, None if before is None else before.index)
 
     def _may_write(self) -> bool:
         """Whether the cache directory of a dataset that is read in place is there, or could be made."""

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 
-from lightning_streaming.errors import FormatError
+from lightning_streaming.cache.config import CacheConfig
+from lightning_streaming.errors import ConfigError, FormatError
 from lightning_streaming.formats.index import (
     INDEX_BASENAME,
     DatasetIndex,
@@ -26,6 +27,7 @@ from lightning_streaming.formats.index import (
 from lightning_streaming.formats.other_formats import described
 from lightning_streaming.formats.shard import other_format
 from lightning_streaming.storage import Location
+from lightning_streaming.storage.file_patterns import is_one_name, matching
 
 _logger = logging.getLogger(__name__)
 
@@ -34,19 +36,31 @@ Progress = Callable[[int], object]
 
 
 class FilesAt:
-    """The files below a location."""
+    """The files below a location.
 
-    def __init__(self, location: Location) -> None:
+    Args:
+        location: The directory, or URL.
+        pattern: Which of its files; None for all.
+    """
+
+    def __init__(self, location: Location, pattern: str | None = None) -> None:
         self._location = location
+        self._pattern = pattern
 
     @property
     def shown(self) -> str:
         """What to call the place in an error."""
-        return str(self._location)
+        return str(self._location if self._pattern is None else self._location / self._pattern)
 
     @cached_property
     def _sizes(self) -> Mapping[str, int]:
-        return self._location.walk_sizes()
+        if self._pattern is None:
+            return self._location.walk_sizes()
+        if is_one_name(self._pattern):  # of a place that may not be listed, as over HTTP
+            size = (self._location / self._pattern).size()
+            return {} if size is None else {self._pattern: size}
+        found = self._location.walk_sizes()
+        return {name: found[name] for name in matching(self._pattern, list(found))}
 
     def sizes(self) -> Mapping[str, int]:
         """Bytes of each file at any depth, by its path with forward slashes, sorted; but for hidden ones."""
@@ -74,6 +88,7 @@ def made_index(
     shard_format: str,
     block_length: int | None = None,
     *,
+    pattern: str | None = None,
     known: DatasetIndex | None = None,
     journal: Path | None = None,
     progress: Progress | None = None,
@@ -84,6 +99,7 @@ def made_index(
         location: The directory, or URL, of the data.
         shard_format: What lies there.
         block_length: Tokens of a sample, where the format has no other borders.
+        pattern: Which files there are looked at; None for all.
         known: An index that was made before; files that have not changed since are not looked at again.
         journal: A file to note each shard in, so that whoever is killed goes on where they were; gone at the end.
         progress: Told of each shard.
@@ -102,7 +118,7 @@ def made_index(
     shards = list[ShardInfo]()
     with ExitStack() as stack:
         lines = None if journal is None else stack.enter_context(journal.open("w"))
-        for shard in other_format(shard_format, block_length).describe(FilesAt(location), before):
+        for shard in other_format(shard_format, block_length).describe(FilesAt(location, pattern), before):
             shards.append(shard)
             if lines is not None:
                 lines.write(json.dumps(shard_to_json(shard)) + "\n")
@@ -123,21 +139,45 @@ def _noted(journal: Path) -> list[ShardInfo]:
     return shards
 
 
-def found_or_made(location: Location, shard_format: str, block_length: int | None, known: DatasetIndex | None) -> bytes:
+def found_or_made(config: CacheConfig, known: DatasetIndex | None) -> bytes:
     """The index that ``lightning-streaming index`` left beside the data; else one that is made now.
+
+    Args:
+        config: The stream, which is of another format.
+        known: An index that was made before.
 
     Raises:
         StreamingError: As for :func:`made_index`.
     """
+    location, shard_format, block_length = config.location, config.format, config.block_length
+    assert shard_format is not None, "else its index is beside it"
     left = (location / INDEX_BASENAME).read_if_there()
     if left is not None:
         with suppress(FormatError):  # what is called so there is of another library
             shards = parse_index(left, str(location / INDEX_BASENAME)).shards
             told = [(one.format, described(one).get("block_length")) for _, one in shards.examples()]
             if told and all(one == (shard_format, block_length) for one in told):
-                return left
-    _logger.info("%s has no index of its own: its %s files are looked at", location, shard_format)
+                return left if config.pattern is None else _of_files(shards, config.pattern, location)
+    shown = FilesAt(location, config.pattern).shown
+    _logger.info("%s has no index of its own: its %s files are looked at", shown, shard_format)
     began = perf_counter()
-    text = made_index(location, shard_format, block_length, known=known)
-    _logger.info("an index of %s was made in %.1f s", location, perf_counter() - began)
+    text = made_index(location, shard_format, block_length, pattern=config.pattern, known=known)
+    _logger.info("an index of %s was made in %.1f s", shown, perf_counter() - began)
     return text
+
+
+def _of_files(shards: Sequence[ShardInfo], pattern: str, location: Location) -> bytes:
+    """The index of those shards alone whose files a pattern names.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    stored = {(shard.zip_data or shard.raw_data).basename for shard in shards}
+    named = set(matching(pattern, list(stored)))
+    found = [shard for shard in shards if (shard.zip_data or shard.raw_data).basename in named]
+    if not found:
+        raise ConfigError(
+            f"{location / INDEX_BASENAME} has no file that {pattern!r} names; correct that, or if files came since that "
+            "index was made, make it again with: lightning-streaming index"
+        )
+    return dump_index(found)

@@ -20,7 +20,8 @@ from lightning_streaming.cache.config import QUEUE_BASENAME
 from lightning_streaming.cache.file_states import CacheDirectory, StagingFile
 from lightning_streaming.cache.usage import CacheEntry, UsageCount, read_number, write_number
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.formats.shard_table import ShardTable
+from lightning_streaming.formats.shard import narrowed
+from lightning_streaming.formats.shard_table import PART, ShardTable
 from lightning_streaming.units import format_bytes
 
 _logger = logging.getLogger(__name__)
@@ -407,11 +408,24 @@ def bytes_to_free(used: int, wanted: int, limit: int) -> int:
     return 0 if used + wanted <= limit else used + max(wanted, limit // _SPARE_PART) - limit
 
 
-def largest_shard_bytes(shards: ShardTable) -> int:
-    """Bytes that the largest shard takes while it is made: all its files, compressed and raw; 0 where there is none."""
+def largest_shard_bytes(shards: ShardTable, columns: Sequence[str] | None = None) -> int:
+    """Bytes that the largest shard takes while it is made: its files, compressed and raw; 0 where there is none.
+
+    Args:
+        shards: All shards.
+        columns: The columns that are read, which they have; None for all.
+    """
     if not len(shards):
         return 0
-    return int(np.add.reduceat(shards.sizes, shards.first_file[:-1]).max())
+    sizes = np.add.reduceat(shards.sizes, shards.first_file[:-1])
+    parts = [place for place, kind in enumerate(shards.kinds) if kind.example.compression == PART]
+    if not parts:
+        return int(sizes.max())
+    # Of a stored file that holds several shards, only the part that is one of them takes room.
+    is_part = np.isin(shards.kind_of_shard, parts)
+    sizes = np.where(is_part, shards.data_bytes(), sizes)
+    largest = shards[int(sizes.argmax())]
+    return max(narrowed(largest, columns).raw_data.bytes, int(sizes[~is_part].max(initial=0)))
 
 
 def least_limit(fixed_bytes: int, shard_bytes: int) -> int:

@@ -26,6 +26,7 @@ from lightning_streaming.cache import shared_files
 from lightning_streaming.cache.config import CacheConfig
 from lightning_streaming.cache.file_states import CacheDirectory, HeldShard, Presence, StagingFile, claim, staging_path
 from lightning_streaming.cache.index_cache import IndexCache
+from lightning_streaming.cache.parts_of_files import PartsOfFiles
 from lightning_streaming.cache.quota import CacheQuota, Demand
 from lightning_streaming.cache.sources import InPlaceSource, RemoteSource, unpack
 from lightning_streaming.cache.usage import find_entry, set_finished, set_used
@@ -40,6 +41,7 @@ from lightning_streaming.errors import (
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.compression import check_algorithm
 from lightning_streaming.formats.index import DatasetIndex, FileInfo, Identity, ShardInfo
+from lightning_streaming.formats.shard_table import PART
 from lightning_streaming.storage.retries import longest_series
 
 _UNPACK_SECONDS = 60.0
@@ -368,6 +370,8 @@ class ShardCache:
 class _RawFile:
     """One raw file to make."""
 
+    shard: ShardInfo
+    """The shard that it is of."""
     raw: FileInfo
     compressed: FileInfo | None
     staging: StagingFile
@@ -393,6 +397,7 @@ class _Fetcher:
         self._source = source
         self._presence = presence
         self._keep_zip = keep_zip
+        self._stored = PartsOfFiles()
         self.misses = Misses()
 
     def fetch(self, shard: ShardInfo, request: _Request) -> HeldShard | Absence:
@@ -433,19 +438,19 @@ class _Fetcher:
         for raw, compressed in [pair for pair in shard.files if not self._presence.is_here(*pair)]:
             staging = claims[0] if raw is shard.raw_data else self._claim(raw, claims)
             compressed_staging = None
-            if compressed is not None and isinstance(self._source, RemoteSource):
+            if compressed is not None and shard.compression != PART and isinstance(self._source, RemoteSource):
                 kept = self._presence.hold_compressed(compressed)
                 if kept is not None:
                     stack.callback(kept.close)
                 else:
                     compressed_staging = self._claim(compressed, claims)
-            files.append(_RawFile(raw, compressed, staging, compressed_staging))
+            files.append(_RawFile(shard, raw, compressed, staging, compressed_staging))
         demands = [demand for file in files for demand in file.demands()]
         if demands and not request.quota.reserve(
             self._directory, demands, release=request.release, spare_since=request.spare_since
         ):
             return Absence.NO_ROOM
-        if not all(self._make_with_space(file, shard.compression, request) for file in files):
+        if not all(self._make_with_space(file, request) for file in files):
             return Absence.NO_ROOM
         # Before the claims are let go of, so that nobody comes in between.
         return self._presence.hold(shard) or Absence.REMOVED
@@ -461,14 +466,14 @@ class _Fetcher:
             f"the part of {file.basename} in {self._directory.path} is locked, and nobody fetches it"
         )
 
-    def _make_with_space(self, file: _RawFile, algorithm: str | None, request: _Request) -> bool:
+    def _make_with_space(self, file: _RawFile, request: _Request) -> bool:
         """Whether a file was made; False if the disk is full, and nobody waits for it."""
         full: DiskFullError | None = None
 
         def attempt() -> bool:
             nonlocal full
             try:
-                self._make(file, algorithm)
+                self._make(file)
             except DiskFullError as error:
                 _logger.info("the disk is full, so other shards are removed: %s", error)
                 full = error
@@ -483,9 +488,9 @@ class _Fetcher:
             raise DiskFullError(f"{file.raw.basename}: {full}, or set a cache_limit that fits") from full
         return False
 
-    def _make(self, file: _RawFile, algorithm: str | None) -> None:
+    def _make(self, file: _RawFile) -> None:
         with file.staging.beating():
-            tag = self._write(file, algorithm)
+            tag = self._write(file)
         if not file.staging.publish(tag):
             # Another user, whose claims are not ours, was faster; or it is wrong, and this says that it must stay.
             self._presence.is_here(file.raw, file.compressed)
@@ -493,9 +498,11 @@ class _Fetcher:
         if file.compressed_staging is not None:
             self._directory.drop([file.compressed_staging])
 
-    def _write(self, file: _RawFile, algorithm: str | None) -> int:
+    def _write(self, file: _RawFile) -> int:
         """Write a raw file to its staging file; gives the tag that it is to have."""
-        raw = file.raw
+        raw, algorithm = file.raw, file.shard.compression
+        if algorithm == PART:
+            return self._unpack_part(file)
         if isinstance(self._source, InPlaceSource):
             assert file.compressed is not None, "otherwise it is used where it is"
             assert algorithm is not None, "or the index was refused"
@@ -510,6 +517,17 @@ class _Fetcher:
         else:
             check_algorithm(algorithm)
             self._unpack_fetched(self._source, file, file.compressed, algorithm, tag)
+        return tag
+
+    def _unpack_part(self, file: _RawFile) -> int:
+        """Make a raw file of a part of a stored one; gives the tag that it is to have."""
+        assert file.compressed is not None, "it is a part of it"
+        source, began = self._source, perf_counter_ns()
+        tag = source.tag_of(file.compressed) if isinstance(source, InPlaceSource) else self._directory.own.of_remote
+        fetched = self._stored.unpack(file.shard, source.stored(file.compressed), file.staging.path)
+        if isinstance(source, InPlaceSource):
+            fetched = 0
+        self.misses[file.raw.basename] = Miss(fetched, began, perf_counter_ns())
         return tag
 
     def _unpack_fetched(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from lightning_streaming.formats.index import FileInfo, ShardInfo
 from lightning_streaming.formats.shard import was_written_for
 from lightning_streaming.formats.values import shortened
 from lightning_streaming.storage import Location
-from lightning_streaming.storage.sinks import disk_errors
+from lightning_streaming.storage.sinks import disk_errors, system_errors
 
 _logger = logging.getLogger(__name__)
 
@@ -203,6 +203,25 @@ class InPlaceSource:
             raise ShardCorruptError(f"{error}; it is read in place, so put it right there") from error
         return tag_of_original(found.st_mtime_ns, found.st_size)
 
+    def stored(self, file: FileInfo) -> StoredInPlace:
+        """A file of which parts are read.
+
+        Raises:
+            ObjectNotFoundError: It does not exist.
+            ShardCorruptError: It has another size than the index promises.
+        """
+        return StoredInPlace(self._sound_path(file), file.bytes)
+
+    def tag_of(self, file: FileInfo) -> int:
+        """The tag of what is made of a file as it is now.
+
+        Raises:
+            ObjectNotFoundError: It does not exist.
+            ShardCorruptError: It has another size than the index promises.
+        """
+        found = self._sound_path(file).stat()
+        return tag_of_original(found.st_mtime_ns, found.st_size)
+
     def knows_tag(self, modified: int, own: OwnTags, compressed: FileInfo | None) -> bool:
         """Whether a raw file of this time was decompressed from the compressed file as it is now.
 
@@ -271,6 +290,10 @@ class RemoteSource:
         """
         return self._at(file).read_range(start, stop)
 
+    def stored(self, file: FileInfo) -> StoredRemotely:
+        """A file of which parts are read."""
+        return StoredRemotely(self._at(file), file.bytes)
+
     def _at(self, file: FileInfo) -> Location:
         return self.config.location / file.basename
 
@@ -292,3 +315,55 @@ class RemoteSource:
     def shown(self, file: FileInfo) -> str:
         """What to call a file in an error."""
         return str(self._at(file))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredInPlace:
+    """A file of this machine of which parts are read."""
+
+    path: Path
+    size: int
+    """Bytes."""
+
+    @property
+    def shown(self) -> str:
+        """What to call it in an error."""
+        return str(self.path)
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The bytes of some ranges.
+
+        Raises:
+            ShardCorruptError: The file ends before.
+            StorageError: It cannot be read.
+        """
+        found = list[bytes]()
+        with system_errors(f"read {self.path}"), self.path.open("rb", buffering=0) as file:
+            for start, stop in ranges:
+                file.seek(start)
+                found.append(file.read(stop - start))
+                if len(found[-1]) < stop - start:
+                    raise ShardCorruptError(f"{self.path} must have {self.size} bytes, but ends before byte {stop}")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRemotely:
+    """A file of a remote of which parts are fetched."""
+
+    location: Location
+    size: int
+    """Bytes."""
+
+    @property
+    def shown(self) -> str:
+        """What to call it in an error."""
+        return str(self.location)
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """The bytes of some ranges.
+
+        Raises:
+            StorageError: They could not be fetched.
+        """
+        return self.location.read_ranges(ranges)

@@ -41,6 +41,7 @@ from lightning_streaming.formats.shard_table import (
     INDEX_VERSION,
     MAX_RAW_BYTES,
     OTHER_FORMATS,
+    PART,
     FileInfo,
     ShardInfo,
     ShardKind,
@@ -214,6 +215,7 @@ def parse_shard(entry: Any, schema_before: Mapping[str, Any]) -> ShardInfo:
         raw_meta=_take_file(entry, "raw_meta") if has_meta else None,
         zip_meta=_take_file(entry, "zip_meta") if has_meta and entry.get("zip_meta") is not None else None,
         schema=schema_before if schema == schema_before else schema,
+        column_bytes=_take(entry, "column_bytes", str) if "column_bytes" in entry else None,
     )
     with_offsets = shard.raw_meta or shard.raw_data
     if shard_format not in OTHER_FORMATS and 4 * (shard.samples + 2) > with_offsets.bytes:
@@ -245,6 +247,8 @@ def shard_to_json(shard: ShardInfo) -> dict[str, Any]:
     if shard.raw_meta is not None:
         entry["raw_meta"] = _file_to_json(shard.raw_meta)
         entry["zip_meta"] = shard.zip_meta and _file_to_json(shard.zip_meta)
+    if shard.column_bytes is not None:
+        entry["column_bytes"] = shard.column_bytes
     return entry
 
 
@@ -279,6 +283,8 @@ def _take_compression(entry: dict[str, Any]) -> str | None:
     if entry.get("compression") is None:
         return None
     compression = _take(entry, "compression", str)
+    if compression == PART and entry.get("format") in OTHER_FORMATS:
+        return compression
     try:
         extension(compression)
     except ConfigError as error:
@@ -404,6 +410,8 @@ def _text_paths(kind: ShardKind) -> Iterator[_Path]:
     for name, file in kind.files.items():
         yield name, "basename"
         yield from ((name, "hashes", one) for one in file.hashes)
+    if kind.tells_columns:
+        yield ("column_bytes",)
 
 
 def _values(text: str) -> Iterator[tuple[_Path, int, int]]:
@@ -435,10 +443,11 @@ def _add_rows(builder: TableBuilder, template: _Template, rows: Sequence[Sequenc
     samples = list(map(int, columns["samples",]))
     sizes = {name: list(map(int, columns[name, "bytes"])) for name in kind.files}
     raw = [one for name, one in sizes.items() if name.startswith("raw")]
-    if max(map(max, raw)) > MAX_RAW_BYTES or max(samples) > MAX_RAW_BYTES:
+    is_ours = kind.example.format not in OTHER_FORMATS
+    if (is_ours and max(map(max, raw)) > MAX_RAW_BYTES) or max(samples) > MAX_RAW_BYTES:
         return False
     # The offsets of the samples are in the last raw file: the meta file, or the only one.
-    if any(4 * (count + 2) > size for count, size in zip(samples, raw[-1], strict=True)):
+    if is_ours and any(4 * (count + 2) > size for count, size in zip(samples, raw[-1], strict=True)):
         return False
     builder.add_many(template.kind, samples, list(sizes.values()), [columns[path] for path in _text_paths(kind)])
     return True

@@ -6,6 +6,7 @@ nothing of formats. A shard is a file of the data, or several that belong togeth
 
     format          one of OTHER_FORMATS
     raw_data        the file; where it is compressed, the file that it becomes, with zip_data for the file as it lies
+                    or the file that a part of it becomes, with zip_data for the whole of it and PART for compression
     raw_meta        a second file without which the first cannot be read; or none
     column_names, column_encodings
                     the columns of each sample, and the MDS encodings that would hold their values
@@ -113,6 +114,69 @@ class OtherFormat(Protocol):
             FormatError: A file is not what the index describes, or damaged.
             ObjectNotFoundError: A file is not there.
             StorageError: A file cannot be opened.
+        """
+        ...
+
+
+class StoredFile(Protocol):
+    """A file as it is stored, of which parts are read."""
+
+    @property
+    def shown(self) -> str:
+        """What to call it in an error."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Its bytes, as the index tells them."""
+        ...
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes | memoryview]:
+        """The bytes of some ranges, none of them empty: each from its first byte up to, not including, its last.
+
+        Raises:
+            StorageError: They could not be read.
+        """
+        ...
+
+
+class PartsFormat(OtherFormat, Protocol):
+    """A format whose shards are parts of files; what is read of one is made of it, and kept on the node."""
+
+    def narrowed(self, info: ShardInfo, columns: Sequence[str] | None) -> ShardInfo:
+        """The shard that has some columns of another alone, for which less is fetched.
+
+        Args:
+            info: A shard.
+            columns: Names of columns, all of which it has; None for all.
+        """
+        ...
+
+    def look(self, stored: StoredFile) -> Any:
+        """What is to be known of a file before parts of it are unpacked; it is kept for the next.
+
+        Raises:
+            FormatError: The file is damaged.
+            StorageError: It could not be read.
+        """
+        ...
+
+    def unpack(self, info: ShardInfo, known: Any, stored: StoredFile, destination: Path) -> int:
+        """Make the raw file of a shard.
+
+        Args:
+            info: The shard; of all its columns, or of some.
+            known: What :meth:`look` gave.
+            stored: The file that the shard is a part of.
+            destination: The raw file, written to where it is if it exists; has the size that the shard tells.
+
+        Returns:
+            Bytes that were read of the stored file.
+
+        Raises:
+            ShardCorruptError: The file is damaged, or another one than when the index was made.
+            StorageError: It could not be read.
+            OSError: The raw file cannot be written.
         """
         ...
 

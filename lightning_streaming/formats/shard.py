@@ -18,10 +18,11 @@ from lightning_streaming.formats.mds import Decoder, MDSReader, read_places, tab
 from lightning_streaming.formats.mds_samples import PlainSchema, check_safe, plain_schema, read_decoder
 from lightning_streaming.formats.megatron import MegatronFormat
 from lightning_streaming.formats.npy import NpyFormat
-from lightning_streaming.formats.other_formats import OtherFormat, ShardReader
+from lightning_streaming.formats.other_formats import OtherFormat, PartsFormat, ShardReader
+from lightning_streaming.formats.parquet import ParquetFormat
 from lightning_streaming.formats.plain_rows import PlainRows
 from lightning_streaming.formats.row_files import row_layout
-from lightning_streaming.formats.shard_table import OTHER_FORMATS, check_columns
+from lightning_streaming.formats.shard_table import OTHER_FORMATS, PART, check_columns
 from lightning_streaming.formats.split import RowDecoder, SplitReader, read_split_layout
 from lightning_streaming.formats.webdataset import WebDatasetFormat
 
@@ -62,7 +63,7 @@ def check_shard(info: ShardInfo, *, allow_unsafe_types: bool = False, columns: S
         other_format(info.format).check(info, columns)
     else:
         read_split_layout(info)
-    if info.compression is not None:
+    if info.compression not in (None, PART):
         check_algorithm(info.compression)
 
 
@@ -134,11 +135,30 @@ def other_format(name: str, block_length: int | None = None) -> OtherFormat:
         return MegatronFormat(block_length)
     if name == "litdata":
         return LitDataFormat(block_length)
-    if name != "webdataset":
+    if name not in ("webdataset", "parquet"):
         raise ConfigError(f"format must be one of {', '.join(OTHER_FORMATS)}, but is {name!r}")
     if block_length is not None:
-        raise ConfigError("block_length cuts tokens into samples, but format='webdataset' has samples of its own")
-    return WebDatasetFormat()
+        raise ConfigError(f"block_length cuts tokens into samples, but format={name!r} has samples of its own")
+    return WebDatasetFormat() if name == "webdataset" else ParquetFormat()
+
+
+def parts_format(info: ShardInfo) -> PartsFormat | None:
+    """The format of a shard that is a part of a file; None of other shards."""
+    return ParquetFormat() if info.compression == PART else None
+
+
+def narrowed(info: ShardInfo, columns: Sequence[str] | None) -> ShardInfo:
+    """The shard to have on this node where only some columns are wanted: the same one, unless less will do.
+
+    Args:
+        info: The shard, as its index describes it.
+        columns: Names of the columns to read, which it has; None for all.
+
+    Raises:
+        IndexFormatError: The index does not tell what columns take.
+    """
+    found = parts_format(info)
+    return info if found is None else found.narrowed(info, columns)
 
 
 class FilePart(NamedTuple):

@@ -37,8 +37,18 @@ INDEX_BASENAME = "index.json"
 
 MAX_RAW_BYTES = 2**32 - 1
 """Most bytes of a raw file, and most samples of a shard: both are written in 32 bits."""
-OTHER_FORMATS = ("npy", "megatron", "webdataset", "litdata")
+OTHER_FORMATS = ("parquet", "webdataset", "npy", "megatron", "litdata")
 """Formats of data that other libraries wrote; their files are read as they lie, whatever their size."""
+
+FILE_SUFFIXES: Mapping[str, tuple[str, ...]] = {
+    "parquet": (".parquet", ".parq", ".pq"),
+    "webdataset": (".tar", ".tar.gz", ".tgz"),
+    "npy": (".npy",),
+    "megatron": (".bin", ".idx"),
+}
+"""What the names of files of a format end in, where a file can be given by its name."""
+PART = "part"
+"""In place of an algorithm: the stored file holds several shards, and what is raw is made of a part of it."""
 
 _MOST_BYTES = 2**63 - 1
 """No file system has longer files."""
@@ -78,7 +88,7 @@ class ShardInfo:
     samples: int
     """Number of samples; may be 0."""
     compression: str | None
-    """Algorithm, for example ``zstd:7``."""
+    """Algorithm, for example ``zstd:7``; or ``PART``."""
     hashes: tuple[str, ...]
     """Names of the hashes recorded of each file, sorted."""
     size_limit: int | None
@@ -93,6 +103,8 @@ class ShardInfo:
     """The compressed meta file."""
     schema: Mapping[str, Any]
     """What the format says of the columns, with tuples for lists; not to be changed, shards of one writer share it."""
+    column_bytes: str | None = None
+    """Where columns are stored apart from each other: what each takes in the raw file, as numbers with commas."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.samples <= MAX_RAW_BYTES:
@@ -201,8 +213,13 @@ class ShardKind:
 
     @cached_property
     def num_texts(self) -> int:
-        """Texts of each shard: a name of every file, and its hashes."""
-        return sum(1 + len(file.hashes) for file in self.files.values())
+        """Texts of each shard: a name of every file, and its hashes; and the bytes of columns, if they are told."""
+        return sum(1 + len(file.hashes) for file in self.files.values()) + self.tells_columns
+
+    @property
+    def tells_columns(self) -> bool:
+        """Whether shards say what each column takes."""
+        return self.example.column_bytes is not None
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
@@ -215,7 +232,8 @@ class ShardKind:
             field: _unchecked(FileInfo, basename=next(texts), bytes=size, hashes=dict(zip(like.hashes, texts)))  # noqa: B905
             for (field, like), size in zip(self.files.items(), sizes)  # noqa: B905
         }
-        return _unchecked(ShardInfo, **{**self._fields, **files, "samples": samples})
+        told = {"column_bytes": next(texts)} if self.tells_columns else {}
+        return _unchecked(ShardInfo, **{**self._fields, **files, **told, "samples": samples})
 
     @cached_property
     def _fields(self) -> dict[str, Any]:
@@ -442,7 +460,8 @@ def _kind_key(shard: ShardInfo) -> tuple[Any, ...]:
         (name, tuple(value.items()) if isinstance(value, dict) else value) for name, value in shard.schema.items()
     )
     files = tuple((field, *file.hashes) for field, file in _files_by_field(shard).items())
-    return shard.format, shard.compression, shard.hashes, shard.size_limit, schema, files
+    tells_columns = shard.column_bytes is not None
+    return shard.format, shard.compression, shard.hashes, shard.size_limit, schema, files, tells_columns
 
 
 class TableBuilder:
@@ -469,10 +488,15 @@ class TableBuilder:
         self._samples.append(shard.samples)
         for file in _files_by_field(shard).values():
             self._sizes.append(file.bytes)
-            for text in (file.basename, *file.hashes.values()):
-                self._text += text.encode("utf-8", "surrogatepass")
-                self._text_stops.append(len(self._text))
+            self._add_texts(file.basename, *file.hashes.values())
+        if shard.column_bytes is not None:
+            self._add_texts(shard.column_bytes)
         return number
+
+    def _add_texts(self, *texts: str) -> None:
+        for text in texts:
+            self._text += text.encode("utf-8", "surrogatepass")
+            self._text_stops.append(len(self._text))
 
     def kind(self, number: int) -> ShardKind:
         """A kind by its number."""

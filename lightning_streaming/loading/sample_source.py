@@ -29,6 +29,7 @@ from lightning_streaming.formats.shard import (
     check_wanted,
     has_lone_samples,
     may_be_flat,
+    narrowed,
     open_shard,
     table_part,
 )
@@ -532,7 +533,11 @@ class SampleSource:
     def _check_limit(self, catalog: Catalog) -> None:
         # Whoever reads a sample needs its shard and those that are joined with it.
         largest = self._room_watch.largest_shard = max(
-            sum(largest_shard_bytes(index.shards) for cache, index in together if cache.needs_room(index))
+            sum(
+                largest_shard_bytes(index.shards, columns)
+                for cache, index, columns in together
+                if cache.needs_room(index)
+            )
             for together in self._read_together(catalog)
         )
         index_bytes = self._room.fixed_bytes()
@@ -541,11 +546,13 @@ class SampleSource:
             self._room_watch.shards_limit = max(0, self._room.limit - index_bytes)
             self._share_room(_RANDOM_READERS)
 
-    def _read_together(self, catalog: Catalog) -> Iterator[list[tuple[ShardCache, DatasetIndex]]]:
-        """Of each stream its own dataset and those that are joined with it."""
+    def _read_together(self, catalog: Catalog) -> Iterator[list[tuple[ShardCache, DatasetIndex, Sequence[str] | None]]]:
+        """Of each stream its own dataset and those that are joined with it, with the columns that are read."""
         joins = {} if catalog.joins is None else catalog.joins.streams
-        for place, own in enumerate(zip(self._caches.values(), catalog.indexes, strict=True)):
-            yield [own, *((one.cache, one.index) for one in (joins[place].read if place in joins else ()))]
+        for place, (cache, index) in enumerate(zip(self._caches.values(), catalog.indexes, strict=True)):
+            found = joins.get(place)
+            joined = [] if found is None else [(one.cache, one.index, one.columns) for one in found.read]
+            yield [(cache, index, self._columns if found is None else found.own_columns), *joined]
 
     def _share_room(self, readers: int) -> None:
         if self._room.limit is not None:
@@ -584,9 +591,9 @@ class SampleSource:
 
     def _cache_of(self, shard: int) -> tuple[ShardCache, ShardInfo]:
         if shard < len(self.catalog.shards):
-            return self._caches[self._stream_of(shard)], self.catalog.shards[shard]
+            return self._caches[self._stream_of(shard)], narrowed(self.catalog.shards[shard], self._columns_of(shard))
         joined, info = self._joined(shard)
-        return joined.cache, info
+        return joined.cache, narrowed(info, joined.columns)
 
     def _columns_of(self, shard: int) -> Sequence[str] | None:
         """The columns of a shard that are decoded; None for all."""

@@ -37,6 +37,7 @@ from lightning_streaming.errors import (
 from lightning_streaming.files import appears_whole, remove_partials
 from lightning_streaming.formats.columns import ColumnValues, joined, read_columns
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
+from lightning_streaming.formats.shard import narrowed
 
 SAMPLES_AT_ONCE = 1 << 20
 SHARDS_AT_ONCE = 32
@@ -168,17 +169,20 @@ class ShardScan:
         """Some columns of some shards together."""
         if not names:
             return {}
-        read = [self.look(shard, lambda info, directory: read_columns(info, directory, names)) for shard in shards]
+        read = [
+            self.look(shard, lambda info, directory: read_columns(info, directory, names), names) for shard in shards
+        ]
         return {name: joined([columns[name] for columns in read]) for name in names}
 
-    def look(self, shard: int, look: Callable[[ShardInfo, Path], _Seen]) -> _Seen:
+    def look(self, shard: int, look: Callable[[ShardInfo, Path], _Seen], columns: Sequence[str] | None = None) -> _Seen:
         """What is seen in one shard, which is fetched again if it is damaged on this node, or has vanished.
 
         Args:
             shard: Which one.
             look: Gets the shard, as its index describes it, and the directory of its raw files.
+            columns: The columns that it looks at; None for all.
         """
-        info = self.index.shards[shard]
+        info = narrowed(self.index.shards[shard], columns)
         for attempts_left in (1, 0):
             self.go_on()
             with self.cache.hold(info, self.room) as directory:

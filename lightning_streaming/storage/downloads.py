@@ -6,7 +6,7 @@ import asyncio
 import heapq
 import math
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -61,23 +61,25 @@ class Download:
         else:
             self._run(partial(_Transfer.whole, size=size), partial(_receive, start=0, stop=size, is_last=True))
 
-    def span(self, start: int, stop: int) -> None:
-        """Fetch the bytes from ``start`` up to, not including, ``stop``; at least one.
+    def spans(self, spans: Sequence[Span]) -> None:
+        """Fetch some ranges, which lie end to end in the sink; with a ticket, long ones in chunks.
+
+        Args:
+            spans: Of each the first byte, and the one after the last; never empty.
 
         Raises:
             StreamingError: They cannot be fetched, or the object ends before.
         """
-        read = partial(_receive, start=start, stop=stop, is_last=False)
-        self._run(partial(_Transfer.span, start=start, stop=stop), read, origin=start)
+        self._run(partial(_Transfer.spans, spans=spans), partial(_receive_spans, spans=spans))
 
-    def _run(self, on_loop: Callable[[_Transfer], Any], in_thread: Callable[..., None], origin: int = 0) -> None:
+    def _run(self, on_loop: Callable[[_Transfer], Any], in_thread: Callable[..., None]) -> None:
         filesystem, path = self.attempts.run(partial(open_filesystem, self.url, self.options))
         kind = kind_of(filesystem, self.url)
         if kind is None:
             self.attempts.run(partial(self._run_in_thread, in_thread))
         else:
             wanted = RemoteObject(filesystem, path, kind, mask_url(self.url))
-            run_on_loop(filesystem, on_loop(_Transfer(self, wanted, origin)))
+            run_on_loop(filesystem, on_loop(_Transfer(self, wanted)))
 
     def _run_in_thread(self, read: Callable[..., None]) -> None:
         filesystem, path = open_filesystem(self.url, self.options)
@@ -105,6 +107,8 @@ class _Chunk:
     """Whether the object must end where it does."""
     at: int
     """The first byte that has not arrived yet."""
+    origin: int = 0
+    """The byte of the object that would go to the beginning of the sink."""
 
     @property
     def span(self) -> Span | None:
@@ -130,14 +134,24 @@ def _cut_chunks(size: int, chunk_bytes: int = _CHUNK_BYTES) -> list[_Chunk]:
     return [_Chunk(start, min(start + length, size), start + length >= size, start) for start in starts]
 
 
+def _chunks_of_spans(spans: Sequence[Span], *, is_cut: bool) -> list[_Chunk]:
+    """The chunks of some ranges, whose bytes lie end to end in the sink; of whole ranges, unless they are cut."""
+    chunks, before = list[_Chunk](), 0
+    for start, stop in spans:
+        parts = _cut_chunks(stop - start) if is_cut else [_Chunk(0, stop - start, is_last=True, at=0)]
+        for part in parts:
+            begin, end = start + part.start, start + part.stop
+            chunks.append(_Chunk(begin, end, is_last=False, at=begin, origin=start - before))
+        before += stop - start
+    return chunks
+
+
 @dataclass(frozen=True, slots=True)
 class _Transfer:
     """A download on fsspec's event loop, each chunk of it tried again by itself."""
 
     download: Download
     wanted: RemoteObject
-    origin: int
-    """The byte of the object that goes to the beginning of the sink."""
 
     async def whole(self, size: int) -> None:
         chunks = _cut_chunks(size)
@@ -150,8 +164,17 @@ class _Transfer:
                 return
         await self._chunk(chunks[0], size, is_alone=True)
 
-    async def span(self, start: int, stop: int) -> None:
-        await self._chunk(_Chunk(start, stop, is_last=False, at=start), stop, is_alone=True)
+    async def spans(self, spans: Sequence[Span]) -> None:
+        chunks = _chunks_of_spans(spans, is_cut=self.download.ticket is not None)
+        if len(chunks) > 1:
+            try:
+                await _all_or_none([self._chunk(chunk, chunk.stop, is_alone=False) for chunk in chunks])
+            except _WholeBodyError:
+                chunks = _chunks_of_spans(spans, is_cut=False)
+            else:
+                return
+        for chunk in chunks:
+            await self._chunk(chunk, chunk.stop, is_alone=True)
 
     async def unknown(self) -> None:
         async def find_size() -> int | None:
@@ -194,7 +217,7 @@ class _Transfer:
                 room = chunk.stop - chunk.at
                 if len(fresh) > room and chunk.is_last:
                     raise _too_long(self.wanted.shown, size)
-                self.download.sink.write(chunk.at - self.origin, fresh[:room])
+                self.download.sink.write(chunk.at - chunk.origin, fresh[:room])
                 chunk.at += min(len(fresh), room)
                 clock.mark()
                 if len(fresh) > room:  # of a whole body, more is not wanted
@@ -248,7 +271,15 @@ class _BlockingObject:
     """Marked when something arrives."""
 
 
-def _receive(source: _BlockingObject, sink: Sink, *, start: int, stop: int, is_last: bool) -> None:
+def _receive_spans(source: _BlockingObject, sink: Sink, *, spans: Sequence[Span]) -> None:
+    """Read some ranges, one after the other."""
+    before = 0
+    for start, stop in spans:
+        _receive(source, sink, start=start, stop=stop, is_last=False, origin=start - before)
+        before += stop - start
+
+
+def _receive(source: _BlockingObject, sink: Sink, *, start: int, stop: int, is_last: bool, origin: int = 0) -> None:
     """Read the bytes from ``start`` up to, not including, ``stop``, where the object must end if they are the last."""
     at = start
     with source.filesystem.open(source.path, "rb") as stream:
@@ -260,7 +291,7 @@ def _receive(source: _BlockingObject, sink: Sink, *, start: int, stop: int, is_l
             data = stream.read(min(_READ_BYTES, stop - at))
             if not data:
                 raise _too_short(source.shown, stop, at)
-            sink.write(at - start, data)
+            sink.write(at - origin, data)
             at += len(data)
             source.clock.mark()
         if is_last and stream.read(1):

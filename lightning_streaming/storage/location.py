@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import accumulate, count
 from pathlib import Path
 from threading import Event
 from typing import Any, TypeVar
@@ -137,8 +137,25 @@ class Location:
         if stop <= start:
             return b""
         sink = MemorySink()
-        self._download(sink, stop - start).span(start, stop)
+        self._download(sink, stop - start).spans([(start, stop)])
         return bytes(sink.data)
+
+    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """The bytes of some ranges, as much as a whole object may be: in chunks like :meth:`download`, several at once.
+
+        Args:
+            ranges: Of each the first byte, and the one after the last; none is empty.
+
+        Raises:
+            IntegrityError: The object ends before the end of one.
+        """
+        sizes = [stop - start for start, stop in ranges]
+        sink = MemorySink()
+        sink.resize(sum(sizes))
+        if ranges:
+            self._download(sink, sum(sizes), ticket=next_ticket()).spans(ranges)
+        whole, stops = memoryview(sink.data), list(accumulate(sizes))
+        return [whole[stop - size : stop] for size, stop in zip(sizes, stops, strict=True)]
 
     def download(
         self,

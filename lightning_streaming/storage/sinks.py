@@ -139,8 +139,9 @@ class MemorySink:
         self.data[offset : offset + len(data)] = data
 
     def resize(self, size: int) -> None:
-        """Cut off what is beyond ``size``."""
+        """Cut off what is beyond ``size``, or make room up to there."""
         del self.data[size:]
+        self.data.extend(bytes(size - len(self.data)))
 
 
 @contextmanager

@@ -1,0 +1,73 @@
+"""Makes raw files of parts of stored ones, as row groups of Parquet are, and keeps what is to be known of the latter."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+from lightning_streaming.errors import FormatError
+from lightning_streaming.formats.index import ShardInfo
+from lightning_streaming.formats.other_formats import StoredFile
+from lightning_streaming.formats.shard import parts_format
+from lightning_streaming.storage.sinks import disk_errors
+
+_MOST_KNOWN = 64
+"""Files of which is kept what is to be known: of Parquet the footer, of a megabyte at most as a rule."""
+
+
+class PartsOfFiles:
+    """The stored files of one stream. A copy in another process knows none. May be used by several threads."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
+
+    def unpack(self, shard: ShardInfo, stored: StoredFile, destination: Path) -> int:
+        """Make a shard's raw file.
+
+        A file that does not go with what was known of it, or with the index, is looked at once more.
+
+        Args:
+            shard: The shard, a part of a file.
+            stored: That file.
+            destination: The raw file.
+
+        Returns:
+            Bytes that were read.
+
+        Raises:
+            FormatError: The stored file is damaged, or another one than when the index was made.
+            DiskFullError: There is no room for the raw file.
+            StorageError: The stored file could not be read, or the raw one not be written.
+        """
+        parts = parts_format(shard)
+        assert parts is not None, "or it is no part of a file"
+        with disk_errors(destination):
+            known = self._take(stored.shown)
+            if known is not None:
+                try:
+                    return self._keep(stored.shown, known, parts.unpack(shard, known, stored, destination))
+                except FormatError:
+                    pass  # what is known may be of another file that was there before
+            known = parts.look(stored)
+            return self._keep(stored.shown, known, parts.unpack(shard, known, stored, destination))
+
+    def _take(self, name: str) -> Any:
+        with self._lock:
+            return self._known.get(name)
+
+    def _keep(self, name: str, known: Any, num_bytes: int) -> int:
+        with self._lock:
+            self._known[name] = known
+            self._known.move_to_end(name)
+            while len(self._known) > _MOST_KNOWN:
+                self._known.popitem(last=False)
+        return num_bytes

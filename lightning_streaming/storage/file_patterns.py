@@ -1,0 +1,104 @@
+"""Locations that name some files of a directory, by wildcards or by one name: which directory, and which files. Pure.
+
+s3://bucket/corpus/train-*.parquet       train-*.parquet of s3://bucket/corpus
+data/**/*.tar                            **/*.tar of data, at any depth
+data/{train,extra}-{00..07}.tar          16 names
+https://host/data/rows.parquet?sig=x     rows.parquet of https://host/data?sig=x
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import product
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.storage.urls import HTTP_SCHEMES, scheme_of
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_MOST_NAMES = 1_000_000
+_WILDCARDS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+_PIECES = re.compile(r"(\*\*/|\*\*|\*|\?|\[!?[^]/]+\])")
+
+
+def split_location(location: str, suffixes: tuple[str, ...]) -> tuple[str, str | None]:
+    """The directory of a location, and the pattern of its files below it; None for all files.
+
+    Args:
+        location: URL or path of a directory, or of files in it.
+        suffixes: What the names of single files end in.
+    """
+    is_http = scheme_of(location) in HTTP_SCHEMES
+    place, mark, query = location.partition("?") if is_http else (location, "", "")
+    wild = "*{" if is_http else "*{?["
+    head, scheme, rest = place.partition("://")
+    start, path = (head + scheme, rest) if scheme else ("", place)
+    parts = path.split("/")
+    first = next((number for number, part in enumerate(parts) if any(one in part for one in wild)), None)
+    if first is None and parts[-1].lower().endswith(suffixes) and suffixes:
+        first = len(parts) - 1
+    if first is None:
+        return location, None
+    directory = "/".join(parts[:first])
+    if not directory and not start:
+        directory = "/" if path.startswith("/") else "."
+    return start + directory + mark + query, "/".join(parts[first:])
+
+
+def is_one_name(pattern: str) -> bool:
+    """Whether a pattern is just the name of a file."""
+    return not any(one in pattern for one in "*{?[")
+
+
+def matching(pattern: str, names: list[str]) -> list[str]:
+    """Those of some names that a pattern is of.
+
+    Args:
+        pattern: Like "train-*.parquet"; ``*`` is anything but a slash, ``**`` anything, ``?`` one character, ``[ab]``
+            one of some, ``{a,b}`` one of several, and ``{00..15}`` a number in a range.
+        names: Paths with forward slashes.
+
+    Raises:
+        ConfigError: It names more than a million.
+    """
+    found = _regular(pattern)
+    return [name for name in names if found.fullmatch(name)]
+
+
+@lru_cache(maxsize=64)
+def _regular(pattern: str) -> re.Pattern[str]:
+    return re.compile("|".join(f"(?:{_translated(one)})" for one in _without_braces(pattern)))
+
+
+def _translated(pattern: str) -> str:
+    pieces = _PIECES.split(pattern)
+    return "".join(_WILDCARDS.get(one) or _class_or_text(one) for one in pieces)
+
+
+def _class_or_text(piece: str) -> str:
+    if piece.startswith("[") and piece.endswith("]") and len(piece) > 2:
+        return f"[^{re.escape(piece[2:-1])}]" if piece[1] == "!" else f"[{re.escape(piece[1:-1])}]".replace(r"\-", "-")
+    return re.escape(piece)
+
+
+def _without_braces(pattern: str) -> Iterator[str]:
+    pieces = _BRACES.split(pattern)
+    choices = [_choices(one) if number % 2 else [one] for number, one in enumerate(pieces)]
+    total = 1
+    for one in choices:
+        total *= len(one)
+    if total > _MOST_NAMES:
+        raise ConfigError(f"{pattern!r} names {total} files; use * instead of braces")
+    return ("".join(one) for one in product(*choices))
+
+
+def _choices(inside: str) -> list[str]:
+    found = _RANGE.fullmatch(inside)
+    if found is None:
+        return inside.split(",")
+    first, last = found.groups()
+    if int(last) - int(first) >= _MOST_NAMES:
+        raise ConfigError(f"{{{inside}}} names more than {_MOST_NAMES} files; use * instead of braces")
+    return [f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1)]
