@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
@@ -118,7 +118,8 @@ def made_index(
     shards = list[ShardInfo]()
     with ExitStack() as stack:
         lines = None if journal is None else stack.enter_context(journal.open("w"))
-        for shard in other_format(shard_format, block_length).describe(FilesAt(location, pattern), before):
+        found = other_format(shard_format, block_length).describe(FilesAt(location, pattern), before)
+        for shard in stack.enter_context(closing(found)):  # which ends its threads
             shards.append(shard)
             if lines is not None:
                 lines.write(json.dumps(shard_to_json(shard)) + "\n")

@@ -12,7 +12,7 @@
                    families
     compression    whole files, smaller
     hashing        whole files, told apart
-    other_formats  the door to data of other libraries, each in a file of its own
+    other_formats  the door to data of other libraries, each in a file of its own; in_order looks at many files at once
     webdataset     tar files of samples; tar_members walks through their headers, in tar_windows of their bytes,
                    member_values decodes what they hold, published_counts knows what others have counted
     litdata        directories that litData optimised; litdata_chunks finds the items of a chunk, litdata_samples

@@ -16,7 +16,7 @@ config          data_format    the serializer of each leaf of a sample
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ class LitDataFormat:
     block_length: int | None
     """Values of each sample, of data that ``TokensLoader`` wrote; what is left of a chunk is not read. Else None."""
 
-    def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Iterator[ShardInfo]:  # noqa: ARG002
+    def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Generator[ShardInfo, None, None]:  # noqa: ARG002
         """The shards that litData's index names, in its order; see :class:`OtherFormat`. No chunk is looked at."""
         index = files.read_if_there(INDEX_BASENAME)
         if index is None:

@@ -20,7 +20,8 @@ whatever documents they are of, and then ``x.idx`` is only needed to describe th
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ from lightning_streaming.errors import (
     ShardCorruptError,
 )
 from lightning_streaming.files import join_under
+from lightning_streaming.formats.in_order import known_or_found
 from lightning_streaming.formats.mds import map_file
 from lightning_streaming.formats.other_formats import ShardReader, StoredFiles, described, other_shard
 from lightning_streaming.formats.plain_rows import FlatColumn
@@ -82,28 +84,36 @@ class MegatronFormat:
     def __init__(self, block_length: int | None = None) -> None:
         self._block_length = block_length
 
-    def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Iterator[ShardInfo]:
+    def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Generator[ShardInfo, None, None]:
         """The shards under a place; see :class:`OtherFormat`."""
         sizes = files.sizes()
         stems = [name[:-4] for name in sizes if name.endswith((".bin", ".idx"))]
         if not stems:
             raise ConfigError(f"there are no .bin and .idx files at {files.shown}")
         first: ShardInfo | None = None
+        with closing(known_or_found(self._described, files, self._asked(files, stems, known))) as shards:
+            for shard in shards:
+                if first is not None and shard.schema != first.schema:
+                    raise FormatError(
+                        f"{shard.raw_data.basename} at {files.shown} has tokens of {_dtype(shard)}, but "
+                        f"{first.raw_data.basename} of {_dtype(first)}; one stream takes tokens of one kind, so put "
+                        "others elsewhere"
+                    )
+                first = first or shard
+                yield shard
+
+    def _asked(
+        self, files: StoredFiles, stems: Sequence[str], known: Mapping[str, ShardInfo]
+    ) -> Iterator[tuple[str, ShardInfo | None]]:
+        """Each pair of files by its stem, with what is known of it."""
+        sizes = files.sizes()
         for stem in dict.fromkeys(stems):
             data, index = f"{stem}.bin", f"{stem}.idx"
             if data not in sizes or index not in sizes:
                 there, missing = (data, index) if data in sizes else (index, data)
                 raise FormatError(f"{there} at {files.shown} has no {missing} beside it; put other files elsewhere")
             shard = known.get(data)
-            if shard is None or not self._is_same(shard, sizes[data], sizes[index]):
-                shard = self._described(files, FileInfo(basename=data, bytes=sizes[data], hashes={}), index)
-            if first is not None and shard.schema != first.schema:
-                raise FormatError(
-                    f"{data} at {files.shown} has tokens of {_dtype(shard)}, but {first.raw_data.basename} of "
-                    f"{_dtype(first)}; one stream takes tokens of one kind, so put others elsewhere"
-                )
-            first = first or shard
-            yield shard
+            yield stem, shard if shard and self._is_same(shard, sizes[data], sizes[index]) else None
 
     def check(self, info: ShardInfo, columns: Sequence[str] | None) -> None:  # noqa: ARG002
         """Refuse an entry that describes no tokens."""
@@ -127,8 +137,10 @@ class MegatronFormat:
         same_index = shard.raw_meta is None or shard.raw_meta.bytes == index_bytes
         return same_index and described(shard).get("block_length") == self._block_length
 
-    def _described(self, files: StoredFiles, raw_data: FileInfo, index: str) -> ShardInfo:
-        raw_meta: FileInfo | None = FileInfo(basename=index, bytes=files.sizes()[index], hashes={})
+    def _described(self, files: StoredFiles, stem: str) -> ShardInfo:
+        sizes, data, index = files.sizes(), f"{stem}.bin", f"{stem}.idx"
+        raw_data = FileInfo(basename=data, bytes=sizes[data], hashes={})
+        raw_meta: FileInfo | None = FileInfo(basename=index, bytes=sizes[index], hashes={})
         head, shown = _look_afar(files, raw_data, index), f"{raw_data.basename} at {files.shown}"
         facts: dict[str, Any]
         if self._block_length is None:

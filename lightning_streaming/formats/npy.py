@@ -16,7 +16,8 @@ from __future__ import annotations
 import ast
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ import numpy as np
 
 from lightning_streaming.errors import ConfigError, FormatError, IndexFormatError, ShardCorruptError
 from lightning_streaming.files import join_under
+from lightning_streaming.formats.in_order import known_or_found
 from lightning_streaming.formats.mds import map_file
 from lightning_streaming.formats.other_formats import StoredFiles, described, other_shard
 from lightning_streaming.formats.row_files import (
@@ -70,23 +72,24 @@ class NpyFormat:
     def __init__(self, block_length: int | None = None) -> None:
         self._block_length = block_length
 
-    def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Iterator[ShardInfo]:
+    def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Generator[ShardInfo, None, None]:
         """The shards under a place; see :class:`OtherFormat`."""
         sizes = {name: size for name, size in files.sizes().items() if name.endswith(".npy")}
         if not sizes:
             raise ConfigError(f"there is no .npy file at {files.shown}")
+        before = ((name, known.get(name)) for name in sizes)
+        asked = ((name, shard if shard and self._is_same(shard, sizes[name]) else None) for name, shard in before)
         first: ShardInfo | None = None
-        for name, size in sizes.items():
-            shard = known.get(name)
-            if shard is None or not self._is_same(shard, size):
-                shard = self._described(files, name, size)
-            if first is not None and shard.schema != first.schema:
-                raise FormatError(
-                    f"{name} at {files.shown} has samples of {_in_words(shard)}, but {first.raw_data.basename} of "
-                    f"{_in_words(first)}; one stream takes files of one kind, so put others elsewhere"
-                )
-            first = first or shard
-            yield shard
+        with closing(known_or_found(self._described, files, asked)) as shards:
+            for shard in shards:
+                if first is not None and shard.schema != first.schema:
+                    raise FormatError(
+                        f"{shard.raw_data.basename} at {files.shown} has samples of {_in_words(shard)}, but "
+                        f"{first.raw_data.basename} of {_in_words(first)}; one stream takes files of one kind, so put "
+                        "others elsewhere"
+                    )
+                first = first or shard
+                yield shard
 
     def check(self, info: ShardInfo, columns: Sequence[str] | None) -> None:  # noqa: ARG002
         """Refuse an entry that describes no rows."""
@@ -113,8 +116,8 @@ class NpyFormat:
         is_npy = shard.format == "npy" and shard.raw_data.bytes == size
         return is_npy and described(shard).get("block_length") == self._block_length
 
-    def _described(self, files: StoredFiles, name: str, size: int) -> ShardInfo:
-        shown = f"{name} at {files.shown}"
+    def _described(self, files: StoredFiles, name: str) -> ShardInfo:
+        shown, size = f"{name} at {files.shown}", files.sizes()[name]
         header = read_header(lambda start, stop: files.read_range(name, start, stop), size, shown)
         layout, samples = rows_of(header, size, shown, self._block_length)
         facts = layout.described()

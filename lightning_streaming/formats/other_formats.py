@@ -16,7 +16,7 @@ nothing of formats. A shard is a file of the data, or several that belong togeth
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -78,8 +78,8 @@ class StoredFiles(Protocol):
 class OtherFormat(Protocol):
     """What a format can do."""
 
-    def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Iterator[ShardInfo]:
-        """Find the shards under a place, in the order of their samples.
+    def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Generator[ShardInfo, None, None]:
+        """Find the shards under a place, in the order of their samples; closed, it leaves no thread behind.
 
         Args:
             files: What lies there.

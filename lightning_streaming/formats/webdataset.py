@@ -17,7 +17,7 @@ its first samples are known.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -34,6 +34,7 @@ from lightning_streaming.errors import (
 )
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.images import require_pillow
+from lightning_streaming.formats.in_order import known_or_found
 from lightning_streaming.formats.mds import map_file
 from lightning_streaming.formats.member_values import decoder, is_image, is_refused, kind_of
 from lightning_streaming.formats.other_formats import StoredFiles, other_shard
@@ -57,16 +58,15 @@ _ENOUGH = 16
 class WebDatasetFormat:
     """See :class:`OtherFormat`."""
 
-    def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Iterator[ShardInfo]:
+    def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Generator[ShardInfo, None, None]:
         """See :meth:`OtherFormat.describe`."""
-        tars, counts = _tar_files(files), None
-        for tar in tars:
-            before = known.get(tar.raw_name)
-            if before is not None and tar.is_that_of(before):
-                yield before
-                continue
-            counts = published_counts(files) if counts is None else counts
-            yield _described(files, tar, counts.get(tar.name))
+        tars = _tar_files(files)
+        before = [known.get(tar.raw_name) for tar in tars]
+        same = [one if one is not None and tar.is_that_of(one) else None for tar, one in zip(tars, before, strict=True)]
+        counts = published_counts(files) if None in same else {}
+        yield from known_or_found(
+            lambda watched, tar: _described(watched, tar, counts.get(tar.name)), files, zip(tars, same, strict=True)
+        )
 
     def check(self, info: ShardInfo, columns: Sequence[str] | None) -> None:
         """See :meth:`OtherFormat.check`.

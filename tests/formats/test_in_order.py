@@ -1,0 +1,191 @@
+"""Looks at many files by several threads: results and errors in order, and nothing that goes on afterwards."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import CancelledError
+from pathlib import Path
+from threading import Barrier, Event
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_streaming.errors import FormatError, ShardCorruptError
+from lightning_streaming.formats.in_order import in_order, known_or_found
+from lightning_streaming.formats.other_formats import StoredFiles
+from lightning_streaming.formats.shard import other_format
+from tests.formats.stored import Folder
+
+THREADS, AHEAD = 16, 32
+
+
+class Numbers:
+    """Files called 0, 1, ..., each of which holds its own name."""
+
+    shown = "numbers"
+
+    def __init__(self, count: int = 100) -> None:
+        self.names = [str(number) for number in range(count)]
+
+    def sizes(self) -> Mapping[str, int]:
+        return {name: len(name) for name in self.names}
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        return name.encode()[start:stop]
+
+    def read_if_there(self, name: str) -> bytes | None:
+        return name.encode() if name in self.names else None
+
+
+def read(files: StoredFiles, item: int) -> int:
+    return int(files.read_range(str(item), 0, 9))
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    yield
+    assert not [thread for thread in threading.enumerate() if thread.name == "look-at-files"]
+
+
+@given(pauses=st.lists(st.sampled_from([0, 0, 0.002, 0.005]), max_size=60))
+@settings(deadline=None, max_examples=20)
+def test_results_come_in_the_order_of_the_items_whichever_is_ready_first(pauses: list[float]) -> None:
+    def slowly(files: StoredFiles, item: int) -> int:
+        Event().wait(pauses[item])
+        return read(files, item)
+
+    assert list(in_order(slowly, Numbers(), range(len(pauses)))) == list(range(len(pauses)))
+
+
+def test_looks_happen_at_the_same_time() -> None:
+    together = Barrier(THREADS, timeout=30)
+
+    def meet(files: StoredFiles, item: int) -> int:
+        together.wait()
+        return read(files, item)
+
+    assert list(in_order(meet, Numbers(), range(2 * THREADS))) == list(range(2 * THREADS))
+
+
+def test_of_several_errors_the_one_of_the_first_item_is_raised_after_the_results_before_it() -> None:
+    later_failed = Event()
+
+    def fail(files: StoredFiles, item: int) -> int:
+        if item == 7:
+            later_failed.set()
+            raise ShardCorruptError("item 7")
+        if item == 5:
+            assert later_failed.wait(30)
+            raise FormatError("item 5")
+        return read(files, item)
+
+    found = in_order(fail, Numbers(), range(50))
+    assert [next(found) for _ in range(5)] == [0, 1, 2, 3, 4]
+    with pytest.raises(FormatError, match="item 5"):
+        next(found)
+
+
+def test_no_more_items_are_taken_than_a_slow_one_may_hold_up() -> None:
+    taken, go_on = list[int](), Event()
+
+    def items() -> Iterator[int]:
+        for item in range(1000):
+            taken.append(item)
+            yield item
+
+    def look(files: StoredFiles, item: int) -> int:
+        if item == 1:
+            assert go_on.wait(30)
+        return read(files, item)
+
+    found = in_order(look, Numbers(1000), items())
+    assert next(found) == 0
+    assert len(taken) == AHEAD
+    go_on.set()
+    assert next(found) == 1
+    assert len(taken) == AHEAD + 1
+    found.close()
+
+
+def test_once_it_is_closed_reads_end_and_nothing_more_is_begun() -> None:
+    begun, reading, ended = list[int](), Event(), list[type]()
+
+    def look(files: StoredFiles, item: int) -> int:
+        begun.append(item)
+        if item == 0:
+            return read(files, item)
+        try:
+            while True:
+                read(files, item)
+                files.read_if_there(str(item))
+                reading.set()
+                Event().wait(0.001)
+        except CancelledError as error:
+            ended.append(type(error))
+            raise
+
+    found = in_order(look, Numbers(), range(100))
+    assert next(found) == 0
+    assert reading.wait(30)
+    found.close()
+    assert ended == [CancelledError] * (len(begun) - 1)
+    assert len(begun) <= THREADS + 1
+
+
+def test_an_interrupt_while_it_waits_ends_the_threads() -> None:
+    def look(files: StoredFiles, item: int) -> int:
+        _thread.interrupt_main()
+        while True:
+            read(files, item)
+            Event().wait(0.001)
+
+    with pytest.raises(KeyboardInterrupt):
+        list(in_order(look, Numbers(), range(3)))
+
+
+def test_what_is_known_is_not_looked_at() -> None:
+    looked = list[int]()
+
+    def look(files: StoredFiles, item: int) -> str:
+        looked.append(item)
+        return f"read {read(files, item)}"
+
+    asked = [(number, f"known {number}" if number % 3 else None) for number in range(20)]
+    assert list(known_or_found(look, Numbers(), asked)) == [known or f"read {number}" for number, known in asked]
+    assert sorted(looked) == list(range(0, 20, 3))
+    assert list(known_or_found(look, Numbers(), [(1, "known")])) == ["known"]
+
+
+def _spoil_npy(path: Path) -> None:
+    np.save(path, np.arange(4))
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def _spoil_pair(path: Path) -> None:
+    path.write_bytes(b"12")
+    path.with_suffix(".idx").write_bytes(b"no index")
+
+
+def _spoil_tar(path: Path) -> None:
+    path.write_bytes(b"no tar file")
+
+
+@pytest.mark.parametrize(
+    ("name", "ending", "spoil"),
+    [
+        ("npy", "npy", _spoil_npy),
+        ("megatron", "bin", _spoil_pair),
+        ("webdataset", "tar", lambda p: p.write_bytes(b"x")),
+    ],
+)
+def test_of_damaged_files_the_first_is_named(
+    name: str, ending: str, spoil: Callable[[Path], None], tmp_path: Path
+) -> None:
+    for number in reversed(range(40)):
+        spoil(tmp_path / f"{number:03}.{ending}")
+    with pytest.raises(ShardCorruptError, match="000"):
+        list(other_format(name).describe(Folder(tmp_path), {}))
