@@ -76,8 +76,8 @@ class CacheConfig:
             raise ConfigError(f"stream {self.name!r} needs remote, local or both, but has neither")
         if self.format is None and "*" in (self.remote or ""):
             raise ConfigError(
-                f"remote of stream {self.name!r} is {mask_url(self.remote or '')}, which names files by a wildcard; that "
-                'goes with format=, like format="parquet"; of MDS give the directory that has the index.json'
+                f"remote of stream {self.name!r} is {mask_url(self.remote or '')}, which names files by a wildcard; "
+                'that goes with format=, like format="parquet"; of MDS give the directory that has the index.json'
             )
         if self.local and local_path(str(self.local)) is None:
             raise ConfigError(
@@ -131,7 +131,8 @@ class CacheConfig:
 
     @property
     def pattern(self) -> str | None:
-        """Which files of that directory are read; None for all. See :mod:`~lightning_streaming.storage.file_patterns`."""
+        """Which files of that directory are read, as :mod:`~lightning_streaming.storage.file_patterns` has it; None for
+        all."""
         return self._place[1]
 
     @property

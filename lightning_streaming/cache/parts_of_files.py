@@ -1,4 +1,4 @@
-"""Makes raw files of parts of stored ones, as row groups of Parquet are, and keeps what is to be known of the latter."""
+"""Makes raw files of parts of stored ones, as of row groups of Parquet, and keeps what is to be known of the latter."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ import hashlib
 import io
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -38,6 +39,7 @@ from lightning_streaming.errors import (
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.arrow_rows import ArrowRows, require_pyarrow, sound_arrow
 from lightning_streaming.formats.arrow_values import arrow_columns
+from lightning_streaming.formats.in_order import known_or_found
 from lightning_streaming.formats.mds import map_file
 from lightning_streaming.formats.other_formats import ShardReader, StoredFile, StoredFiles, other_shard
 from lightning_streaming.formats.shard_table import (
@@ -70,7 +72,7 @@ _BUFFER_BYTES = 64
 class ParquetFormat:
     """Row groups of Parquet files."""
 
-    def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Iterator[ShardInfo]:
+    def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Generator[ShardInfo, None, None]:
         """The row groups of every file, in the order of names; see :class:`OtherFormat`. Only footers are read."""
         require_pyarrow()
         names = [name for name in files.sizes() if name.endswith(_SUFFIXES)]
@@ -79,14 +81,12 @@ class ParquetFormat:
                 f"{files.shown} has no Parquet files, whose names end in {', '.join(_SUFFIXES)}; give the directory or "
                 "the files, like data/train-*.parquet"
             )
-        before, encodings = _by_file(known), dict[str, tuple[str, str]]()
-        for name in names:
-            found = before.get(name, ())
-            if not found or found[0].zip_data is None or found[0].zip_data.bytes != files.sizes()[name]:
-                found = _row_groups(read_footer(_FileAmong(files, name)), name, files.sizes()[name])
-            for shard in found:
-                _check_alike(shard, name, encodings)
-            yield from found
+        before, encodings = _by_file(known, files.sizes()), dict[str, tuple[str, str]]()
+        with closing(known_or_found(_row_groups, files, ((name, before.get(name)) for name in names))) as found:
+            for name, shards in zip(names, found, strict=True):
+                for shard in shards:
+                    _check_alike(shard, name, encodings)
+                yield from shards
 
     def check(self, info: ShardInfo, columns: Sequence[str] | None) -> None:
         """Refuse a shard that could not be read; see :class:`OtherFormat`."""
@@ -135,12 +135,13 @@ class ParquetRows(ArrowRows):
             with sound_arrow(str(path)):
                 batches = list(arrow.ipc.open_stream(arrow.py_buffer(self._map)))
             super().__init__(batches, column_names(info), str(path))
-            del batches
-            if len(self) != info.samples:
-                raise ShardCorruptError(f"{path} must have {info.samples} rows, but has {len(self)}")
         except BaseException:
             self.close()
             raise
+        if len(self) != info.samples:
+            found = len(self)
+            self.close()
+            raise ShardCorruptError(f"{path} must have {info.samples} rows, but has {found}")
 
     def close(self) -> None:
         """Let go of the file."""
@@ -202,8 +203,10 @@ def read_footer(stored: StoredFile) -> Footer:
     return Footer(metadata, schema)
 
 
-def _row_groups(footer: Footer, name: str, size: int) -> list[ShardInfo]:
+def _row_groups(files: StoredFiles, name: str) -> list[ShardInfo]:
     """The shards of a file; none for row groups without rows."""
+    size = files.sizes()[name]
+    footer = read_footer(_FileAmong(files, name))
     columns = {one: kind.encoding for one, kind in arrow_columns(footer.schema, None, name).items()}
     stored = FileInfo(basename=name, bytes=size, hashes={})
     shards = []
@@ -218,12 +221,13 @@ def _row_groups(footer: Footer, name: str, size: int) -> list[ShardInfo]:
     return shards
 
 
-def _by_file(known: Mapping[str, ShardInfo]) -> dict[str, list[ShardInfo]]:
-    """The shards that were described before, by their file; but of the last file, of which some may be missing."""
+def _by_file(known: Mapping[str, ShardInfo], sizes: Mapping[str, int]) -> dict[str, list[ShardInfo]]:
+    """The shards that were described before, of files of the same size; but of the last file some may be missing."""
     found = dict[str, list[ShardInfo]]()
     for shard in known.values():
-        if shard.zip_data is not None:
-            found.setdefault(shard.zip_data.basename, []).append(shard)
+        file = shard.zip_data
+        if file is not None and sizes.get(file.basename) == file.bytes:
+            found.setdefault(file.basename, []).append(shard)
     if found:
         found.popitem()
     return found
@@ -387,11 +391,10 @@ def _check_unchanged(info: ShardInfo, footer: Footer, group: int, stored: Stored
     metadata = footer.metadata
     is_same = group < metadata.num_row_groups and metadata.row_group(group).num_rows == info.samples
     if is_same:
-        sizes = dict(
-            zip(footer.schema.names, _column_bytes(footer, metadata.row_group(group), stored.shown), strict=True)
-        )
+        found = _column_bytes(footer, metadata.row_group(group), stored.shown)
+        sizes = dict(zip(footer.schema.names, found, strict=True))
         told = dict(zip(column_names(info), _check_told(info), strict=True))
-        is_same = all(sizes.get(name) == size for name, size in told.items())
+        is_same = told.items() <= sizes.items()
     if not is_same:
         raise ShardCorruptError(
             f"{stored.shown} has changed since its index was made: its row group {group} is another one; start the run "
@@ -507,19 +510,18 @@ def _write_stream(rows: Any, size: int, destination: Path, shown: str) -> None:
         for compression in (None, "zstd"):
             file.seek(0)
             options = arrow.ipc.IpcWriteOptions(compression=compression, use_threads=False)
+            sink = arrow.PythonFile(_Bounded(file, size), "w")
             try:
-                with arrow.ipc.new_stream(
-                    arrow.PythonFile(_Bounded(file, size), "w"), rows.schema, options=options
-                ) as to:
-                    to.write_table(rows)
+                with arrow.ipc.new_stream(sink, rows.schema, options=options) as stream:
+                    stream.write_table(rows)
             except _FullError:
                 continue
             if os.fstat(file.fileno()).st_size != size:
                 file.truncate(size)
             return
     raise ShardCorruptError(
-        f"{shown} takes more than the {size} bytes that its footer tells of, even compressed; write it again with smaller row "
-        "groups, or without use_dictionary"
+        f"{shown} takes more than the {size} bytes that its footer tells of, even compressed; write it again with "
+        "another encoding of its text"
     )
 
 

@@ -54,8 +54,8 @@ def run(args: Namespace) -> int:
     config = stream.cache_config("0", StreamDefaults())
     if config.pattern is not None:
         raise ConfigError(
-            f"an index is of all files of a directory, so give {config.location}; runs that name some of its files, like "
-            f"{config.pattern!r}, take those from it"
+            f"an index is of all files of a directory, so give {config.location}; runs that name some of its files, "
+            f"like {config.pattern!r}, take those from it"
         )
     source, out = config.location, _out(args, config.location)
     known, began = _known(out), time.monotonic()
