@@ -153,11 +153,11 @@ def test_a_package_is_imported_in_its_rooms_only(package: str, rooms: set[str]) 
     assert not _told(one for one in users if one.room not in rooms)
 
 
-@pytest.mark.parametrize("package", ["torch", "pyarrow"])
-def test_of_the_formats_only_litdata_has_values_of_these_and_imports_them_when_they_are_read(package: str) -> None:
+@pytest.mark.parametrize(("package", "files"), [("torch", "formats/litdata_"), ("pyarrow", "formats/arrow_")])
+def test_of_the_formats_only_those_with_such_values_import_these_when_they_are_read(package: str, files: str) -> None:
     found = [one for one in IMPORTS if one.module.split(".")[0] == package and one.room == "formats"]
     assert found
-    assert all(one.file.startswith("formats/litdata_") and one.in_function for one in found)
+    assert all(one.file.startswith(files) and one.in_function for one in found)
 
 
 def test_the_package_is_not_imported_inside_functions() -> None:

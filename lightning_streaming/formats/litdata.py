@@ -27,6 +27,7 @@ from lightning_streaming.errors import (
     ShardCorruptError,
     UnsupportedError,
 )
+from lightning_streaming.formats.arrow_values import require_pyarrow
 from lightning_streaming.formats.compression import ZSTD_HEAD_BYTES, check_algorithm, declared_zstd_bytes
 from lightning_streaming.formats.litdata_chunks import (
     ArrowChunk,
@@ -34,7 +35,6 @@ from lightning_streaming.formats.litdata_chunks import (
     PlainChunk,
     TokensChunk,
     has_arrow_rows,
-    require_pyarrow,
 )
 from lightning_streaming.formats.litdata_leaves import item_bytes, leaf_decoder
 from lightning_streaming.formats.litdata_samples import (

@@ -28,8 +28,7 @@ All integers are little-endian.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -38,18 +37,18 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import (
     FormatError,
-    MissingDependencyError,
     SampleIndexError,
     ShardCorruptError,
 )
 from lightning_streaming.files import join_under
+from lightning_streaming.formats.arrow_rows import sound_arrow
+from lightning_streaming.formats.arrow_values import require_pyarrow
 from lightning_streaming.formats.compression import declared_zstd_bytes, decompress
 from lightning_streaming.formats.litdata_leaves import leaf_decoder
 from lightning_streaming.formats.litdata_samples import ONLY_COLUMN, LitDataDecoder, PlainLeaves
 from lightning_streaming.formats.mds import check_lengths, map_file, read_offsets, table_bytes
 from lightning_streaming.formats.plain_rows import PlainRows
 from lightning_streaming.formats.shard_table import ShardInfo, column_names
-from lightning_streaming.formats.values import shortened
 
 _OFFSET_PAIR = struct.Struct("<II")
 _KEPT_BYTES = 2**26
@@ -340,23 +339,6 @@ def has_arrow_rows(info: ShardInfo, directory: Path) -> bool:
         return bool(read_offsets(data, info.samples, str(path))[-1] < info.raw_data.bytes)
 
 
-def require_pyarrow() -> Any:
-    """The module ``pyarrow``.
-
-    Raises:
-        MissingDependencyError: It is not installed.
-    """
-    try:
-        import pyarrow
-        import pyarrow.ipc
-    except ImportError:
-        raise MissingDependencyError(
-            "litData wrote these samples as rows of Arrow, which need the pyarrow package; run: pip install "
-            "'lightning-streaming[parquet]'"
-        ) from None
-    return pyarrow
-
-
 class ArrowChunk(LitDataChunk):
     """Samples as rows of Arrow."""
 
@@ -366,7 +348,7 @@ class ArrowChunk(LitDataChunk):
         self._arrow = require_pyarrow()
         self._kept = _Kept[_Batch]()
         self._whole: Any = None
-        with _sound_arrow(self._arrow, str(self._path)):
+        with sound_arrow(str(self._path)):
             self._reader = self._open()
         batches = -(-info.samples // _ROWS_PER_BATCH)
         if self._whole is None and self._reader.num_record_batches != batches:
@@ -402,12 +384,12 @@ class ArrowChunk(LitDataChunk):
         number, row = divmod(index, _ROWS_PER_BATCH)
         batch = self._kept.get(number)
         if batch is None:
-            with _sound_arrow(self._arrow, f"rows from {number * _ROWS_PER_BATCH}"):
+            with sound_arrow(f"rows from {number * _ROWS_PER_BATCH}"):
                 batch = self._load(number)
         sample = dict(zip(batch.names, batch.rows[row]))  # noqa: B905  # as many, and this is the hot path
         if not batch.others:
             return sample
-        with _sound_arrow(self._arrow, "rows"):
+        with sound_arrow("rows"):
             sample |= {name: column[row].as_py() for name, column in batch.others}
         return {name: sample.get(name) for name in self._columns}
 
@@ -436,14 +418,3 @@ class ArrowChunk(LitDataChunk):
     def close(self) -> None:
         self._kept, self._reader, self._whole = _Kept(), None, None
         super().close()
-
-
-@contextmanager
-def _sound_arrow(arrow: Any, shown: str) -> Iterator[None]:
-    """Say of what Arrow refuses that the data is damaged."""
-    try:
-        yield
-    except FormatError:
-        raise
-    except (arrow.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError) as error:
-        raise ShardCorruptError(f"{shown} must be sound rows of Arrow, but: {shortened(str(error))}") from error
