@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,8 @@ from lightning_streaming.formats.encodings import encoding
 from lightning_streaming.formats.index import FileInfo, ShardInfo
 from lightning_streaming.formats.mds import MDSReader, read_places, table_bytes
 from lightning_streaming.formats.megatron import DocumentLengths
+from lightning_streaming.formats.plain_rows import FlatReader
+from lightning_streaming.formats.shard import open_shard
 from lightning_streaming.formats.values import BYTES_OF_CODE, NdarrayEncoding
 
 ReadPart = Callable[[FileInfo, int, int], bytes]
@@ -278,6 +280,28 @@ class ArrayLengths:
         return f"{self.info.raw_data.basename}, sample {sample}, column {self.column!r}"
 
 
+@dataclass(frozen=True)
+class ListLengths:
+    """The same of a shard of rows of Arrow: by the offsets of its lists."""
+
+    info: ShardInfo
+    column: str
+    constant: int | None = None
+    told_by_offsets: bool = False
+
+    def read_afar(self, read: ReadPart) -> None:  # noqa: ARG002
+        """Nothing: there is no shard before it was fetched; see :class:`ArrayLengths`."""
+        return
+
+    def read_here(self, directory: Path) -> NDArray[np.int64]:
+        """The lengths by the raw file; see :class:`ArrayLengths`."""
+        reader = open_shard(self.info, directory, columns=[self.column])
+        try:
+            return cast("FlatReader", reader).flat_column(self.column).counts
+        finally:
+            reader.close()
+
+
 def array_lengths(info: ShardInfo, column: str, dtype: str | None = None) -> ArrayLengths:
     """How the elements of a column are counted in one shard.
 
@@ -323,4 +347,6 @@ def array_lengths(info: ShardInfo, column: str, dtype: str | None = None) -> Arr
 def column_lengths(info: ShardInfo, column: str, dtype: str | None = None) -> ColumnLengths:
     """The same of a shard of any format."""
     found = array_lengths(info, column, dtype)
-    return DocumentLengths(info) if info.format == "megatron" and found.constant is None else found
+    if found.constant is not None or info.format not in ("megatron", "parquet"):
+        return found
+    return DocumentLengths(info) if info.format == "megatron" else ListLengths(info, column)

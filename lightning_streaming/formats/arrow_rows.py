@@ -9,6 +9,7 @@ is plain; its columns then stand side by side, though in the batches each lies b
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import EncodingError, FormatError, SampleIndexError, ShardCorruptError
 from lightning_streaming.formats.arrow_arrays import DenseKind, Numbers, is_dense
 from lightning_streaming.formats.arrow_types import ArrowColumn, arrow_columns
-from lightning_streaming.formats.arrow_values import Read, reader_of, require_pyarrow, stored
+from lightning_streaming.formats.arrow_values import Number, Read, reader_of, require_pyarrow, stored
 from lightning_streaming.formats.plain_rows import FlatColumn, PlainRows, plain_rows
 from lightning_streaming.formats.values import shortened
 
@@ -167,6 +168,26 @@ class ArrowRows:
         for number in np.unique(numbers).tolist():
             places = np.flatnonzero(numbers == number)
             self._tables[number].copy_to(places, indexes[places] - self._firsts[number], rows, self._plain)
+
+    # --- as a column ---
+
+    def column(self, name: str) -> NDArray[Any] | list[Any]:
+        """All values of a column: numbers as an array of shape (rows,), if none is null; else a list, json as text."""
+        kind = self._columns[name].kind
+        if isinstance(kind, Number):
+            parts = [kind.dense(arrays[name]) for arrays in self._batches]
+            if all(part is not None for part in parts):
+                return np.concatenate([np.empty(0, kind.dtype), *(part for part in parts if part is not None)])
+        values = list[Any]()
+        for number, arrays in enumerate(self._batches):
+            read = reader_of(kind, arrays[name])
+            rows = range(self._num_rows(number))
+            values += [read(row) for row in rows]
+        return [json.dumps(value) for value in values] if kind.encoding == "json" else values
+
+    def _num_rows(self, number: int) -> int:
+        after = [*self._firsts[1:], self._samples]
+        return after[number] - self._firsts[number]
 
     # --- as a flat column ---
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, EncodingError, FormatError, ShardCorruptError
+from lightning_streaming.formats.arrow_rows import ArrowRows
 from lightning_streaming.formats.encodings import Encoding, encoding
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.formats.mds import MDSReader
@@ -101,6 +102,8 @@ def read_columns(info: ShardInfo, directory: Path, names: Sequence[str]) -> dict
         if isinstance(reader, MDSReader):
             return {name: _of_mds(reader, info, name) for name in names}
         if isinstance(reader, RowsReader):
+            return {name: reader.column(name) for name in names}
+        if isinstance(reader, ArrowRows):
             return {name: reader.column(name) for name in names}
         rows = [reader[index] for index in range(len(reader))]
         return {name: [row[name] for row in rows] for name in names}

@@ -37,8 +37,10 @@ from lightning_streaming.errors import (
     UnsupportedError,
 )
 from lightning_streaming.files import join_under
-from lightning_streaming.formats.arrow_rows import ArrowRows, require_pyarrow, sound_arrow
-from lightning_streaming.formats.arrow_values import arrow_columns
+from lightning_streaming.formats.arrow_rows import ArrowRows, PlainArrow, sound_arrow
+from lightning_streaming.formats.arrow_types import arrow_columns
+from lightning_streaming.formats.arrow_values import require_pyarrow
+from lightning_streaming.formats.encodings import encoding
 from lightning_streaming.formats.in_order import known_or_found
 from lightning_streaming.formats.mds import map_file
 from lightning_streaming.formats.other_formats import ShardReader, StoredFile, StoredFiles, other_shard
@@ -50,7 +52,7 @@ from lightning_streaming.formats.shard_table import (
     check_columns,
     column_names,
 )
-from lightning_streaming.formats.values import shortened
+from lightning_streaming.formats.values import NUMBERS, NdarrayEncoding, shortened
 
 _NAME = "parquet"
 _SUFFIXES = FILE_SUFFIXES[_NAME]
@@ -134,7 +136,7 @@ class ParquetRows(ArrowRows):
         try:
             with sound_arrow(str(path)):
                 batches = list(arrow.ipc.open_stream(arrow.py_buffer(self._map)))
-            super().__init__(batches, column_names(info), str(path))
+            super().__init__(batches, column_names(info), str(path), self._map)
         except BaseException:
             self.close()
             raise
@@ -147,6 +149,30 @@ class ParquetRows(ArrowRows):
         """Let go of the file."""
         super().close()
         self._map.release()
+
+
+def parquet_plain_kind(info: ShardInfo, columns: Sequence[str] | None) -> PlainArrow | None:
+    """What row groups have in common whose rows may be plain together; None where those of this one are not."""
+    schema = info.schema
+    told = zip(schema["column_names"], schema["column_encodings"], strict=True)
+    wanted = tuple((name, one) for name, one in told if columns is None or name in columns)
+    return PlainArrow(wanted) if all(_may_be_dense(one) for _, one in wanted) else None
+
+
+def may_be_flat_column(info: ShardInfo) -> bool:
+    """Whether a row group has a column of one-dimensional arrays."""
+    return any(one.startswith("ndarray:") for one in info.schema["column_encodings"])
+
+
+@lru_cache(maxsize=256)
+def _may_be_dense(name: str) -> bool:
+    """Whether the values of a column may be a table, by its encoding."""
+    if name == "bool":
+        return True
+    try:
+        return isinstance(encoding(name), (*NUMBERS, NdarrayEncoding))
+    except ConfigError:
+        return False
 
 
 # --- the index ---
@@ -194,7 +220,7 @@ def read_footer(stored: StoredFile) -> Footer:
     if needed > len(tail):
         tail = stored.read([(size - needed, size)])[0]
     with sound_arrow(stored.shown):
-        metadata = arrow.parquet.read_metadata(arrow.BufferReader(_MAGIC + bytes(tail[-needed:])))
+        metadata = _require_parquet().read_metadata(arrow.BufferReader(_MAGIC + bytes(tail[-needed:])))
         schema = metadata.schema.to_arrow_schema()
         if len(set(schema.names)) < len(schema.names):
             raise UnsupportedError(f"{stored.shown} has two columns of one name: {shortened(', '.join(schema.names))}")
@@ -236,15 +262,15 @@ def _by_file(known: Mapping[str, ShardInfo], sizes: Mapping[str, int]) -> dict[s
 def _check_alike(shard: ShardInfo, name: str, encodings: dict[str, tuple[str, str]]) -> None:
     """Refuse files whose columns of one name are of different types."""
     schema = shard.schema
-    for column, encoding in zip(schema["column_names"], schema["column_encodings"], strict=True):
-        first, there = encodings.setdefault(column, (name, encoding))
-        if there != encoding and "none" not in (there, encoding):
+    for column, kind in zip(schema["column_names"], schema["column_encodings"], strict=True):
+        first, there = encodings.setdefault(column, (name, kind))
+        if there != kind and "null" not in (there, kind):
             raise FormatError(
-                f"{name} has column {column!r} of type {encoding}, but {first} has it of type {there}; write one of "
+                f"{name} has column {column!r} of type {kind}, but {first} has it of type {there}; write one of "
                 "them again, or read them as two streams"
             )
-        if there == "none":
-            encodings[column] = name, encoding
+        if there == "null":
+            encodings[column] = name, kind
 
 
 def _check_told(info: ShardInfo) -> list[int]:
@@ -300,6 +326,18 @@ def _narrowed_schema(
 @lru_cache(maxsize=64)
 def _columns_digest(columns: tuple[str, ...]) -> str:
     return hashlib.blake2b("\n".join(columns).encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()
+
+
+def _require_parquet() -> Any:
+    """The module ``pyarrow.parquet``.
+
+    Raises:
+        MissingDependencyError: pyarrow is not installed.
+    """
+    require_pyarrow()
+    import pyarrow.parquet
+
+    return pyarrow.parquet
 
 
 # --- how much room unpacked rows take ---
@@ -365,11 +403,11 @@ def _most_bytes(kind: Any, count: int, chunks: Iterator[Any]) -> int:
 
 def _most_leaf_bytes(kind: Any, chunk: Any) -> int:
     """Most bytes that the values of a Parquet column take."""
-    count = chunk.num_values
+    count = int(chunk.num_values)
     if _is_text(kind):
         return int(chunk.total_uncompressed_size) + (16 if "view" in str(kind) else 8) * (2 * count + 2)
     try:
-        return int(count * kind.bit_width) // 8 + _BUFFER_BYTES
+        return int(count) * int(kind.bit_width) // 8 + _BUFFER_BYTES
     except ValueError:  # of no fixed width: a dictionary's values, or nulls
         return int(chunk.total_uncompressed_size) + 16 * (count + 1)
 
@@ -457,7 +495,7 @@ class _Pieces(io.RawIOBase):
 
 def _decoded(footer: Footer, group: int, columns: Sequence[str], leaves: Sequence[int], pieces: _Pieces) -> Any:
     """The rows of a row group, as one table whose columns are each in one piece."""
-    parquet = require_pyarrow().parquet
+    parquet = _require_parquet()
     told = footer.metadata.row_group(group)
     first = dict(zip(footer.schema.names, _first_leaves(footer.schema), strict=True))
     keeps_dictionary = [

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from lightning_streaming.errors import ConfigError, FormatError, SampleIndexError, ShardCorruptError
 from lightning_streaming.files import join_under
+from lightning_streaming.formats.arrow_rows import PlainArrow
 from lightning_streaming.formats.compression import check_algorithm
 from lightning_streaming.formats.index import FileInfo, ShardInfo
 from lightning_streaming.formats.litdata import LitDataFormat, litdata_plain_kind
@@ -19,7 +20,7 @@ from lightning_streaming.formats.mds_samples import PlainSchema, check_safe, pla
 from lightning_streaming.formats.megatron import MegatronFormat
 from lightning_streaming.formats.npy import NpyFormat
 from lightning_streaming.formats.other_formats import OtherFormat, PartsFormat, ShardReader
-from lightning_streaming.formats.parquet import ParquetFormat
+from lightning_streaming.formats.parquet import ParquetFormat, may_be_flat_column, parquet_plain_kind
 from lightning_streaming.formats.plain_rows import PlainRows
 from lightning_streaming.formats.row_files import row_layout
 from lightning_streaming.formats.shard_table import OTHER_FORMATS, PART, check_columns
@@ -93,7 +94,9 @@ def open_shard(
     return MDSReader(info, directory, allow_unsafe_types=allow_unsafe_types, columns=columns)
 
 
-def plain_kind(info: ShardInfo, columns: Sequence[str] | None) -> PlainSchema | PlainLeaves | PlainRows | None:
+def plain_kind(
+    info: ShardInfo, columns: Sequence[str] | None
+) -> PlainSchema | PlainLeaves | PlainRows | PlainArrow | None:
     """What shards have in common whose samples may be plain together; None where those of this one are not.
 
     Args:
@@ -105,6 +108,8 @@ def plain_kind(info: ShardInfo, columns: Sequence[str] | None) -> PlainSchema | 
     """
     if info.format == "litdata":
         return litdata_plain_kind(info, columns)
+    if info.format == "parquet":
+        return parquet_plain_kind(info, columns)
     if info.format in OTHER_FORMATS:
         layout = row_layout(info)
         return None if layout is None else layout.plain(columns)
@@ -113,6 +118,8 @@ def plain_kind(info: ShardInfo, columns: Sequence[str] | None) -> PlainSchema | 
 
 def may_be_flat(info: ShardInfo) -> bool:
     """Whether a shard's reader tells where the values of one-dimensional arrays lie; see ``flat_column``."""
+    if info.format == "parquet":
+        return may_be_flat_column(info)
     if info.format in OTHER_FORMATS:
         layout = row_layout(info)
         return info.format == "megatron" if layout is None else layout.plain(None) is not None

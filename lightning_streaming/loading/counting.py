@@ -239,7 +239,7 @@ class _Counting:
             found = lengths.read_afar(self.cache.read_bytes)
             if found is not None:
                 return found
-        return scan.look(shard, lambda _, directory: lengths.read_here(directory))
+        return scan.look(shard, lambda _, directory: lengths.read_here(directory), [column])
 
     def _may_be_read_afar(self, info: ShardInfo) -> bool:
         return (
