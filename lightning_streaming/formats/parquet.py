@@ -23,7 +23,7 @@ import io
 import os
 from bisect import bisect_right
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -44,6 +44,7 @@ from lightning_streaming.formats.encodings import encoding
 from lightning_streaming.formats.in_order import known_or_found
 from lightning_streaming.formats.mds import map_file
 from lightning_streaming.formats.other_formats import ShardReader, StoredFile, StoredFiles, other_shard
+from lightning_streaming.formats.parquet_footer import ColumnChunk, read_chunks
 from lightning_streaming.formats.shard_table import (
     FILE_SUFFIXES,
     PART,
@@ -114,7 +115,7 @@ class ParquetFormat:
         group, columns = _group_of(info), column_names(info)
         _check_unchanged(info, known, group, stored)
         leaves = known.leaves(columns)
-        ranges = _ranges([known.metadata.row_group(group).column(one) for one in leaves], stored.size)
+        ranges = _ranges([known.chunks[group][one] for one in leaves], known, stored)
         pieces = _Pieces(ranges, stored.read(ranges), stored.size)
         with sound_arrow(f"row group {group} of {stored.shown}"):
             rows = _decoded(known, group, columns, leaves, pieces)
@@ -146,9 +147,10 @@ class ParquetRows(ArrowRows):
             raise ShardCorruptError(f"{path} must have {info.samples} rows, but has {found}")
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Let go of the file; whoever still holds rows of it, as an error under way may, keeps the map until then."""
         super().close()
-        self._map.release()
+        with suppress(BufferError):
+            self._map.release()
 
 
 def parquet_plain_kind(info: ShardInfo, columns: Sequence[str] | None) -> PlainArrow | None:
@@ -186,6 +188,10 @@ class Footer:
     """A ``pyarrow.parquet.FileMetaData``."""
     schema: Any
     """The ``pyarrow.Schema`` of its rows."""
+    start: int
+    """Its first byte, before which all rows lie."""
+    chunks: Sequence[Sequence[ColumnChunk]]
+    """Of each row group, its Parquet columns."""
 
     def leaves(self, columns: Sequence[str]) -> list[int]:
         """The numbers of the Parquet columns that make up some columns of rows."""
@@ -226,7 +232,22 @@ def read_footer(stored: StoredFile) -> Footer:
             raise UnsupportedError(f"{stored.shown} has two columns of one name: {shortened(', '.join(schema.names))}")
         if sum(_num_leaves(one.type) for one in schema) != metadata.num_columns:
             raise UnsupportedError(f"{stored.shown} has columns that pyarrow {arrow.__version__} cannot tell apart")
-    return Footer(metadata, schema)
+        chunks = read_chunks(memoryview(tail)[-needed:-8])
+    _check_chunks(metadata, chunks, stored)
+    return Footer(metadata, schema, size - needed, chunks)
+
+
+def _check_chunks(metadata: Any, chunks: Sequence[Sequence[ColumnChunk]], stored: StoredFile) -> None:
+    """Refuse a footer that contradicts itself, or whose columns are encrypted."""
+    if any(chunk.is_encrypted for group in chunks for chunk in group):
+        raise UnsupportedError(
+            f"{stored.shown} has encrypted columns, which are not read; write it again without encryption"
+        )
+    if len(chunks) != metadata.num_row_groups or any(len(group) != metadata.num_columns for group in chunks):
+        raise ShardCorruptError(
+            f"{stored.shown} must have {metadata.num_columns} columns in each of {metadata.num_row_groups} row groups, "
+            "but has others; the file is damaged"
+        )
 
 
 def _row_groups(files: StoredFiles, name: str) -> list[ShardInfo]:
@@ -240,7 +261,7 @@ def _row_groups(files: StoredFiles, name: str) -> list[ShardInfo]:
         told = footer.metadata.row_group(group)
         if not told.num_rows:
             continue
-        sizes = _column_bytes(footer, told, name)
+        sizes = _column_bytes(footer, group)
         raw = FileInfo(basename=f"{name}{_ROWS}{group:06d}{_ARROW}", bytes=_stream_bytes(sizes), hashes={})
         shard = other_shard(_NAME, told.num_rows, raw, columns, {}, compression=PART, zip_data=stored)
         shards.append(replace(shard, column_bytes=",".join(map(str, sizes))))
@@ -347,15 +368,11 @@ def _stream_bytes(sizes: Sequence[int]) -> int:
     return _FRAME_BYTES + sum(sizes)
 
 
-def _column_bytes(footer: Footer, group: Any, shown: str) -> list[int]:
+def _column_bytes(footer: Footer, group: int) -> list[int]:
     """Most bytes that each column of a row group takes in a stream of Arrow, with its share of the schema."""
-    with sound_arrow(shown):
-        chunks = iter([group.column(place) for place in range(group.num_columns)])
-        metadata = len(footer.schema.serialize())
-        return [
-            _FRAME_BYTES + metadata // len(footer.schema) + _most_bytes(one.type, group.num_rows, chunks)
-            for one in footer.schema
-        ]
+    chunks, rows = iter(footer.chunks[group]), footer.metadata.row_group(group).num_rows
+    share = len(footer.schema.serialize()) // max(len(footer.schema), 1)
+    return [_FRAME_BYTES + share + _most_bytes(one.type, rows, chunks) for one in footer.schema]
 
 
 def _num_leaves(kind: Any) -> int:
@@ -374,7 +391,7 @@ def _children(kind: Any) -> list[Any]:
     return [kind.field(place).type for place in range(kind.num_fields)]
 
 
-def _most_bytes(kind: Any, count: int, chunks: Iterator[Any]) -> int:
+def _most_bytes(kind: Any, count: int, chunks: Iterator[ColumnChunk]) -> int:
     """Most bytes that some values take.
 
     Args:
@@ -392,7 +409,7 @@ def _most_bytes(kind: Any, count: int, chunks: Iterator[Any]) -> int:
     if arrow.types.is_struct(kind):
         return validity + sum(_most_bytes(one, count, chunks) for one in children)
     offsets = 8 * (count + 1) if arrow.types.is_large_list(kind) else 4 * (count + 1)
-    mine = list[Any]()
+    mine = list[ColumnChunk]()
     for _ in range(sum(map(_num_leaves, children))):
         mine.append(next(chunks))
     below = max(one.num_values for one in mine)
@@ -401,7 +418,7 @@ def _most_bytes(kind: Any, count: int, chunks: Iterator[Any]) -> int:
     return validity + offsets + sum(_most_bytes(one, below, iter(mine)) for one in children)
 
 
-def _most_leaf_bytes(kind: Any, chunk: Any) -> int:
+def _most_leaf_bytes(kind: Any, chunk: ColumnChunk) -> int:
     """Most bytes that the values of a Parquet column take."""
     count = int(chunk.num_values)
     if _is_text(kind):
@@ -429,10 +446,10 @@ def _check_unchanged(info: ShardInfo, footer: Footer, group: int, stored: Stored
     metadata = footer.metadata
     is_same = group < metadata.num_row_groups and metadata.row_group(group).num_rows == info.samples
     if is_same:
-        found = _column_bytes(footer, metadata.row_group(group), stored.shown)
+        found = _column_bytes(footer, group)
         sizes = dict(zip(footer.schema.names, found, strict=True))
         told = dict(zip(column_names(info), _check_told(info), strict=True))
-        is_same = told.items() <= sizes.items()
+        is_same = told.items() <= sizes.items() and _types(footer, info, stored) == info.schema["column_encodings"]
     if not is_same:
         raise ShardCorruptError(
             f"{stored.shown} has changed since its index was made: its row group {group} is another one; start the run "
@@ -440,7 +457,13 @@ def _check_unchanged(info: ShardInfo, footer: Footer, group: int, stored: Stored
         )
 
 
-def _ranges(chunks: Sequence[Any], size: int) -> list[_Range]:
+def _types(footer: Footer, info: ShardInfo, stored: StoredFile) -> tuple[str, ...]:
+    """What a footer says of the columns of a shard, in the order of its index entry."""
+    found = arrow_columns(footer.schema, column_names(info), stored.shown)
+    return tuple(found[name].encoding for name in column_names(info))
+
+
+def _ranges(chunks: Sequence[ColumnChunk], footer: Footer, stored: StoredFile) -> list[_Range]:
     """The bytes of a file that hold some columns of a row group, in order, those that lie close together as one."""
     found = list[_Range]()
     for chunk in chunks:
@@ -448,11 +471,15 @@ def _ranges(chunks: Sequence[Any], size: int) -> list[_Range]:
         if chunk.dictionary_page_offset is not None and chunk.dictionary_page_offset > 0:
             starts.append(chunk.dictionary_page_offset)
         start = min(starts)
-        found.append((start, min(start + chunk.total_compressed_size + _OLD_CHUNK_BYTES, size)))
+        stop = start + chunk.total_compressed_size
+        if not len(_MAGIC) <= start <= stop <= footer.start:
+            raise ShardCorruptError(
+                f"the footer of {stored.shown} has column {shortened(chunk.path_in_schema)!r} in bytes {start} to "
+                f"{stop}, but begins itself at byte {footer.start}; the file is damaged"
+            )
+        found.append((start, min(stop + _OLD_CHUNK_BYTES, stored.size)))
     joined = list[_Range]()
     for start, stop in sorted(found):
-        if not 0 <= start < stop <= size:
-            raise ShardCorruptError(f"the footer names bytes {start} to {stop} of a file of {size}")
         if joined and start - joined[-1][1] <= _GAP_BYTES:
             joined[-1] = joined[-1][0], max(stop, joined[-1][1])
         else:
@@ -496,15 +523,23 @@ class _Pieces(io.RawIOBase):
 def _decoded(footer: Footer, group: int, columns: Sequence[str], leaves: Sequence[int], pieces: _Pieces) -> Any:
     """The rows of a row group, as one table whose columns are each in one piece."""
     parquet = _require_parquet()
-    told = footer.metadata.row_group(group)
+    told = footer.chunks[group]
     first = dict(zip(footer.schema.names, _first_leaves(footer.schema), strict=True))
     keeps_dictionary = [
         name
         for name in columns
-        if _is_text(footer.schema.field(name).type) and "." not in name and told.column(first[name]).has_dictionary_page
+        if _is_text(footer.schema.field(name).type)
+        and "." not in name
+        and told[first[name]].dictionary_page_offset is not None
     ]
     # Nothing of pyarrow's own threads, which a forked worker would not have.
-    file = parquet.ParquetFile(pieces, metadata=footer.metadata, read_dictionary=keeps_dictionary, pre_buffer=False)
+    file = parquet.ParquetFile(
+        pieces,
+        metadata=footer.metadata,
+        read_dictionary=keeps_dictionary,
+        pre_buffer=False,
+        page_checksum_verification=True,  # of those pages that have one
+    )
     rows = file.reader.read_row_group(group, column_indices=list(leaves), use_threads=False)
     return rows.combine_chunks()
 
