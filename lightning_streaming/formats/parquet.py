@@ -44,7 +44,6 @@ from lightning_streaming.formats.encodings import encoding
 from lightning_streaming.formats.in_order import known_or_found
 from lightning_streaming.formats.mds import map_file
 from lightning_streaming.formats.other_formats import ShardReader, StoredFile, StoredFiles, other_shard
-from lightning_streaming.formats.parquet_footer import ColumnChunk, read_chunks
 from lightning_streaming.formats.shard_table import (
     FILE_SUFFIXES,
     PART,
@@ -115,7 +114,7 @@ class ParquetFormat:
         group, columns = _group_of(info), column_names(info)
         _check_unchanged(info, known, group, stored)
         leaves = known.leaves(columns)
-        ranges = _ranges([known.chunks[group][one] for one in leaves], known, stored)
+        ranges = _ranges([known.metadata.row_group(group).column(one) for one in leaves], known, stored)
         pieces = _Pieces(ranges, stored.read(ranges), stored.size)
         with sound_arrow(f"row group {group} of {stored.shown}"):
             rows = _decoded(known, group, columns, leaves, pieces)
@@ -190,8 +189,6 @@ class Footer:
     """The ``pyarrow.Schema`` of its rows."""
     start: int
     """Its first byte, before which all rows lie."""
-    chunks: Sequence[Sequence[ColumnChunk]]
-    """Of each row group, its Parquet columns."""
 
     def leaves(self, columns: Sequence[str]) -> list[int]:
         """The numbers of the Parquet columns that make up some columns of rows."""
@@ -232,22 +229,45 @@ def read_footer(stored: StoredFile) -> Footer:
             raise UnsupportedError(f"{stored.shown} has two columns of one name: {shortened(', '.join(schema.names))}")
         if sum(_num_leaves(one.type) for one in schema) != metadata.num_columns:
             raise UnsupportedError(f"{stored.shown} has columns that pyarrow {arrow.__version__} cannot tell apart")
-        chunks = read_chunks(memoryview(tail)[-needed:-8])
-    _check_chunks(metadata, chunks, stored)
-    return Footer(metadata, schema, size - needed, chunks)
+        _check_columns(metadata, stored)
+    return Footer(metadata, schema, size - needed)
 
 
-def _check_chunks(metadata: Any, chunks: Sequence[Sequence[ColumnChunk]], stored: StoredFile) -> None:
-    """Refuse a footer that contradicts itself, or whose columns are encrypted."""
-    if any(chunk.is_encrypted for group in chunks for chunk in group):
-        raise UnsupportedError(
-            f"{stored.shown} has encrypted columns, which are not read; write it again without encryption"
-        )
-    if len(chunks) != metadata.num_row_groups or any(len(group) != metadata.num_columns for group in chunks):
-        raise ShardCorruptError(
-            f"{stored.shown} must have {metadata.num_columns} columns in each of {metadata.num_row_groups} row groups, "
-            "but has others; the file is damaged"
-        )
+class _Unread(io.RawIOBase):
+    """A file of which nothing can be read."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._size
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:  # noqa: ARG002
+        return self._size
+
+    def read(self, size: int | None = -1) -> bytes:  # noqa: ARG002
+        raise _ReachedError
+
+
+class _ReachedError(Exception):
+    """What is in a file would be read now."""
+
+
+def _check_columns(metadata: Any, stored: StoredFile) -> None:
+    """Refuse a footer over which pyarrow would end the process when it is asked about a column of a row group.
+
+    Here it looks at all of them, before it reads the first, and raises what is wrong.
+    """
+    file = _require_parquet().ParquetFile(_Unread(stored.size), metadata=metadata, pre_buffer=True)
+    groups, columns = list(range(metadata.num_row_groups)), list(range(metadata.num_columns))
+    with suppress(_ReachedError):
+        file.reader.read_row_groups(groups, column_indices=columns, use_threads=False)
 
 
 def _row_groups(files: StoredFiles, name: str) -> list[ShardInfo]:
@@ -261,7 +281,7 @@ def _row_groups(files: StoredFiles, name: str) -> list[ShardInfo]:
         told = footer.metadata.row_group(group)
         if not told.num_rows:
             continue
-        sizes = _column_bytes(footer, group)
+        sizes = _column_bytes(footer, told)
         raw = FileInfo(basename=f"{name}{_ROWS}{group:06d}{_ARROW}", bytes=_stream_bytes(sizes), hashes={})
         shard = other_shard(_NAME, told.num_rows, raw, columns, {}, compression=PART, zip_data=stored)
         shards.append(replace(shard, column_bytes=",".join(map(str, sizes))))
@@ -368,11 +388,11 @@ def _stream_bytes(sizes: Sequence[int]) -> int:
     return _FRAME_BYTES + sum(sizes)
 
 
-def _column_bytes(footer: Footer, group: int) -> list[int]:
+def _column_bytes(footer: Footer, group: Any) -> list[int]:
     """Most bytes that each column of a row group takes in a stream of Arrow, with its share of the schema."""
-    chunks, rows = iter(footer.chunks[group]), footer.metadata.row_group(group).num_rows
+    chunks = iter([group.column(place) for place in range(group.num_columns)])
     share = len(footer.schema.serialize()) // max(len(footer.schema), 1)
-    return [_FRAME_BYTES + share + _most_bytes(one.type, rows, chunks) for one in footer.schema]
+    return [_FRAME_BYTES + share + _most_bytes(one.type, group.num_rows, chunks) for one in footer.schema]
 
 
 def _num_leaves(kind: Any) -> int:
@@ -391,7 +411,7 @@ def _children(kind: Any) -> list[Any]:
     return [kind.field(place).type for place in range(kind.num_fields)]
 
 
-def _most_bytes(kind: Any, count: int, chunks: Iterator[ColumnChunk]) -> int:
+def _most_bytes(kind: Any, count: int, chunks: Iterator[Any]) -> int:
     """Most bytes that some values take.
 
     Args:
@@ -409,7 +429,7 @@ def _most_bytes(kind: Any, count: int, chunks: Iterator[ColumnChunk]) -> int:
     if arrow.types.is_struct(kind):
         return validity + sum(_most_bytes(one, count, chunks) for one in children)
     offsets = 8 * (count + 1) if arrow.types.is_large_list(kind) else 4 * (count + 1)
-    mine = list[ColumnChunk]()
+    mine = list[Any]()
     for _ in range(sum(map(_num_leaves, children))):
         mine.append(next(chunks))
     below = max(one.num_values for one in mine)
@@ -418,7 +438,7 @@ def _most_bytes(kind: Any, count: int, chunks: Iterator[ColumnChunk]) -> int:
     return validity + offsets + sum(_most_bytes(one, below, iter(mine)) for one in children)
 
 
-def _most_leaf_bytes(kind: Any, chunk: ColumnChunk) -> int:
+def _most_leaf_bytes(kind: Any, chunk: Any) -> int:
     """Most bytes that the values of a Parquet column take."""
     count = int(chunk.num_values)
     if _is_text(kind):
@@ -446,7 +466,7 @@ def _check_unchanged(info: ShardInfo, footer: Footer, group: int, stored: Stored
     metadata = footer.metadata
     is_same = group < metadata.num_row_groups and metadata.row_group(group).num_rows == info.samples
     if is_same:
-        found = _column_bytes(footer, group)
+        found = _column_bytes(footer, metadata.row_group(group))
         sizes = dict(zip(footer.schema.names, found, strict=True))
         told = dict(zip(column_names(info), _check_told(info), strict=True))
         is_same = told.items() <= sizes.items() and _types(footer, info, stored) == info.schema["column_encodings"]
@@ -463,7 +483,7 @@ def _types(footer: Footer, info: ShardInfo, stored: StoredFile) -> tuple[str, ..
     return tuple(found[name].encoding for name in column_names(info))
 
 
-def _ranges(chunks: Sequence[ColumnChunk], footer: Footer, stored: StoredFile) -> list[_Range]:
+def _ranges(chunks: Sequence[Any], footer: Footer, stored: StoredFile) -> list[_Range]:
     """The bytes of a file that hold some columns of a row group, in order, those that lie close together as one."""
     found = list[_Range]()
     for chunk in chunks:
@@ -523,14 +543,12 @@ class _Pieces(io.RawIOBase):
 def _decoded(footer: Footer, group: int, columns: Sequence[str], leaves: Sequence[int], pieces: _Pieces) -> Any:
     """The rows of a row group, as one table whose columns are each in one piece."""
     parquet = _require_parquet()
-    told = footer.chunks[group]
+    told = footer.metadata.row_group(group)
     first = dict(zip(footer.schema.names, _first_leaves(footer.schema), strict=True))
     keeps_dictionary = [
         name
         for name in columns
-        if _is_text(footer.schema.field(name).type)
-        and "." not in name
-        and told[first[name]].dictionary_page_offset is not None
+        if _is_text(footer.schema.field(name).type) and "." not in name and told.column(first[name]).has_dictionary_page
     ]
     # Nothing of pyarrow's own threads, which a forked worker would not have.
     file = parquet.ParquetFile(
