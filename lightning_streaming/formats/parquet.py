@@ -289,14 +289,12 @@ def _row_groups(files: StoredFiles, name: str) -> list[ShardInfo]:
 
 
 def _by_file(known: Mapping[str, ShardInfo], sizes: Mapping[str, int]) -> dict[str, list[ShardInfo]]:
-    """The shards that were described before, of files of the same size; but of the last file some may be missing."""
+    """The shards that were described before, of files of the same size."""
     found = dict[str, list[ShardInfo]]()
     for shard in known.values():
         file = shard.zip_data
         if file is not None and sizes.get(file.basename) == file.bytes:
             found.setdefault(file.basename, []).append(shard)
-    if found:
-        found.popitem()
     return found
 
 
