@@ -16,7 +16,6 @@ Cases are run in forked processes, so that the end of one of these is seen.
 from __future__ import annotations
 
 import argparse
-import io
 import multiprocessing
 import random
 import resource
@@ -345,8 +344,10 @@ def _named(error: StreamingError) -> str:
 
 
 def _compared(case: Case, info: ShardInfo, read: Sequence[Read], expected: Sequence[Read]) -> Counter[str]:
-    assert len(read) == len(expected) or _ends_at(case, len(read)), f"{len(read)} samples instead of {len(expected)}"
-    expected = expected[: len(read)]
+    if _ends_early(case):
+        read = read[: max(0, min(len(read), len(expected)) - 1)]  # the last one may have lost members
+        expected = expected[: len(read)]
+    assert len(read) == len(expected), f"{len(read)} samples instead of {len(expected)}"
     endings = Counter[str]()
     is_changed = case.name in {file.basename for file in info.stored}
     for place, (found, sample) in enumerate(zip(read, expected, strict=True)):
@@ -363,16 +364,13 @@ def _compared(case: Case, info: ShardInfo, read: Sequence[Read], expected: Seque
     return endings
 
 
-def _ends_at(case: Case, count: int) -> bool:
-    """Whether a tar file says by a header of zeros, which is the mark of its end, that so many samples are all."""
+def _ends_early(case: Case) -> bool:
+    """Whether a tar file has a block of zeros, which is the mark of its end, where it had something else."""
     if case.is_under or not case.name.endswith(".tar"):
         return False
-    with tarfile.open(fileobj=io.BytesIO(case.sound.files[case.name])) as tar:
-        member = dict[str, list[int]]()
-        for one in tar:
-            member.setdefault(one.name.partition(".")[0], []).append(one.offset)
-    places = [place for one in list(member.values())[max(count - 1, 0) : count + 1] for place in one]
-    return any(not any(case.data[place : place + 512]) for place in places)
+    before, after = case.sound.files[case.name], case.data
+    blocks = (slice(place, place + 512) for place in range(0, min(len(before), len(after)), 512))
+    return any(any(before[block]) and not any(after[block]) for block in blocks)
 
 
 # --- many ---

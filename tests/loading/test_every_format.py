@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import random
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -57,29 +56,6 @@ def _own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "_FIRST_WAIT", 0.02)
-
-
-@pytest.fixture(scope="session")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Write:
-    """Where the samples lie in a form, which nobody may change; or in MDS as "mds of" it."""
-    root = tmp_path_factory.mktemp("every")
-
-    def write(name: str) -> Path:
-        path = root / name
-        if name.startswith("mds of "):
-            return path if path.exists() else FORMS[name.removeprefix("mds of ")].write_as_mds(path)
-        if not path.exists():
-            path.mkdir()
-            FORMS[name].write(path)
-        return path
-
-    return write
-
-
-@pytest.fixture
-def copied(written: Write, tmp_path: Path) -> Write:
-    """The same, in a copy to be damaged."""
-    return lambda name: Path(shutil.copytree(written(name), tmp_path / "copy"))
 
 
 class Numbered:
