@@ -164,6 +164,8 @@ def _values(path: Path, data: bytes, way: str) -> list[tuple[int, int]]:
         return [] if "checksums" in way else [(4, len(data) - 8 - int.from_bytes(data[-8:-4], "little"))]
     if path.name.startswith("chunk-"):
         return [(4 * (int.from_bytes(data[:4], "little") + 2), len(data))]
+    if path.suffix == ".idx":  # where documents begin is said once, and may be anywhere between two sequences
+        return [(len(data) - 8 * int.from_bytes(data[26:34], "little"), len(data))]
     return [(0, len(data))] if path.suffix == ".bin" else []
 
 
@@ -344,12 +346,12 @@ def _named(error: StreamingError) -> str:
 
 
 def _compared(case: Case, info: ShardInfo, read: Sequence[Read], expected: Sequence[Read]) -> Counter[str]:
-    if _ends_early(case):
+    is_changed = case.name in {file.basename for file in info.stored}
+    if is_changed and _ends_early(case):
         read = read[: max(0, min(len(read), len(expected)) - 1)]  # the last one may have lost members
         expected = expected[: len(read)]
     assert len(read) == len(expected), f"{len(read)} samples instead of {len(expected)}"
     endings = Counter[str]()
-    is_changed = case.name in {file.basename for file in info.stored}
     for place, (found, sample) in enumerate(zip(read, expected, strict=True)):
         if isinstance(found, StreamingError):
             assert is_changed, f"a file that is sound: {found}"
@@ -366,7 +368,7 @@ def _compared(case: Case, info: ShardInfo, read: Sequence[Read], expected: Seque
 
 def _ends_early(case: Case) -> bool:
     """Whether a tar file has a block of zeros, which is the mark of its end, where it had something else."""
-    if case.is_under or not case.name.endswith(".tar"):
+    if not case.name.endswith(".tar"):
         return False
     before, after = case.sound.files[case.name], case.data
     blocks = (slice(place, place + 512) for place in range(0, min(len(before), len(after)), 512))
