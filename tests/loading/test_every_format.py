@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import random
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tqdm import tqdm
 
 from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset, read_bad_samples
 from lightning_streaming.cache.config import CACHE_VARIABLE
@@ -268,6 +270,7 @@ def read_in_turn(name: str, root: Path, cache: Path, told: Any) -> None:
 
 
 def make_index(name: str, root: Path, told: Any) -> None:
+    tqdm.set_lock(threading.RLock())  # of its own: whoever is killed with one that is shared keeps it
     told.value = 1
     run(*index_command(name, root))
 
