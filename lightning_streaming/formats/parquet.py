@@ -57,6 +57,7 @@ from lightning_streaming.formats.values import NUMBERS, NdarrayEncoding, shorten
 _NAME = "parquet"
 _SUFFIXES = FILE_SUFFIXES[_NAME]
 _ROWS, _ARROW = ".rows/", ".arrow"
+_NOT_READ = "not read: "
 _MAGIC, _SEALED = b"PAR1", b"PARE"
 _TAIL_BYTES = 64 << 10
 """Read of a file's end at once; most footers are shorter."""
@@ -64,8 +65,8 @@ _GAP_BYTES = 256 << 10
 """Ranges that lie closer are fetched as one, as a request costs more than what lies between."""
 _OLD_CHUNK_BYTES = 100
 """By which early writers of Parquet tell the length of a column too short."""
-_FRAME_BYTES = 4096
-"""More than a stream of Arrow takes for what is neither schema nor values, and for each column's share of it."""
+_FRAME_BYTES, _FRAME_BYTES_OF_COLUMN = 4096, 512
+"""More than a stream of Arrow takes for what is neither schema nor values, and than a column's share of that."""
 _BUFFER_BYTES = 64
 """To which each buffer of it is padded."""
 
@@ -95,6 +96,12 @@ class ParquetFormat:
         require_pyarrow()
         check_columns(info, columns)
         _check_told(info)
+        for name, kind in zip(info.schema["column_names"], info.schema["column_encodings"], strict=True):
+            if kind.startswith(_NOT_READ) and (columns is None or name in columns):
+                raise UnsupportedError(
+                    f"{info.raw_data.basename}: column {name!r} is of Arrow's type {kind.removeprefix(_NOT_READ)}, which "
+                    "is not read; name the columns that you want with columns=[...]"
+                )
 
     def open(self, info: ShardInfo, directory: Path, columns: Sequence[str] | None) -> ShardReader:
         """Open the unpacked rows of a row group; see :class:`OtherFormat`."""
@@ -233,7 +240,7 @@ def _row_groups(files: StoredFiles, name: str) -> list[ShardInfo]:
     """The shards of a file; none for row groups without rows."""
     size = files.sizes()[name]
     footer = read_footer(_FileAmong(files, name))
-    columns = {one: kind.encoding for one, kind in arrow_columns(footer.schema, None, name).items()}
+    columns = _encodings(footer.schema, name)
     stored = FileInfo(basename=name, bytes=size, hashes={})
     shards = []
     for group in range(footer.metadata.num_row_groups):
@@ -245,6 +252,20 @@ def _row_groups(files: StoredFiles, name: str) -> list[ShardInfo]:
         shard = other_shard(_NAME, told.num_rows, raw, columns, {}, compression=PART, zip_data=stored)
         shards.append(replace(shard, column_bytes=",".join(map(str, sizes))))
     return shards
+
+
+def _encodings(schema: Any, name: str) -> dict[str, str]:
+    """The encoding of each column; of those whose type is not read, that it is not."""
+    try:
+        return {one: column.encoding for one, column in arrow_columns(schema, None, name).items()}
+    except UnsupportedError:
+        found = dict[str, str]()
+        for field in schema:
+            try:
+                found[field.name] = arrow_columns(schema, [field.name], name)[field.name].encoding
+            except UnsupportedError:
+                found[field.name] = f"{_NOT_READ}{shortened(str(field.type), 100)}"
+        return found
 
 
 def _by_file(known: Mapping[str, ShardInfo], sizes: Mapping[str, int]) -> dict[str, list[ShardInfo]]:
@@ -353,7 +374,7 @@ def _column_bytes(footer: Footer, group: Any, shown: str) -> list[int]:
         chunks = iter([group.column(place) for place in range(group.num_columns)])
         metadata = len(footer.schema.serialize())
         return [
-            _FRAME_BYTES + metadata // len(footer.schema) + _most_bytes(one.type, group.num_rows, chunks)
+            _FRAME_BYTES_OF_COLUMN + metadata // len(footer.schema) + _most_bytes(one.type, group.num_rows, chunks)
             for one in footer.schema
         ]
 
@@ -405,7 +426,9 @@ def _most_leaf_bytes(kind: Any, chunk: Any) -> int:
     """Most bytes that the values of a Parquet column take."""
     count = int(chunk.num_values)
     if _is_text(kind):
-        return int(chunk.total_uncompressed_size) + (16 if "view" in str(kind) else 8) * (2 * count + 2)
+        width = 16 if "view" in str(kind) else 8 if "large" in str(kind) else 4
+        width += 4 if chunk.has_dictionary_page else 0
+        return int(chunk.total_uncompressed_size) + width * (count + 1) + 4 * _BUFFER_BYTES
     try:
         return int(count) * int(kind.bit_width) // 8 + _BUFFER_BYTES
     except ValueError:  # of no fixed width: a dictionary's values, or nulls
