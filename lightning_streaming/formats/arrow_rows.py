@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.errors import EncodingError, FormatError, SampleIndexError, ShardCorruptError
+from lightning_streaming.errors import EncodingError, FormatError, SampleIndexError, ShardCorruptError, StreamingError
 from lightning_streaming.formats.arrow_arrays import DenseKind, Numbers, is_dense
 from lightning_streaming.formats.arrow_types import ArrowColumn, arrow_columns
 from lightning_streaming.formats.arrow_values import Number, Read, reader_of, require_pyarrow, stored
@@ -36,7 +36,7 @@ def sound_arrow(shown: str) -> Iterator[None]:
     arrow = require_pyarrow()
     try:
         yield
-    except FormatError:
+    except StreamingError:  # some of which are a ValueError or an OSError too
         raise
     except (arrow.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError) as error:
         raise ShardCorruptError(f"{shown} must be sound rows of Arrow, but: {shortened(str(error))}") from error

@@ -99,8 +99,8 @@ class ParquetFormat:
         for name, kind in zip(info.schema["column_names"], info.schema["column_encodings"], strict=True):
             if kind.startswith(_NOT_READ) and (columns is None or name in columns):
                 raise UnsupportedError(
-                    f"{info.raw_data.basename}: column {name!r} is of Arrow's type {kind.removeprefix(_NOT_READ)}, which "
-                    "is not read; name the columns that you want with columns=[...]"
+                    f"{info.raw_data.basename}: column {name!r} is of Arrow's type {kind.removeprefix(_NOT_READ)}, "
+                    "which is not read; name the columns that you want with columns=[...]"
                 )
 
     def open(self, info: ShardInfo, directory: Path, columns: Sequence[str] | None) -> ShardReader:
@@ -155,7 +155,7 @@ class ParquetRows(ArrowRows):
     def close(self) -> None:
         """Let go of the file."""
         super().close()
-        self._map.release()
+        self._map = memoryview(b"")  # not released: an error that is under way may still hold a batch
 
 
 def parquet_plain_kind(info: ShardInfo, columns: Sequence[str] | None) -> PlainArrow | None:
@@ -259,13 +259,14 @@ def _encodings(schema: Any, name: str) -> dict[str, str]:
     try:
         return {one: column.encoding for one, column in arrow_columns(schema, None, name).items()}
     except UnsupportedError:
-        found = dict[str, str]()
-        for field in schema:
-            try:
-                found[field.name] = arrow_columns(schema, [field.name], name)[field.name].encoding
-            except UnsupportedError:
-                found[field.name] = f"{_NOT_READ}{shortened(str(field.type), 100)}"
-        return found
+        return {field.name: _encoding(schema, field, name) for field in schema}
+
+
+def _encoding(schema: Any, field: Any, name: str) -> str:
+    try:
+        return arrow_columns(schema, [field.name], name)[field.name].encoding
+    except UnsupportedError:
+        return f"{_NOT_READ}{shortened(str(field.type), 100)}"
 
 
 def _by_file(known: Mapping[str, ShardInfo], sizes: Mapping[str, int]) -> dict[str, list[ShardInfo]]:
@@ -429,8 +430,10 @@ def _most_leaf_bytes(kind: Any, chunk: Any) -> int:
         width = 16 if "view" in str(kind) else 8 if "large" in str(kind) else 4
         width += 4 if chunk.has_dictionary_page else 0
         return int(chunk.total_uncompressed_size) + width * (count + 1) + 4 * _BUFFER_BYTES
+    if require_pyarrow().types.is_null(kind):
+        return 0
     try:
-        return int(count) * int(kind.bit_width) // 8 + _BUFFER_BYTES
+        return count * int(kind.bit_width) // 8 + _BUFFER_BYTES
     except ValueError:  # of no fixed width: a dictionary's values, or nulls
         return int(chunk.total_uncompressed_size) + 16 * (count + 1)
 
@@ -527,7 +530,13 @@ def _decoded(footer: Footer, group: int, columns: Sequence[str], leaves: Sequenc
         if _is_text(footer.schema.field(name).type) and "." not in name and told.column(first[name]).has_dictionary_page
     ]
     # Nothing of pyarrow's own threads, which a forked worker would not have.
-    file = parquet.ParquetFile(pieces, metadata=footer.metadata, read_dictionary=keeps_dictionary, pre_buffer=False)
+    file = parquet.ParquetFile(
+        pieces,
+        metadata=footer.metadata,
+        read_dictionary=keeps_dictionary,
+        pre_buffer=False,
+        page_checksum_verification=True,
+    )
     rows = file.reader.read_row_group(group, column_indices=list(leaves), use_threads=False)
     return rows.combine_chunks()
 
