@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lightning_streaming.errors import IndexFormatError
-from lightning_streaming.formats.shard_table import OTHER_FORMATS, FileInfo, ShardInfo
+from lightning_streaming.formats.shard_table import OTHER_FORMATS, PART, FileInfo, ShardInfo
 from lightning_streaming.formats.values import brief
 
 
@@ -143,6 +143,11 @@ class StoredFile(Protocol):
 class PartsFormat(OtherFormat, Protocol):
     """A format whose shards are parts of files; what is read of one is made of it, and kept on the node."""
 
+    @property
+    def is_read_in_place(self) -> bool:
+        """Whether :meth:`open` takes a directory that has the stored file itself, too."""
+        ...
+
     def narrowed(self, info: ShardInfo, columns: Sequence[str] | None) -> ShardInfo:
         """The shard that has some columns of another alone, for which less is fetched.
 
@@ -179,6 +184,25 @@ class PartsFormat(OtherFormat, Protocol):
             OSError: The raw file cannot be written.
         """
         ...
+
+
+def by_file(known: Mapping[str, ShardInfo], sizes: Mapping[str, int]) -> dict[str, list[ShardInfo]]:
+    """The shards that were described before, by the file that they are parts of, or all of, if its size is the same.
+
+    Of the last file that has parts, some may be missing; so it is left out.
+
+    Args:
+        known: See :meth:`OtherFormat.describe`.
+        sizes: Bytes of each file there is.
+    """
+    found, parts = dict[str, list[ShardInfo]](), ""
+    for shard in known.values():
+        file = shard.zip_data or shard.raw_data
+        if sizes.get(file.basename) == file.bytes:
+            found.setdefault(file.basename, []).append(shard)
+            parts = file.basename if shard.compression == PART else parts
+    found.pop(parts, None)
+    return found
 
 
 def other_shard(

@@ -27,7 +27,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 from lightning_streaming.errors import (
     ConfigError,
@@ -43,7 +43,7 @@ from lightning_streaming.formats.arrow_values import require_pyarrow
 from lightning_streaming.formats.encodings import encoding
 from lightning_streaming.formats.in_order import known_or_found
 from lightning_streaming.formats.mds import map_file
-from lightning_streaming.formats.other_formats import ShardReader, StoredFile, StoredFiles, other_shard
+from lightning_streaming.formats.other_formats import ShardReader, StoredFile, StoredFiles, by_file, other_shard
 from lightning_streaming.formats.shard_table import (
     FILE_SUFFIXES,
     PART,
@@ -75,6 +75,8 @@ _BUFFER_BYTES = 64
 class ParquetFormat:
     """Row groups of Parquet files."""
 
+    is_read_in_place: ClassVar[bool] = False
+
     def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Generator[ShardInfo, None, None]:
         """The row groups of every file, in the order of names; see :class:`OtherFormat`. Only footers are read."""
         require_pyarrow()
@@ -84,7 +86,7 @@ class ParquetFormat:
                 f"{files.shown} has no Parquet files, whose names end in {', '.join(_SUFFIXES)}; give the directory or "
                 "the files, like data/train-*.parquet"
             )
-        before, encodings = _by_file(known, files.sizes()), dict[str, tuple[str, str]]()
+        before, encodings = by_file(known, files.sizes()), dict[str, tuple[str, str]]()
         with closing(known_or_found(_row_groups, files, ((name, before.get(name)) for name in names))) as found:
             for name, shards in zip(names, found, strict=True):
                 for shard in shards:
@@ -267,18 +269,6 @@ def _encoding(schema: Any, field: Any, name: str) -> str:
         return arrow_columns(schema, [field.name], name)[field.name].encoding
     except UnsupportedError:
         return f"{_NOT_READ}{shortened(str(field.type), 100)}"
-
-
-def _by_file(known: Mapping[str, ShardInfo], sizes: Mapping[str, int]) -> dict[str, list[ShardInfo]]:
-    """The shards that were described before, of files of the same size; but of the last file some may be missing."""
-    found = dict[str, list[ShardInfo]]()
-    for shard in known.values():
-        file = shard.zip_data
-        if file is not None and sizes.get(file.basename) == file.bytes:
-            found.setdefault(file.basename, []).append(shard)
-    if found:
-        found.popitem()
-    return found
 
 
 def _check_alike(shard: ShardInfo, name: str, encodings: dict[str, tuple[str, str]]) -> None:

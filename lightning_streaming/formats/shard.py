@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from lightning_streaming.errors import ConfigError, FormatError, SampleIndexError, ShardCorruptError
+from lightning_streaming.errors import ConfigError, FormatError, IndexFormatError, SampleIndexError, ShardCorruptError
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.arrow_rows import PlainArrow
 from lightning_streaming.formats.compression import check_algorithm
@@ -150,8 +150,17 @@ def other_format(name: str, block_length: int | None = None) -> OtherFormat:
 
 
 def parts_format(info: ShardInfo) -> PartsFormat | None:
-    """The format of a shard that is a part of a file; None of other shards."""
-    return ParquetFormat() if info.compression == PART else None
+    """The format of a shard that is a part of a file; None of other shards.
+
+    Raises:
+        IndexFormatError: Files of its format have no parts.
+    """
+    if info.compression != PART:
+        return None
+    formats: dict[str, PartsFormat] = {"parquet": ParquetFormat(), "npy": NpyFormat(), "megatron": MegatronFormat()}
+    if info.format not in formats:
+        raise IndexFormatError(f"the index entry of {info.raw_data.basename} is of a part of a {info.format} file")
+    return formats[info.format]
 
 
 def narrowed(info: ShardInfo, columns: Sequence[str] | None) -> ShardInfo:
