@@ -365,4 +365,6 @@ class Picture:
 
 def is_json(kind: ArrowKind) -> bool:
     """Whether JSON can say the values, numbers and arrays of numpy's own being numbers and lists."""
+    if isinstance(kind, Coded):
+        return is_json(kind.value)
     return isinstance(kind, (Number, Bool, Text)) or (kind.encoding or "").partition(":")[0] in ("json", "ndarray")
