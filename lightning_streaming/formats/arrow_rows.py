@@ -92,6 +92,8 @@ class ArrowRows:
     def _add(self, batch: Any, schema: Any) -> None:
         if not batch.schema.equals(schema):
             raise ShardCorruptError(f"{self._shown} must have record batches of one schema, but they differ")
+        if batch.num_rows < 0:
+            raise ShardCorruptError(f"{self._shown} has a record batch of {batch.num_rows} rows")
         if not batch.num_rows:
             return
         with sound_arrow(self._shown):

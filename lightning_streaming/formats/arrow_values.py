@@ -61,7 +61,7 @@ def reader_of(kind: ArrowKind, array: Any) -> Read:
     """What reads an array's values; None of those that are null."""
     array = stored(array)
     read = kind.read(array)
-    if not array.null_count:
+    if not array.null_count or isinstance(kind, Null):  # the latter may say of itself that it is of any length
         return read
     is_there = quick(are_there_in(array))
     return lambda row: read(row) if is_there[row] else None
@@ -365,4 +365,6 @@ class Picture:
 
 def is_json(kind: ArrowKind) -> bool:
     """Whether JSON can say the values, numbers and arrays of numpy's own being numbers and lists."""
+    if isinstance(kind, Coded):
+        return is_json(kind.value)
     return isinstance(kind, (Number, Bool, Text)) or (kind.encoding or "").partition(":")[0] in ("json", "ndarray")
