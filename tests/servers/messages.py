@@ -171,12 +171,13 @@ def files_under(root: Path) -> Source:
         path = root / request.path.lstrip("/")
         if ".." in path.parts or not path.is_file():
             return refusal(404)
-        return _of_file(path, request)
+        return of_file(path, request)
 
     return answer
 
 
-def _of_file(path: Path, request: Request) -> Answer:
+def of_file(path: Path, request: Request) -> Answer:
+    """A file, or the range of it that is asked for."""
     status = path.stat()
     size = status.st_size
     headers = {"ETag": f'"{status.st_mtime_ns:x}-{size:x}"', "Accept-Ranges": "bytes"}
