@@ -88,7 +88,7 @@ def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 
     Raises:
         ConfigError: No filesystem serves this scheme, an environment variable that the options take is not set, or the
-            URL of a bucket holds credentials.
+            URL of a bucket holds credentials, or no namespace where it must.
         MissingDependencyError: The package that does is not installed.
     """
     cls = _filesystem_class(url)
@@ -97,6 +97,9 @@ def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
             f"{mask_url(url)} was given with a user or password before its bucket, which this store does not take; "
             "put them into storage_options, for example as key and secret"
         )
+    if scheme_of(url) in OCI_SCHEMES and "@" not in url.partition("://")[2].partition("/")[0]:
+        # Its filesystem finds the namespace of an account, and then lists under other names than were asked for.
+        raise ConfigError(f"{mask_url(url)} names no namespace; write oci://BUCKET@NAMESPACE/path")
     arguments = {**cls._get_kwargs_from_urls(url), **_with_our_settings(url, expand(options))}
     key = (os.getpid(), 0 if cls.async_impl else threading.get_ident(), _token(cls, arguments))
     filesystem = _opened.get(key)
@@ -104,7 +107,7 @@ def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         make = functools.partial(cls, **arguments, skip_instance_cache=True)
         # One that blocks may connect at once, and stall.
         filesystem = make() if cls.async_impl else run_watched(make, StallClock(), math.inf, _OPEN_SECONDS)
-        _leave_retries_to_us(filesystem, url)
+        _leave_retries_to_us(filesystem, url, options)
         filesystem = _opened.setdefault(key, filesystem)  # unless another thread was faster
     return filesystem, cls._strip_protocol(url)
 
@@ -255,7 +258,7 @@ def _with_our_settings(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return dict(options)
 
 
-def _leave_retries_to_us(filesystem: Any, url: str) -> None:
+def _leave_retries_to_us(filesystem: Any, url: str, options: Mapping[str, Any]) -> None:
     if scheme_of(url) in _S3_SCHEMES:
         filesystem.retries = 1
     # gcsfs has no such setting, but keeps the request that it repeats up to six times, within others that it repeats.
@@ -265,7 +268,7 @@ def _leave_retries_to_us(filesystem: Any, url: str) -> None:
     if scheme_of(url) in AZURE_SCHEMES:
         # The policy is shared by all clients that this one makes, and is no option of adlfs.
         filesystem.service_client._config.retry_policy.total_retries = 0
-    if scheme_of(url) in OCI_SCHEMES and "retry_strategy" not in (filesystem.storage_options.get("config_kwargs") or {}):
+    if scheme_of(url) in OCI_SCHEMES and "retry_strategy" not in (options.get("config_kwargs") or {}):
         never = importlib.import_module("oci.retry").NoneRetryStrategy()
         filesystem.config_kwargs["retry_strategy"] = filesystem.oci_client.retry_strategy = never
 

@@ -19,7 +19,7 @@ from lightning_streaming.storage import urls
 from lightning_streaming.storage.downloads import CONNECTIONS, Download, next_ticket
 from lightning_streaming.storage.filesystems import account_of, call, endpoint_of, kind_of, open_filesystem, prepare
 from lightning_streaming.storage.hub import refuse_to_write
-from lightning_streaming.storage.retries import Attempts, Deadline, longest_series
+from lightning_streaming.storage.retries import Attempts, Deadline, is_refusal, longest_series
 from lightning_streaming.storage.secrets import StorageOptions, secrets_of
 from lightning_streaming.storage.sinks import FileSink, MemorySink, Sink, disk_errors, system_errors
 
@@ -236,7 +236,9 @@ class Location:
         def look(filesystem: Any, path: str) -> dict[str, int]:
             try:
                 found = call(filesystem, "ls", path, True, timeout=self._seconds(_LIST_SECONDS))
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                if is_refusal(error):
+                    raise
                 return {}
             return {entry["name"].rpartition("/")[2]: entry["size"] for entry in found if entry["type"] == "file"}
 

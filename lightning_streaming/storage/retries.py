@@ -95,7 +95,15 @@ _NO_CREDENTIALS = (
     "TokenRetrievalError",
     "UnauthorizedSSOTokenError",
 )
-_BAD_OPTIONS = ("InvalidConfigError", "InvalidRegionError", "ParamValidationError", "ProfileNotFound")
+_BAD_OPTIONS = (
+    "InvalidConfig",
+    "InvalidConfigError",
+    "InvalidKeyFilePath",
+    "InvalidPrivateKey",
+    "InvalidRegionError",
+    "ParamValidationError",
+    "ProfileNotFound",
+)
 # What stores write into their answer, in XML, JSON, plain text or a header.
 _MISSING_WORDS = {
     "bucket": ("NoSuchBucket", "specified bucket does not exist", "ContainerNotFound", "BucketNotFound"),
@@ -232,8 +240,8 @@ def _final_class(error: Exception) -> type[StreamingError] | None:
     status = status_of(error)
     if status is not None and (status in _HEALING_STATUSES or status >= 500):
         return None
-    if isinstance(error, FileNotFoundError):  # the hub's filesystem takes also a refusal for one
-        return AccessDeniedError if _STATUS_ERRORS.get(status or 0) is AccessDeniedError else ObjectNotFoundError
+    if isinstance(error, FileNotFoundError):
+        return AccessDeniedError if is_refusal(error) else ObjectNotFoundError
     # gcsfs tells 403 only in words.
     if isinstance(error, PermissionError) or str(error).startswith("Forbidden") or _is_any(error, _NO_CREDENTIALS):
         return AccessDeniedError
@@ -244,6 +252,11 @@ def _final_class(error: Exception) -> type[StreamingError] | None:
     if isinstance(error, TypeError | ValueError | NotImplementedError) or _is_any(error, _BAD_OPTIONS):
         return ConfigError
     return None
+
+
+def is_refusal(error: FileNotFoundError) -> bool:
+    """Whether the store refused access: the hub's filesystem says of both that there is no such object."""
+    return _STATUS_ERRORS.get(status_of(error) or 0) is AccessDeniedError
 
 
 def status_of(error: BaseException) -> int | None:
