@@ -19,7 +19,7 @@ from lightning_streaming.storage import urls
 from lightning_streaming.storage.downloads import CONNECTIONS, Download, next_ticket
 from lightning_streaming.storage.filesystems import account_of, call, endpoint_of, kind_of, open_filesystem, prepare
 from lightning_streaming.storage.hub import refuse_to_write
-from lightning_streaming.storage.retries import Attempts, Deadline, is_refusal, longest_series
+from lightning_streaming.storage.retries import Attempts, Deadline, is_more_missing, longest_series
 from lightning_streaming.storage.secrets import StorageOptions, secrets_of
 from lightning_streaming.storage.sinks import FileSink, MemorySink, Sink, disk_errors, system_errors
 
@@ -237,7 +237,7 @@ class Location:
             try:
                 found = call(filesystem, "ls", path, True, timeout=self._seconds(_LIST_SECONDS))
             except FileNotFoundError as error:
-                if is_refusal(error):
+                if is_more_missing(error):
                     raise
                 return {}
             return {entry["name"].rpartition("/")[2]: entry["size"] for entry in found if entry["type"] == "file"}
@@ -252,7 +252,7 @@ class Location:
 
         def look(filesystem: Any, path: str) -> list[str]:
             root = path.rstrip("/") + "/"
-            found = call(filesystem, "find", root, timeout=self._seconds(_LIST_SECONDS))
+            found = self._find(filesystem, root, detail=False)
             return sorted(one[len(root) :] for one in found if one.startswith(root) and one != root)
 
         return self._attempt("list", look)
@@ -265,7 +265,7 @@ class Location:
 
         def look(filesystem: Any, path: str) -> dict[str, int]:
             root = path.rstrip("/") + "/"
-            found = call(filesystem, "find", root, timeout=self._seconds(_LIST_SECONDS), detail=True)
+            found = self._find(filesystem, root, detail=True)
             below = {one[len(root) :]: told["size"] for one, told in found.items() if one.startswith(root)}
             return {name: below[name] for name in sorted(below) if name and "/." not in f"/{name}"}
 
@@ -315,6 +315,14 @@ class Location:
                 call(filesystem, "rm_file", path, timeout=self._seconds(_REMOVE_SECONDS))
 
         self._attempt("remove", send)
+
+    def _find(self, filesystem: Any, root: str, *, detail: bool) -> Any:
+        try:
+            return call(filesystem, "find", root, timeout=self._seconds(_LIST_SECONDS), detail=detail)
+        except FileNotFoundError as error:  # of the hub's filesystem before its 1.0
+            if urls.store_of(self.url) != "hf" or is_more_missing(error):
+                raise
+            return {}
 
     def _seconds(self, usual: float) -> float:
         return usual if self.timeout is None else self.timeout

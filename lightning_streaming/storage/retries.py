@@ -241,7 +241,7 @@ def _final_class(error: Exception) -> type[StreamingError] | None:
     if status is not None and (status in _HEALING_STATUSES or status >= 500):
         return None
     if isinstance(error, FileNotFoundError):
-        return AccessDeniedError if is_refusal(error) else ObjectNotFoundError
+        return _STATUS_ERRORS.get(status or 0, ObjectNotFoundError)  # the hub's filesystem takes a refusal for one
     # gcsfs tells 403 only in words.
     if isinstance(error, PermissionError) or str(error).startswith("Forbidden") or _is_any(error, _NO_CREDENTIALS):
         return AccessDeniedError
@@ -254,9 +254,10 @@ def _final_class(error: Exception) -> type[StreamingError] | None:
     return None
 
 
-def is_refusal(error: FileNotFoundError) -> bool:
-    """Whether the store refused access: the hub's filesystem says of both that there is no such object."""
-    return _STATUS_ERRORS.get(status_of(error) or 0) is AccessDeniedError
+def is_more_missing(error: FileNotFoundError) -> bool:
+    """Whether there is more missing than a directory: access, or the repository or revision that it would be in."""
+    names = ("RepositoryNotFoundError", "RevisionNotFoundError")
+    return status_of(error) in (401, 403) or any(_is_any(link, names) for link in _causes(error))
 
 
 def status_of(error: BaseException) -> int | None:

@@ -34,9 +34,9 @@ def hub_under(root: Path) -> Source:
         if parts[0] == "elsewhere":
             return _elsewhere(root, parts[1:], request)
         is_api = parts[0] == "api"
-        kind, user, name, *rest = parts[is_api:]
-        if kind != "datasets":
+        if parts[is_api] != "datasets" or len(parts) < is_api + 3:
             return _refusal(404, "RepoNotFound", "Repository not found")
+        user, name, *rest = parts[is_api + 1 :]
         refused = _refused(root / user / name, request.headers)
         if refused is not None:
             return refused
@@ -120,8 +120,7 @@ def _elsewhere(root: Path, parts: list[str], request: Request) -> Answer:
     """The other host, which goes by signatures."""
     if "authorization" in request.headers or not request.target.endswith("?Signature=a%2Fb"):
         return plain(400, b"only one way to sign is allowed")
-    user, name, revision, *rest = parts
-    return of_file(root.joinpath(user, name, quote(revision, safe=""), *rest), request)
+    return of_file(root.joinpath(*parts), request)
 
 
 def _revision(repository: Path, revision: str) -> Path | None:
