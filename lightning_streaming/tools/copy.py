@@ -101,8 +101,8 @@ def _places(args: Namespace) -> tuple[StoredDataset, StoredDataset]:
         raise ConfigError(f"a dataset must not be copied into itself, but {out.shown} is in {source.shown}")
     if out.directory is not None and out.directory.exists() and not out.directory.is_dir():
         raise ConfigError(f"{out.shown} must be a directory, but is a file")
-    for place in (source, out):
-        place.at.prepare()
+    source.at.prepare()
+    out.at.prepare_to_write()
     return source, out
 
 

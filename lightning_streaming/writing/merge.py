@@ -175,7 +175,7 @@ def merge_under(out: str | Path | tuple[str, str], *, storage_options: Mapping[s
 def _roots(out: str | Path | tuple[str, str], options: Mapping[str, Any]) -> list[Location]:
     """The places of the merged dataset, the one that readers use last."""
     roots = [Location(str(root), options) for root in parse_out(out) if root is not None]
-    roots[-1].prepare()
+    roots[-1].prepare_to_write()
     return roots
 
 
