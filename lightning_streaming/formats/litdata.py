@@ -38,11 +38,13 @@ from lightning_streaming.formats.litdata_chunks import (
 )
 from lightning_streaming.formats.litdata_leaves import item_bytes, leaf_decoder
 from lightning_streaming.formats.litdata_samples import (
+    LitDataDecoder,
     PlainLeaves,
     parse_tree,
     plain_blocks,
     plain_leaves,
     sample_decoder,
+    unsafe_leaves,
 )
 from lightning_streaming.formats.mds import table_bytes
 from lightning_streaming.formats.other_formats import ShardReader, StoredFiles, described, other_shard
@@ -61,6 +63,8 @@ class LitDataFormat:
 
     block_length: int | None
     """Values of each sample, of data that ``TokensLoader`` wrote; what is left of a chunk is not read. Else None."""
+    allow_unsafe_types: bool = False
+    """Whether leaves may be unpickled, which runs code of whoever wrote them."""
 
     def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Generator[ShardInfo, None, None]:  # noqa: ARG002
         """The shards that litData's index names, in its order; see :class:`OtherFormat`. No chunk is looked at."""
@@ -89,7 +93,7 @@ class LitDataFormat:
             elif how["arrow"]:
                 require_pyarrow()
             else:
-                sample_decoder(how["data_spec"], how["data_format"], columns)
+                self._decoder(how, columns)
         except (ConfigError, IndexFormatError) as error:
             raise type(error)(f"{info.raw_data.basename} cannot be read: {shortened(str(error))}") from None
         if how["zipped"] is not None:
@@ -105,11 +109,15 @@ class LitDataFormat:
             return TokensChunk(info, directory, serializer, plain_blocks(serializer, how["block_length"]), size)
         if how["zipped"] != "batch" and has_arrow_rows(info, directory):
             return ArrowChunk(info, directory, columns)
-        decoder = sample_decoder(how["data_spec"], how["data_format"], columns)
+        decoder = self._decoder(how, columns)
         leaves = plain_leaves(how["data_spec"], how["data_format"], columns)
         if how["zipped"] == "batch":
             return FramedChunk(info, directory, decoder, leaves)
         return PlainChunk(info, directory, decoder, leaves, zipped=how["zipped"] == "sample")
+
+    def _decoder(self, how: Mapping[str, Any], columns: Sequence[str] | None) -> LitDataDecoder:
+        unsafe = self.allow_unsafe_types
+        return sample_decoder(how["data_spec"], how["data_format"], columns, allow_unsafe_types=unsafe)
 
     def _shards(self, index: _Index, files: StoredFiles) -> Iterator[ShardInfo]:
         value_bytes = self._value_bytes(index)
@@ -176,6 +184,17 @@ def litdata_plain_kind(info: ShardInfo, columns: Sequence[str] | None) -> PlainL
     if how["arrow"] or how["zipped"] == "sample":
         return None
     return plain_leaves(how["data_spec"], how["data_format"], columns)
+
+
+def litdata_unsafe_columns(info: ShardInfo) -> list[str]:
+    """The columns of a shard whose values can run code of whoever wrote them when they are read.
+
+    Raises:
+        IndexFormatError: Its entry in the index is not of this format.
+        ConfigError: Its samples are made of types that are not read.
+    """
+    how = _how(info)
+    return [] if how["arrow"] else unsafe_leaves(how["data_spec"], how["data_format"])
 
 
 # --- the index ---

@@ -44,7 +44,9 @@ _EXTRAS = {
     **dict.fromkeys(OCI_SCHEMES, ("ocifs", "oci")),
 }
 """Of a scheme whose package does not come with this one: that package, and our extra that installs it."""
-_KNOWN = "s3://, gs://, az://, abfs://, abfss://, oci://, hf://, https://, http:// and those of other packages for fsspec"
+_KNOWN = (
+    "s3://, gs://, az://, abfs://, abfss://, oci://, hf://, https://, http:// and those of other packages for fsspec"
+)
 _CONNECT_SECONDS = 10
 _OPEN_SECONDS = 60
 _NO_LIMIT_SECONDS = 86_400

@@ -49,7 +49,9 @@ def parse_hub_url(url: str) -> HubFile:
     found = _REPOSITORY.fullmatch(url)
     first = found["name"].partition("/")[0] if found is not None and found["kind"] is None else ""
     if first == "buckets":
-        raise UnsupportedError(f"{mask_url(url)} names a bucket of the hub, and only repositories are read; use {_FORM}")
+        raise UnsupportedError(
+            f"{mask_url(url)} names a bucket of the hub, and only repositories are read; use {_FORM}"
+        )
     if found is None or first in _KINDS:
         raise ConfigError(f"{mask_url(url)} names no repository of the hub; write {_FORM}")
     revision = found["revision"]

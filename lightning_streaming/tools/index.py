@@ -22,10 +22,9 @@ from lightning_streaming.cache.made_index import made_index
 from lightning_streaming.cache.shared_files import make_cache_directory
 from lightning_streaming.errors import ConfigError, FormatError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index
-from lightning_streaming.formats.shard_table import OTHER_FORMATS
 from lightning_streaming.loading.stream import Stream, StreamDefaults
 from lightning_streaming.storage import Location
-from lightning_streaming.tools.commands import add_json, add_storage_options
+from lightning_streaming.tools.commands import add_format, add_json, add_storage_options
 from lightning_streaming.tools.console import FINE, print_json, print_table, progress
 
 _JOURNAL = ".index.journal"
@@ -36,8 +35,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Say what it can be told."""
     add = parser.add_argument
     add("source", metavar="SRC", help="directory or URL of the data")
-    add("--format", required=True, choices=OTHER_FORMATS, help="what lies there")
-    add("--block-length", type=int, metavar="N", help="tokens of a sample, where it is to be a block of so many")
+    add_format(parser, required=True)
     add("--out", metavar="DIR", help="directory or URL to write index.json into; by default SRC")
     add_json(parser)
     add_storage_options(parser)

@@ -32,6 +32,7 @@ from lightning_streaming.formats.litdata_chunks import FramedChunk, LitDataChunk
 from lightning_streaming.formats.litdata_leaves import leaf_decoder
 from lightning_streaming.formats.litdata_samples import plain_leaves, sample_decoder
 from lightning_streaming.formats.other_formats import ShardReader, other_shard
+from lightning_streaming.formats.shard import check_shard, open_shard, unsafe_columns
 from lightning_streaming.formats.shard_table import FileInfo, ShardInfo, column_names
 from tests.golden import golden_path
 from tests.golden.litdata_values import describe
@@ -113,6 +114,18 @@ def test_columns_that_are_not_wanted_need_not_be_readable(tmp_path: Path) -> Non
     nested = readers("nested", tmp_path, ["record"])[0][1]
     assert list(nested) == ["record"]
     assert nested["record"][0]["b"] == "two"
+
+
+def test_leaves_are_unpickled_where_that_is_allowed(tmp_path: Path) -> None:
+    directory = golden_path(NEW, "pickled")
+    (info,) = LitDataFormat(None).describe(Files(directory), {})
+    assert unsafe_columns(info) == ["odd"]
+    with pytest.raises(ConfigError, match=r"'odd'.*allow_unsafe_types=True"):
+        check_shard(info)
+    check_shard(info, allow_unsafe_types=True)
+    check_samples([open_shard(info, directory, allow_unsafe_types=True)], EXPECTED["pickled"])
+    with pytest.raises(ConfigError, match=r"'odd'.*allow_unsafe_types=True"):
+        open_shard(info, directory)
 
 
 @pytest.mark.parametrize("name", ["rows", "records"])
