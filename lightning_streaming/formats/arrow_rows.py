@@ -20,11 +20,13 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import EncodingError, FormatError, SampleIndexError, ShardCorruptError
 from lightning_streaming.formats.arrow_arrays import DenseKind, Numbers, is_dense
-from lightning_streaming.formats.arrow_types import ArrowColumn, arrow_columns
+from lightning_streaming.formats.arrow_types import ArrowColumn
 from lightning_streaming.formats.arrow_values import Read, reader_of, require_pyarrow, stored
 from lightning_streaming.formats.plain_rows import FlatColumn, PlainRows, plain_rows
 from lightning_streaming.formats.values import shortened
 
+_SMALL = 1 << 20
+"""Bytes of a batch of plain rows below which batches are copied into one: to go to each takes longer than to copy."""
 _OF_VALUES = (FormatError, ValueError, ArithmeticError)
 """What comes of a value that is damaged."""
 
@@ -62,23 +64,20 @@ class ArrowRows:
     Args:
         batches: ``pyarrow.RecordBatch`` of one schema. What they lie in must not change, and can be closed once this is
             closed and nobody else holds a batch.
-        columns: Names of the columns to read, in any order; None for all.
-        shown: What to call them in an error.
+        columns: What to read, in this order: mostly what :func:`arrow_columns` finds in the schema of the batches.
+        shown: What to call the batches in an error.
         data: What the batches lie in, where that is one piece of memory, for flat columns without a copy.
 
     Raises:
         ShardCorruptError: A batch is damaged. All that is wanted of it is looked at, so nothing that it says of
             places in its buffers leads out of them later.
-        ConfigError: A wanted column is not there.
-        UnsupportedError: One is of a type that is not read.
-        MissingDependencyError: pyarrow is not installed.
     """
 
     def __init__(
-        self, batches: Sequence[Any], columns: Sequence[str] | None, shown: str, data: memoryview | None = None
+        self, batches: Sequence[Any], columns: Mapping[str, ArrowColumn], shown: str, data: memoryview | None = None
     ) -> None:
         self._shown, self._data = shown, data
-        self._columns = arrow_columns(batches[0].schema, columns, shown) if batches else {}
+        self.columns = columns
         self._batches = list[dict[str, Any]]()
         self._firsts = [0]
         for batch in batches:
@@ -96,18 +95,13 @@ class ArrowRows:
         if not batch.num_rows:
             return
         with sound_arrow(self._shown):
-            arrays = {name: batch.column(schema.get_field_index(name)) for name in self._columns}
+            arrays = {name: batch.column(schema.get_field_index(name)) for name in self.columns}
             for array in arrays.values():
                 array.validate(full=True)
         if any(len(array) != batch.num_rows for array in arrays.values()):
             raise ShardCorruptError(f"{self._shown} must have columns of {batch.num_rows} rows, but one has not")
         self._batches.append({name: stored(array) for name, array in arrays.items()})
         self._firsts.append(self._firsts[-1] + batch.num_rows)
-
-    @property
-    def columns(self) -> Mapping[str, ArrowColumn]:
-        """Those that are read."""
-        return self._columns
 
     def __len__(self) -> int:
         return self._samples
@@ -124,7 +118,7 @@ class ArrowRows:
             raise self._explained(index, number, row) from error
 
     def _prepare(self, number: int) -> tuple[tuple[str, Read], ...]:
-        reads = tuple((name, reader_of(self._columns[name].kind, a)) for name, a in self._batches[number].items())
+        reads = tuple((name, reader_of(self.columns[name].kind, a)) for name, a in self._batches[number].items())
         self._reads[number] = reads
         return reads
 
@@ -145,18 +139,19 @@ class ArrowRows:
         return self._plain
 
     def _plain_tables(self) -> list[_Dense] | None:
-        if plain_arrow(self._columns) is None:
+        if plain_arrow(self.columns) is None:
             return None
         tables = list[_Dense]()
         for arrays in self._batches:
             table = dict[str, NDArray[Any]]()
             for name, array in arrays.items():
-                values = cast("DenseKind", self._columns[name].kind).dense(array)
+                values = cast("DenseKind", self.columns[name].kind).dense(array)
                 if values is None or (tables and tables[0].values[name].shape[1:] != values.shape[1:]):
                     return None
                 table[name] = values
             tables.append(_Dense.of(table))
-        return tables
+        size = sum(values.nbytes for table in tables for values in table.values.values())
+        return [_Dense.joined(tables)] if size < _SMALL * len(tables) and len(tables) > 1 else tables
 
     def copy_rows(self, indexes: NDArray[np.int64], rows: NDArray[np.void]) -> None:
         """Copy some rows; see :class:`PlainReader`."""
@@ -178,10 +173,10 @@ class ArrowRows:
         Raises:
             EncodingError: The column is of other values, or a row is null or has a null.
         """
-        kind = self._columns[name].kind
+        kind = self.columns[name].kind
         if not isinstance(kind, Numbers) or kind.inner or kind.final or kind.dtype.kind not in "iuf":
             raise EncodingError(
-                f"{self._shown}, column {name!r} is of {self._columns[name].type}, not of one-dimensional arrays"
+                f"{self._shown}, column {name!r} is of {self.columns[name].type}, not of one-dimensional arrays"
             )
         pieces, starts, counts = list[NDArray[Any]](), list[NDArray[np.int64]](), list[NDArray[np.int64]]()
         for first, arrays in zip(self._firsts, self._batches, strict=False):
@@ -239,6 +234,11 @@ class _Dense(NamedTuple):
         if others or not only.flags.c_contiguous:
             return cls(values, None)
         return cls(values, only.reshape(len(only), -1).view(np.uint8).view(f"V{only.nbytes // len(only)}")[:, 0])
+
+    @classmethod
+    def joined(cls, tables: Sequence[_Dense]) -> _Dense:
+        """One of the rows of all."""
+        return cls.of({name: np.concatenate([one.values[name] for one in tables]) for name in tables[0].values})
 
     def copy(self, indexes: NDArray[np.int64], rows: NDArray[np.void], plain: PlainRows) -> None:
         """Copy some rows to rows of as many."""

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from lightning_streaming.errors import ConfigError, FormatError, SampleIndexError, ShardCorruptError
 from lightning_streaming.files import join_under
+from lightning_streaming.formats.arrow_rows import PlainArrow
 from lightning_streaming.formats.compression import check_algorithm
 from lightning_streaming.formats.index import FileInfo, ShardInfo
 from lightning_streaming.formats.litdata import LitDataFormat, litdata_plain_kind
@@ -92,7 +93,9 @@ def open_shard(
     return MDSReader(info, directory, allow_unsafe_types=allow_unsafe_types, columns=columns)
 
 
-def plain_kind(info: ShardInfo, columns: Sequence[str] | None) -> PlainSchema | PlainLeaves | PlainRows | None:
+def plain_kind(
+    info: ShardInfo, columns: Sequence[str] | None
+) -> PlainSchema | PlainArrow | PlainLeaves | PlainRows | None:
     """What shards have in common whose samples may be plain together; None where those of this one are not.
 
     Args:

@@ -154,6 +154,29 @@ def test_plain_rows_are_the_samples(name: str, tmp_path: Path) -> None:
     assert (True in found) == (name not in ("mixed", "mixed_batch", "rows", "pair"))
 
 
+@pytest.mark.parametrize("name", ["rows", "rows_zstd"])
+def test_rows_of_arrow_of_which_only_numbers_are_wanted_are_plain(name: str, tmp_path: Path) -> None:
+    directory, columns, kinds = golden_path(NEW, name), ["number", "share"], set()
+    shards = list(format_of(name).describe(Files(directory), {}))
+    for info, reader in zip(shards, readers(name, tmp_path, columns), strict=True):
+        assert isinstance(reader, LitDataChunk)
+        kinds.add(plain_kind(info, columns))
+        plain = reader.plain_rows()
+        assert plain is not None
+        places = np.random.default_rng(1).permutation(len(reader))
+        rows = np.empty(len(reader), plain.row)
+        reader.copy_rows(places, rows)
+        expected = default_collate([reader[place] for place in places])
+        for column, values in plain.columns_of(rows).items():
+            assert torch.from_numpy(values).equal(expected[column])
+            assert torch.from_numpy(values).dtype == expected[column].dtype
+    assert len(kinds) == 1
+    assert None not in kinds
+    assert plain_kind(shards[0], ["number"]) not in kinds
+    assert plain_kind(shards[0], ["number", "text"]) is None
+    assert plain_kind(shards[0], None) is None
+
+
 def test_samples_of_equal_bytes_are_plain_in_frames_too(tmp_path: Path) -> None:
     decoder = sample_decoder(leaf_spec("x"), ["int"], None)
     items = [struct.pack("<Iq", 8, number) for number in range(10)]
