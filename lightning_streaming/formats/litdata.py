@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from lightning_streaming.errors import (
     ShardCorruptError,
     UnsupportedError,
 )
-from lightning_streaming.formats.arrow_rows import PlainArrow
+from lightning_streaming.formats.arrow_rows import PlainArrow, plain_arrow
 from lightning_streaming.formats.arrow_values import require_pyarrow
 from lightning_streaming.formats.compression import ZSTD_HEAD_BYTES, check_algorithm, declared_zstd_bytes
 from lightning_streaming.formats.litdata_chunks import (
@@ -53,7 +52,6 @@ from lightning_streaming.formats.values import brief, shortened
 
 _NAME = "litdata"
 _JSON_KINDS = frozenset({"str", "int", "float", "bool", "bytes", "null", "list", "map", "struct"})
-_NUMBERS = frozenset({"int", "float", "bool"})
 _JSON_SERIALIZERS = frozenset({"str", "text", "int", "float", "bool", "bytes", "json", "pickle"})
 
 
@@ -176,20 +174,10 @@ def litdata_plain_kind(info: ShardInfo, columns: Sequence[str] | None) -> PlainA
     if "block_length" in how:
         return plain_blocks(how["data_format"][0], how["block_length"])
     if how["arrow"] and how["zipped"] != "batch":
-        return _plain_numbers(info, columns)
+        serializers = ["int" if one == "bool" else one for one in how["data_format"]]
+        encodings = parse_tree(how["data_spec"], len(serializers)).encodings(serializers)
+        return plain_arrow({name: one for name, one in encodings.items() if columns is None or name in columns})
     return None if how["zipped"] == "sample" else plain_leaves(how["data_spec"], how["data_format"], columns)
-
-
-def _plain_numbers(info: ShardInfo, columns: Sequence[str] | None) -> PlainArrow | None:
-    """Rows of Arrow of which nothing but numbers are wanted."""
-    how = _how(info)
-    tree = parse_tree(how["data_spec"], len(how["data_format"]))
-    left, found = iter(how["data_format"]), dict[str, str]()
-    for name, count, build in tree.columns:
-        serializers = list(islice(left, count))
-        if columns is None or name in columns:
-            found[name] = serializers[0] if build is next else ""
-    return PlainArrow(tuple(found.items())) if found and _NUMBERS.issuperset(found.values()) else None
 
 
 # --- the index ---

@@ -43,7 +43,7 @@ from lightning_streaming.formats.arrow_values import (
 )
 from lightning_streaming.formats.litdata_chunks import LitDataChunk
 from lightning_streaming.formats.mds import map_file, read_offsets, table_bytes
-from lightning_streaming.formats.plain_rows import PlainRows
+from lightning_streaming.formats.plain_rows import ColumnReader, PlainRows
 from lightning_streaming.formats.shard_table import ShardInfo, column_names
 
 _FOOTER = struct.Struct("<I8s")
@@ -64,7 +64,7 @@ def has_arrow_rows(info: ShardInfo, directory: Path) -> bool:
         return bool(read_offsets(data, info.samples, str(path))[-1] < info.raw_data.bytes)
 
 
-class ArrowChunk(LitDataChunk):
+class ArrowChunk(LitDataChunk, ColumnReader):
     """Samples as rows of Arrow."""
 
     def __init__(self, info: ShardInfo, directory: Path, columns: Sequence[str] | None) -> None:
@@ -73,7 +73,9 @@ class ArrowChunk(LitDataChunk):
         with sound_arrow(shown):
             batches = list(_with_columns(self._batches(), names))
         fields = batches[0].schema if batches else ()
-        self._rows = ArrowRows(batches, {one.name: ArrowColumn(one.name, _kind(one.type), "") for one in fields}, shown)
+        self._rows = ArrowRows(
+            batches, {one.name: ArrowColumn(one.name, _kind(one.type), "") for one in fields}, shown, self._data
+        )
         if len(self._rows) != info.samples:
             raise ShardCorruptError(f"{shown} must have {info.samples} rows, but has {len(self._rows)}")
 
@@ -100,6 +102,10 @@ class ArrowChunk(LitDataChunk):
 
     def copy_rows(self, indexes: NDArray[np.int64], rows: NDArray[np.void]) -> None:
         self._rows.copy_rows(indexes, rows)
+
+    def take(self, indexes: NDArray[np.int64]) -> dict[str, NDArray[Any] | list[Any]] | None:
+        """Some samples, column by column; see :class:`ColumnReader`."""
+        return self._rows.take(indexes)
 
     def close(self) -> None:
         self._rows.close()

@@ -21,7 +21,7 @@ from pyarrow import parquet
 from torch.utils.data import default_collate
 
 from lightning_streaming.errors import EncodingError, SampleIndexError, ShardCorruptError, StreamingError
-from lightning_streaming.formats.arrow_rows import ArrowRows, plain_arrow
+from lightning_streaming.formats.arrow_rows import ArrowRows, PlainArrow, plain_arrow
 from tests.formats.stored import arrays_in, rows_of
 
 
@@ -55,6 +55,10 @@ PLAIN = pa.record_batch(
 
 def opened(batch: Any, rows: int, columns: Sequence[str] | None = None) -> ArrowRows:
     return rows_of(batches_in(streamed(batch, rows)), columns, "file")
+
+
+def kind_of(rows: ArrowRows) -> PlainArrow | None:
+    return plain_arrow({name: one.encoding for name, one in rows.columns.items()})
 
 
 # --- single rows ---
@@ -140,10 +144,10 @@ def test_batches_of_plain_rows_are_what_collating_single_ones_makes(rows: int, c
 def test_rows_of_one_kind_are_of_one_object() -> None:
     first, second = opened(PLAIN, 4), opened(PLAIN.slice(2), 3)
     assert first.plain_rows() is second.plain_rows()
-    assert plain_arrow(first.columns) == plain_arrow(second.columns)
+    assert kind_of(first) == kind_of(second)
     narrower = opened(PLAIN, 4, ["id"])
     assert narrower.plain_rows() is not first.plain_rows()
-    assert plain_arrow(narrower.columns) != plain_arrow(first.columns)
+    assert kind_of(narrower) != kind_of(first)
 
 
 @pytest.mark.parametrize(
@@ -163,15 +167,15 @@ def test_rows_of_several_lengths_or_with_nulls_are_not_plain(values: Any) -> Non
     batch = pa.record_batch({"id": pa.array([0, 1]), "x": values})
     found = rows_of([batch], None, "file")
     assert found.plain_rows() is None
-    assert plain_arrow(found.columns) is not None, "by its schema it may be"
+    assert kind_of(found) is not None, "by its schema it may be"
     assert rows_of([batch], ["id"], "file").plain_rows() is not None
 
 
-@pytest.mark.parametrize("values", [pa.array(["a", "b"]), pa.array([["a"], ["b"]]), pa.array([{"a": 1}] * 2)], ids=str)
+@pytest.mark.parametrize("values", [pa.array([["a"], ["b"]]), pa.array([{"a": 1}] * 2), pa.nulls(2)], ids=str)
 def test_rows_of_other_values_are_never_plain(values: Any) -> None:
     found = rows_of([pa.record_batch({"x": values})], None, "file")
     assert found.plain_rows() is None
-    assert plain_arrow(found.columns) is None
+    assert kind_of(found) is None
 
 
 def test_rows_whose_lengths_change_from_batch_to_batch_are_not_plain() -> None:
@@ -194,6 +198,61 @@ def test_any_rows_can_be_copied(rows: int, per_batch: int, width: int, data: st.
         np.testing.assert_array_equal(table["x"], values[start:][indexes])
     if columns != ["x"]:
         assert table["n"].tolist() == [start + index for index in indexes]
+
+
+# --- column by column ---
+
+
+def collated(rows: ArrowRows, indexes: Sequence[int]) -> Any:
+    return default_collate([rows[index] for index in indexes])
+
+
+@pytest.mark.parametrize("rows", [1, 3, 10])
+@pytest.mark.parametrize("has_data", [True, False])
+def test_rows_taken_column_by_column_are_what_collating_single_ones_makes(rows: int, has_data: bool) -> None:
+    texts = ["", "a", "üö", "text"] * 2 + ["", "b"]
+    more = {
+        "text": pa.array(texts),
+        "large": pa.array(texts, pa.large_string()),
+        "raw": pa.array([one.encode() for one in texts], pa.binary()),
+        "ragged": pa.array([list(range(number // 2)) for number in range(10)], pa.list_(pa.int16())),
+    }
+    columns = dict(zip(PLAIN.schema.names, PLAIN.columns, strict=True)) | more
+    data = memoryview(streamed(pa.record_batch(columns), rows))
+    found = rows_of(batches_in(data), None, "file", data if has_data else None)
+    assert found.plain_rows() is None
+    for indexes in ([8, 9, 8], [4, 5], [9]):
+        taken, expected = found.take(np.array(indexes)), collated(found, indexes)
+        assert taken is not None
+        assert list(taken) == list(expected)
+        for name, values in taken.items():
+            if isinstance(values, list):
+                assert values == expected[name]
+            else:
+                assert torch.from_numpy(values).dtype == expected[name].dtype
+                assert torch.equal(torch.from_numpy(values), expected[name])
+    for unequal in ([8, 0], [0, 1]):  # of several lengths; of none
+        assert found.take(np.array(unequal)) is None
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array(["a", None]),
+        pa.array([1, None]),
+        pa.array([["a"], ["b"]]),
+        pa.array(["a", "b"], pa.string_view()),
+        pa.array([[1], [None]], pa.list_(pa.int8())),
+        pa.array([[1], None], pa.list_(pa.int8())),
+        pa.array([[[1, 2]], [[3, 4], [5, 6]]], pa.list_(pa.list_(pa.int8(), 2))),
+        pa.array([[True], [True, False]], pa.list_(pa.bool_())),
+    ],
+    ids=str,
+)
+def test_other_rows_are_not_taken_column_by_column(values: Any) -> None:
+    found = rows_of([pa.record_batch({"id": pa.array([0, 1]), "x": values})])
+    assert found.take(np.array([0])) is None
+    assert rows_of([pa.record_batch({"id": pa.array([0, 1]), "x": values})], ["id"]).take(np.array([0])) is not None
 
 
 # --- as flat columns ---
