@@ -44,6 +44,18 @@ def require_pyarrow() -> Any:
     return pyarrow
 
 
+def require_parquet() -> Any:
+    """The module ``pyarrow.parquet``.
+
+    Raises:
+        MissingDependencyError: pyarrow is not installed.
+    """
+    require_pyarrow()
+    import pyarrow.parquet
+
+    return pyarrow.parquet
+
+
 class ArrowKind(Protocol):
     """What the values of a column are."""
 
@@ -168,6 +180,10 @@ class Text:
     """Whether its offsets are of 64 bits."""
     encoding: str = "str"
 
+    def flat(self, array: Any) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+        """The bytes of all rows, and where in them each row begins and the last one ends."""
+        return np.frombuffer(_bytes(array), np.uint8), offsets_of(array, large=self.large)
+
     def read(self, array: Any) -> Read:
         offsets, data = quick(offsets_of(array, large=self.large)), _bytes(array)
 
@@ -183,6 +199,10 @@ class Binary:
 
     large: bool
     encoding: str = "bytes"
+
+    def flat(self, array: Any) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+        """The bytes of all rows, and where in them each row begins and the last one ends."""
+        return np.frombuffer(_bytes(array), np.uint8), offsets_of(array, large=self.large)
 
     def read(self, array: Any) -> Read:
         offsets, data = quick(offsets_of(array, large=self.large)), _bytes(array)

@@ -41,7 +41,7 @@ from lightning_streaming.formats.in_order import known_or_found
 from lightning_streaming.formats.mds import map_file
 from lightning_streaming.formats.other_formats import (
     ShardReader,
-    StoredFile,
+    RangedFile,
     StoredFiles,
     by_file,
     described,
@@ -156,10 +156,10 @@ class MegatronFormat:
         """The same shard: there is but one column."""
         return info
 
-    def look(self, stored: StoredFile) -> None:
+    def look(self, stored: RangedFile) -> None:
         """Nothing: a ``.bin`` file has tokens alone; see :class:`PartsFormat`."""
 
-    def unpack(self, info: ShardInfo, known: None, stored: StoredFile, destination: Path) -> int:  # noqa: ARG002
+    def unpack(self, info: ShardInfo, known: None, stored: RangedFile, destination: Path) -> int:  # noqa: ARG002
         """Copy the blocks of a part; see :class:`PartsFormat`."""
         layout = row_layout(info)
         if layout is None:

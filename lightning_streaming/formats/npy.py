@@ -28,7 +28,7 @@ from lightning_streaming.errors import ConfigError, FormatError, IndexFormatErro
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.in_order import known_or_found
 from lightning_streaming.formats.mds import map_file
-from lightning_streaming.formats.other_formats import StoredFile, StoredFiles, by_file, described
+from lightning_streaming.formats.other_formats import RangedFile, StoredFiles, by_file, described
 from lightning_streaming.formats.row_files import (
     MOST_ROW_BYTES,
     RowColumn,
@@ -121,11 +121,11 @@ class NpyFormat:
         """The same shard: its columns lie together."""
         return info
 
-    def look(self, stored: StoredFile) -> NpyHeader:
+    def look(self, stored: RangedFile) -> NpyHeader:
         """The header of a file; see :class:`PartsFormat`."""
         return read_header(lambda start, stop: bytes(stored.read([(start, stop)])[0]), stored.size, stored.shown)
 
-    def unpack(self, info: ShardInfo, known: NpyHeader, stored: StoredFile, destination: Path) -> int:
+    def unpack(self, info: ShardInfo, known: NpyHeader, stored: RangedFile, destination: Path) -> int:
         """Copy the rows of a part; see :class:`PartsFormat`."""
         values_at = _checked_values_at(info, known, stored.size, stored.shown)
         return copy_part(info, _layout(info), values_at, stored, destination)

@@ -118,7 +118,7 @@ class OtherFormat(Protocol):
         ...
 
 
-class StoredFile(Protocol):
+class RangedFile(Protocol):
     """A file as it is stored, of which parts are read."""
 
     @property
@@ -157,7 +157,7 @@ class PartsFormat(OtherFormat, Protocol):
         """
         ...
 
-    def look(self, stored: StoredFile) -> Any:
+    def look(self, stored: RangedFile) -> Any:
         """What is to be known of a file before parts of it are unpacked; it is kept for the next.
 
         Raises:
@@ -166,7 +166,7 @@ class PartsFormat(OtherFormat, Protocol):
         """
         ...
 
-    def unpack(self, info: ShardInfo, known: Any, stored: StoredFile, destination: Path) -> int:
+    def unpack(self, info: ShardInfo, known: Any, stored: RangedFile, destination: Path) -> int:
         """Make the raw file of a shard.
 
         Args:

@@ -37,13 +37,12 @@ from lightning_streaming.errors import (
     UnsupportedError,
 )
 from lightning_streaming.files import join_under
-from lightning_streaming.formats.arrow_rows import ArrowRows, PlainArrow, sound_arrow
+from lightning_streaming.formats.arrow_rows import ArrowRows, PlainArrow, plain_arrow, sound_arrow
 from lightning_streaming.formats.arrow_types import arrow_columns
-from lightning_streaming.formats.arrow_values import require_pyarrow
-from lightning_streaming.formats.encodings import encoding
+from lightning_streaming.formats.arrow_values import require_parquet, require_pyarrow
 from lightning_streaming.formats.in_order import known_or_found
 from lightning_streaming.formats.mds import map_file
-from lightning_streaming.formats.other_formats import ShardReader, StoredFile, StoredFiles, by_file, other_shard
+from lightning_streaming.formats.other_formats import ShardReader, RangedFile, StoredFiles, by_file, other_shard
 from lightning_streaming.formats.shard_table import (
     FILE_SUFFIXES,
     PART,
@@ -52,7 +51,7 @@ from lightning_streaming.formats.shard_table import (
     check_columns,
     column_names,
 )
-from lightning_streaming.formats.values import NUMBERS, NdarrayEncoding, shortened
+from lightning_streaming.formats.values import shortened
 
 _NAME = "parquet"
 _SUFFIXES = FILE_SUFFIXES[_NAME]
@@ -114,17 +113,17 @@ class ParquetFormat:
         """The shard of the same row group that has some columns alone; see :class:`PartsFormat`."""
         return _narrowed(info, columns)
 
-    def look(self, stored: StoredFile) -> Footer:
+    def look(self, stored: RangedFile) -> Footer:
         """The footer of a file; see :class:`PartsFormat`."""
         return read_footer(stored)
 
-    def unpack(self, info: ShardInfo, known: Footer, stored: StoredFile, destination: Path) -> int:
+    def unpack(self, info: ShardInfo, known: Footer, stored: RangedFile, destination: Path) -> int:
         """Unpack the columns of a row group; see :class:`PartsFormat`."""
         group, columns = _group_of(info), column_names(info)
         _check_unchanged(info, known, group, stored)
         leaves = known.leaves(columns)
         ranges = _ranges([known.metadata.row_group(group).column(one) for one in leaves], stored.size)
-        pieces = _Pieces(ranges, stored.read(ranges), stored.size)
+        pieces = _FileOfRanges(ranges, stored.read(ranges), stored.size)
         with sound_arrow(f"row group {group} of {stored.shown}"):
             rows = _decoded(known, group, columns, leaves, pieces)
         if rows.num_rows != info.samples:
@@ -145,7 +144,9 @@ class ParquetRows(ArrowRows):
         try:
             with sound_arrow(str(path)):
                 batches = list(arrow.ipc.open_stream(arrow.py_buffer(self._map)))
-            super().__init__(batches, column_names(info), str(path), self._map)
+            schema = batches[0].schema if batches else arrow.schema([])
+            columns = arrow_columns(schema, column_names(info), str(path))
+            super().__init__(batches, columns, str(path), self._map)
         except BaseException:
             self.close()
             raise
@@ -164,24 +165,12 @@ def parquet_plain_kind(info: ShardInfo, columns: Sequence[str] | None) -> PlainA
     """What row groups have in common whose rows may be plain together; None where those of this one are not."""
     schema = info.schema
     told = zip(schema["column_names"], schema["column_encodings"], strict=True)
-    wanted = tuple((name, one) for name, one in told if columns is None or name in columns)
-    return PlainArrow(wanted) if all(_may_be_dense(one) for _, one in wanted) else None
+    return plain_arrow({name: one for name, one in told if columns is None or name in columns})
 
 
 def may_be_flat_column(info: ShardInfo) -> bool:
     """Whether a row group has a column of one-dimensional arrays."""
     return any(one.startswith("ndarray:") for one in info.schema["column_encodings"])
-
-
-@lru_cache(maxsize=256)
-def _may_be_dense(name: str) -> bool:
-    """Whether the values of a column may be a table, by its encoding."""
-    if name == "bool":
-        return True
-    try:
-        return isinstance(encoding(name), (*NUMBERS, NdarrayEncoding))
-    except ConfigError:
-        return False
 
 
 # --- the index ---
@@ -207,7 +196,7 @@ class Footer:
         return found
 
 
-def read_footer(stored: StoredFile) -> Footer:
+def read_footer(stored: RangedFile) -> Footer:
     """Read the end of a Parquet file.
 
     Raises:
@@ -229,7 +218,7 @@ def read_footer(stored: StoredFile) -> Footer:
     if needed > len(tail):
         tail = stored.read([(size - needed, size)])[0]
     with sound_arrow(stored.shown):
-        metadata = _require_parquet().read_metadata(arrow.BufferReader(_MAGIC + bytes(tail[-needed:])))
+        metadata = require_parquet().read_metadata(arrow.BufferReader(_MAGIC + bytes(tail[-needed:])))
         schema = metadata.schema.to_arrow_schema()
         if len(set(schema.names)) < len(schema.names):
             raise UnsupportedError(f"{stored.shown} has two columns of one name: {shortened(', '.join(schema.names))}")
@@ -340,18 +329,6 @@ def _columns_digest(columns: tuple[str, ...]) -> str:
     return hashlib.blake2b("\n".join(columns).encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()
 
 
-def _require_parquet() -> Any:
-    """The module ``pyarrow.parquet``.
-
-    Raises:
-        MissingDependencyError: pyarrow is not installed.
-    """
-    require_pyarrow()
-    import pyarrow.parquet
-
-    return pyarrow.parquet
-
-
 # --- how much room unpacked rows take ---
 
 
@@ -440,7 +417,7 @@ def _is_text(kind: Any) -> bool:
 _Range = tuple[int, int]
 
 
-def _check_unchanged(info: ShardInfo, footer: Footer, group: int, stored: StoredFile) -> None:
+def _check_unchanged(info: ShardInfo, footer: Footer, group: int, stored: RangedFile) -> None:
     """Refuse a file that is another one than when its index was made."""
     metadata = footer.metadata
     is_same = group < metadata.num_row_groups and metadata.row_group(group).num_rows == info.samples
@@ -476,7 +453,7 @@ def _ranges(chunks: Sequence[Any], size: int) -> list[_Range]:
     return joined
 
 
-class _Pieces(io.RawIOBase):
+class _FileOfRanges(io.RawIOBase):
     """A file of which only some ranges are here."""
 
     def __init__(self, ranges: Sequence[_Range], pieces: Sequence[memoryview | bytes], size: int) -> None:
@@ -509,9 +486,9 @@ class _Pieces(io.RawIOBase):
         return found
 
 
-def _decoded(footer: Footer, group: int, columns: Sequence[str], leaves: Sequence[int], pieces: _Pieces) -> Any:
+def _decoded(footer: Footer, group: int, columns: Sequence[str], leaves: Sequence[int], pieces: _FileOfRanges) -> Any:
     """The rows of a row group, as one table whose columns are each in one piece."""
-    parquet = _require_parquet()
+    parquet = require_parquet()
     told = footer.metadata.row_group(group)
     first = dict(zip(footer.schema.names, _first_leaves(footer.schema), strict=True))
     keeps_dictionary = [

@@ -33,7 +33,7 @@ from lightning_streaming.errors import (
 )
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.encodings import encoding
-from lightning_streaming.formats.other_formats import StoredFile, described, other_shard
+from lightning_streaming.formats.other_formats import RangedFile, described, other_shard
 from lightning_streaming.formats.plain_rows import FlatColumn, PlainRows, plain_rows
 from lightning_streaming.formats.shard_table import PART, FileInfo, ShardInfo
 from lightning_streaming.formats.values import NUMBERS, NdarrayEncoding
@@ -273,7 +273,7 @@ def file_of_rows(info: ShardInfo, layout: RowLayout, directory: Path) -> tuple[F
     return info.zip_data, part_rows(info, layout)[0]
 
 
-def copy_part(info: ShardInfo, layout: RowLayout, values_at: int, stored: StoredFile, destination: Path) -> int:
+def copy_part(info: ShardInfo, layout: RowLayout, values_at: int, stored: RangedFile, destination: Path) -> int:
     """Write the rows of a part to a file of their own; gives the bytes read.
 
     Args:

@@ -97,7 +97,7 @@ def open_shard(
 
 def plain_kind(
     info: ShardInfo, columns: Sequence[str] | None
-) -> PlainSchema | PlainLeaves | PlainRows | PlainArrow | None:
+) -> PlainSchema | PlainArrow | PlainLeaves | PlainRows | None:
     """What shards have in common whose samples may be plain together; None where those of this one are not.
 
     Args:

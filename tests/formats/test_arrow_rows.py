@@ -21,8 +21,8 @@ from pyarrow import parquet
 from torch.utils.data import default_collate
 
 from lightning_streaming.errors import EncodingError, SampleIndexError, ShardCorruptError, StreamingError
-from lightning_streaming.formats.arrow_rows import ArrowRows, plain_arrow
-from tests.formats.stored import arrays_in
+from lightning_streaming.formats.arrow_rows import ArrowRows, PlainArrow, plain_arrow
+from tests.formats.stored import arrays_in, rows_of
 
 
 def streamed(table: Any, rows: int) -> bytes:
@@ -54,7 +54,11 @@ PLAIN = pa.record_batch(
 
 
 def opened(batch: Any, rows: int, columns: Sequence[str] | None = None) -> ArrowRows:
-    return ArrowRows(batches_in(streamed(batch, rows)), columns, "file")
+    return rows_of(batches_in(streamed(batch, rows)), columns, "file")
+
+
+def kind_of(rows: ArrowRows) -> PlainArrow | None:
+    return plain_arrow({name: one.encoding for name, one in rows.columns.items()})
 
 
 # --- single rows ---
@@ -76,28 +80,28 @@ def test_rows_are_counted_over_all_batches(rows: int) -> None:
 
 def test_batches_without_rows_are_passed_over() -> None:
     nothing = PLAIN.slice(0, 0)
-    found = ArrowRows([nothing, PLAIN.slice(0, 4), nothing, PLAIN.slice(4), nothing], None, "file")
+    found = rows_of([nothing, PLAIN.slice(0, 4), nothing, PLAIN.slice(4), nothing], None, "file")
     assert [found[index]["id"] for index in range(len(found))] == list(range(10))
     assert found.plain_rows() is not None
     for batches in ([], [nothing], [nothing, nothing]):
-        empty = ArrowRows(batches, None, "file")
+        empty = rows_of(batches, None, "file")
         assert len(empty) == 0
         assert empty.plain_rows() is None
         with pytest.raises(SampleIndexError):
             empty[0]
-    assert arrays_in(ArrowRows([nothing], None, "file").flat_column("tokens")) == []
+    assert arrays_in(rows_of([nothing], None, "file").flat_column("tokens")) == []
 
 
 def test_batches_must_be_of_one_schema() -> None:
     with pytest.raises(ShardCorruptError, match="one schema"):
-        ArrowRows([PLAIN, PLAIN.select(["id"])], ["id"], "file")
+        rows_of([PLAIN, PLAIN.select(["id"])], ["id"], "file")
 
 
 def test_dictionaries_may_change_from_batch_to_batch() -> None:
     kind = pa.dictionary(pa.int8(), pa.string())
     batches = [pa.record_batch({"x": pa.array(values, kind)}) for values in (["a", "b"], ["c", "a", None])]
     found = batches_in(streamed(pa.Table.from_batches(batches), 2))
-    rows = ArrowRows(found, None, "file")
+    rows = rows_of(found, None, "file")
     assert [rows[index]["x"] for index in range(5)] == ["a", "b", "c", "a", None]
 
 
@@ -105,9 +109,9 @@ def test_what_is_not_wanted_may_be_damaged_or_of_any_type() -> None:
     odd = pa.array([1, 1, 2], pa.int32()).dictionary_encode()
     broken = pa.DictionaryArray.from_arrays(pa.array([0, 90, 1], pa.int8()), odd.dictionary, safe=False)
     batch = pa.record_batch({"x": pa.array([1, 2, 3]), "broken": broken, "ends": pa.array([1, 1, 2])})
-    assert ArrowRows([batch], ["x"], "file")[2] == {"x": 3}
+    assert rows_of([batch], ["x"], "file")[2] == {"x": 3}
     with pytest.raises(ShardCorruptError, match="file must be sound rows of Arrow"):
-        ArrowRows([batch], None, "file")
+        rows_of([batch], None, "file")
 
 
 # --- as tables ---
@@ -140,10 +144,10 @@ def test_batches_of_plain_rows_are_what_collating_single_ones_makes(rows: int, c
 def test_rows_of_one_kind_are_of_one_object() -> None:
     first, second = opened(PLAIN, 4), opened(PLAIN.slice(2), 3)
     assert first.plain_rows() is second.plain_rows()
-    assert plain_arrow(first.columns) == plain_arrow(second.columns)
+    assert kind_of(first) == kind_of(second)
     narrower = opened(PLAIN, 4, ["id"])
     assert narrower.plain_rows() is not first.plain_rows()
-    assert plain_arrow(narrower.columns) != plain_arrow(first.columns)
+    assert kind_of(narrower) != kind_of(first)
 
 
 @pytest.mark.parametrize(
@@ -161,23 +165,23 @@ def test_rows_of_one_kind_are_of_one_object() -> None:
 )
 def test_rows_of_several_lengths_or_with_nulls_are_not_plain(values: Any) -> None:
     batch = pa.record_batch({"id": pa.array([0, 1]), "x": values})
-    found = ArrowRows([batch], None, "file")
+    found = rows_of([batch], None, "file")
     assert found.plain_rows() is None
-    assert plain_arrow(found.columns) is not None, "by its schema it may be"
-    assert ArrowRows([batch], ["id"], "file").plain_rows() is not None
+    assert kind_of(found) is not None, "by its schema it may be"
+    assert rows_of([batch], ["id"], "file").plain_rows() is not None
 
 
-@pytest.mark.parametrize("values", [pa.array(["a", "b"]), pa.array([["a"], ["b"]]), pa.array([{"a": 1}] * 2)], ids=str)
+@pytest.mark.parametrize("values", [pa.array([["a"], ["b"]]), pa.array([{"a": 1}] * 2), pa.nulls(2)], ids=str)
 def test_rows_of_other_values_are_never_plain(values: Any) -> None:
-    found = ArrowRows([pa.record_batch({"x": values})], None, "file")
+    found = rows_of([pa.record_batch({"x": values})], None, "file")
     assert found.plain_rows() is None
-    assert plain_arrow(found.columns) is None
+    assert kind_of(found) is None
 
 
 def test_rows_whose_lengths_change_from_batch_to_batch_are_not_plain() -> None:
     kind = pa.list_(pa.int8())
     batches = [pa.record_batch({"x": pa.array(values, kind)}) for values in ([[1, 2]] * 3, [[1, 2, 3]] * 2)]
-    assert ArrowRows(batches, None, "file").plain_rows() is None
+    assert rows_of(batches, None, "file").plain_rows() is None
 
 
 @settings(max_examples=100, deadline=None)
@@ -196,6 +200,61 @@ def test_any_rows_can_be_copied(rows: int, per_batch: int, width: int, data: st.
         assert table["n"].tolist() == [start + index for index in indexes]
 
 
+# --- column by column ---
+
+
+def collated(rows: ArrowRows, indexes: Sequence[int]) -> Any:
+    return default_collate([rows[index] for index in indexes])
+
+
+@pytest.mark.parametrize("rows", [1, 3, 10])
+@pytest.mark.parametrize("has_data", [True, False])
+def test_rows_taken_column_by_column_are_what_collating_single_ones_makes(rows: int, has_data: bool) -> None:
+    texts = ["", "a", "üö", "text"] * 2 + ["", "b"]
+    more = {
+        "text": pa.array(texts),
+        "large": pa.array(texts, pa.large_string()),
+        "raw": pa.array([one.encode() for one in texts], pa.binary()),
+        "ragged": pa.array([list(range(number // 2)) for number in range(10)], pa.list_(pa.int16())),
+    }
+    columns = dict(zip(PLAIN.schema.names, PLAIN.columns, strict=True)) | more
+    data = memoryview(streamed(pa.record_batch(columns), rows))
+    found = rows_of(batches_in(data), None, "file", data if has_data else None)
+    assert found.plain_rows() is None
+    for indexes in ([8, 9, 8], [4, 5], [9]):
+        taken, expected = found.take(np.array(indexes)), collated(found, indexes)
+        assert taken is not None
+        assert list(taken) == list(expected)
+        for name, values in taken.items():
+            if isinstance(values, list):
+                assert values == expected[name]
+            else:
+                assert torch.from_numpy(values).dtype == expected[name].dtype
+                assert torch.equal(torch.from_numpy(values), expected[name])
+    for unequal in ([8, 0], [0, 1]):  # of several lengths; of none
+        assert found.take(np.array(unequal)) is None
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array(["a", None]),
+        pa.array([1, None]),
+        pa.array([["a"], ["b"]]),
+        pa.array(["a", "b"], pa.string_view()),
+        pa.array([[1], [None]], pa.list_(pa.int8())),
+        pa.array([[1], None], pa.list_(pa.int8())),
+        pa.array([[[1, 2]], [[3, 4], [5, 6]]], pa.list_(pa.list_(pa.int8(), 2))),
+        pa.array([[True], [True, False]], pa.list_(pa.bool_())),
+    ],
+    ids=str,
+)
+def test_other_rows_are_not_taken_column_by_column(values: Any) -> None:
+    found = rows_of([pa.record_batch({"id": pa.array([0, 1]), "x": values})])
+    assert found.take(np.array([0])) is None
+    assert rows_of([pa.record_batch({"id": pa.array([0, 1]), "x": values})], ["id"]).take(np.array([0])) is not None
+
+
 # --- as flat columns ---
 
 
@@ -207,20 +266,20 @@ DOCUMENTS: list[list[int]] = [[1, 2, 3], [], [4], [5, 6, 7, 8], [9], []]
 def test_a_flat_column_lies_in_the_stream(kind: Any, rows: int) -> None:
     batch = pa.record_batch({"text": pa.array(["x"] * 6), "tokens": pa.array(DOCUMENTS, kind)})
     data = memoryview(streamed(batch, rows))
-    found = ArrowRows(batches_in(data), None, "file", data).flat_column("tokens")
+    found = rows_of(batches_in(data), None, "file", data).flat_column("tokens")
     assert found.data is data
     assert found.dtype == np.uint16
     assert arrays_in(found) == DOCUMENTS
-    copied = ArrowRows(batches_in(data), None, "file").flat_column("tokens")
+    copied = rows_of(batches_in(data), None, "file").flat_column("tokens")
     assert arrays_in(copied) == DOCUMENTS
-    elsewhere = ArrowRows(batches_in(data), None, "file", memoryview(bytes(data))).flat_column("tokens")
+    elsewhere = rows_of(batches_in(data), None, "file", memoryview(bytes(data))).flat_column("tokens")
     assert arrays_in(elsewhere) == DOCUMENTS
 
 
 def test_a_flat_column_of_lists_of_fixed_size_and_of_slices() -> None:
     kind = pa.list_(pa.float32(), 2)
     batch = pa.record_batch({"x": pa.array([[1, 2], [3, 4], [5, 6], [7, 8]], kind)})
-    found = ArrowRows([batch.slice(1, 2), batch.slice(3)], None, "file").flat_column("x")
+    found = rows_of([batch.slice(1, 2), batch.slice(3)], None, "file").flat_column("x")
     assert arrays_in(found) == [[3, 4], [5, 6], [7, 8]]
 
 
@@ -232,10 +291,10 @@ def test_a_column_that_is_not_flat_says_so() -> None:
     kind = pa.list_(pa.int8())
     batches = [pa.record_batch({"x": pa.array(values, kind)}) for values in ([[1], [2]], [[1], None])]
     with pytest.raises(EncodingError, match=r"column 'x', in the rows from 2: row 1 has null"):
-        ArrowRows(batches, None, "file").flat_column("x")
+        rows_of(batches, None, "file").flat_column("x")
     batches = [pa.record_batch({"x": pa.array([[1], [], [2, None], [3]], kind)}).slice(1)]
     with pytest.raises(EncodingError, match=r"column 'x', in the rows from 0: row 1: expected numbers.*null"):
-        ArrowRows(batches, None, "file").flat_column("x")
+        rows_of(batches, None, "file").flat_column("x")
 
 
 # --- letting go ---
@@ -248,9 +307,9 @@ def test_samples_share_no_memory_and_the_map_can_be_closed(tmp_path: Path) -> No
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     data = memoryview(mapped)
-    rows = ArrowRows(batches_in(data), None, "file", data)
+    rows = rows_of(batches_in(data), None, "file", data)
     samples = [rows[0], rows[1]]
-    narrow = ArrowRows(batches_in(data), ["n", "l", "t"], "file", data)
+    narrow = rows_of(batches_in(data), ["n", "l", "t"], "file", data)
     made = table_of(narrow, [1, 0])
     narrow.flat_column("l")
     for reader in (rows, narrow):
@@ -288,7 +347,7 @@ def read_everything(data: bytes) -> None:
     """All that can be done with a stream."""
     try:
         batches = batches_in(data)
-        rows = ArrowRows(batches, None, "file", memoryview(data))
+        rows = rows_of(batches, None, "file", memoryview(data))
     except (StreamingError, pa.ArrowException, OSError, ValueError):
         return
     for index in range(min(len(rows), 1000)):
@@ -322,12 +381,12 @@ def test_offsets_and_indices_that_lead_out_of_their_buffers_are_refused() -> Non
         buffers = [None, pa.py_buffer(np.array(offsets, np.int32))]
         array = pa.Array.from_buffers(pa.list_(pa.int32()), len(offsets) - 1, buffers, children=[values])
         with pytest.raises(ShardCorruptError, match="file must be sound rows of Arrow"):
-            ArrowRows([pa.RecordBatch.from_arrays([array], ["x"])], None, "file")
+            rows_of([pa.RecordBatch.from_arrays([array], ["x"])], None, "file")
     texts = pa.Array.from_buffers(
         pa.string(), 1, [None, pa.py_buffer(np.array([0, 2], np.int32)), pa.py_buffer(b"\xff\xfe")]
     )
     with pytest.raises(ShardCorruptError, match="UTF8"):
-        ArrowRows([pa.RecordBatch.from_arrays([texts], ["x"])], None, "file")
+        rows_of([pa.RecordBatch.from_arrays([texts], ["x"])], None, "file")
 
 
 # --- Hugging Face datasets ---
@@ -363,7 +422,7 @@ def test_what_datasets_writes_to_parquet_is_what_it_reads(tmp_path: Path) -> Non
     path = tmp_path / "a.parquet"
     datasets.Dataset.from_list(rows, features=features).to_parquet(path, batch_size=4)
     batches = parquet.ParquetFile(path).read().to_batches()
-    found = ArrowRows(batches, None, "a.parquet")
+    found = rows_of(batches, None, "a.parquet")
     for number, row in enumerate(rows):
         sample = found[number]
         assert list(sample) == list(features)
@@ -385,7 +444,7 @@ def test_what_datasets_writes_to_parquet_is_what_it_reads(tmp_path: Path) -> Non
         "boxes": "ndarray:float32",
         "turns": "json",
     }
-    plain = ArrowRows(batches, ["grid", "label"], "a.parquet")
+    plain = rows_of(batches, ["grid", "label"], "a.parquet")
     np.testing.assert_array_equal(table_of(plain, [5, 1])["grid"][:, 1, 1], [5, 1])
 
 
@@ -393,6 +452,6 @@ def test_an_image_of_which_datasets_stored_the_path_alone(tmp_path: Path) -> Non
     Image.new("L", (2, 2)).save(tmp_path / "one.png")
     features = datasets.Features({"image": datasets.Image()})
     data = datasets.Dataset.from_dict({"image": [str(tmp_path / "one.png")]}, features=features)
-    found = ArrowRows(data.data.table.to_batches(), None, "file")
+    found = rows_of(data.data.table.to_batches(), None, "file")
     with pytest.raises(EncodingError, match=r"only its path.*embed_external_files"):
         found[0]

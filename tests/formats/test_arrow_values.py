@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lightning_streaming.errors import ConfigError, EncodingError, UnsupportedError
-from lightning_streaming.formats.arrow_rows import ArrowRows
 from lightning_streaming.formats.arrow_types import arrow_columns
+from tests.formats.stored import rows_of
 
 
 def column(array: Any, metadata: dict[str, Any] | None = None) -> list[Any]:
@@ -37,7 +37,7 @@ def column(array: Any, metadata: dict[str, Any] | None = None) -> list[Any]:
 
 
 def values_of(batches: Sequence[Any]) -> list[Any]:
-    rows = ArrowRows(batches, None, "file")
+    rows = rows_of(batches, None, "file")
     return [rows[index]["x"] for index in range(len(rows))]
 
 
@@ -194,7 +194,7 @@ def test_a_null_inside_an_array_is_an_error_of_that_sample_alone(kind: Any) -> N
     array = pa.array([row if row is None or not nested else [row, row] for row in rows], kind)
     batch = pa.record_batch({"x": array})
     for batches in ([batch], [batch.slice(1)], [batch.slice(0, 1), batch.slice(1)]):
-        found = ArrowRows(batches, None, "file")
+        found = rows_of(batches, None, "file")
         bad = len(found) - 3
         with pytest.raises(EncodingError, match=rf"file, sample {bad}, column 'x'.*null among them.*columns="):
             found[bad]
@@ -280,7 +280,7 @@ def test_tensors_of_a_fixed_shape_have_it() -> None:
     array = pa.ExtensionArray.from_storage(turned, array.storage)
     np.testing.assert_array_equal(column(array), values.transpose(0, 2, 1))
     assert encoding_of(turned) == "ndarray:int32:4,3"
-    rows = ArrowRows([pa.record_batch({"x": array})], None, "file")
+    rows = rows_of([pa.record_batch({"x": array})], None, "file")
     plain = rows.plain_rows()
     assert plain is not None
     table = np.empty(2, plain.row)
@@ -336,7 +336,7 @@ def test_images_in_lists_and_structs() -> None:
         schema = pa.schema(kinds.items(), metadata=huggingface({"x": hint, "y": {"z": hint}}))
         assert arrow_columns(schema, ["x"], "f")["x"].encoding == "list[pil]"
         batch = pa.RecordBatch.from_pylist([{"x": [row, row], "y": {"z": [row]}}], schema=schema)
-        (sample,) = list(map(ArrowRows([batch], None, "f").__getitem__, range(1)))
+        (sample,) = list(map(rows_of([batch], None, "f").__getitem__, range(1)))
         assert [one.size for one in sample["x"]] == [(4, 3)] * 2
         assert sample["y"]["z"][0].size == (4, 3)
 
@@ -370,7 +370,7 @@ def test_an_array_of_another_shape_than_its_column_is_an_error() -> None:
     good: list[Any] = [[1, 2], [3, 4]]
     bad: list[Any] = [[[1, 2, 3], [4]], [[1, 2]], [[1, None], [3, 4]], [None, [3, 4]], []]
     batch = pa.RecordBatch.from_pylist([{"x": one} for one in (*bad, good)], schema=schema)
-    rows = ArrowRows([batch], None, "f")
+    rows = rows_of([batch], None, "f")
     for index in range(len(bad)):
         with pytest.raises(EncodingError, match=f"sample {index}, column 'x'"):
             rows[index]
@@ -398,7 +398,7 @@ def test_metadata_that_cannot_be_meant_leaves_columns_as_they_are_stored(feature
     kind = pa.list_(pa.list_(pa.int32()))
     schema = pa.schema([pa.field("x", kind)], metadata=huggingface(features))
     batch = pa.RecordBatch.from_pylist([{"x": [[1], [2, 3]]}], schema=schema)
-    assert [one.tolist() for one in ArrowRows([batch], None, "f")[0]["x"]] == [[1], [2, 3]]
+    assert [one.tolist() for one in rows_of([batch], None, "f")[0]["x"]] == [[1], [2, 3]]
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[" * 100_000, b"[]", b'{"info": 1}', b"\xff"], ids=len)

@@ -112,7 +112,9 @@ def _resolve(repository: Path, rest: list[str], request: Request) -> Answer:
     if file.stat().st_size >= LARGE:
         port = request.headers["host"].rpartition(":")[2]
         where = f"/elsewhere/{quote(file.relative_to(repository.parents[1]).as_posix(), safe='/')}"
-        return plain(302, b"", {"Location": f"http://localhost:{port}{where}?Signature=a%2Fb", "X-Repo-Commit": _COMMIT})
+        return plain(
+            302, b"", {"Location": f"http://localhost:{port}{where}?Signature=a%2Fb", "X-Repo-Commit": _COMMIT}
+        )
     return _with_headers(of_file(file, request), {"X-Repo-Commit": _COMMIT})
 
 

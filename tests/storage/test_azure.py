@@ -159,7 +159,9 @@ def test_without_an_account_the_options_are_asked_for() -> None:
 
 
 def test_what_is_secret_is_masked_and_what_is_not_stays() -> None:
-    connection = f"DefaultEndpointsProtocol=https;AccountName=myaccount;AccountKey={KEY};EndpointSuffix=core.windows.net"
+    connection = (
+        f"DefaultEndpointsProtocol=https;AccountName=myaccount;AccountKey={KEY};EndpointSuffix=core.windows.net"
+    )
     options = {"connection_string": connection, "account_name": "myaccount", "account_host": "here.example"}
     secret = {"account_key": KEY, "sas_token": "sv=2024&sig=hushhushhush", "client_secret": "hushhush"}
     shown = repr(StorageOptions({**options, **secret}))

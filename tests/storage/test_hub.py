@@ -38,8 +38,14 @@ def at(dataset: HubDataset, name: str, **options: object) -> Location:
         ("hf://datasets/me/data/a/b@c", HubFile("dataset", "me/data", None, "a/b@c")),
         ("hf://datasets/me/data@v1.0/a", HubFile("dataset", "me/data", "v1.0", "a")),
         ("hf://datasets/me/data@feature%2Fx/a", HubFile("dataset", "me/data", "feature/x", "a")),
-        ("hf://datasets/me/data@refs%2Fconvert%2Fparquet/a", HubFile("dataset", "me/data", "refs/convert/parquet", "a")),
-        ("hf://datasets/me/data@refs/convert/parquet/a/b", HubFile("dataset", "me/data", "refs/convert/parquet", "a/b")),
+        (
+            "hf://datasets/me/data@refs%2Fconvert%2Fparquet/a",
+            HubFile("dataset", "me/data", "refs/convert/parquet", "a"),
+        ),
+        (
+            "hf://datasets/me/data@refs/convert/parquet/a/b",
+            HubFile("dataset", "me/data", "refs/convert/parquet", "a/b"),
+        ),
         ("hf://datasets/me/data@refs/pr/12/a", HubFile("dataset", "me/data", "refs/pr/12", "a")),
         ("hf://me/model/a", HubFile("model", "me/model", None, "a")),
         ("hf://spaces/me/space@main/a", HubFile("space", "me/space", "main", "a")),
