@@ -19,12 +19,12 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 
 from lightning_streaming.cache.made_index import made_index
-from lightning_streaming.errors import ConfigError, FormatError
+from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index
 from lightning_streaming.storage import mask_url
 from lightning_streaming.tools.commands import add_format, add_json, add_storage_options
 from lightning_streaming.tools.console import FINE, counted, print_json
-from lightning_streaming.tools.stored_dataset import StoredDataset, find_dataset
+from lightning_streaming.tools.stored_dataset import StoredDataset, find_dataset, own_index
 from lightning_streaming.writing.merge import dataset_location, joined, merge, merge_under, path_below, publish
 
 
@@ -63,7 +63,7 @@ def _merge_format(args: Namespace) -> DatasetIndex:
     """
     out = find_dataset(args.out, args.storage_options, args.format, args.block_length)
     text = (out.at / INDEX_BASENAME).read_if_there()
-    if text is not None and _parsed(text) is None:
+    if text is not None and own_index(text) is None:
         raise ConfigError(
             f"{out.at / INDEX_BASENAME} is of another library, and is not replaced; read that directory and others as "
             "streams of one run (streams=), or write them as MDS with lightning-streaming convert, and merge that"
@@ -73,7 +73,7 @@ def _merge_format(args: Namespace) -> DatasetIndex:
     if parts:
         index = joined({path: _part(out, path).cache().read_index() for path in parts})
     else:
-        known = {path: _parsed((out.at / path / INDEX_BASENAME).read()) for path in below}
+        known = {path: own_index((out.at / path / INDEX_BASENAME).read()) for path in below}
         left = joined({path: one for path, one in known.items() if one is not None})
         index = parse_index(made_index(out.at, args.format, args.block_length, known=left), out.shown)
     publish(index, out.location, storage_options=args.storage_options)
@@ -92,11 +92,3 @@ def _path_of(part: str, out: StoredDataset) -> str:
 
 def _part(out: StoredDataset, path: str) -> StoredDataset:
     return replace(out, location=(out.at / path).url)
-
-
-def _parsed(text: bytes) -> DatasetIndex | None:
-    """An index of ours; None of another library's."""
-    try:
-        return parse_index(text, INDEX_BASENAME)
-    except FormatError:
-        return None

@@ -308,6 +308,21 @@ def test_what_an_index_says_of_files_that_have_changed_is_told(tmp_path: Path) -
     assert "format='npy'" in repaired.err
 
 
+@pytest.mark.parametrize("kind", ["webdataset gz", "megatron"])
+def test_bad_files_are_fetched_again_where_there_is_an_index(kind: str, tmp_path: Path) -> None:
+    source, told = make(tmp_path, kind)
+    done("index", source, *told)
+    shutil.copytree(source, tmp_path / "sound")
+    bad = source / ("00.tar.gz" if "gz" in kind else "b.idx")
+    bad.write_bytes(bad.read_bytes()[:-30] + bytes(30))
+    assert run("verify", source).code == 1
+    report = done("verify", source, "--repair", tmp_path / "sound", "--json").json
+    assert [one["repaired"] for one in report["bad_shards"]] == [True]
+    assert bad.read_bytes() == (tmp_path / "sound" / bad.name).read_bytes()
+    assert (source / f"{bad.name}.damaged").is_file()
+    done("verify", source)
+
+
 # --- copy ---
 
 
