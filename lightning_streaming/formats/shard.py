@@ -41,8 +41,16 @@ def check_wanted(info: ShardInfo, *, allow_unsafe_types: bool = False, columns: 
         ConfigError: The shard lacks a wanted column, or one is unsafe and that was not allowed.
     """
     check_columns(info, columns)
-    if not allow_unsafe_types:
-        check_safe(info, columns)
+    if allow_unsafe_types:
+        return
+    check_safe(info, columns)
+    unsafe = unsafe_columns(info) if info.format in OTHER_FORMATS else []
+    wanted = [name for name in unsafe if columns is None or name in columns]
+    if wanted:
+        raise ConfigError(
+            f"{info.raw_data.basename} has a column {wanted[0]!r}, which can run any code when it is read; pass "
+            "allow_unsafe_types=True if you trust whoever wrote it, or columns= to read others only"
+        )
 
 
 def check_shard(info: ShardInfo, *, allow_unsafe_types: bool = False, columns: Sequence[str] | None = None) -> None:

@@ -11,8 +11,8 @@ names of its files, or by --from:
     images        a folder of images in a folder per class
     text          a folder of text files, or one; each file is a document
 
-With --format, SOURCE is a directory, or a URL of one, that another library wrote: npy, megatron, webdataset, litdata.
-Its samples are read as runs read them, shard after shard.
+With --format, SOURCE is a directory, or a URL of one, that another library wrote. Its samples are read as runs read
+them with format=, shard after shard.
 
 All files of a folder, in the order of their names, become one dataset. A row that cannot be written is an error that
 names its file and line; nothing is skipped.

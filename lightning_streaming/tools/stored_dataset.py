@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from lightning_streaming.cache import CacheConfig, ShardCache
 from lightning_streaming.cache.sources import check_hash, find_size, unpack
-from lightning_streaming.errors import ConfigError, IndexFormatError, IntegrityError, ObjectNotFoundError
+from lightning_streaming.errors import ConfigError, FormatError, IndexFormatError, IntegrityError, ObjectNotFoundError
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.hashing import hash_names
 from lightning_streaming.formats.index import (
@@ -171,6 +171,14 @@ def find_dataset(
         return StoredDataset(location=str(directory), options={}, format=shard_format, block_length=block_length)
     url = start + question_mark + query
     return StoredDataset(location=url, options=options, format=shard_format, block_length=block_length)
+
+
+def own_index(text: bytes) -> DatasetIndex | None:
+    """What an ``index.json`` says; None if it is another library's."""
+    try:
+        return parse_index(text, INDEX_BASENAME)
+    except FormatError:
+        return None
 
 
 def _no_index(directory: Path) -> str:

@@ -35,7 +35,7 @@ from lightning_streaming.cache.sources import find_size
 from lightning_streaming.errors import ConfigError, FormatError, IntegrityError, ObjectNotFoundError, StreamingError
 from lightning_streaming.files import appears_whole, join_under
 from lightning_streaming.formats.images import PILLOW_ERRORS, load_whole
-from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, parse_index
+from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, dump_index, parse_index
 from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.formats.shard import check_shard, open_shard, unsafe_columns, was_written_for
 from lightning_streaming.formats.shard_table import OTHER_FORMATS
@@ -66,7 +66,8 @@ _MOST_SAMPLES_NAMED = 3
 _LEFT_BEHIND = "it is of another dataset that was here, and some readers would take it for this one's"
 _Problem = dict[str, str]
 """Something that is wrong with a shard: the ``file``, as the index names it, and the ``problem``."""
-_Check = Callable[[StoredDataset, ShardInfo], list[_Problem]]
+_Check = Callable[..., list[_Problem]]
+"""Is given a dataset, a shard, and maybe a cache; see :func:`examine`."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -500,12 +501,20 @@ def _repair(place: StoredDataset, shard: ShardInfo, source: StoredDataset, check
         except (IntegrityError, ObjectNotFoundError) as error:
             failure = str(error)
         else:
-            problems = check(staged, shard)
+            problems = check(staged, shard, cache=_cache_of_one(staged, shard))
             if problems:
                 failure = f"{source.shown} has it no better: {problems[0]['problem']}"
             else:
                 kept_aside.extend(_replace_bad(place, shard, staged))
     return {"repaired": failure is None, "not_repaired_because": failure, "kept_aside": kept_aside}
+
+
+def _cache_of_one(staged: StoredDataset, shard: ShardInfo) -> ShardCache | None:
+    """What unpacks a shard that was fetched alone, if that takes a cache."""
+    if not _is_unpacked_by_cache(shard):
+        return None
+    staged.path(INDEX_BASENAME).write_bytes(dump_index([shard]))
+    return staged.cache(staged.path("unpacked"))
 
 
 def _replace_bad(place: StoredDataset, shard: ShardInfo, staged: StoredDataset) -> Iterator[str]:

@@ -308,6 +308,21 @@ def test_what_an_index_says_of_files_that_have_changed_is_told(tmp_path: Path) -
     assert "format='npy'" in repaired.err
 
 
+@pytest.mark.parametrize("kind", ["webdataset gz", "megatron"])
+def test_bad_files_are_fetched_again_where_there_is_an_index(kind: str, tmp_path: Path) -> None:
+    source, told = make(tmp_path, kind)
+    done("index", source, *told)
+    shutil.copytree(source, tmp_path / "sound")
+    bad = source / ("00.tar.gz" if "gz" in kind else "b.idx")
+    bad.write_bytes(bad.read_bytes()[:-30] + bytes(30))
+    assert run("verify", source).code == 1
+    report = done("verify", source, "--repair", tmp_path / "sound", "--json").json
+    assert [one["repaired"] for one in report["bad_shards"]] == [True]
+    assert bad.read_bytes() == (tmp_path / "sound" / bad.name).read_bytes()
+    assert (source / f"{bad.name}.damaged").is_file()
+    done("verify", source)
+
+
 # --- copy ---
 
 
@@ -358,3 +373,90 @@ def test_samples_that_lack_a_member_are_told(tmp_path: Path) -> None:
     assert failed.code == 1
     assert "0.tar, sample 1, '1': it has no member .cls" in failed.err
     assert as_plain(read(tmp_path / "s", ["--format", "webdataset"])[1]) == {"__key__": "1", "txt": "b"}
+
+
+# --- merge ---
+
+
+def below(tmp_path: Path, kind: str) -> tuple[Path, list[Any]]:
+    """Two parts of a kind below one directory, a and b."""
+    for name in "ba":
+        (tmp_path / "all" / name).mkdir(parents=True)
+        (tmp_path / name).mkdir()
+        source, told = make(tmp_path / name, kind)
+        shutil.copytree(source, tmp_path / "all" / name, dirs_exist_ok=True)
+    return tmp_path / "all", told
+
+
+@pytest.mark.parametrize("kind", ["npy", "megatron", "webdataset gz", "mixed", "mixed_chunk", "tokens"])
+@pytest.mark.parametrize("indexed", ["", "a", "ab"])
+def test_parts_become_one_dataset_with_or_without_indexes(kind: str, indexed: str, tmp_path: Path) -> None:
+    root, told = below(tmp_path, kind)
+    for name in indexed if told[1] != "litdata" else "":
+        done("index", root / name, *told)
+    merged = done("merge", root, *told, "--json").json
+    parts = [read(root / name, told) for name in "ab"]
+    assert merged["samples"] == sum(map(len, parts))
+    assert read(root) == read(root, told) == [*parts[0], *parts[1]]
+    done("merge", root, root / "b", root / "a", *told)
+    assert read(root) == [*parts[1], *parts[0]]
+    done("verify", root)
+
+
+def test_parts_on_a_store_are_merged_and_files_that_were_added_noticed(s3_bucket: S3Bucket, tmp_path: Path) -> None:
+    root, told = below(tmp_path, "npy")
+    for path in root.rglob("*.npy"):
+        s3_bucket.put(f"all/{path.relative_to(root).as_posix()}", path.read_bytes())
+    given = options(s3_bucket.options)
+    assert done("merge", f"{s3_bucket.url}/all", *told, *given, "--json").json["shards"] == 6
+    s3_bucket.put("all/c/0.npy", (root / "a" / "0.npy").read_bytes())
+    merged = done("merge", f"{s3_bucket.url}/all", *told, *given, "--json").json
+    assert (merged["shards"], merged["samples"]) == (7, 204)
+
+
+def test_what_is_of_two_formats_is_not_merged(tmp_path: Path) -> None:
+    root, told = below(tmp_path, "npy")
+    (tmp_path / "tars").mkdir()
+    tars, _ = make(tmp_path / "tars", "webdataset")
+    shutil.copytree(tars, root / "c")
+    for name, words in (("a", told), ("c", ["--format", "webdataset"])):
+        done("index", root / name, *words)
+    failed = run("merge", root)
+    assert failed.code == 2
+    assert "a/0.npy is of format npy, c/00.tar is of format webdataset" in failed.err
+    assert "lightning-streaming convert" in failed.err
+    done("convert", root / "b", root / "d", *told)
+    failed = run("merge", root, root / "a", root / "d")
+    assert failed.code == 2
+    assert "is of format npy" in failed.err
+    assert "is of format mds" in failed.err
+    assert not (root / INDEX_BASENAME).exists()
+
+
+def test_blocks_of_two_lengths_are_not_merged(tmp_path: Path) -> None:
+    root, _ = below(tmp_path, "megatron")
+    done("index", root / "a", "--format", "megatron", "--block-length", 16)
+    done("index", root / "b", "--format", "megatron", "--block-length", 8)
+    failed = run("merge", root)
+    assert failed.code == 2
+    assert "a/a.bin is of format megatron with block_length 16" in failed.err
+    assert "b/a.bin is of format megatron with block_length 8" in failed.err
+
+
+def test_an_index_of_another_library_is_not_replaced_by_a_merged_one(tmp_path: Path) -> None:
+    source, told = make(tmp_path, "mixed")
+    shutil.copytree(source, source / "more")
+    before = (source / INDEX_BASENAME).read_bytes()
+    failed = run("merge", source, source / "more", *told)
+    assert failed.code == 2
+    assert "is of another library, and is not replaced; read that directory and others as streams" in failed.err
+    assert (source / INDEX_BASENAME).read_bytes() == before
+    without = run("merge", source)
+    assert 'give format="litdata"' in without.err
+
+
+def test_a_part_that_lies_elsewhere_is_refused(tmp_path: Path) -> None:
+    root, told = below(tmp_path, "npy")
+    failed = run("merge", root, tmp_path / "a" / "source", *told)
+    assert failed.code == 2
+    assert "a part must lie below" in failed.err
