@@ -40,8 +40,8 @@ from lightning_streaming.files import join_under
 from lightning_streaming.formats.in_order import known_or_found
 from lightning_streaming.formats.mds import map_file
 from lightning_streaming.formats.other_formats import (
-    ShardReader,
     RangedFile,
+    ShardReader,
     StoredFiles,
     by_file,
     described,

@@ -42,7 +42,7 @@ from lightning_streaming.formats.arrow_types import arrow_columns
 from lightning_streaming.formats.arrow_values import require_parquet, require_pyarrow
 from lightning_streaming.formats.in_order import known_or_found
 from lightning_streaming.formats.mds import map_file
-from lightning_streaming.formats.other_formats import ShardReader, RangedFile, StoredFiles, by_file, other_shard
+from lightning_streaming.formats.other_formats import RangedFile, ShardReader, StoredFiles, by_file, other_shard
 from lightning_streaming.formats.shard_table import (
     FILE_SUFFIXES,
     PART,

@@ -27,10 +27,9 @@ from typing import Any
 
 from lightning_streaming.errors import ConfigError, IntegrityError, ObjectNotFoundError, ShardCorruptError, StorageError
 from lightning_streaming.files import appears_whole, remove_partials
-from lightning_streaming.formats.compression import CODECS, check_algorithm, decompressed_pieces
+from lightning_streaming.formats.compression import check_algorithm, decompressed_pieces
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, dump_index, parse_index
 from lightning_streaming.formats.shard import raw_forms
-from lightning_streaming.formats.shard_table import OTHER_FORMATS
 from lightning_streaming.tools import console, stored_dataset
 from lightning_streaming.tools.commands import add_format, add_json, add_storage_options, add_workers
 from lightning_streaming.tools.console import counted, first_few, print_json, progress
@@ -271,11 +270,9 @@ def _cargo_of(index: DatasetIndex) -> list[_Cargo]:
     """The stored files of a dataset, each once: of other formats several shards may be parts of one file."""
     cargo = {}
     for shard in index.shards:
-        # What is no algorithm makes the raw file of a part of the stored one, and cannot be tried on the whole.
-        is_part = shard.format in OTHER_FORMATS and (shard.compression or "").partition(":")[0] not in CODECS
+        compression = None if shard.compression == PART else shard.compression
         for raw, compressed in shard.files:
             file = compressed or raw
-            compression = None if is_part else shard.compression
             cargo[file.basename] = _Cargo(file=file, raw_bytes=raw.bytes, compression=compression)
     return list(cargo.values())
 

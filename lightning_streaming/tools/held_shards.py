@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.formats.other_formats import ShardReader
-from lightning_streaming.formats.shard import open_shard
+from lightning_streaming.formats.shard import narrowed, open_shard
 
 
 @contextmanager
@@ -26,14 +26,15 @@ def opened(
     Raises:
         StreamingError: As for :meth:`ShardCache.hold` and :func:`open_shard`.
     """
-    was_here = cache.has(shard)
+    held = narrowed(shard, columns)
+    was_here = cache.has(held)
     try:
-        with cache.hold(shard) as directory:
-            reader = open_shard(shard, directory, allow_unsafe_types=allow_unsafe_types, columns=columns)
+        with cache.hold(held) as directory:
+            reader = open_shard(held, directory, allow_unsafe_types=allow_unsafe_types, columns=columns)
             try:
                 yield reader
             finally:
                 reader.close()
     finally:
         if not was_here:
-            cache.evict(shard)
+            cache.evict(held)

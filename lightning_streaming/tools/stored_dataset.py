@@ -218,7 +218,7 @@ def add_up(index: DatasetIndex) -> dict[str, int]:
         "samples": index.num_samples,
         "shards": len(index.shards),
         "raw_bytes": sum(raw.bytes for raw, _ in files),
-        "stored_bytes": sum((stored or raw).bytes for raw, stored in files),
+        "stored_bytes": sum({(stored or raw).basename: (stored or raw).bytes for raw, stored in files}.values()),
     }
 
 

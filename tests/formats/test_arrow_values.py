@@ -78,7 +78,7 @@ PLAIN_VALUES: list[tuple[Any, list[Any], str]] = [
     (pa.large_binary(), [b"", b"\0\xff", None], "bytes"),
     (pa.binary_view(), [b"", b"\0\xff", None, bytes(20)], "bytes"),
     (pa.binary(3), [b"abc", None, b"def"], "bytes"),
-    (pa.null(), [None, None, None], "json"),
+    (pa.null(), [None, None, None], "null"),
     (pa.list_(pa.string()), [["a", None], [], None, ["b"]], "json"),
     (pa.large_list(pa.string()), [["a", None], [], None, ["b"]], "json"),
     (pa.list_(pa.string(), 2), [["a", None], None, ["b", "c"]], "json"),
