@@ -30,6 +30,7 @@ from lightning_streaming.files import appears_whole, remove_partials
 from lightning_streaming.formats.compression import check_algorithm, decompressed_pieces
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, dump_index, parse_index
 from lightning_streaming.formats.shard import raw_forms
+from lightning_streaming.formats.shard_table import PART
 from lightning_streaming.tools import console, stored_dataset
 from lightning_streaming.tools.commands import add_format, add_json, add_storage_options, add_workers
 from lightning_streaming.tools.console import counted, first_few, print_json, progress
