@@ -44,7 +44,7 @@ _EXTRAS = {
     **dict.fromkeys(OCI_SCHEMES, ("ocifs", "oci")),
 }
 """Of a scheme whose package does not come with this one: that package, and our extra that installs it."""
-_KNOWN = "s3://, gs://, az://, abfs://, abfss://, oci://, hf://, https://, http:// and those of other packages for fsspec"
+_KNOWN = "s3://, gs://, az://, abfs://, abfss://, oci://, hf://, https://, http://, and those of other fsspec packages"
 _CONNECT_SECONDS = 10
 _OPEN_SECONDS = 60
 _NO_LIMIT_SECONDS = 86_400
@@ -80,8 +80,8 @@ def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         url: URL or local path of one object.
         options: Arguments of the filesystem, as fsspec documents them; for example ``key``, ``secret``, ``token``,
             ``endpoint_url``, ``anon``, ``profile`` and ``requester_pays`` of s3fs, or ``token``, ``project`` and
-            ``requester_pays`` of gcsfs. ``${NAME}`` in a text stands for an environment variable. The hub takes ``token``
-            and ``endpoint`` alone.
+            ``requester_pays`` of gcsfs. ``${NAME}`` in a text stands for an environment variable. The hub takes
+            ``token`` and ``endpoint`` alone.
 
     Returns:
         An fsspec filesystem for this process, and the object's path in it.
@@ -121,7 +121,7 @@ def abandon(filesystem: Any) -> None:
 
 
 def kind_of(filesystem: Any, url: str) -> str | None:
-    """``"http"``, ``"s3"``, ``"gcs"`` or ``"azure"``, ``"other"`` if it is asynchronous too, None for one that blocks."""
+    """``"http"``, ``"s3"``, ``"gcs"``, ``"azure"``, ``"other"`` if it is asynchronous too, None for one that blocks."""
     if not filesystem.async_impl:
         return None
     kinds = {"http": (*HTTP_SCHEMES, *HUB_SCHEMES), "s3": _S3_SCHEMES, "gcs": _GCS_SCHEMES, "azure": AZURE_SCHEMES}

@@ -35,8 +35,9 @@ _SLOWEST_UPLOAD = 32 << 10
 _UPLOAD_SECONDS = 120.0
 _UNKNOWN_BYTES = 64 << 20
 _VERSION_KEYS = {
-    *("etag", "lastmodified", "mtime", "updated", "generation", "md5hash", "contentmd5", "ino", "modified", "timemodified"),
+    *("etag", "lastmodified", "mtime", "updated", "generation", "md5hash", "contentmd5", "ino", "modified"),
     "blobid",  # of the hub, a digest of the object
+    "timemodified",
 }
 """Keys by which filesystems tell versions of an object apart, but for case, "-" and "_"."""
 
