@@ -251,6 +251,9 @@ def _with_our_settings(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
         options = {"use_listings_cache": False, **options}
     if scheme in _S3_SCHEMES:
         return {**options, "config_kwargs": {**_s3_config(url, options), **(options.get("config_kwargs") or {})}}
+    if scheme in OCI_SCHEMES:
+        # What its own default keeps, "bytes", it asks for twice when it is read in order.
+        return {"default_cache_type": "readahead", **options}
     if scheme in HTTP_SCHEMES:
         # A compressed answer would be unpacked on the way, and then its size is not the size in the index.
         headers = {"Accept-Encoding": "identity", **(options.get("headers") or {})}

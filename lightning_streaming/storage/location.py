@@ -313,7 +313,9 @@ class Location:
 
         def send(filesystem: Any, path: str) -> None:
             with suppress(FileNotFoundError):
-                call(filesystem, "rm_file", path, timeout=self._seconds(_REMOVE_SECONDS))
+                # Oracle's filesystem has no other.
+                method = "rm" if urls.store_of(self.url) == "oci" else "rm_file"
+                call(filesystem, method, path, timeout=self._seconds(_REMOVE_SECONDS))
 
         self._attempt("remove", send)
 
