@@ -108,6 +108,9 @@ def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         # One that blocks may connect at once, and stall.
         filesystem = make() if cls.async_impl else run_watched(make, StallClock(), math.inf, _OPEN_SECONDS)
         _leave_retries_to_us(filesystem, url, options)
+        if scheme_of(url) in OCI_SCHEMES:
+            filesystem.pipe_file = MethodType(_store_bytes_in_oci, filesystem)
+            filesystem.put_file = MethodType(_store_file_in_oci, filesystem)
         filesystem = _opened.setdefault(key, filesystem)  # unless another thread was faster
     return filesystem, cls._strip_protocol(url)
 
@@ -274,6 +277,17 @@ def _leave_retries_to_us(filesystem: Any, url: str, options: Mapping[str, Any]) 
     if scheme_of(url) in OCI_SCHEMES and "retry_strategy" not in (options.get("config_kwargs") or {}):
         never = importlib.import_module("oci.retry").NoneRetryStrategy()
         filesystem.config_kwargs["retry_strategy"] = filesystem.oci_client.retry_strategy = never
+
+
+def _store_bytes_in_oci(filesystem: Any, path: str, value: Any) -> None:
+    """Store an object in one request: ocifs, when a part of an upload fails, makes an object of the other parts."""
+    bucket, namespace, name = filesystem.split_path(path)
+    filesystem.oci_client.put_object(namespace, bucket, name, value)
+
+
+def _store_file_in_oci(filesystem: Any, file: str, path: str) -> None:
+    with open(file, "rb") as opened:  # noqa: PTH123 - as other filesystems take it
+        _store_bytes_in_oci(filesystem, path, opened)
 
 
 def _s3_config(url: str, options: Mapping[str, Any]) -> dict[str, Any]:

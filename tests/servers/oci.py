@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from email.utils import formatdate
 from pathlib import Path
 from urllib.parse import parse_qs, unquote
-from uuid import uuid4
 
 from tests.servers.messages import Answer, Request, Source, of_file, plain
 
@@ -30,32 +29,9 @@ def oci_under(root: Path) -> Source:
         if not rest:
             return plain(200, b"", {"ETag": "bucket"})
         name = "/".join(rest[1:])
-        if rest[0] == "u":
-            return _in_parts(place, name, query, request)
         return _of_object(place / name, request) if name else _listed(place, query)
 
     return answer
-
-
-def _in_parts(place: Path, name: str, query: str, request: Request) -> Answer:
-    """An upload in parts: begun, a part of it, ended, or given up. Only its end makes an object."""
-    asked = {name: values[0] for name, values in parse_qs(query).items()}
-    parts = place.parents[1] / ".parts" / asked.get("uploadId", "")
-    if request.method == "POST" and not name:
-        told = json.loads(request.body)
-        upload = uuid4().hex
-        (parts / upload).mkdir(parents=True)
-        return _json({**told, "namespace": place.parent.name, "bucket": place.name, "uploadId": upload})
-    if request.method == "PUT":
-        (parts / asked["uploadPartNum"]).write_bytes(request.body)
-        return plain(200, b"", {"ETag": asked["uploadPartNum"]})
-    if request.method == "POST":
-        numbers = [part["partNum"] for part in json.loads(request.body)["partsToCommit"]]
-        path = place / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"".join((parts / str(number)).read_bytes() for number in sorted(numbers)))
-        return plain(200, b"", _headers(path))
-    return plain(204)
 
 
 def _json(value: object) -> Answer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -100,6 +100,26 @@ def test_no_byte_of_a_large_object_is_asked_for_twice(bucket: FaultyStore, tmp_p
     at(bucket, "x").download(tmp_path / "x", size=len(data))
     assert (tmp_path / "x").read_bytes() == data
     assert sum(entry.sent or 0 for entry in bucket.log()[begun:] if entry.method == "GET") == len(data)
+
+
+def test_an_upload_that_fails_leaves_what_was_there(bucket: FaultyStore, tmp_path: Path) -> None:
+    data = os.urandom(1 << 20) * 11
+    (tmp_path / "x").write_bytes(data)
+    stores: list[Callable[[], None]] = [
+        lambda: at(bucket, "x").put(data),
+        lambda: at(bucket, "x").upload(tmp_path / "x"),
+    ]
+    for store in stores:
+        bucket.fail("x", "status", method="PUT")
+        with pytest.raises(StorageError, match="2 attempts"):
+            store()
+        bucket.heal()
+        assert at(bucket, "").walk() == []
+    for store in stores:
+        bucket.fail("x", "status", method="PUT", times=1)
+        store()
+        assert at(bucket, "x").read() == data
+        at(bucket, "x").remove()
 
 
 @pytest.mark.parametrize("status", [503, 429])
