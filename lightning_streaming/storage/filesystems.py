@@ -44,9 +44,7 @@ _EXTRAS = {
     **dict.fromkeys(OCI_SCHEMES, ("ocifs", "oci")),
 }
 """Of a scheme whose package does not come with this one: that package, and our extra that installs it."""
-_KNOWN = (
-    "s3://, gs://, az://, abfs://, abfss://, oci://, hf://, https://, http:// and those of other packages for fsspec"
-)
+_KNOWN = "s3://, gs://, az://, abfs://, abfss://, oci://, hf://, https://, http://, and those of other fsspec packages"
 _CONNECT_SECONDS = 10
 _OPEN_SECONDS = 60
 _NO_LIMIT_SECONDS = 86_400
@@ -82,8 +80,8 @@ def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         url: URL or local path of one object.
         options: Arguments of the filesystem, as fsspec documents them; for example ``key``, ``secret``, ``token``,
             ``endpoint_url``, ``anon``, ``profile`` and ``requester_pays`` of s3fs, or ``token``, ``project`` and
-            ``requester_pays`` of gcsfs. ``${NAME}`` in a text stands for an environment variable. The hub takes ``token``
-            and ``endpoint`` alone.
+            ``requester_pays`` of gcsfs. ``${NAME}`` in a text stands for an environment variable. The hub takes
+            ``token`` and ``endpoint`` alone.
 
     Returns:
         An fsspec filesystem for this process, and the object's path in it.
@@ -110,6 +108,9 @@ def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         # One that blocks may connect at once, and stall.
         filesystem = make() if cls.async_impl else run_watched(make, StallClock(), math.inf, _OPEN_SECONDS)
         _leave_retries_to_us(filesystem, url, options)
+        if scheme_of(url) in OCI_SCHEMES:
+            filesystem.pipe_file = MethodType(_store_bytes_in_oci, filesystem)
+            filesystem.put_file = MethodType(_store_file_in_oci, filesystem)
         filesystem = _opened.setdefault(key, filesystem)  # unless another thread was faster
     return filesystem, cls._strip_protocol(url)
 
@@ -123,7 +124,7 @@ def abandon(filesystem: Any) -> None:
 
 
 def kind_of(filesystem: Any, url: str) -> str | None:
-    """``"http"``, ``"s3"``, ``"gcs"`` or ``"azure"``, ``"other"`` if it is asynchronous too, None for one that blocks."""
+    """``"http"``, ``"s3"``, ``"gcs"``, ``"azure"``, ``"other"`` if it is asynchronous too, None for one that blocks."""
     if not filesystem.async_impl:
         return None
     kinds = {"http": (*HTTP_SCHEMES, *HUB_SCHEMES), "s3": _S3_SCHEMES, "gcs": _GCS_SCHEMES, "azure": AZURE_SCHEMES}
@@ -253,6 +254,9 @@ def _with_our_settings(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
         options = {"use_listings_cache": False, **options}
     if scheme in _S3_SCHEMES:
         return {**options, "config_kwargs": {**_s3_config(url, options), **(options.get("config_kwargs") or {})}}
+    if scheme in OCI_SCHEMES:
+        # What its own default keeps, "bytes", it asks for twice when it is read in order.
+        return {"default_cache_type": "readahead", **options}
     if scheme in HTTP_SCHEMES:
         # A compressed answer would be unpacked on the way, and then its size is not the size in the index.
         headers = {"Accept-Encoding": "identity", **(options.get("headers") or {})}
@@ -273,6 +277,17 @@ def _leave_retries_to_us(filesystem: Any, url: str, options: Mapping[str, Any]) 
     if scheme_of(url) in OCI_SCHEMES and "retry_strategy" not in (options.get("config_kwargs") or {}):
         never = importlib.import_module("oci.retry").NoneRetryStrategy()
         filesystem.config_kwargs["retry_strategy"] = filesystem.oci_client.retry_strategy = never
+
+
+def _store_bytes_in_oci(filesystem: Any, path: str, value: Any) -> None:
+    """Store an object in one request: ocifs, when a part of an upload fails, makes an object of the other parts."""
+    bucket, namespace, name = filesystem.split_path(path)
+    filesystem.oci_client.put_object(namespace, bucket, name, value)
+
+
+def _store_file_in_oci(filesystem: Any, file: str, path: str) -> None:
+    with open(file, "rb") as opened:  # noqa: PTH123 - as other filesystems take it
+        _store_bytes_in_oci(filesystem, path, opened)
 
 
 def _s3_config(url: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,12 @@
 """Repositories of the Hugging Face hub: how a file of an ``hf://`` URL is asked for over HTTP.
 
-The hub's own filesystem lists, and tells sizes. It reads block by block in one stream, and repeats by itself what fails,
-so files are read as they are from any HTTP server: ranges of them at once, with attempts and deadlines of ours.
+The hub's own filesystem lists, and tells sizes. It reads block by block in one stream, and repeats what fails, so files
+are read as they are from any HTTP server: ranges of them at once, with attempts and deadlines of ours.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,9 +50,7 @@ def parse_hub_url(url: str) -> HubFile:
     found = _REPOSITORY.fullmatch(url)
     first = found["name"].partition("/")[0] if found is not None and found["kind"] is None else ""
     if first == "buckets":
-        raise UnsupportedError(
-            f"{mask_url(url)} names a bucket of the hub, and only repositories are read; use {_FORM}"
-        )
+        raise UnsupportedError(f"{mask_url(url)} names a bucket of the hub, but only repositories are read: {_FORM}")
     if found is None or first in _KINDS:
         raise ConfigError(f"{mask_url(url)} names no repository of the hub; write {_FORM}")
     revision = found["revision"]
@@ -68,8 +67,8 @@ def refuse_to_write(url: str) -> None:
     if scheme_of(url) in HUB_SCHEMES:
         file = parse_hub_url(url)
         raise UnsupportedError(
-            f"{mask_url(url)} can be read, not written, because each shard would be a commit; write to a directory, then "
-            f"run: hf upload {file.repository} DIRECTORY {file.path or '.'} --repo-type {file.kind}"
+            f"{mask_url(url)} can be read, not written, because each shard would be a commit; write to a directory, "
+            f"then run: hf upload {file.repository} DIRECTORY {file.path or '.'} --repo-type {file.kind}"
         )
 
 
@@ -98,13 +97,10 @@ def over_http(url: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]
     Raises:
         ConfigError: The URL names no repository, or the options are others.
     """
-    from huggingface_hub import hf_hub_url
-    from huggingface_hub.utils import build_hf_headers
-
     check_hub_options(options)
     given = expand(options)
     file = parse_hub_url(url)
-    where = hf_hub_url(
+    where = importlib.import_module("huggingface_hub").hf_hub_url(
         file.repository,
         file.path,
         repo_type=file.kind,
@@ -113,4 +109,5 @@ def over_http(url: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]
     )
     # Quoted already, and so is where the hub sends us on for a large file, with a signature of these very characters.
     as_written = {"encoded": True, "client_kwargs": {"requote_redirect_url": False}}
-    return where, {"headers": build_hf_headers(token=given.get("token")), **as_written}
+    headers = importlib.import_module("huggingface_hub.utils").build_hf_headers(token=given.get("token"))
+    return where, {"headers": headers, **as_written}

@@ -35,19 +35,9 @@ _SLOWEST_UPLOAD = 32 << 10
 _UPLOAD_SECONDS = 120.0
 _UNKNOWN_BYTES = 64 << 20
 _VERSION_KEYS = {
-    *(
-        "etag",
-        "lastmodified",
-        "mtime",
-        "updated",
-        "generation",
-        "md5hash",
-        "contentmd5",
-        "ino",
-        "modified",
-        "timemodified",
-    ),
+    *("etag", "lastmodified", "mtime", "updated", "generation", "md5hash", "contentmd5", "ino", "modified"),
     "blobid",  # of the hub, a digest of the object
+    "timemodified",
 }
 """Keys by which filesystems tell versions of an object apart, but for case, "-" and "_"."""
 
@@ -340,7 +330,9 @@ class Location:
 
         def send(filesystem: Any, path: str) -> None:
             with suppress(FileNotFoundError):
-                call(filesystem, "rm_file", path, timeout=self._seconds(_REMOVE_SECONDS))
+                # Oracle's filesystem has no other.
+                method = "rm" if urls.store_of(self.url) == "oci" else "rm_file"
+                call(filesystem, method, path, timeout=self._seconds(_REMOVE_SECONDS))
 
         self._attempt("remove", send)
 

@@ -111,8 +111,10 @@ async def _body_of(wanted: RemoteObject, answer: Any, span: Span | None) -> Body
         raise _too_short(wanted, span)
     if answer.status >= 400:
         text = (await answer.content.read(_WORDS_BYTES)).decode(errors="replace")
-        words = (answer.headers.get("X-Error-Code"), _words_of(text, answer.reason or ""))  # the hub has such codes
-        raise RefusedError(answer.status, answer.headers, ": ".join(filter(None, words)))
+        told = answer.headers.get("X-Error-Message")  # of the hub, which has a code beside it
+        words = _words_of(text, answer.reason or "") if told is None else _first_words(told, answer.reason or "")
+        said = filter(None, (answer.headers.get("X-Error-Code"), words))
+        raise RefusedError(answer.status, answer.headers, ": ".join(said))
     return _make_body(wanted, span, answer.status, answer.headers.get("Content-Range"), answer.content.readany)
 
 
@@ -235,14 +237,14 @@ def _words_of(text: str, reason: str) -> str:
     Whole answers are not shown: they may be pages of HTML, or repeat the credentials that were sent.
 
     Args:
-        text: The answer's body: XML as S3 writes it, JSON as Google or the hub does, plain text, or anything else.
+        text: The answer's body: XML as S3 writes it, JSON as Google does, plain text, or anything else.
         reason: What to say if there is nothing of use in it.
     """
     if xml := _XML.search(text):
         return _first_words(f"{xml[1]}: {xml[2]}", reason)
     try:
         error = json.loads(text)["error"]
-        return _first_words(str(error["message"] if isinstance(error, dict) else error), reason)
+        return _first_words(str(error["message"]), reason)
     except (ValueError, LookupError, TypeError):
         plain = " ".join(text.split())
     return reason if not plain or plain.startswith(("<", "{", "[")) else _first_words(plain, reason)

@@ -56,23 +56,23 @@ _WAYS_OUT: dict[type[StreamingError], str] = {
 }
 _ACCESS_WAYS_OUT = {
     "az": (
-        "access denied; give account_name with account_key, sas_token or connection_string in storage_options or in the "
-        "variables AZURE_STORAGE_..., log in with az login, or say that none are needed, with anon: true"
+        "access denied; give account_name with account_key, sas_token or connection_string in storage_options or in "
+        "the variables AZURE_STORAGE_..., log in with az login, or say that none are needed, with anon: true"
     ),
     "hf": (
-        "access denied, which the hub also says of a repository that is not there; check USER/NAME, and give a token that "
-        "may read it in HF_TOKEN or as token in storage_options"
+        "access denied, which the hub also says of a repository that is not there; check USER/NAME, and give a token "
+        "that may read it in HF_TOKEN or as token in storage_options"
     ),
     "oci": (
-        "access denied; give config (a file, like ~/.oci/config) and profile, or iam_type, in storage_options, and check "
-        "what they may read"
+        "access denied; give config (a file, like ~/.oci/config) and profile, or iam_type, in storage_options, and "
+        "check what they may read"
     ),
 }
 """The same for stores whose credentials have names of their own, by scheme."""
 _MISSING = {
     "bucket": "the bucket does not exist; check its name, the endpoint and the account",
     "object": "the bucket has no such object; check the path",
-    "repository": "the hub has no such repository, or the token may not read it; check USER/NAME, and datasets/ before it",
+    "repository": "the hub has no such repository, or the token may not read it; check USER/NAME, datasets/ before it",
     "revision": "the repository has no such revision; check what follows the @",
     "entry": "the repository has no such file at this revision; check the path",
 }

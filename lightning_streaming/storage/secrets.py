@@ -168,9 +168,9 @@ def _shown(value: Any, name: str) -> Any:
 def redact(text: str, options: Mapping[str, Any], hidden: Iterable[str] = ()) -> str:
     """Mask every URL in a text, every text that storage options hold, and more.
 
-    All option values count as secret, whatever their name, except those that say where the store is. What they, or
-    the clients of Azure and the hub, take from environment variables is masked as well, each piece of a value like a header or a list of cookies, and all of
-    it also as it looks quoted or encoded.
+    All option values count as secret, whatever their name, except those that say where the store is. What they, or the
+    clients of Azure and the hub, take from environment variables is masked as well, each piece of a value like a header
+    or a list of cookies, and all of it also as it looks quoted or encoded.
 
     Args:
         text: What to show.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -96,17 +97,17 @@ def test_revisions_share_no_cache(hub: HubDataset, monkeypatch: pytest.MonkeyPat
     for number, revision in enumerate(("main", "v2", "refs/convert/parquet")):
         data = write_dataset(tmp_path / str(number), first_id=100 * number)
         url, options = _on_hub(hub, revision, data)
-        found.append(sorted(sum(ids(make_loader(url, storage_options=options)), [])))
+        found.append(sorted(chain.from_iterable(ids(make_loader(url, storage_options=options)))))
     assert found == [list(range(100 * number, 100 * number + 29)) for number in range(3)]
 
 
 def test_private_data_is_read_with_a_token_by_workers(private_hub: HubDataset, tmp_path: Path) -> None:
     url, options = _on_hub(private_hub, "main", write_dataset(tmp_path / "data"))
-    settings = {"local": str(tmp_path / "cache"), "workers": 2}
+    settings: dict[str, Any] = {"local": str(tmp_path / "cache"), "workers": 2}
     with pytest.raises(AccessDeniedError, match="give a token"):
         list(make_loader(url, storage_options=options, **settings))
     loader = make_loader(url, storage_options={**options, "token": TOKEN}, **settings)
-    assert sorted(sum(ids(loader), [])) == list(range(29))
+    assert sorted(chain.from_iterable(ids(loader))) == list(range(29))
 
 
 def test_a_dataset_is_written_to_azure(azure: Any, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@
     azure_server()            Azure's blobs, in memory; where Azurite is installed
     fault_proxy(upstream)     before one of the last three, with the same faults as the first
     hub_server(root)          a stand-in for the Hugging Face hub, with these faults too
+    oci_server(root)          a stand-in for Oracle's object storage, with these faults too
 
 All are also there for benchmarks and from the command line: ``python -m tests.servers --help``.
 """
@@ -53,6 +54,7 @@ __all__ = [
     "http_server",
     "hub_dataset",
     "hub_server",
+    "oci_server",
     "refused_port",
     "s3_server",
 ]
@@ -106,6 +108,13 @@ def azure_server() -> Iterator[AzureStore]:
 def hub_server(root: Path) -> Iterator[str]:
     """Serve the datasets under a directory as the Hugging Face hub does; gives the URL."""
     with python_server("hub", str(root)) as url:
+        yield url
+
+
+@contextmanager
+def oci_server(root: Path) -> Iterator[str]:
+    """Serve the objects under a directory as Oracle's object storage does; gives the URL."""
+    with python_server("oci", str(root)) as url:
         yield url
 
 

@@ -1,8 +1,8 @@
 """What the Hugging Face hub answers of its protocol: as much as reading files, listing and sizes take.
 
 It stands in for the hub, whose servers cannot be had. What it says was written after the requests that huggingface_hub
-makes and the answers it takes. Like the hub it tells no stranger that a repository is private, and sends large files from
-another host, which refuses the hub's credentials.
+makes and the answers it takes. Like the hub it tells no stranger that a repository is private, and sends large files
+from another host, which refuses the hub's credentials.
 """
 
 from __future__ import annotations
@@ -111,10 +111,9 @@ def _resolve(repository: Path, rest: list[str], request: Request) -> Answer:
         return _refusal(404, "EntryNotFound", "Entry not found")
     if file.stat().st_size >= LARGE:
         port = request.headers["host"].rpartition(":")[2]
-        where = f"/elsewhere/{quote(file.relative_to(repository.parents[1]).as_posix(), safe='/')}"
-        return plain(
-            302, b"", {"Location": f"http://localhost:{port}{where}?Signature=a%2Fb", "X-Repo-Commit": _COMMIT}
-        )
+        where = quote(file.relative_to(repository.parents[1]).as_posix())
+        signed = f"http://localhost:{port}/elsewhere/{where}?Signature=a%2Fb"
+        return plain(302, b"", {"Location": signed, "X-Repo-Commit": _COMMIT})
     return _with_headers(of_file(file, request), {"X-Repo-Commit": _COMMIT})
 
 

@@ -26,6 +26,7 @@ from typing import Any
 from tests.servers.fault_server import FaultServer, Link
 from tests.servers.hub import hub_under
 from tests.servers.messages import files_under, server_at
+from tests.servers.oci import oci_under
 
 _REPOSITORY = Path(__file__).parents[2]
 # Ends the server when input ends, whoever started it and however that ended.
@@ -98,6 +99,11 @@ def serve_files(root: str, link: Link) -> None:
 def serve_hub(root: str, link: Link) -> None:
     """Serve the datasets under a directory as the hub does, for ever."""
     _serve(FaultServer(hub_under(Path(root)), link))
+
+
+def serve_oci(root: str, link: Link) -> None:
+    """Serve the objects under a directory as Oracle does, for ever."""
+    _serve(FaultServer(oci_under(Path(root)), link))
 
 
 def serve_before(upstream: str, link: Link) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +81,9 @@ def test_each_attempt_is_one_request(azure_container: AzureContainer, status: in
     azure_container.put("x", DATA)
     azure_container.fail("x", "status", status=status, method=method)
     one = at(azure_container, "x")
-    ask = {"GET": one.read, "HEAD": one.stat, "PUT": lambda: one.put(b"1")}[method]
+    asks: dict[str, Callable[[], object]] = {"GET": one.read, "HEAD": one.stat, "PUT": lambda: one.put(b"1")}
     with pytest.raises(StorageError, match="2 attempts") as caught:
-        ask()
+        asks[method]()
     assert isinstance(caught.value, DownloadError) == (method == "GET")
     assert len(azure_container.log()) == 2
 
@@ -92,7 +93,8 @@ def test_a_wrong_key_is_told_and_not_shown(azure_container: AzureContainer) -> N
     right = azure_container.options["connection_string"]
     options = {"connection_string": right.replace("AccountKey=Eby8", "AccountKey=AAAA")}
     one = Location(f"{azure_container.url}/x", options, attempts=3)
-    asked = (one.read, one.stat, one.sizes, one.walk, lambda: one.put(b"1"), lambda: one.read_range(1, 2))
+    asked: list[Callable[[], object]] = [one.read, one.stat, one.sizes, one.walk]
+    asked += [lambda: one.put(b"1"), lambda: one.read_range(1, 2)]
     for ask in asked:
         with pytest.raises(AccessDeniedError, match=r"give account_name with account_key, sas_token or") as caught:
             ask()
@@ -146,7 +148,8 @@ def test_parent_and_child_read_side_by_side(azure: AzureStore, way: str) -> None
     url = f"{azure.make_bucket()}/x"
     Location(url, azure.options).put(DATA)
     for _ in range(2):
-        child = multiprocessing.get_context(way).Process(target=_reads, args=(url, azure.options))
+        context: Any = multiprocessing.get_context(way)
+        child = context.Process(target=_reads, args=(url, azure.options))
         child.start()
         child.join(timeout=60)
         assert child.exitcode == 0
@@ -159,17 +162,15 @@ def test_without_an_account_the_options_are_asked_for() -> None:
 
 
 def test_what_is_secret_is_masked_and_what_is_not_stays() -> None:
-    connection = (
-        f"DefaultEndpointsProtocol=https;AccountName=myaccount;AccountKey={KEY};EndpointSuffix=core.windows.net"
-    )
-    options = {"connection_string": connection, "account_name": "myaccount", "account_host": "here.example"}
+    connection = f"DefaultEndpointsProtocol=https;AccountName=mine;AccountKey={KEY};EndpointSuffix=core.windows.net"
+    options = {"connection_string": connection, "account_name": "mine", "account_host": "here.example"}
     secret = {"account_key": KEY, "sas_token": "sv=2024&sig=hushhushhush", "client_secret": "hushhush"}
     shown = repr(StorageOptions({**options, **secret}))
     assert KEY not in shown
     assert "hush" not in shown
-    assert "'account_name': 'myaccount', 'account_host': 'here.example'" in shown
-    text = f"AccountName myaccount at core.windows.net refused {KEY}, hushhushhush and hushhush"
-    assert redact(text, {**options, **secret}) == "AccountName myaccount at core.windows.net refused ***, *** and ***"
+    assert "'account_name': 'mine', 'account_host': 'here.example'" in shown
+    text = f"AccountName mine at core.windows.net refused {KEY}, hushhushhush and hushhush"
+    assert redact(text, {**options, **secret}) == "AccountName mine at core.windows.net refused ***, *** and ***"
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_a_missing_package_of_an_extra_is_told_with_the_extra(package: str, url:
 
 
 def test_an_unknown_scheme_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no filesystem serves bogus://.* known are s3://, gs://, az://.* hf://"):
+    with pytest.raises(ConfigError, match=r"no filesystem serves bogus://.* known are s3://, gs://, az://.* hf://"):
         prepare("bogus://bucket/x")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,14 +39,8 @@ def at(dataset: HubDataset, name: str, **options: object) -> Location:
         ("hf://datasets/me/data/a/b@c", HubFile("dataset", "me/data", None, "a/b@c")),
         ("hf://datasets/me/data@v1.0/a", HubFile("dataset", "me/data", "v1.0", "a")),
         ("hf://datasets/me/data@feature%2Fx/a", HubFile("dataset", "me/data", "feature/x", "a")),
-        (
-            "hf://datasets/me/data@refs%2Fconvert%2Fparquet/a",
-            HubFile("dataset", "me/data", "refs/convert/parquet", "a"),
-        ),
-        (
-            "hf://datasets/me/data@refs/convert/parquet/a/b",
-            HubFile("dataset", "me/data", "refs/convert/parquet", "a/b"),
-        ),
+        ("hf://datasets/me/d@refs%2Fconvert%2Fparquet/a", HubFile("dataset", "me/d", "refs/convert/parquet", "a")),
+        ("hf://datasets/me/d@refs/convert/parquet/a/b", HubFile("dataset", "me/d", "refs/convert/parquet", "a/b")),
         ("hf://datasets/me/data@refs/pr/12/a", HubFile("dataset", "me/data", "refs/pr/12", "a")),
         ("hf://me/model/a", HubFile("model", "me/model", None, "a")),
         ("hf://spaces/me/space@main/a", HubFile("space", "me/space", "main", "a")),
@@ -211,7 +206,8 @@ def test_nothing_is_written_to_the_hub(hub: HubDataset, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"data")
     place = at(hub, "train/x")
     line = f"hf upload {hub.url.removeprefix('hf://datasets/')} DIRECTORY train/x --repo-type dataset"
-    for act in (lambda: place.put(b"1"), lambda: place.upload(tmp_path / "x"), place.remove, place.prepare_to_write):
+    acts: list[Callable[[], object]] = [lambda: place.put(b"1"), lambda: place.upload(tmp_path / "x")]
+    for act in (*acts, place.remove, place.prepare_to_write):
         with pytest.raises(UnsupportedError, match=line):
             act()
 
@@ -247,5 +243,5 @@ def test_a_listing_that_fails_once_is_tried_again(hub: HubDataset) -> None:
     api.fail("", "status", times=1, status=503)
     assert at(hub, "").walk() == ["x"]
     api.fail("", "status", status=500)
-    with pytest.raises(StorageError, match="could not look at .* 2 attempts"):
+    with pytest.raises(StorageError, match=r"could not look at .* 2 attempts"):
         at(hub, "x").stat()
