@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from datasets.table import embed_table_storage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -449,9 +450,14 @@ def test_what_datasets_writes_to_parquet_is_what_it_reads(tmp_path: Path) -> Non
 
 
 def test_an_image_of_which_datasets_stored_the_path_alone(tmp_path: Path) -> None:
-    Image.new("L", (2, 2)).save(tmp_path / "one.png")
+    Image.new("L", (2, 2), 7).save(tmp_path / "one.png")
     features = datasets.Features({"image": datasets.Image()})
     data = datasets.Dataset.from_dict({"image": [str(tmp_path / "one.png")]}, features=features)
-    found = rows_of(data.data.table.to_batches(), None, "file")
-    with pytest.raises(EncodingError, match=r"only its path.*embed_external_files"):
-        found[0]
+    data.to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(EncodingError, match=r"only its path.*embed_table_storage"):
+        rows_of(parquet.read_table(tmp_path / "a.parquet").to_batches())[0]
+    embedded = data.with_format("arrow").map(embed_table_storage, batched=True)
+    embedded.to_parquet(tmp_path / "b.parquet")
+    (tmp_path / "one.png").unlink()
+    found = rows_of(parquet.read_table(tmp_path / "b.parquet").to_batches())[0]
+    assert np.asarray(found["image"]).tolist() == [[7, 7], [7, 7]]
