@@ -142,6 +142,20 @@ def test_batches_of_plain_rows_are_what_collating_single_ones_makes(rows: int, c
             assert values.flags.writeable
 
 
+@pytest.mark.parametrize("per_batch", [100, 300])
+def test_rows_of_many_bytes_are_copied_from_several_batches(per_batch: int) -> None:
+    """Of so many that batches are not put together."""
+    values = np.random.default_rng(0).integers(0, 1 << 30, (400, 2048), np.int32)
+    array = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), 2048)
+    for more in ({}, {"id": pa.array(range(400))}):
+        found = opened(pa.record_batch({"x": array, **more}), per_batch)
+        for indexes in ([5], [399, 0, 101, 100, 99, 300, 0], list(range(0, 400, 7))):
+            table = table_of(found, indexes)
+            np.testing.assert_array_equal(table["x"], values[indexes])
+            if more:
+                assert table["id"].tolist() == indexes
+
+
 def test_rows_of_one_kind_are_of_one_object() -> None:
     first, second = opened(PLAIN, 4), opened(PLAIN.slice(2), 3)
     assert first.plain_rows() is second.plain_rows()
