@@ -375,8 +375,8 @@ class Picture:
                 named = None if path is None else path(row)
                 raise EncodingError(
                     f"expected the bytes of an image file, but found only its path, {shortened(brief(named))}; write "
-                    "the data again with its images in it, as datasets.Dataset.to_parquet and push_to_hub do with "
-                    "embed_external_files=True, or leave the column out with columns=[...]"
+                    "the data again with its images in it, which dataset.with_format('arrow').map(datasets.table."
+                    "embed_table_storage, batched=True) puts there, or leave the column out with columns=[...]"
                 )
             return open_image_file(data, IMAGE_FORMATS)
 

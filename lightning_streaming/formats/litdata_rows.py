@@ -71,7 +71,7 @@ class ArrowChunk(LitDataChunk, ColumnReader):
         super().__init__(info, directory)
         shown, names = str(self._path), column_names(info) if columns is None else tuple(columns)
         with sound_arrow(shown):
-            batches = list(_with_columns(self._batches(), names))
+            batches = _as_one(list(_with_columns(self._batches(), names)))
         fields = batches[0].schema if batches else ()
         self._rows = ArrowRows(
             batches, {one.name: ArrowColumn(one.name, _kind(one.type), "") for one in fields}, shown, self._data
@@ -119,6 +119,14 @@ def _with_columns(batches: Iterator[Any], names: Sequence[str]) -> Iterator[Any]
         places = {name: batch.schema.get_field_index(name) for name in names}
         arrays = [arrow.nulls(batch.num_rows) if at < 0 else batch.column(at) for at in places.values()]
         yield arrow.RecordBatch.from_arrays(arrays, list(places))
+
+
+def _as_one(batches: list[Any]) -> list[Any]:
+    """The same rows in as few batches as can be: a copy, as it takes long to go from batch to batch of 256 rows."""
+    for batch in batches:
+        batch.validate(full=True)
+    found: list[Any] = require_pyarrow().Table.from_batches(batches).combine_chunks().to_batches() if batches else []
+    return found
 
 
 # --- values ---

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from datasets.table import embed_table_storage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -139,6 +140,20 @@ def test_batches_of_plain_rows_are_what_collating_single_ones_makes(rows: int, c
             assert made.dtype == expected[name].dtype
             assert torch.equal(made, expected[name])
             assert values.flags.writeable
+
+
+@pytest.mark.parametrize("per_batch", [100, 300])
+def test_rows_of_many_bytes_are_copied_from_several_batches(per_batch: int) -> None:
+    """Of so many that batches are not put together."""
+    values = np.random.default_rng(0).integers(0, 1 << 30, (400, 2048), np.int32)
+    array = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), 2048)
+    for more in ({}, {"id": pa.array(range(400))}):
+        found = opened(pa.record_batch({"x": array, **more}), per_batch)
+        for indexes in ([5], [399, 0, 101, 100, 99, 300, 0], list(range(0, 400, 7))):
+            table = table_of(found, indexes)
+            np.testing.assert_array_equal(table["x"], values[indexes])
+            if more:
+                assert table["id"].tolist() == indexes
 
 
 def test_rows_of_one_kind_are_of_one_object() -> None:
@@ -449,9 +464,14 @@ def test_what_datasets_writes_to_parquet_is_what_it_reads(tmp_path: Path) -> Non
 
 
 def test_an_image_of_which_datasets_stored_the_path_alone(tmp_path: Path) -> None:
-    Image.new("L", (2, 2)).save(tmp_path / "one.png")
+    Image.new("L", (2, 2), 7).save(tmp_path / "one.png")
     features = datasets.Features({"image": datasets.Image()})
     data = datasets.Dataset.from_dict({"image": [str(tmp_path / "one.png")]}, features=features)
-    found = rows_of(data.data.table.to_batches(), None, "file")
-    with pytest.raises(EncodingError, match=r"only its path.*embed_external_files"):
-        found[0]
+    data.to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(EncodingError, match=r"only its path.*embed_table_storage"):
+        rows_of(parquet.read_table(tmp_path / "a.parquet").to_batches())[0]
+    embedded = data.with_format("arrow").map(embed_table_storage, batched=True)
+    embedded.to_parquet(tmp_path / "b.parquet")
+    (tmp_path / "one.png").unlink()
+    found = rows_of(parquet.read_table(tmp_path / "b.parquet").to_batches())[0]
+    assert np.asarray(found["image"]).tolist() == [[7, 7], [7, 7]]

@@ -319,7 +319,7 @@ def huggingface(features: Any) -> dict[str, str]:
 
 
 def test_an_image_that_is_only_named_says_how_to_embed_it() -> None:
-    with pytest.raises(EncodingError, match=r"sample 0, column 'x'.*only its path, 'a/b\.png'.*embed_external_files"):
+    with pytest.raises(EncodingError, match=r"sample 0, column 'x'.*only its path, 'a/b\.png'.*embed_table_storage"):
         column_of_images([{"bytes": None, "path": "a/b.png"}])
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import default_collate
 
 from lightning_streaming import Stream, StreamingDataLoader
 from lightning_streaming.cache.config import CACHE_VARIABLE
-from lightning_streaming.errors import ConfigError, IndexFormatError
+from lightning_streaming.errors import ConfigError, IndexFormatError, ShardCorruptError
 from lightning_streaming.formats.arrow_rows import ArrowRows
 from tests.golden import golden_path
 from tests.golden.litdata_values import describe
@@ -201,3 +201,13 @@ def test_batches_of_numbers_are_those_of_torch(tmp_path: Path) -> None:
     batches = list(make_loader(tmp_path, **options))
     groups = [samples[first : first + 4] for first in range(0, 10, 4)]
     assert [describe(batch) for batch in batches] == [describe(default_collate(group)) for group in groups]
+
+
+def test_a_damaged_chunk_is_named_and_batches_before_it_come(data: Path) -> None:
+    path = data / "rows" / "chunk-0-1.bin"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    options: dict[str, Any] = {"format": "litdata", "shuffle": False, "num_canonical_nodes": 1, "batch_size": 30}
+    batches = iter(make_loader(data / "rows", **options))
+    assert [len(next(batches)["text"]) for _ in range(8)] == [30] * 8
+    with pytest.raises(ShardCorruptError, match=r"chunk-0-1\.bin"):
+        next(batches)
