@@ -121,9 +121,9 @@ def declared_zstd_bytes(data: bytes) -> int:
 def _find(algorithm: str) -> tuple[str, _Codec, int]:
     """The family, its codec, and the level that ``algorithm`` asks for."""
     family, colon, level = algorithm.partition(":")
-    codec = _CODECS.get(family)
+    codec = CODECS.get(family)
     if codec is None:
-        raise ConfigError(f"compression must be one of {', '.join(_CODECS)}, but got {algorithm!r}")
+        raise ConfigError(f"compression must be one of {', '.join(CODECS)}, but got {algorithm!r}")
     if not colon:
         return family, codec, codec.default_level
     if level not in map(str, codec.levels):
@@ -254,7 +254,7 @@ def _declared_snappy_bytes(data: bytes) -> int:
     raise ShardCorruptError(f"not sound snappy data (it begins with {data[:5]!r})")
 
 
-_CODECS: Mapping[str, _Codec] = {
+CODECS: Mapping[str, _Codec] = {
     "br": _Codec(levels=range(12), default_level=11, compress=_compress_br, decompress=_decompress_br),
     "bz2": _Codec(levels=range(1, 10), default_level=9, compress=bz2.compress, decompress=_decompress_bz2),
     "gz": _Codec(levels=range(10), default_level=9, compress=gzip.compress, decompress=_decompress_gz),

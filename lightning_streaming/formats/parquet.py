@@ -23,7 +23,7 @@ import io
 import os
 from bisect import bisect_right
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -122,7 +122,7 @@ class ParquetFormat:
         group, columns = _group_of(info), column_names(info)
         _check_unchanged(info, known, group, stored)
         leaves = known.leaves(columns)
-        ranges = _ranges([known.metadata.row_group(group).column(one) for one in leaves], stored.size)
+        ranges = _ranges([known.metadata.row_group(group).column(one) for one in leaves], known, stored)
         pieces = _FileOfRanges(ranges, stored.read(ranges), stored.size)
         with sound_arrow(f"row group {group} of {stored.shown}"):
             rows = _decoded(known, group, columns, leaves, pieces)
@@ -156,9 +156,10 @@ class ParquetRows(ArrowRows):
             raise ShardCorruptError(f"{path} must have {info.samples} rows, but has {found}")
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Let go of the file; whoever still holds rows of it, as an error under way may, keeps the map until then."""
         super().close()
-        self._map = memoryview(b"")  # not released: an error that is under way may still hold a batch
+        with suppress(BufferError):
+            self._map.release()
 
 
 def parquet_plain_kind(info: ShardInfo, columns: Sequence[str] | None) -> PlainArrow | None:
@@ -184,6 +185,8 @@ class Footer:
     """A ``pyarrow.parquet.FileMetaData``."""
     schema: Any
     """The ``pyarrow.Schema`` of its rows."""
+    start: int
+    """Its first byte, before which all rows lie."""
 
     def leaves(self, columns: Sequence[str]) -> list[int]:
         """The numbers of the Parquet columns that make up some columns of rows."""
@@ -224,7 +227,45 @@ def read_footer(stored: RangedFile) -> Footer:
             raise UnsupportedError(f"{stored.shown} has two columns of one name: {shortened(', '.join(schema.names))}")
         if sum(_num_leaves(one.type) for one in schema) != metadata.num_columns:
             raise UnsupportedError(f"{stored.shown} has columns that pyarrow {arrow.__version__} cannot tell apart")
-    return Footer(metadata, schema)
+        _check_columns(metadata, stored)
+    return Footer(metadata, schema, size - needed)
+
+
+class _Unread(io.RawIOBase):
+    """A file of which nothing can be read."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._size
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:  # noqa: ARG002
+        return self._size
+
+    def read(self, size: int | None = -1) -> bytes:  # noqa: ARG002
+        raise _ReachedError
+
+
+class _ReachedError(Exception):
+    """What is in a file would be read now."""
+
+
+def _check_columns(metadata: Any, stored: RangedFile) -> None:
+    """Refuse a footer over which pyarrow would end the process when it is asked about a column of a row group.
+
+    Here it looks at all of them, before it reads the first, and raises what is wrong.
+    """
+    file = require_parquet().ParquetFile(_Unread(stored.size), metadata=metadata, pre_buffer=True)
+    groups, columns = list(range(metadata.num_row_groups)), list(range(metadata.num_columns))
+    with suppress(_ReachedError):
+        file.reader.read_row_groups(groups, column_indices=columns, use_threads=False)
 
 
 def _row_groups(files: StoredFiles, name: str) -> list[ShardInfo]:
@@ -238,7 +279,7 @@ def _row_groups(files: StoredFiles, name: str) -> list[ShardInfo]:
         told = footer.metadata.row_group(group)
         if not told.num_rows:
             continue
-        sizes = _column_bytes(footer, told, name)
+        sizes = _column_bytes(footer, told)
         raw = FileInfo(basename=f"{name}{_ROWS}{group:06d}{_ARROW}", bytes=_stream_bytes(sizes), hashes={})
         shard = other_shard(_NAME, told.num_rows, raw, columns, {}, compression=PART, zip_data=stored)
         shards.append(replace(shard, column_bytes=",".join(map(str, sizes))))
@@ -336,15 +377,11 @@ def _stream_bytes(sizes: Sequence[int]) -> int:
     return _FRAME_BYTES + sum(sizes)
 
 
-def _column_bytes(footer: Footer, group: Any, shown: str) -> list[int]:
+def _column_bytes(footer: Footer, group: Any) -> list[int]:
     """Most bytes that each column of a row group takes in a stream of Arrow, with its share of the schema."""
-    with sound_arrow(shown):
-        chunks = iter([group.column(place) for place in range(group.num_columns)])
-        metadata = len(footer.schema.serialize())
-        return [
-            _FRAME_BYTES_OF_COLUMN + metadata // len(footer.schema) + _most_bytes(one.type, group.num_rows, chunks)
-            for one in footer.schema
-        ]
+    chunks = iter([group.column(place) for place in range(group.num_columns)])
+    share = len(footer.schema.serialize()) // max(len(footer.schema), 1)
+    return [_FRAME_BYTES_OF_COLUMN + share + _most_bytes(one.type, group.num_rows, chunks) for one in footer.schema]
 
 
 def _num_leaves(kind: Any) -> int:
@@ -422,10 +459,10 @@ def _check_unchanged(info: ShardInfo, footer: Footer, group: int, stored: Ranged
     metadata = footer.metadata
     is_same = group < metadata.num_row_groups and metadata.row_group(group).num_rows == info.samples
     if is_same:
-        found = _column_bytes(footer, metadata.row_group(group), stored.shown)
+        found = _column_bytes(footer, metadata.row_group(group))
         sizes = dict(zip(footer.schema.names, found, strict=True))
         told = dict(zip(column_names(info), _check_told(info), strict=True))
-        is_same = told.items() <= sizes.items()
+        is_same = told.items() <= sizes.items() and _types(footer, info, stored) == info.schema["column_encodings"]
     if not is_same:
         raise ShardCorruptError(
             f"{stored.shown} has changed since its index was made: its row group {group} is another one; start the run "
@@ -433,7 +470,13 @@ def _check_unchanged(info: ShardInfo, footer: Footer, group: int, stored: Ranged
         )
 
 
-def _ranges(chunks: Sequence[Any], size: int) -> list[_Range]:
+def _types(footer: Footer, info: ShardInfo, stored: RangedFile) -> tuple[str, ...]:
+    """What a footer says of the columns of a shard, in the order of its index entry."""
+    found = arrow_columns(footer.schema, column_names(info), stored.shown)
+    return tuple(found[name].encoding for name in column_names(info))
+
+
+def _ranges(chunks: Sequence[Any], footer: Footer, stored: RangedFile) -> list[_Range]:
     """The bytes of a file that hold some columns of a row group, in order, those that lie close together as one."""
     found = list[_Range]()
     for chunk in chunks:
@@ -441,11 +484,15 @@ def _ranges(chunks: Sequence[Any], size: int) -> list[_Range]:
         if chunk.dictionary_page_offset is not None and chunk.dictionary_page_offset > 0:
             starts.append(chunk.dictionary_page_offset)
         start = min(starts)
-        found.append((start, min(start + chunk.total_compressed_size + _OLD_CHUNK_BYTES, size)))
+        stop = start + chunk.total_compressed_size
+        if not len(_MAGIC) <= start <= stop <= footer.start:
+            raise ShardCorruptError(
+                f"the footer of {stored.shown} has column {shortened(chunk.path_in_schema)!r} in bytes {start} to "
+                f"{stop}, but begins itself at byte {footer.start}; the file is damaged"
+            )
+        found.append((start, min(stop + _OLD_CHUNK_BYTES, stored.size)))
     joined = list[_Range]()
     for start, stop in sorted(found):
-        if not 0 <= start < stop <= size:
-            raise ShardCorruptError(f"the footer names bytes {start} to {stop} of a file of {size}")
         if joined and start - joined[-1][1] <= _GAP_BYTES:
             joined[-1] = joined[-1][0], max(stop, joined[-1][1])
         else:
@@ -502,7 +549,7 @@ def _decoded(footer: Footer, group: int, columns: Sequence[str], leaves: Sequenc
         metadata=footer.metadata,
         read_dictionary=keeps_dictionary,
         pre_buffer=False,
-        page_checksum_verification=True,
+        page_checksum_verification=True,  # of those pages that have one
     )
     rows = file.reader.read_row_group(group, column_indices=list(leaves), use_threads=False)
     return rows.combine_chunks()

@@ -56,6 +56,12 @@ def _mixed(number: int) -> dict[str, Any]:
     return {**_rows(number), "yes": number % 2 == 0, "array": np.arange(number, dtype=np.int16)}
 
 
+def _suite(number: int) -> dict[str, Any]:
+    """What the tests of all formats have in each."""
+    tokens = np.arange(5 * number, 5 * number + 1 + number % 5, dtype=np.int32)
+    return {"id": number, "text": f"text {number} é " * (number % 3), "tokens": tokens}
+
+
 def _arrays(number: int) -> dict[str, Any]:
     made: dict[str, Any] = {np.dtype(one).name: np.arange(number % 4, dtype=np.int64).astype(one) for one in NUMBERS}
     made |= {f"{name}_2d": np.stack([one, one]) for name, one in made.items()}
@@ -112,6 +118,7 @@ DATASETS: dict[str, tuple[Callable[[int], Any], int, dict[str, Any]]] = {
     "media": (_media, 3, {}),
     "pickled": (lambda n: {"id": n, "array": np.arange(2), "odd": {1, 2}}, 2, {}),
     "tokens": (lambda n: torch.arange(n * 10, n * 11 + 1, dtype=torch.int32), 12, {"item_loader": TokensLoader()}),
+    "suite": (_suite, 34, {"chunk_size": 7}),
     "tokens_zstd": (
         lambda n: np.arange(n * 10, n * 11 + 1, dtype=np.uint16),
         12,
