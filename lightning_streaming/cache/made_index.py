@@ -26,6 +26,7 @@ from lightning_streaming.formats.index import (
 )
 from lightning_streaming.formats.other_formats import described
 from lightning_streaming.formats.shard import other_format
+from lightning_streaming.formats.shard_table import PART
 from lightning_streaming.storage import Location
 from lightning_streaming.storage.file_patterns import is_one_name, matching
 
@@ -132,11 +133,17 @@ def made_index(
 
 
 def _noted(journal: Path) -> list[ShardInfo]:
-    """The shards that a journal holds; a last line that was cut short is left out."""
+    """The shards that a journal holds.
+
+    A last line that was cut short is left out; so are the parts of the last file, of which more may follow.
+    """
     shards = list[ShardInfo]()
     with suppress(FileNotFoundError, ValueError, FormatError), journal.open() as lines:
         for line in lines:
             shards.append(parse_shard(json.loads(line), {}))
+    last = shards[-1].zip_data if shards and shards[-1].compression == PART else None
+    while last is not None and shards and shards[-1].zip_data == last:
+        shards.pop()
     return shards
 
 

@@ -11,7 +11,7 @@ other. Some samples are looked at, whether that is so. Else each sample's own he
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +27,8 @@ from lightning_streaming.formats.index import FileInfo, ShardInfo
 from lightning_streaming.formats.mds import MDSReader, read_places, table_bytes
 from lightning_streaming.formats.megatron import DocumentLengths
 from lightning_streaming.formats.plain_rows import FlatReader
-from lightning_streaming.formats.shard import open_shard
+from lightning_streaming.formats.shard import may_be_flat, open_shard
+from lightning_streaming.formats.shard_table import OTHER_FORMATS
 from lightning_streaming.formats.values import BYTES_OF_CODE, NdarrayEncoding
 
 ReadPart = Callable[[FileInfo, int, int], bytes]
@@ -271,18 +272,15 @@ class ArrayLengths:
             shape, _, _ = self.array.read_layout(bytes(payload))
         except EncodingError as error:
             raise EncodingError(f"{self._shown(sample)}: {error}") from error
-        raise ConfigError(
-            f"{self._shown(sample)} is an array of shape {shape}, but the tokens of a document are of one dimension; "
-            "say the length in a column of whole numbers, and name that with lengths="
-        )
+        raise _several_dimensions(self._shown(sample), shape)
 
     def _shown(self, sample: int) -> str:
         return f"{self.info.raw_data.basename}, sample {sample}, column {self.column!r}"
 
 
 @dataclass(frozen=True)
-class ListLengths:
-    """The same of a shard of rows of Arrow: by the offsets of its lists."""
+class StoredLengths:
+    """The same of a shard that other libraries wrote: by where its reader says that arrays lie; else by each array."""
 
     info: ShardInfo
     column: str
@@ -290,16 +288,33 @@ class ListLengths:
     told_by_offsets: bool = False
 
     def read_afar(self, read: ReadPart) -> None:  # noqa: ARG002
-        """Nothing: there is no shard before it was fetched; see :class:`ArrayLengths`."""
+        """Nothing: only a whole shard tells; see :class:`ArrayLengths`."""
         return
 
     def read_here(self, directory: Path) -> NDArray[np.int64]:
         """The lengths by the raw file; see :class:`ArrayLengths`."""
         reader = open_shard(self.info, directory, columns=[self.column])
         try:
-            return cast("FlatReader", reader).flat_column(self.column).counts
+            if may_be_flat(self.info):
+                return cast("FlatReader", reader).flat_column(self.column).counts
+            lengths = (self._length(reader[sample][self.column], sample) for sample in range(len(reader)))
+            return np.fromiter(lengths, np.int64, len(reader))
         finally:
             reader.close()
+
+    def _length(self, value: Any, sample: int) -> int:
+        if value.ndim != 1:
+            raise _several_dimensions(
+                f"{self.info.raw_data.basename}, sample {sample}, column {self.column!r}", value.shape
+            )
+        return len(value)
+
+
+def _several_dimensions(shown: str, shape: Sequence[int]) -> ConfigError:
+    return ConfigError(
+        f"{shown} is an array of shape {tuple(shape)}, but the tokens of a document are of one dimension; "
+        "say the length in a column of whole numbers, and name that with lengths="
+    )
 
 
 def array_lengths(info: ShardInfo, column: str, dtype: str | None = None) -> ArrayLengths:
@@ -347,6 +362,6 @@ def array_lengths(info: ShardInfo, column: str, dtype: str | None = None) -> Arr
 def column_lengths(info: ShardInfo, column: str, dtype: str | None = None) -> ColumnLengths:
     """The same of a shard of any format."""
     found = array_lengths(info, column, dtype)
-    if found.constant is not None or info.format not in ("megatron", "parquet"):
+    if found.constant is not None or info.format not in OTHER_FORMATS:
         return found
-    return DocumentLengths(info) if info.format == "megatron" else ListLengths(info, column)
+    return DocumentLengths(info) if info.format == "megatron" else StoredLengths(info, column)

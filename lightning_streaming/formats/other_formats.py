@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lightning_streaming.errors import IndexFormatError
-from lightning_streaming.formats.shard_table import OTHER_FORMATS, PART, FileInfo, ShardInfo
+from lightning_streaming.formats.shard_table import OTHER_FORMATS, FileInfo, ShardInfo
 from lightning_streaming.formats.values import brief
 
 
@@ -189,19 +189,15 @@ class PartsFormat(OtherFormat, Protocol):
 def by_file(known: Mapping[str, ShardInfo], sizes: Mapping[str, int]) -> dict[str, list[ShardInfo]]:
     """The shards that were described before, by the file that they are parts of, or all of, if its size is the same.
 
-    Of the last file that has parts, some may be missing; so it is left out.
-
     Args:
         known: See :meth:`OtherFormat.describe`.
         sizes: Bytes of each file there is.
     """
-    found, parts = dict[str, list[ShardInfo]](), ""
+    found = dict[str, list[ShardInfo]]()
     for shard in known.values():
         file = shard.zip_data or shard.raw_data
         if sizes.get(file.basename) == file.bytes:
             found.setdefault(file.basename, []).append(shard)
-            parts = file.basename if shard.compression == PART else parts
-    found.pop(parts, None)
     return found
 
 
