@@ -126,6 +126,7 @@ class _Walk:
             while place <= last:
                 size_text, kind = _SIZE_AND_KIND.unpack_from(data, place)
                 if kind == _OLD_PLAIN and not any(data[place : place + BLOCK]):
+                    _check_end(data[place + BLOCK : place + 2 * BLOCK])
                     self.is_done = True
                     break
                 heads.append(place)
@@ -180,6 +181,16 @@ class _Walk:
                 raise ValueError(f"it says {brief(records)} of all members that follow, which is not read here")
             self._next.update(records)
         return True
+
+
+def _check_end(block: memoryview) -> None:
+    """Refuse what follows a block of zeros, as far as it is here: the mark of an end is two of them.
+
+    Raises:
+        ValueError: It is something else, so that the zeros are a header that was lost.
+    """
+    if any(block):
+        raise ValueError("it is all zeros, but the file goes on after it")
 
 
 def _number(text: bytes) -> int:

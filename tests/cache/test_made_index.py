@@ -147,6 +147,34 @@ def test_an_index_whose_making_was_interrupted_goes_on(data: Path, tmp_path: Pat
     assert not journal.exists()
 
 
+def write_groups(path: Path, groups: int) -> None:
+    """A Parquet file of so many row groups, each of two rows."""
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"a": list(range(2 * groups))}), path, row_group_size=2)
+
+
+def test_of_files_of_several_shards_no_shard_is_lost_or_looked_at_again(tmp_path: Path) -> None:
+    """The making of an index stops in the midst of a file that is not the last."""
+    root, journal = tmp_path / "rows", tmp_path / "journal"
+    root.mkdir()
+    for name in "abc":
+        write_groups(root / f"{name}.parquet", 3)
+    known = parse_index(made_index(Location(str(root)), "parquet"), "")
+    write_groups(root / "b.parquet", 5)
+    whole = made_index(Location(str(root)), "parquet")
+
+    def stop(_: int) -> None:
+        if len(journal.read_text().splitlines()) == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made_index(Location(str(root)), "parquet", known=known, journal=journal, progress=stop)
+    for name in "ac":  # of the same size, so nobody looks
+        (root / f"{name}.parquet").write_bytes(b"!" * (root / f"{name}.parquet").stat().st_size)
+    assert made_index(Location(str(root)), "parquet", known=known, journal=journal) == whole
+
+
 def test_what_is_not_there_is_an_error_that_says_so(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "notes.txt").write_text("none")

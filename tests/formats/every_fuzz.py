@@ -16,7 +16,6 @@ Cases are run in forked processes, so that the end of one of these is seen.
 from __future__ import annotations
 
 import argparse
-import io
 import multiprocessing
 import random
 import resource
@@ -165,6 +164,8 @@ def _values(path: Path, data: bytes, way: str) -> list[tuple[int, int]]:
         return [] if "checksums" in way else [(4, len(data) - 8 - int.from_bytes(data[-8:-4], "little"))]
     if path.name.startswith("chunk-"):
         return [(4 * (int.from_bytes(data[:4], "little") + 2), len(data))]
+    if path.suffix == ".idx":  # where documents begin is said once, and may be anywhere between two sequences
+        return [(len(data) - 8 * int.from_bytes(data[26:34], "little"), len(data))]
     return [(0, len(data))] if path.suffix == ".bin" else []
 
 
@@ -345,10 +346,12 @@ def _named(error: StreamingError) -> str:
 
 
 def _compared(case: Case, info: ShardInfo, read: Sequence[Read], expected: Sequence[Read]) -> Counter[str]:
-    assert len(read) == len(expected) or _ends_at(case, len(read)), f"{len(read)} samples instead of {len(expected)}"
-    expected = expected[: len(read)]
-    endings = Counter[str]()
     is_changed = case.name in {file.basename for file in info.stored}
+    if is_changed and _ends_early(case):
+        read = read[: max(0, min(len(read), len(expected)) - 1)]  # the last one may have lost members
+        expected = expected[: len(read)]
+    assert len(read) == len(expected), f"{len(read)} samples instead of {len(expected)}"
+    endings = Counter[str]()
     for place, (found, sample) in enumerate(zip(read, expected, strict=True)):
         if isinstance(found, StreamingError):
             assert is_changed, f"a file that is sound: {found}"
@@ -363,16 +366,13 @@ def _compared(case: Case, info: ShardInfo, read: Sequence[Read], expected: Seque
     return endings
 
 
-def _ends_at(case: Case, count: int) -> bool:
-    """Whether a tar file says by a header of zeros, which is the mark of its end, that so many samples are all."""
-    if case.is_under or not case.name.endswith(".tar"):
+def _ends_early(case: Case) -> bool:
+    """Whether a tar file has a block of zeros, which is the mark of its end, where it had something else."""
+    if not case.name.endswith(".tar"):
         return False
-    with tarfile.open(fileobj=io.BytesIO(case.sound.files[case.name])) as tar:
-        member = dict[str, list[int]]()
-        for one in tar:
-            member.setdefault(one.name.partition(".")[0], []).append(one.offset)
-    places = [place for one in list(member.values())[max(count - 1, 0) : count + 1] for place in one]
-    return any(not any(case.data[place : place + 512]) for place in places)
+    before, after = case.sound.files[case.name], case.data
+    blocks = (slice(place, place + 512) for place in range(0, min(len(before), len(after)), 512))
+    return any(any(before[block]) and not any(after[block]) for block in blocks)
 
 
 # --- many ---

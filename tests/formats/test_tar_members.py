@@ -174,7 +174,13 @@ def test_what_is_no_sound_tar_file_is_refused(data: bytes, said: str, window: in
 
 
 def test_what_follows_the_end_is_not_looked_at() -> None:
-    assert read(GOOD + bytes(512) + b"anything") == [("a", b"abc")]
+    assert read(GOOD + bytes(1024) + b"anything") == [("a", b"abc")]
+
+
+def test_a_header_of_zeros_is_no_end() -> None:
+    assert read(GOOD + bytes(512)) == [("a", b"abc")]
+    with pytest.raises(ShardCorruptError, match="after member 'a' is damaged: it is all zeros, but the file goes on"):
+        read(GOOD + bytes(512) + GOOD)
 
 
 def test_many_headers_are_all_checked(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import random
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -57,29 +56,6 @@ def _own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "_FIRST_WAIT", 0.02)
-
-
-@pytest.fixture(scope="session")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Write:
-    """Where the samples lie in a form, which nobody may change; or in MDS as "mds of" it."""
-    root = tmp_path_factory.mktemp("every")
-
-    def write(name: str) -> Path:
-        path = root / name
-        if name.startswith("mds of "):
-            return path if path.exists() else FORMS[name.removeprefix("mds of ")].write_as_mds(path)
-        if not path.exists():
-            path.mkdir()
-            FORMS[name].write(path)
-        return path
-
-    return write
-
-
-@pytest.fixture
-def copied(written: Write, tmp_path: Path) -> Write:
-    """The same, in a copy to be damaged."""
-    return lambda name: Path(shutil.copytree(written(name), tmp_path / "copy"))
 
 
 class Numbered:
@@ -302,9 +278,9 @@ def index_command(name: str, root: Path) -> list[object]:
     return ["index", root, "--format", options["format"], *length]
 
 
-def kill_after(process: Any, reached: Callable[[], bool], seconds: float) -> None:
-    """Kill a process a moment after it has reached something, or once it has ended."""
-    while not reached() and process.is_alive():
+def kill_after(process: Any, told: Any, wanted: int, seconds: float) -> None:
+    """Kill a process a moment after it has told of so many steps, or once it has ended."""
+    while told.value < wanted and process.is_alive():
         process.join(0.002)
     process.join(seconds)
     process.kill()
@@ -317,7 +293,7 @@ def test_after_a_reader_was_killed_the_next_reads_all(written: Write, tmp_path: 
     for _ in range(3):
         told, wanted = _FORK.Value("i"), moment.randrange(COUNT)
         with forked(read_in_turn, name, written(name), cache, told) as process:
-            kill_after(process, lambda told=told, wanted=wanted: told.value >= wanted, moment.random() / 100)
+            kill_after(process, told, wanted, moment.random() / 100)
         found = epochs(loader_of(name, written(name), local=str(cache), **IN_TURN), 1)
         assert_whole(name, found)
         assert not parts(cache)
@@ -339,7 +315,7 @@ def test_an_index_whose_maker_was_killed_is_made_right(
         (root / INDEX_BASENAME).unlink(missing_ok=True)
         told = _FORK.Value("i")
         with forked(make_index, name, root, told) as process:
-            kill_after(process, lambda told=told: told.value > 0, moment.random() / 30)
+            kill_after(process, told, 1, moment.random() / 30)
         assert not (root / INDEX_BASENAME).exists() or (root / INDEX_BASENAME).read_bytes() == whole
         assert run(*index_command(name, root)).code == 0
         assert (root / INDEX_BASENAME).read_bytes() == whole
@@ -399,7 +375,9 @@ PACKINGS: Mapping[str, dict[str, Any]] = {
 @pytest.mark.parametrize("way", PACKINGS)
 def test_packs_are_those_of_mds(written: Write, name: str, way: str) -> None:
     form = FORMS[name]
-    how = {key: {"column": form.tokens, **one} if isinstance(one, dict) else one for key, one in PACKINGS[way].items()}
+    how: dict[str, Any] = {
+        key: {"column": form.tokens, **one} if isinstance(one, dict) else one for key, one in PACKINGS[way].items()
+    }
     found = epochs(make_loader(written(name), **how, **form.options))
     assert same(found, epochs(make_loader(written(f"mds of {name}"), **how)))
     assert len(found) >= 6

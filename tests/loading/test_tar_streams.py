@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lightning_streaming import Stream, StreamingDataset
@@ -84,6 +85,13 @@ def test_samples_can_be_selected_by_what_is_in_them(tmp_path: Path) -> None:
     dataset = StreamingDataset(remote=str(tars), format="webdataset", where="cls = 3", columns=["__key__"])
     found = [dataset[number] for number in range(dataset.size)]
     assert found == [{"__key__": one["__key__"]} for one in SAMPLES if one["cls"] == 3]
+
+
+def test_arrays_of_several_dimensions_are_no_documents(tmp_path: Path) -> None:
+    write_samples(tmp_path / "00.tar", [{"__key__": str(rows), "npy": np.zeros((3, 4)[:rows])} for rows in (1, 2)])
+    pack = {"column": "npy", "capacity": 8}
+    with raises(ConfigError, "stream '0'", "00.tar, sample 1, column 'npy' is an array of shape (3, 4)", "lengths="):
+        next(iter(make_dataset(tmp_path, format="webdataset", pack=pack)))
 
 
 def test_what_cannot_be_read_is_told_with_the_stream(tmp_path: Path) -> None:
