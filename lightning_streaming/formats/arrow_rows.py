@@ -28,10 +28,20 @@ from lightning_streaming.formats.arrow_tables import (
     dense_column,
     flat_column,
     taking_arrays,
+    taking_coded,
     taking_texts,
 )
 from lightning_streaming.formats.arrow_types import ArrowColumn
-from lightning_streaming.formats.arrow_values import Binary, Number, Read, Text, reader_of, require_pyarrow, stored
+from lightning_streaming.formats.arrow_values import (
+    Binary,
+    Coded,
+    Number,
+    Read,
+    Text,
+    reader_of,
+    require_pyarrow,
+    stored,
+)
 from lightning_streaming.formats.plain_rows import ColumnReader, FlatColumn, PlainRows, plain_rows
 from lightning_streaming.formats.values import shortened
 
@@ -192,8 +202,10 @@ class ArrowRows(ColumnReader):
         if dense is not None:
             return dense.take
         arrays = self._arrays(name)
-        if any(array.null_count for array in arrays) or not isinstance(kind, (Text, Binary, Numbers)):
+        if any(array.null_count for array in arrays) or not isinstance(kind, (Text, Binary, Numbers, Coded)):
             return None
+        if isinstance(kind, Coded):
+            return taking_coded(kind, arrays[0]) if len(arrays) == 1 else None
         try:
             if isinstance(kind, (Text, Binary)):
                 return taking_texts(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import EncodingError
 from lightning_streaming.formats.arrow_arrays import DenseKind, Numbers
-from lightning_streaming.formats.arrow_values import Binary, Text
+from lightning_streaming.formats.arrow_values import Binary, Coded, Text, numbers_of, reader_of
 from lightning_streaming.formats.plain_rows import FlatColumn
 
 _SMALL = 1 << 20
@@ -133,6 +133,12 @@ def taking_texts(column: FlatColumn, *, are_texts: bool) -> Taken:
         return [bytes(data[start:stop]) for start, stop in places]
 
     return take
+
+
+def taking_coded(kind: Coded, array: Any) -> Taken:
+    """What takes values that are stored once, however often they come, out of an array without nulls."""
+    codes, read = numbers_of(array.indices, kind.index), reader_of(kind.value, array.dictionary)
+    return lambda indexes: list(map(read, codes[indexes].tolist()))
 
 
 def taking_arrays(column: FlatColumn) -> Taken:

@@ -44,6 +44,18 @@ def require_pyarrow() -> Any:
     return pyarrow
 
 
+def require_compute() -> Any:
+    """The module ``pyarrow.compute``.
+
+    Raises:
+        MissingDependencyError: pyarrow is not installed.
+    """
+    require_pyarrow()
+    import pyarrow.compute
+
+    return pyarrow.compute
+
+
 def require_parquet() -> Any:
     """The module ``pyarrow.parquet``.
 
