@@ -19,15 +19,22 @@ from hypothesis import settings as hypothesis_settings
 from tests.fast import pytest_ignore_collect, pytest_itemcollected  # noqa: F401 hooks
 from tests.leftovers import forget_accelerate, restore_loader_classes
 from tests.servers import (
+    AzureContainer,
+    AzureStore,
     GcsBucket,
     GcsStore,
     HttpStore,
+    HubDataset,
     S3Bucket,
     S3Store,
+    azure_server,
+    azurite,
     fault_proxy,
     fresh_store,
     gcs_server,
     http_server,
+    hub_dataset,
+    hub_server,
     s3_server,
 )
 
@@ -40,14 +47,22 @@ _SET = {
     "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    "HF_TOKEN_PATH": os.devnull,
+    "HF_HUB_DISABLE_TELEMETRY": "1",
 }
 _UNSET = (
     "AWS_ENDPOINT_URL",
     "AWS_ENDPOINT_URL_S3",
     "AWS_PROFILE",
     "AWS_SESSION_TOKEN",
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_ACCOUNT_NAME",
+    "AZURE_STORAGE_CONNECTION_STRING",
+    "AZURE_STORAGE_SAS_TOKEN",
     "FSSPEC_S3_ENDPOINT_URL",
     "GOOGLE_APPLICATION_CREDENTIALS",
+    "HF_ENDPOINT",
+    "HF_TOKEN",
     "HTTP_PROXY",
     "HTTPS_PROXY",
     "LIGHTNING_STREAMING_CACHE",
@@ -161,3 +176,43 @@ def s3_bucket(s3: S3Store, _s3_proxy: str) -> S3Bucket:
 def gcs_bucket(gcs: GcsStore, _gcs_proxy: str) -> GcsBucket:
     """An empty bucket of Google Cloud Storage, with a log and faults of its own."""
     return gcs.bucket_behind(_gcs_proxy)
+
+
+@pytest.fixture(scope="session")
+def azure() -> Iterator[AzureStore]:
+    """Azurite; each test makes a container of its own. It comes from npm, which no extra of ours installs."""
+    if azurite() is None:
+        pytest.skip("Azurite is not installed: npm install --global azurite, or AZURITE=/path/to/azurite-blob")
+    with azure_server() as store:
+        yield store
+
+
+@pytest.fixture(scope="session")
+def _azure_proxy(azure: AzureStore) -> Iterator[str]:
+    with fault_proxy(azure.url) as url:
+        yield url
+
+
+@pytest.fixture
+def azure_container(azure: AzureStore, _azure_proxy: str) -> AzureContainer:
+    """An empty container of Azure, with a log and faults of its own."""
+    return azure.bucket_behind(_azure_proxy)
+
+
+@pytest.fixture(scope="session")
+def _hub_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    root = tmp_path_factory.mktemp("hub")
+    with hub_server(root) as url:
+        yield url, root
+
+
+@pytest.fixture
+def hub(_hub_server: tuple[str, Path]) -> HubDataset:
+    """An empty dataset that everyone may read, on a stand-in for the hub, with a log and faults of its own."""
+    return hub_dataset(*_hub_server, "public")
+
+
+@pytest.fixture
+def private_hub(_hub_server: tuple[str, Path]) -> HubDataset:
+    """An empty dataset that takes a token."""
+    return hub_dataset(*_hub_server, "private")

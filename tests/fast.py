@@ -19,6 +19,7 @@ _SLOW_IMPORTS = ("lightning", "jsonargparse", "accelerate", "transformers", "dat
 _STARTERS = {
     *("subprocess", "Popen", "multiprocessing", "get_context", "fork", "spawn", "ProcessPoolExecutor", "kill"),
     *("write_parallel", "s3", "gcs", "s3_bucket", "gcs_bucket", "http_store", "sleep"),
+    *("azure", "azure_container", "hub", "private_hub"),
     "getfixturevalue",
 }
 """Names of what takes seconds to start, or only waits; and of what hides which of them a test asks for."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_streaming.errors import FormatError
 from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.formats.other_formats import StoredFile
+from lightning_streaming.formats.other_formats import RangedFile
 from lightning_streaming.formats.shard import parts_format
 from lightning_streaming.storage.sinks import disk_errors
 
@@ -30,7 +30,7 @@ class PartsOfFiles:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__()  # type: ignore[misc]
 
-    def unpack(self, shard: ShardInfo, stored: StoredFile, destination: Path) -> int:
+    def unpack(self, shard: ShardInfo, stored: RangedFile, destination: Path) -> int:
         """Make a shard's raw file.
 
         A file that does not go with what was known of it, or with the index, is looked at once more.

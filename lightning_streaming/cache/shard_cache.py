@@ -28,7 +28,7 @@ from lightning_streaming.cache.file_states import CacheDirectory, HeldShard, Pre
 from lightning_streaming.cache.index_cache import IndexCache
 from lightning_streaming.cache.parts_of_files import PartsOfFiles
 from lightning_streaming.cache.quota import CacheQuota, Demand
-from lightning_streaming.cache.sources import InPlaceSource, RemoteSource, unpack
+from lightning_streaming.cache.sources import InPlaceSource, RemoteSource, takes_room_in_place, unpack
 from lightning_streaming.cache.usage import find_entry, set_finished, set_used
 from lightning_streaming.errors import (
     DiskFullError,
@@ -178,7 +178,7 @@ class ShardCache:
 
     def needs_room(self, index: DatasetIndex) -> bool:
         """Whether shards of this stream's index take room in its cache directory: fetched, or decompressed."""
-        return not self.reads_in_place or any(shard.compression for _, shard in index.shards.examples())
+        return not self.reads_in_place or any(takes_room_in_place(shard) for _, shard in index.shards.examples())
 
     @contextmanager
     def hold(

@@ -21,7 +21,7 @@ from lightning_streaming.files import join_under
 from lightning_streaming.formats.compression import decompressed_pieces
 from lightning_streaming.formats.hashing import CHEAPEST_FIRST, hash_bytes, hash_file
 from lightning_streaming.formats.index import FileInfo, ShardInfo
-from lightning_streaming.formats.shard import was_written_for
+from lightning_streaming.formats.shard import parts_format, was_written_for
 from lightning_streaming.formats.values import shortened
 from lightning_streaming.storage import Location
 from lightning_streaming.storage.sinks import disk_errors, system_errors
@@ -116,6 +116,12 @@ def _can_compute(name: str) -> bool:
     return True
 
 
+def takes_room_in_place(shard: ShardInfo) -> bool:
+    """Whether a shard that lies on this machine is unpacked before it is read."""
+    parts = parts_format(shard)
+    return shard.compression is not None if parts is None else not parts.is_read_in_place
+
+
 @dataclass(frozen=True, slots=True)
 class InPlaceSource:
     """A directory of this machine that is only ever read."""
@@ -144,6 +150,10 @@ class InPlaceSource:
             for raw, _ in shard.files:
                 self._check_raw(raw)
             return True
+        parts = parts_format(shard)
+        if parts is not None and shard.zip_data is not None:
+            self._sound_path(shard.zip_data)
+            return parts.is_read_in_place
         if all(self._is_proven(raw, tag) for raw, _ in shard.files):
             return True
         packed = [compressed for _, compressed in shard.files if compressed is not None]

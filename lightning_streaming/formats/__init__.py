@@ -15,10 +15,10 @@
     other_formats  the door to data of other libraries, each in a file of its own; in_order looks at many files at once
     webdataset     tar files of samples; tar_members walks through their headers, in tar_windows of their bytes,
                    member_values decodes what they hold, published_counts knows what others have counted
-    arrow_rows     rows of Arrow record batches; arrow_types tells what each type becomes,
-                   arrow_values and arrow_arrays read it
-    litdata        directories that litData optimised; litdata_chunks finds the items of a chunk, litdata_samples
-                   makes samples of them, litdata_leaves the values in these
+    arrow_rows     rows of Arrow record batches; arrow_types tells what each type becomes, arrow_values and
+                   arrow_arrays read it
+    litdata        directories that litData optimised; litdata_chunks and litdata_rows find the items of a chunk,
+                   litdata_samples makes samples of them, litdata_leaves the values in these
 
 The bytes are those of MosaicML Streaming 0.13, index version 2.
 """

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from lightning_streaming.formats.arrow_values import (
 from lightning_streaming.formats.encodings import encoding
 
 
+@runtime_checkable
 class DenseKind(ArrowKind, Protocol):
     """Numbers, or arrays of them."""
 
@@ -187,11 +188,6 @@ class Shaped:
             chain.append((lists.offsets(array), are_there_in(below) if below.null_count else None))
             array = below
         return chain, numbers_of(array, self.dtype)
-
-
-def is_dense(kind: ArrowKind) -> bool:
-    """Whether the values are numbers or arrays, and so may be all of one shape: of a :class:`DenseKind`."""
-    return hasattr(kind, "dense")
 
 
 def _encoding(dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> str | None:

@@ -10,20 +10,39 @@ is plain; its columns then stand side by side, though in the batches each lies b
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.errors import EncodingError, FormatError, SampleIndexError, ShardCorruptError
-from lightning_streaming.formats.arrow_arrays import DenseKind, Numbers, is_dense
-from lightning_streaming.formats.arrow_types import ArrowColumn, arrow_columns
-from lightning_streaming.formats.arrow_values import Number, Read, reader_of, require_pyarrow, stored
-from lightning_streaming.formats.plain_rows import FlatColumn, PlainRows, plain_rows
+from lightning_streaming.errors import EncodingError, FormatError, SampleIndexError, ShardCorruptError, StreamingError
+from lightning_streaming.formats.arrow_arrays import DenseKind, Numbers
+from lightning_streaming.formats.arrow_tables import (
+    DenseColumn,
+    Taken,
+    dense_column,
+    flat_column,
+    taking_arrays,
+    taking_coded,
+    taking_texts,
+)
+from lightning_streaming.formats.arrow_types import ArrowColumn
+from lightning_streaming.formats.arrow_values import (
+    Binary,
+    Coded,
+    Number,
+    Read,
+    Text,
+    reader_of,
+    require_pyarrow,
+    stored,
+)
+from lightning_streaming.formats.plain_rows import ColumnReader, FlatColumn, PlainRows, plain_rows
 from lightning_streaming.formats.values import shortened
 
 _OF_VALUES = (FormatError, ValueError, ArithmeticError)
@@ -36,7 +55,7 @@ def sound_arrow(shown: str) -> Iterator[None]:
     arrow = require_pyarrow()
     try:
         yield
-    except FormatError:
+    except StreamingError:  # some of which are a ValueError or an OSError too
         raise
     except (arrow.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError) as error:
         raise ShardCorruptError(f"{shown} must be sound rows of Arrow, but: {shortened(str(error))}") from error
@@ -44,69 +63,74 @@ def sound_arrow(shown: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class PlainArrow:
-    """What shards have in common whose rows may be plain."""
+    """What shards have in common whose batches may be made column by column."""
 
     columns: tuple[tuple[str, str], ...]
     """Of those wanted, name and encoding."""
 
 
-def plain_arrow(columns: Mapping[str, ArrowColumn]) -> PlainArrow | None:
-    """What a shard has in common with others of such columns; None where its rows are not plain whatever they hold."""
-    if not columns or not all(is_dense(one.kind) for one in columns.values()):
+_BY_COLUMN = re.compile(
+    r"str|bytes|int|u?int(8|16|32|64)|float(16|32|64)|ndarray:.*|(large_|fixed_size_)?list<[^<]*: bool>(\[\d+\])?"
+)
+
+
+def plain_arrow(encodings: Mapping[str, str]) -> PlainArrow | None:
+    """What a shard has in common with others of such columns; None where batches need a look at each sample.
+
+    Args:
+        encodings: Of the wanted columns; where there is no encoding, Arrow's type.
+    """
+    if not encodings or not all(map(_BY_COLUMN.fullmatch, encodings.values())):
         return None
-    return PlainArrow(tuple((one.name, one.encoding) for one in columns.values()))
+    return PlainArrow(tuple(encodings.items()))
 
 
-class ArrowRows:
+class ArrowRows(ColumnReader):
     """The rows of some record batches, one batch after another. No sample shares memory with them.
 
     Args:
         batches: ``pyarrow.RecordBatch`` of one schema. What they lie in must not change, and can be closed once this is
             closed and nobody else holds a batch.
-        columns: Names of the columns to read, in any order; None for all.
-        shown: What to call them in an error.
+        columns: What to read, in this order: mostly what :func:`arrow_columns` finds in the schema of the batches.
+        shown: What to call the batches in an error.
         data: What the batches lie in, where that is one piece of memory, for flat columns without a copy.
 
     Raises:
         ShardCorruptError: A batch is damaged. All that is wanted of it is looked at, so nothing that it says of
             places in its buffers leads out of them later.
-        ConfigError: A wanted column is not there.
-        UnsupportedError: One is of a type that is not read.
-        MissingDependencyError: pyarrow is not installed.
     """
 
     def __init__(
-        self, batches: Sequence[Any], columns: Sequence[str] | None, shown: str, data: memoryview | None = None
+        self, batches: Sequence[Any], columns: Mapping[str, ArrowColumn], shown: str, data: memoryview | None = None
     ) -> None:
         self._shown, self._data = shown, data
-        self._columns = arrow_columns(batches[0].schema, columns, shown) if batches else {}
+        self.columns = columns
         self._batches = list[dict[str, Any]]()
         self._firsts = [0]
         for batch in batches:
             self._add(batch, batches[0].schema)
         self._samples = self._firsts.pop()
         self._reads: list[tuple[tuple[str, Read], ...] | None] = [None] * len(self._firsts)
-        self._tables: list[_Dense] | None = None
+        self._dense_columns = dict[str, DenseColumn | None]()
+        self._takes = dict[str, Taken | None]()
         self._plain: PlainRows | None = None
+        self._is_looked_at = False
 
     def _add(self, batch: Any, schema: Any) -> None:
         if not batch.schema.equals(schema):
             raise ShardCorruptError(f"{self._shown} must have record batches of one schema, but they differ")
+        if batch.num_rows < 0:
+            raise ShardCorruptError(f"{self._shown} has a record batch of {batch.num_rows} rows")
         if not batch.num_rows:
             return
         with sound_arrow(self._shown):
-            arrays = {name: batch.column(schema.get_field_index(name)) for name in self._columns}
+            arrays = {name: batch.column(schema.get_field_index(name)) for name in self.columns}
             for array in arrays.values():
                 array.validate(full=True)
         if any(len(array) != batch.num_rows for array in arrays.values()):
             raise ShardCorruptError(f"{self._shown} must have columns of {batch.num_rows} rows, but one has not")
         self._batches.append({name: stored(array) for name, array in arrays.items()})
         self._firsts.append(self._firsts[-1] + batch.num_rows)
-
-    @property
-    def columns(self) -> Mapping[str, ArrowColumn]:
-        """Those that are read."""
-        return self._columns
 
     def __len__(self) -> int:
         return self._samples
@@ -123,7 +147,7 @@ class ArrowRows:
             raise self._explained(index, number, row) from error
 
     def _prepare(self, number: int) -> tuple[tuple[str, Read], ...]:
-        reads = tuple((name, reader_of(self._columns[name].kind, a)) for name, a in self._batches[number].items())
+        reads = tuple((name, reader_of(self.columns[name].kind, a)) for name, a in self._batches[number].items())
         self._reads[number] = reads
         return reads
 
@@ -138,44 +162,76 @@ class ArrowRows:
 
     def plain_rows(self) -> PlainRows | None:
         """How a row's columns stand side by side, if they are numbers, and arrays of one shape in all; else None."""
-        if self._tables is None:
-            self._tables = self._plain_tables() or []
-            self._plain = _side_by_side(self._tables[0]) if self._tables else None
-        return self._plain
-
-    def _plain_tables(self) -> list[_Dense] | None:
-        if plain_arrow(self._columns) is None:
-            return None
-        tables = list[_Dense]()
-        for arrays in self._batches:
-            table = dict[str, NDArray[Any]]()
-            for name, array in arrays.items():
-                values = cast("DenseKind", self._columns[name].kind).dense(array)
-                if values is None or (tables and tables[0].values[name].shape[1:] != values.shape[1:]):
+        if not self._is_looked_at:
+            self._is_looked_at, fields, size = True, list[tuple[str, int, np.dtype[Any]]](), 0
+            for name in self.columns:
+                column = self._dense(name)
+                if column is None:
                     return None
-                table[name] = values
-            tables.append(_Dense.of(table))
-        return tables
+                fields.append((name, size, column.value))
+                size += column.value.itemsize
+            self._plain = plain_rows(size, tuple(fields)) if fields else None
+        return self._plain
 
     def copy_rows(self, indexes: NDArray[np.int64], rows: NDArray[np.void]) -> None:
         """Copy some rows; see :class:`PlainReader`."""
-        assert self._tables, "rows are plain"
-        assert self._plain, "rows are plain"
-        if len(self._tables) == 1:
-            self._tables[0].copy(indexes, rows, self._plain)
+        assert self._plain is not None, "rows are plain"
+        dense = [column for column in map(self._dense, self.columns) if column is not None]
+        if len(dense) == 1:
+            dense[0].take_into(indexes, rows)
             return
-        numbers = np.searchsorted(self._firsts, indexes, "right") - 1
-        for number in np.unique(numbers).tolist():
-            places = np.flatnonzero(numbers == number)
-            self._tables[number].copy_to(places, indexes[places] - self._firsts[number], rows, self._plain)
+        table = rows.view(self._plain.columns)
+        for name, column in zip(self.columns, dense, strict=True):
+            table[name] = column.take(indexes)
+
+    def take(self, indexes: NDArray[np.int64]) -> dict[str, NDArray[Any] | list[Any]] | None:
+        """Some rows, column by column; see :class:`ColumnReader`."""
+        found = dict[str, NDArray[Any] | list[Any]]()
+        for name in self.columns:
+            if name not in self._takes:
+                self._takes[name] = self._taking(name)
+            take = self._takes[name]
+            values = None if take is None else take(indexes)
+            if values is None:
+                return None
+            found[name] = values
+        return found
+
+    def _taking(self, name: str) -> Taken | None:
+        dense, kind = self._dense(name), self.columns[name].kind
+        if dense is not None:
+            return dense.take
+        arrays = self._arrays(name)
+        if any(array.null_count for array in arrays) or not isinstance(kind, (Text, Binary, Numbers, Coded)):
+            return None
+        if isinstance(kind, Coded):
+            return taking_coded(kind, arrays[0]) if len(arrays) == 1 else None
+        try:
+            if isinstance(kind, (Text, Binary)):
+                return taking_texts(
+                    flat_column(kind, arrays, self._firsts, self._data), are_texts=isinstance(kind, Text)
+                )
+            return taking_arrays(self.flat_column(name))
+        except EncodingError:  # a null, which is an error of its sample alone
+            return None
+
+    def _dense(self, name: str) -> DenseColumn | None:
+        if name not in self._dense_columns:
+            kind = self.columns[name].kind
+            found = dense_column(kind, self._arrays(name), self._firsts) if isinstance(kind, DenseKind) else None
+            self._dense_columns[name] = found
+        return self._dense_columns[name]
+
+    def _arrays(self, name: str) -> list[Any]:
+        return [arrays[name] for arrays in self._batches]
 
     # --- as a column ---
 
     def column(self, name: str) -> NDArray[Any] | list[Any]:
         """All values of a column: numbers as an array of shape (rows,), if none is null; else a list, json as text."""
-        kind = self._columns[name].kind
+        kind = self.columns[name].kind
         if isinstance(kind, Number):
-            parts = [kind.dense(arrays[name]) for arrays in self._batches]
+            parts = [kind.dense(array) for array in self._arrays(name)]
             if all(part is not None for part in parts):
                 return np.concatenate([np.empty(0, kind.dtype), *(part for part in parts if part is not None)])
         values = list[Any]()
@@ -197,42 +253,19 @@ class ArrowRows:
         Raises:
             EncodingError: The column is of other values, or a row is null or has a null.
         """
-        kind = self._columns[name].kind
+        kind, where = self.columns[name].kind, f"{self._shown}, column {name!r}"
         if not isinstance(kind, Numbers) or kind.inner or kind.final or kind.dtype.kind not in "iuf":
-            raise EncodingError(
-                f"{self._shown}, column {name!r} is of {self._columns[name].type}, not of one-dimensional arrays"
-            )
-        pieces, starts, counts = list[NDArray[Any]](), list[NDArray[np.int64]](), list[NDArray[np.int64]]()
-        for first, arrays in zip(self._firsts, self._batches, strict=False):
-            try:
-                values, offsets = kind.flat(arrays[name])
-            except EncodingError as error:
-                where = f"{self._shown}, column {name!r}, in the rows from {first}"
-                raise EncodingError(f"{where}: {error}") from error
-            pieces.append(values[offsets[0] : offsets[-1]])
-            starts.append((offsets[:-1] - offsets[0]).astype(np.int64) * kind.dtype.itemsize)
-            counts.append(np.diff(offsets).astype(np.int64))
-        if not pieces:
-            return FlatColumn(memoryview(b""), kind.dtype, np.empty(0, np.int64), np.empty(0, np.int64))
-        data, begins = self._together(pieces)
-        starts = [one + begin for one, begin in zip(starts, begins, strict=True)]
-        return FlatColumn(data, kind.dtype, np.concatenate(starts), np.concatenate(counts))
-
-    def _together(self, pieces: list[NDArray[Any]]) -> tuple[memoryview, list[int]]:
-        """One piece of memory that holds all these, and the byte at which each begins in it."""
-        if self._data is not None:
-            whole = np.frombuffer(self._data, np.uint8)
-            begins = [one.ctypes.data - whole.ctypes.data if one.size else 0 for one in pieces]
-            if all(0 <= begin <= len(whole) - one.nbytes for begin, one in zip(begins, pieces, strict=True)):
-                return self._data, begins
-        ends = np.cumsum([one.nbytes for one in pieces])
-        copy = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
-        return memoryview(copy.view(np.uint8)), [int(end) - one.nbytes for end, one in zip(ends, pieces, strict=True)]  # type: ignore[arg-type]
+            raise EncodingError(f"{where} is of {self.columns[name].type}, not of one-dimensional arrays")
+        try:
+            return flat_column(kind, self._arrays(name), self._firsts, self._data)
+        except EncodingError as error:
+            raise EncodingError(f"{where}, {error}") from error
 
     def close(self) -> None:
         """Let go of the batches; nothing can be read afterwards, and what a flat column points at may be gone."""
         self._samples, self._firsts = 0, [0]
-        self._batches, self._reads, self._tables, self._plain, self._data = [], [], [], None, None
+        self._batches, self._reads, self._dense_columns, self._takes = [], [], {}, {}
+        self._plain = self._data = None
 
 
 def _error_of(read: Read, row: int) -> Exception | None:
@@ -241,48 +274,3 @@ def _error_of(read: Read, row: int) -> Exception | None:
     except _OF_VALUES as error:
         return error
     return None
-
-
-class _Dense(NamedTuple):
-    """The columns of a batch whose rows are plain."""
-
-    values: dict[str, NDArray[Any]]
-    """By name, of shape (rows, ...)."""
-    only: NDArray[np.void] | None
-    """Where there is but one, its values as rows of bytes, of shape (rows,)."""
-
-    @classmethod
-    def of(cls, values: dict[str, NDArray[Any]]) -> _Dense:
-        """That of some columns."""
-        only, *others = values.values()
-        if others or not only.flags.c_contiguous:
-            return cls(values, None)
-        return cls(values, only.reshape(len(only), -1).view(np.uint8).view(f"V{only.nbytes // len(only)}")[:, 0])
-
-    def copy(self, indexes: NDArray[np.int64], rows: NDArray[np.void], plain: PlainRows) -> None:
-        """Copy some rows to rows of as many."""
-        if self.only is not None:
-            self.only.take(indexes, out=rows, mode="clip")  # which writes to its place at once, unlike the other modes
-            return
-        table = rows.view(plain.columns)
-        for name, values in self.values.items():
-            table[name] = values.take(indexes, axis=0)
-
-    def copy_to(
-        self, places: NDArray[np.intp], indexes: NDArray[np.int64], rows: NDArray[np.void], plain: PlainRows
-    ) -> None:
-        """Copy some rows to some places among others."""
-        if self.only is not None:
-            rows[places] = self.only.take(indexes)
-            return
-        table = rows.view(plain.columns)
-        for name, values in self.values.items():
-            table[name][places] = values.take(indexes, axis=0)
-
-
-def _side_by_side(table: _Dense) -> PlainRows:
-    fields, size = list[tuple[str, int, np.dtype[Any]]](), 0
-    for name, values in table.values.items():
-        fields.append((name, size, np.dtype((values.dtype, values.shape[1:]))))
-        size += fields[-1][2].itemsize
-    return plain_rows(size, tuple(fields))

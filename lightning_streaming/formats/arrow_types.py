@@ -62,7 +62,7 @@ class ArrowColumn:
     @property
     def encoding(self) -> str:
         """The MDS encoding that would hold such values; where there is none, Arrow's type."""
-        return self.kind.encoding or self.type
+        return "null" if isinstance(self.kind, Null) else self.kind.encoding or self.type
 
 
 def arrow_columns(schema: Any, columns: Sequence[str] | None, shown: str) -> dict[str, ArrowColumn]:

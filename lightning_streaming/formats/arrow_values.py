@@ -44,6 +44,30 @@ def require_pyarrow() -> Any:
     return pyarrow
 
 
+def require_compute() -> Any:
+    """The module ``pyarrow.compute``.
+
+    Raises:
+        MissingDependencyError: pyarrow is not installed.
+    """
+    require_pyarrow()
+    import pyarrow.compute
+
+    return pyarrow.compute
+
+
+def require_parquet() -> Any:
+    """The module ``pyarrow.parquet``.
+
+    Raises:
+        MissingDependencyError: pyarrow is not installed.
+    """
+    require_pyarrow()
+    import pyarrow.parquet
+
+    return pyarrow.parquet
+
+
 class ArrowKind(Protocol):
     """What the values of a column are."""
 
@@ -61,7 +85,7 @@ def reader_of(kind: ArrowKind, array: Any) -> Read:
     """What reads an array's values; None of those that are null."""
     array = stored(array)
     read = kind.read(array)
-    if not array.null_count:
+    if not array.null_count or isinstance(kind, Null):  # the latter may say of itself that it is of any length
         return read
     is_there = quick(are_there_in(array))
     return lambda row: read(row) if is_there[row] else None
@@ -168,6 +192,10 @@ class Text:
     """Whether its offsets are of 64 bits."""
     encoding: str = "str"
 
+    def flat(self, array: Any) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+        """The bytes of all rows, and where in them each row begins and the last one ends."""
+        return np.frombuffer(_bytes(array), np.uint8), offsets_of(array, large=self.large)
+
     def read(self, array: Any) -> Read:
         offsets, data = quick(offsets_of(array, large=self.large)), _bytes(array)
 
@@ -183,6 +211,10 @@ class Binary:
 
     large: bool
     encoding: str = "bytes"
+
+    def flat(self, array: Any) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+        """The bytes of all rows, and where in them each row begins and the last one ends."""
+        return np.frombuffer(_bytes(array), np.uint8), offsets_of(array, large=self.large)
 
     def read(self, array: Any) -> Read:
         offsets, data = quick(offsets_of(array, large=self.large)), _bytes(array)
@@ -355,8 +387,8 @@ class Picture:
                 named = None if path is None else path(row)
                 raise EncodingError(
                     f"expected the bytes of an image file, but found only its path, {shortened(brief(named))}; write "
-                    "the data again with its images in it, as datasets.Dataset.to_parquet and push_to_hub do with "
-                    "embed_external_files=True, or leave the column out with columns=[...]"
+                    "the data again with its images in it, which dataset.with_format('arrow').map(datasets.table."
+                    "embed_table_storage, batched=True) puts there, or leave the column out with columns=[...]"
                 )
             return open_image_file(data, IMAGE_FORMATS)
 
@@ -365,4 +397,6 @@ class Picture:
 
 def is_json(kind: ArrowKind) -> bool:
     """Whether JSON can say the values, numbers and arrays of numpy's own being numbers and lists."""
+    if isinstance(kind, Coded):
+        return is_json(kind.value)
     return isinstance(kind, (Number, Bool, Text)) or (kind.encoding or "").partition(":")[0] in ("json", "ndarray")

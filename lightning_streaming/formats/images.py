@@ -191,6 +191,12 @@ def load_whole(image: Image) -> None:
     image.load()
 
 
+def stored_file(image: Image) -> bytes | None:
+    """The file in memory that an image was opened from, if nothing but its head was read; else None."""
+    file = getattr(image, "fp", None)
+    return file.getvalue() if isinstance(file, io.BytesIO) and getattr(image, "tile", None) else None
+
+
 def _file_behind(image: Image) -> bytes | None:
     """The JPEG file that an image was opened from, if that has the very pixels of the image.
 

@@ -27,22 +27,24 @@ from lightning_streaming.errors import (
     ShardCorruptError,
     UnsupportedError,
 )
+from lightning_streaming.formats.arrow_rows import PlainArrow, plain_arrow
 from lightning_streaming.formats.arrow_values import require_pyarrow
 from lightning_streaming.formats.compression import ZSTD_HEAD_BYTES, check_algorithm, declared_zstd_bytes
 from lightning_streaming.formats.litdata_chunks import (
-    ArrowChunk,
     FramedChunk,
     PlainChunk,
     TokensChunk,
-    has_arrow_rows,
 )
 from lightning_streaming.formats.litdata_leaves import item_bytes, leaf_decoder
+from lightning_streaming.formats.litdata_rows import ArrowChunk, has_arrow_rows
 from lightning_streaming.formats.litdata_samples import (
+    LitDataDecoder,
     PlainLeaves,
     parse_tree,
     plain_blocks,
     plain_leaves,
     sample_decoder,
+    unsafe_leaves,
 )
 from lightning_streaming.formats.mds import table_bytes
 from lightning_streaming.formats.other_formats import ShardReader, StoredFiles, described, other_shard
@@ -61,6 +63,8 @@ class LitDataFormat:
 
     block_length: int | None
     """Values of each sample, of data that ``TokensLoader`` wrote; what is left of a chunk is not read. Else None."""
+    allow_unsafe_types: bool = False
+    """Whether leaves may be unpickled, which runs code of whoever wrote them."""
 
     def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Generator[ShardInfo, None, None]:  # noqa: ARG002
         """The shards that litData's index names, in its order; see :class:`OtherFormat`. No chunk is looked at."""
@@ -89,7 +93,7 @@ class LitDataFormat:
             elif how["arrow"]:
                 require_pyarrow()
             else:
-                sample_decoder(how["data_spec"], how["data_format"], columns)
+                self._decoder(how, columns)
         except (ConfigError, IndexFormatError) as error:
             raise type(error)(f"{info.raw_data.basename} cannot be read: {shortened(str(error))}") from None
         if how["zipped"] is not None:
@@ -105,11 +109,15 @@ class LitDataFormat:
             return TokensChunk(info, directory, serializer, plain_blocks(serializer, how["block_length"]), size)
         if how["zipped"] != "batch" and has_arrow_rows(info, directory):
             return ArrowChunk(info, directory, columns)
-        decoder = sample_decoder(how["data_spec"], how["data_format"], columns)
+        decoder = self._decoder(how, columns)
         leaves = plain_leaves(how["data_spec"], how["data_format"], columns)
         if how["zipped"] == "batch":
             return FramedChunk(info, directory, decoder, leaves)
         return PlainChunk(info, directory, decoder, leaves, zipped=how["zipped"] == "sample")
+
+    def _decoder(self, how: Mapping[str, Any], columns: Sequence[str] | None) -> LitDataDecoder:
+        unsafe = self.allow_unsafe_types
+        return sample_decoder(how["data_spec"], how["data_format"], columns, allow_unsafe_types=unsafe)
 
     def _shards(self, index: _Index, files: StoredFiles) -> Iterator[ShardInfo]:
         value_bytes = self._value_bytes(index)
@@ -160,7 +168,7 @@ class LitDataFormat:
         return found
 
 
-def litdata_plain_kind(info: ShardInfo, columns: Sequence[str] | None) -> PlainLeaves | PlainRows | None:
+def litdata_plain_kind(info: ShardInfo, columns: Sequence[str] | None) -> PlainArrow | PlainLeaves | PlainRows | None:
     """What shards have in common whose samples may be plain together; None where those of this one are not.
 
     Args:
@@ -173,9 +181,22 @@ def litdata_plain_kind(info: ShardInfo, columns: Sequence[str] | None) -> PlainL
     how = _how(info)
     if "block_length" in how:
         return plain_blocks(how["data_format"][0], how["block_length"])
-    if how["arrow"] or how["zipped"] == "sample":
-        return None
-    return plain_leaves(how["data_spec"], how["data_format"], columns)
+    if how["arrow"] and how["zipped"] != "batch":
+        serializers = ["int" if one == "bool" else one for one in how["data_format"]]
+        encodings = parse_tree(how["data_spec"], len(serializers)).encodings(serializers)
+        return plain_arrow({name: one for name, one in encodings.items() if columns is None or name in columns})
+    return None if how["zipped"] == "sample" else plain_leaves(how["data_spec"], how["data_format"], columns)
+
+
+def litdata_unsafe_columns(info: ShardInfo) -> list[str]:
+    """The columns of a shard whose values can run code of whoever wrote them when they are read.
+
+    Raises:
+        IndexFormatError: Its entry in the index is not of this format.
+        ConfigError: Its samples are made of types that are not read.
+    """
+    how = _how(info)
+    return [] if how["arrow"] else unsafe_leaves(how["data_spec"], how["data_format"])
 
 
 # --- the index ---
@@ -253,17 +274,19 @@ def _index(config: dict[str, Any], chunks: tuple[_ChunkEntry, ...], loader: str)
 
 def _is_json(types: Any) -> bool:
     """Whether samples are dicts of nothing but JSON values, and bytes, which litData writes as rows of Arrow."""
-    if not isinstance(types, dict) or types.get("kind") != "struct":
-        return False
     left, found = [types], 0
     while left:
-        one = left.pop()
-        if not isinstance(one, dict) or one.get("kind") not in _JSON_KINDS:
+        fields = left.pop()
+        if not isinstance(fields, dict) or not fields:
             return False
-        fields = one.get("fields")
-        left += [*(fields.values() if isinstance(fields, dict) else ()), *([one["value"]] if one.get("value") else ())]
-        found += 1
-    return found > 1
+        for one in fields.values():
+            about = one if isinstance(one, dict) else {"type": one}
+            if not isinstance(about.get("type"), str) or about["type"] not in _JSON_KINDS:
+                return False
+            left += [about["fields"]] if about.get("fields") else []
+            left += [{"": about["value"]}] if about.get("value") else []
+            found += 1
+    return found > 0
 
 
 def _chunk(entry: Any) -> _ChunkEntry:

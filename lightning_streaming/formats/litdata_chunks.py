@@ -1,4 +1,4 @@
-"""The chunk files of litData, in the five ways that samples lie in them.
+"""The chunk files of litData, in four of the ways that samples lie in them.
 
 *Plain*: like an MDS shard without its config::
 
@@ -7,11 +7,7 @@
     any          the samples, back to back
 
 *Zipped samples* are the same, each sample being a zstd frame. *Tokens* are the same, but read as one row of values, cut
-into blocks. *Rows of Arrow* are the same with nothing, or a copy, for the samples, and behind them::
-
-    any          an Arrow IPC file of record batches of 256 rows; or an IPC stream, as earlier releases wrote it
-    4            uint32 bytes of that
-    8            "LDARW01" and a zero byte
+into blocks. See ``litdata_rows`` for *rows of Arrow*.
 
 *Frames* are groups of samples, each a zstd frame::
 
@@ -28,9 +24,8 @@ All integers are little-endian.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,14 +36,12 @@ from lightning_streaming.errors import (
     ShardCorruptError,
 )
 from lightning_streaming.files import join_under
-from lightning_streaming.formats.arrow_rows import sound_arrow
-from lightning_streaming.formats.arrow_values import require_pyarrow
 from lightning_streaming.formats.compression import declared_zstd_bytes, decompress
 from lightning_streaming.formats.litdata_leaves import leaf_decoder
 from lightning_streaming.formats.litdata_samples import ONLY_COLUMN, LitDataDecoder, PlainLeaves
 from lightning_streaming.formats.mds import check_lengths, map_file, read_offsets, table_bytes
 from lightning_streaming.formats.plain_rows import PlainRows
-from lightning_streaming.formats.shard_table import ShardInfo, column_names
+from lightning_streaming.formats.shard_table import ShardInfo
 
 _OFFSET_PAIR = struct.Struct("<II")
 _KEPT_BYTES = 2**26
@@ -303,118 +296,4 @@ class FramedChunk(LitDataChunk):
 
     def close(self) -> None:
         self._kept = _Kept()
-        super().close()
-
-
-# --- rows of Arrow ---
-
-_FOOTER = struct.Struct("<I8s")
-_FOOTER_MAGIC = b"LDARW01\0"
-_FILE_MAGIC = b"ARROW1"
-_ROWS_PER_BATCH = 256
-_CELL_BYTES = 64
-"""About what Python takes for a value, beside the value's own bytes."""
-
-
-class _Batch(NamedTuple):
-    """Some rows."""
-
-    names: tuple[str, ...]
-    rows: list[tuple[Any, ...]]
-    """Of each row the columns of these names, whose values cannot be changed."""
-    others: tuple[tuple[str, Any], ...]
-    """The other columns, and arrays of their values."""
-
-
-def has_arrow_rows(info: ShardInfo, directory: Path) -> bool:
-    """Whether samples lie behind a chunk's table as rows of Arrow.
-
-    Raises:
-        ShardCorruptError: The file is not the one that the index describes.
-        ObjectNotFoundError: It is not there.
-        StorageError: It cannot be opened.
-    """
-    path = join_under(directory, info.raw_data.basename)
-    with map_file(path, info.raw_data.bytes) as data:
-        return bool(read_offsets(data, info.samples, str(path))[-1] < info.raw_data.bytes)
-
-
-class ArrowChunk(LitDataChunk):
-    """Samples as rows of Arrow."""
-
-    def __init__(self, info: ShardInfo, directory: Path, columns: Sequence[str] | None) -> None:
-        super().__init__(info, directory)
-        self._columns = column_names(info) if columns is None else tuple(columns)
-        self._arrow = require_pyarrow()
-        self._kept = _Kept[_Batch]()
-        self._whole: Any = None
-        with sound_arrow(str(self._path)):
-            self._reader = self._open()
-        batches = -(-info.samples // _ROWS_PER_BATCH)
-        if self._whole is None and self._reader.num_record_batches != batches:
-            found = self._reader.num_record_batches
-            raise ShardCorruptError(f"{self._path} must have {batches} batches of rows, but has {found}")
-
-    def _open(self) -> Any:
-        """A reader of an IPC file; or, of a stream, all its rows at once, which lie in the file as they are."""
-        end = len(self._data)
-        start = table_bytes(self._num_samples)
-        size, magic = _FOOTER.unpack_from(self._data, end - _FOOTER.size) if end >= _FOOTER.size else (0, b"")
-        if magic != _FOOTER_MAGIC or not 0 < size <= end - _FOOTER.size - start:
-            raise ShardCorruptError(
-                f"{self._path} has more bytes than its samples, so it must end in {_FOOTER_MAGIC!r} and rows of Arrow "
-                f"before it, but ends in {magic!r} and {size} bytes"
-            )
-        rows = self._data[end - _FOOTER.size - size : end - _FOOTER.size]
-        if rows[: len(_FILE_MAGIC)] == _FILE_MAGIC:
-            return self._arrow.ipc.open_file(self._arrow.py_buffer(rows))
-        table = self._arrow.ipc.open_stream(self._arrow.py_buffer(rows)).read_all()
-        if table.num_rows != self._num_samples:
-            raise ShardCorruptError(f"{self._path} must have {self._num_samples} rows, but has {table.num_rows}")
-        self._whole = table.combine_chunks()
-        return None
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        batch = self._kept.get(index // _ROWS_PER_BATCH)
-        if batch is None or batch.others or index >= self._num_samples:
-            return super().__getitem__(index)
-        return dict(zip(batch.names, batch.rows[index % _ROWS_PER_BATCH]))  # noqa: B905  # as in _sample
-
-    def _sample(self, index: int) -> dict[str, Any]:
-        number, row = divmod(index, _ROWS_PER_BATCH)
-        batch = self._kept.get(number)
-        if batch is None:
-            with sound_arrow(f"rows from {number * _ROWS_PER_BATCH}"):
-                batch = self._load(number)
-        sample = dict(zip(batch.names, batch.rows[row]))  # noqa: B905  # as many, and this is the hot path
-        if not batch.others:
-            return sample
-        with sound_arrow("rows"):
-            sample |= {name: column[row].as_py() for name, column in batch.others}
-        return {name: sample.get(name) for name in self._columns}
-
-    def _load(self, number: int) -> _Batch:
-        first = number * _ROWS_PER_BATCH
-        expected = min(_ROWS_PER_BATCH, self._num_samples - first)
-        if self._whole is None:
-            found = self._reader.get_batch(number)
-        else:
-            found = self._whole.slice(first, expected).combine_chunks().to_batches()[0]
-        if found.num_rows != expected:
-            raise ShardCorruptError(f"expected a batch of {expected} rows, but found {found.num_rows}")
-        found.validate(full=True)  # else an offset that is wrong reads memory that is not ours
-        there = {name: found.schema.get_field_index(name) for name in self._columns}
-        columns = {name: found.column(place) if place >= 0 else None for name, place in there.items()}
-        others = {name: one for name, one in columns.items() if one is not None and one.type.num_fields}
-        lists = {
-            name: [None] * expected if one is None else one.to_pylist()  # no row of this chunk has it
-            for name, one in columns.items()
-            if name not in others
-        }
-        rows = list(zip(*lists.values(), strict=True)) if lists else [()] * expected
-        size = 2 * found.nbytes + _CELL_BYTES * expected * len(columns)
-        return self._kept.keep(number, _Batch(tuple(lists), rows, tuple(others.items())), size)
-
-    def close(self) -> None:
-        self._kept, self._reader, self._whole = _Kept(), None, None
         super().close()

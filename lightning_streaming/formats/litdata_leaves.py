@@ -36,7 +36,7 @@ from lightning_streaming.formats.images import (
     open_image_file,
     require_pillow,
 )
-from lightning_streaming.formats.values import StrEncoding, brief
+from lightning_streaming.formats.values import PickleEncoding, StrEncoding, brief
 
 Decode = Callable[[memoryview], Any]
 """Turns the bytes of a leaf into a value that shares no memory with them. Raises EncodingError."""
@@ -51,28 +51,33 @@ _TORCH_DTYPES = (
     *("float16", "bfloat16", "uint8", "int8", "int16", "int16", "int32", "int32", "int64", "int64", "bool", "uint16"),
 )
 """By their numbers; those that have two names have two."""
-_UNSAFE = ("pickle", "graph")
-_NOT_READ = ("video", "audio", "nifti", "mesh", "pdf", "tifffile")
+_PICKLE = "pickle"
+_NOT_READ = ("graph", "video", "audio", "nifti", "mesh", "pdf", "tifffile")
 
 
 @lru_cache(maxsize=256)
-def leaf_decoder(serializer: str) -> Decode:
+def leaf_decoder(serializer: str, *, allow_unsafe_types: bool = False) -> Decode:
     """What reads the leaves of a serializer.
 
     Args:
         serializer: Its name, as ``data_format`` has it.
+        allow_unsafe_types: Whether leaves may be unpickled, which runs code of whoever wrote them.
 
     Raises:
-        ConfigError: Its leaves can run any code when they are read; or they are not read, though litData does.
+        ConfigError: Its leaves can run any code when they are read, and that was not allowed; or they are not read,
+            though litData does.
         IndexFormatError: It has a number for no dtype.
         MissingDependencyError: It needs a package that is not installed.
     """
     first, _, detail = serializer.partition(":")
     name = detail if detail in _KNOWN else first
-    if name in _UNSAFE:
+    if name == _PICKLE:
+        if allow_unsafe_types:
+            return PickleEncoding().decode
         raise ConfigError(
-            f"its serializer is {serializer}, which can run any code when it is read, so it is not read at all; pass "
-            "columns= to read others only, or write the data again with values of other types"
+            f"its serializer is {serializer}, which can run any code when it is read; pass allow_unsafe_types=True if "
+            "you trust whoever wrote it, columns= to read others only, or write the data again with values of other "
+            "types"
         )
     if name in _PLAIN:
         if name in _OF_IMAGES:
@@ -86,6 +91,12 @@ def leaf_decoder(serializer: str) -> Decode:
         f"its serializer is {brief(serializer)}, which is not read; pass columns= to read others only, or convert the "
         "data with litData itself"
     )
+
+
+def is_unsafe_leaf(serializer: str) -> bool:
+    """Whether reading the leaves of a serializer can run code of whoever wrote them."""
+    first, _, detail = serializer.partition(":")
+    return (detail if detail in _KNOWN else first) == _PICKLE
 
 
 def item_bytes(serializer: str) -> int | None:
@@ -433,4 +444,4 @@ _ENCODINGS = {
 }
 _PLAIN_NUMBERS = {"int": "<i8", "float": "<f8", "bool": "?"}
 _PLAIN_ARRAYS = frozenset(f"ndarray:{dtype}" for dtype in {*_NUMPY_DTYPES, *_TORCH_DTYPES} - {"bfloat16"})
-_KNOWN = frozenset({*_PLAIN, *_UNSAFE, *_NOT_READ})
+_KNOWN = frozenset({*_PLAIN, _PICKLE, *_NOT_READ})

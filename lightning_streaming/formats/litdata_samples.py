@@ -29,6 +29,7 @@ from lightning_streaming.errors import (
 )
 from lightning_streaming.formats.litdata_leaves import (
     Decode,
+    is_unsafe_leaf,
     leaf_decoder,
     leaf_encoding,
     may_be_plain,
@@ -199,24 +200,29 @@ class LitDataDecoder:
         return {name: build(left) for name, build in self.builds or ()}
 
 
-def sample_decoder(spec: str, serializers: Sequence[str], columns: Sequence[str] | None) -> LitDataDecoder:
+def sample_decoder(
+    spec: str, serializers: Sequence[str], columns: Sequence[str] | None, *, allow_unsafe_types: bool = False
+) -> LitDataDecoder:
     """What reads such samples, or why nothing can. What is not wanted need not be readable.
 
     Args:
         spec: The ``data_spec`` of an index.
         serializers: Its ``data_format``.
         columns: The columns wanted; None for all.
+        allow_unsafe_types: Whether leaves may be unpickled, which runs code of whoever wrote them.
 
     Raises:
         IndexFormatError: The index describes samples that cannot be.
-        ConfigError: A wanted leaf is of a serializer that is not read.
+        ConfigError: A wanted leaf is of a serializer that is not read, or that can run code and that was not allowed.
         MissingDependencyError: A wanted leaf needs a package that is not installed.
     """
-    return _compiled(spec, tuple(serializers), None if columns is None else frozenset(columns))
+    return _compiled(spec, tuple(serializers), None if columns is None else frozenset(columns), allow_unsafe_types)
 
 
 @lru_cache(maxsize=256)
-def _compiled(spec: str, serializers: tuple[str, ...], columns: frozenset[str] | None) -> LitDataDecoder:
+def _compiled(
+    spec: str, serializers: tuple[str, ...], columns: frozenset[str] | None, allow_unsafe_types: bool
+) -> LitDataDecoder:
     tree = parse_tree(spec, len(serializers))
     leaves, builds, names = list[tuple[str, Decode | None]](), list[tuple[str, Build]](), iter(serializers)
     for column, count, build in tree.columns:
@@ -224,13 +230,29 @@ def _compiled(spec: str, serializers: tuple[str, ...], columns: frozenset[str] |
         if wanted:
             builds.append((column, build))
         for serializer in (next(names) for _ in range(count)):
-            leaves.append((column, _wanted_leaf(column, serializer) if wanted else None))
+            leaves.append((column, _wanted_leaf(column, serializer, allow_unsafe_types) if wanted else None))
     return LitDataDecoder(struct.Struct(f"<{len(serializers)}I"), tuple(leaves), None if tree.flat else tuple(builds))
 
 
-def _wanted_leaf(column: str, serializer: str) -> Decode:
+def unsafe_leaves(spec: str, serializers: Sequence[str]) -> list[str]:
+    """The columns that have a leaf which can run code of whoever wrote it when it is read.
+
+    Args:
+        spec: The ``data_spec`` of an index.
+        serializers: Its ``data_format``.
+
+    Raises:
+        IndexFormatError: The index describes samples that cannot be.
+        ConfigError: They are made of types that are not read.
+    """
+    left = iter(serializers)
+    leaves = [(name, list(islice(left, count))) for name, count, _ in parse_tree(spec, len(serializers)).columns]
+    return [name for name, of_column in leaves if any(map(is_unsafe_leaf, of_column))]
+
+
+def _wanted_leaf(column: str, serializer: str, allow_unsafe_types: bool) -> Decode:
     try:
-        return leaf_decoder(serializer)
+        return leaf_decoder(serializer, allow_unsafe_types=allow_unsafe_types)
     except (FormatError, ConfigError) as error:
         raise type(error)(f"column {column!r}: {error}") from None
 

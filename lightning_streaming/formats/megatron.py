@@ -22,8 +22,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,9 +39,25 @@ from lightning_streaming.errors import (
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.in_order import known_or_found
 from lightning_streaming.formats.mds import map_file
-from lightning_streaming.formats.other_formats import ShardReader, StoredFiles, described, other_shard
+from lightning_streaming.formats.other_formats import (
+    RangedFile,
+    ShardReader,
+    StoredFiles,
+    by_file,
+    described,
+    other_shard,
+)
 from lightning_streaming.formats.plain_rows import FlatColumn
-from lightning_streaming.formats.row_files import MOST_ROW_BYTES, RowColumn, RowLayout, RowsReader, row_layout
+from lightning_streaming.formats.row_files import (
+    MOST_ROW_BYTES,
+    RowColumn,
+    RowLayout,
+    RowsReader,
+    copy_part,
+    file_of_rows,
+    row_layout,
+    row_shards,
+)
 from lightning_streaming.formats.shard_table import MAX_RAW_BYTES, FileInfo, ShardInfo
 
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -81,6 +98,8 @@ class MegatronFormat:
             end of a file is left out. None for a sample from each document.
     """
 
+    is_read_in_place: ClassVar[bool] = True
+
     def __init__(self, block_length: int | None = None) -> None:
         self._block_length = block_length
 
@@ -91,8 +110,8 @@ class MegatronFormat:
         if not stems:
             raise ConfigError(f"there are no .bin and .idx files at {files.shown}")
         first: ShardInfo | None = None
-        with closing(known_or_found(self._described, files, self._asked(files, stems, known))) as shards:
-            for shard in shards:
+        with closing(known_or_found(self._described, files, self._asked(files, stems, known))) as found:
+            for shard in chain.from_iterable(found):
                 if first is not None and shard.schema != first.schema:
                     raise FormatError(
                         f"{shard.raw_data.basename} at {files.shown} has tokens of {_dtype(shard)}, but "
@@ -104,16 +123,17 @@ class MegatronFormat:
 
     def _asked(
         self, files: StoredFiles, stems: Sequence[str], known: Mapping[str, ShardInfo]
-    ) -> Iterator[tuple[str, ShardInfo | None]]:
+    ) -> Iterator[tuple[str, list[ShardInfo] | None]]:
         """Each pair of files by its stem, with what is known of it."""
         sizes = files.sizes()
+        before = by_file(known, sizes)
         for stem in dict.fromkeys(stems):
             data, index = f"{stem}.bin", f"{stem}.idx"
             if data not in sizes or index not in sizes:
                 there, missing = (data, index) if data in sizes else (index, data)
                 raise FormatError(f"{there} at {files.shown} has no {missing} beside it; put other files elsewhere")
-            shard = known.get(data)
-            yield stem, shard if shard and self._is_same(shard, sizes[data], sizes[index]) else None
+            shards = before.get(data)
+            yield stem, shards if shards and self._is_same(shards[0], sizes[index]) else None
 
     def check(self, info: ShardInfo, columns: Sequence[str] | None) -> None:  # noqa: ARG002
         """Refuse an entry that describes no tokens."""
@@ -127,35 +147,52 @@ class MegatronFormat:
         layout = row_layout(info)
         if layout is None:
             return DocumentsReader(info, directory)
-        path = join_under(directory, info.raw_data.basename)
-        return RowsReader(path, map_file(path, info.raw_data.bytes), 0, info.samples, layout, columns)
+        file, first = file_of_rows(info, layout, directory)
+        path = join_under(directory, file.basename)
+        start = (first or 0) * layout.row_bytes
+        return RowsReader(path, map_file(path, file.bytes), start, info.samples, layout, columns)
 
-    def _is_same(self, shard: ShardInfo, data_bytes: int, index_bytes: int) -> bool:
-        if shard.format != "megatron" or shard.raw_data.bytes != data_bytes:
+    def narrowed(self, info: ShardInfo, columns: Sequence[str] | None) -> ShardInfo:  # noqa: ARG002
+        """The same shard: there is but one column."""
+        return info
+
+    def look(self, stored: RangedFile) -> None:
+        """Nothing: a ``.bin`` file has tokens alone; see :class:`PartsFormat`."""
+
+    def unpack(self, info: ShardInfo, known: None, stored: RangedFile, destination: Path) -> int:  # noqa: ARG002
+        """Copy the blocks of a part; see :class:`PartsFormat`."""
+        layout = row_layout(info)
+        if layout is None:
+            raise IndexFormatError(
+                f"the index entry of {info.raw_data.basename} is of a part of a file, but of no blocks"
+            )
+        return copy_part(info, layout, 0, stored, destination)
+
+    def _is_same(self, shard: ShardInfo, index_bytes: int) -> bool:
+        if shard.format != "megatron":
             return False
         # The index file of blocks tells but the dtype.
         same_index = shard.raw_meta is None or shard.raw_meta.bytes == index_bytes
         return same_index and described(shard).get("block_length") == self._block_length
 
-    def _described(self, files: StoredFiles, stem: str) -> ShardInfo:
+    def _described(self, files: StoredFiles, stem: str) -> list[ShardInfo]:
         sizes, data, index = files.sizes(), f"{stem}.bin", f"{stem}.idx"
         raw_data = FileInfo(basename=data, bytes=sizes[data], hashes={})
-        raw_meta: FileInfo | None = FileInfo(basename=index, bytes=sizes[index], hashes={})
         head, shown = _look_afar(files, raw_data, index), f"{raw_data.basename} at {files.shown}"
-        facts: dict[str, Any]
-        if self._block_length is None:
-            facts, columns = {"dtype": head.dtype.str}, {"tokens": f"ndarray:{head.dtype.name}"}
-            samples = head.borders - 1
-        else:
+        if self._block_length is not None:
             row_bytes = self._block_length * head.dtype.itemsize
             if row_bytes > MOST_ROW_BYTES:
                 raise ConfigError(f"block_length={self._block_length} is more than {MOST_ROW_BYTES} bytes of {shown}")
             layout = RowLayout(row_bytes, (RowColumn("tokens", head.dtype, (self._block_length,), 0),))
-            raw_meta, samples = None, raw_data.bytes // row_bytes
-            facts, columns = {**layout.described(), "block_length": self._block_length}, layout.encodings
-        if samples > MAX_RAW_BYTES:
-            raise FormatError(f"{shown} has {samples} samples, over {MAX_RAW_BYTES}")
-        return other_shard("megatron", samples, raw_data, columns, facts, raw_meta=raw_meta)
+            facts = {"block_length": self._block_length}
+            return row_shards("megatron", raw_data, raw_data.bytes // row_bytes, layout, facts)
+        if head.borders - 1 > MAX_RAW_BYTES:
+            raise FormatError(f"{shown} has {head.borders - 1} documents, over {MAX_RAW_BYTES}")
+        raw_meta = FileInfo(basename=index, bytes=sizes[index], hashes={})
+        columns = {"tokens": f"ndarray:{head.dtype.name}"}
+        return [
+            other_shard("megatron", head.borders - 1, raw_data, columns, {"dtype": head.dtype.str}, raw_meta=raw_meta)
+        ]
 
 
 def _look_afar(files: StoredFiles, raw_data: FileInfo, index: str) -> _IndexHead:

@@ -7,7 +7,8 @@
     jpg, jpeg, png, webp                          PIL image
     npy                                           numpy array
     npz                                           dict of numpy arrays, by name
-    pkl, pickle, pyd, pth, pt                     refused, as reading it can run code
+    pkl, pickle, pyd                              whatever was pickled; reading it can run code, so it must be allowed
+    pth, pt                                       refused, as they are what torch pickles
     gz after another, like txt.gz                 the same, decompressed
     anything else                                 bytes
 
@@ -34,7 +35,7 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import EncodingError, FormatError
 from lightning_streaming.formats.images import IMAGE_FORMATS, open_image_file
 from lightning_streaming.formats.npy import NpyHeader, read_header
-from lightning_streaming.formats.values import BytesEncoding, JsonEncoding, StrEncoding, brief
+from lightning_streaming.formats.values import BytesEncoding, JsonEncoding, PickleEncoding, StrEncoding, brief
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -68,9 +69,14 @@ def decoder(column: str) -> Decode:
     return lambda data: decode(_unpacked(data))
 
 
-def is_refused(column: str) -> bool:
+def is_unsafe_member(column: str) -> bool:
     """Whether reading the files of a column can run code of whoever wrote them."""
-    return _kind(column).decode is _refuse
+    return _kind(column) in (_PICKLE, _OF_TORCH)
+
+
+def is_never_read(column: str) -> bool:
+    """Whether the files of a column are not read, even where it is allowed to run code of whoever wrote them."""
+    return _kind(column) is _OF_TORCH
 
 
 def is_image(column: str) -> bool:
@@ -89,7 +95,7 @@ def _is_packed(column: str) -> bool:
 
 
 def _refuse(data: memoryview) -> Any:
-    raise EncodingError(f"{len(data)} bytes can run any code when they are read; name other columns with columns=")
+    raise EncodingError(f"{len(data)} bytes are of torch, which are not read; name other columns with columns=")
 
 
 def _unpacked(data: memoryview) -> memoryview:
@@ -178,6 +184,7 @@ def _decode_npz(data: memoryview) -> dict[str, Any]:
 
 
 _BYTES = _Kind("bytes", BytesEncoding().decode)
+_PICKLE, _OF_TORCH = _Kind("pkl", PickleEncoding().decode), _Kind("pkl", _refuse)
 _KINDS: Mapping[str, _Kind] = MappingProxyType(
     {
         **dict.fromkeys(("json", "jsn"), _Kind("json", _decode_json)),
@@ -188,7 +195,8 @@ _KINDS: Mapping[str, _Kind] = MappingProxyType(
         "webp": _Kind("pil", _decode_image),
         "npy": _Kind("ndarray", _decode_npy),
         "npz": _Kind("pkl", _decode_npz),
-        **dict.fromkeys(("pkl", "pickle", "pyd", "pth", "pt"), _Kind("pkl", _refuse)),
+        **dict.fromkeys(("pkl", "pickle", "pyd"), _PICKLE),
+        **dict.fromkeys(("pth", "pt"), _OF_TORCH),
     }
 )
 """By the last ending; what is not here is bytes. The only encoding that holds several arrays is pkl."""

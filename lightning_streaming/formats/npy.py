@@ -1,4 +1,4 @@
-"""NumPy's ``.npy`` files: each is a shard, and each of its rows, along the first dimension, a sample.
+"""NumPy's ``.npy`` files: each, or a part of a large one, is a shard; each row along the first dimension is a sample.
 
     bytes    content
     6        b"\\x93NUMPY"
@@ -18,8 +18,9 @@ import math
 import struct
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -27,14 +28,18 @@ from lightning_streaming.errors import ConfigError, FormatError, IndexFormatErro
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.in_order import known_or_found
 from lightning_streaming.formats.mds import map_file
-from lightning_streaming.formats.other_formats import StoredFiles, described, other_shard
+from lightning_streaming.formats.other_formats import RangedFile, StoredFiles, by_file, described
 from lightning_streaming.formats.row_files import (
     MOST_ROW_BYTES,
     RowColumn,
     RowLayout,
     RowsReader,
+    copy_part,
+    file_of_rows,
     is_value_dtype,
+    part_rows,
     row_layout,
+    row_shards,
 )
 from lightning_streaming.formats.shard_table import MAX_RAW_BYTES, FileInfo, ShardInfo
 from lightning_streaming.formats.values import shortened
@@ -69,6 +74,8 @@ class NpyFormat:
             end of a file is left out. None for a sample from each element.
     """
 
+    is_read_in_place: ClassVar[bool] = True
+
     def __init__(self, block_length: int | None = None) -> None:
         self._block_length = block_length
 
@@ -77,11 +84,11 @@ class NpyFormat:
         sizes = {name: size for name, size in files.sizes().items() if name.endswith(".npy")}
         if not sizes:
             raise ConfigError(f"there is no .npy file at {files.shown}")
-        before = ((name, known.get(name)) for name in sizes)
-        asked = ((name, shard if shard and self._is_same(shard, sizes[name]) else None) for name, shard in before)
+        before = {name: found for name, found in by_file(known, sizes).items() if self._is_same(found[0])}
         first: ShardInfo | None = None
-        with closing(known_or_found(self._described, files, asked)) as shards:
-            for shard in shards:
+        asked = ((name, before.get(name)) for name in sizes)
+        with closing(known_or_found(self._described, files, asked)) as found:
+            for shard in chain.from_iterable(found):
                 if first is not None and shard.schema != first.schema:
                     raise FormatError(
                         f"{shard.raw_data.basename} at {files.shown} has samples of {_in_words(shard)}, but "
@@ -96,35 +103,60 @@ class NpyFormat:
         _layout(info)
 
     def open(self, info: ShardInfo, directory: Path, columns: Sequence[str] | None) -> RowsReader:
-        """The rows of a file; raises ShardCorruptError where it is not the one that was described."""
-        layout, path = _layout(info), join_under(directory, info.raw_data.basename)
-        data = map_file(path, info.raw_data.bytes)
+        """The rows of a file, or part; raises ShardCorruptError where it is not the one that was described."""
+        layout = _layout(info)
+        file, first = file_of_rows(info, layout, directory)
+        path = join_under(directory, file.basename)
+        data = map_file(path, file.bytes)
         try:
-            header = read_header(lambda start, stop: bytes(data[start:stop]), len(data), str(path))
-            found, samples = rows_of(header, len(data), str(path), described(info).get("block_length"))
-            if (found, samples) != (layout, info.samples):
-                raise ShardCorruptError(
-                    f"{path} has {samples} samples of {found.names} in {found.row_bytes} bytes, but {info.samples} of "
-                    f"{layout.names} in {layout.row_bytes} bytes by its index; the file was changed since"
-                )
-            return RowsReader(path, data, header.stop, samples, layout, columns)
+            start = 0 if first is None else first * layout.row_bytes
+            if file is not info.raw_data or info.compression is None:
+                start += _values_at(info, lambda begin, stop: bytes(data[begin:stop]), len(data), str(path))
+            return RowsReader(path, data, start, info.samples, layout, columns)
         except FormatError:
             data.release()
             raise
 
-    def _is_same(self, shard: ShardInfo, size: int) -> bool:
-        is_npy = shard.format == "npy" and shard.raw_data.bytes == size
-        return is_npy and described(shard).get("block_length") == self._block_length
+    def narrowed(self, info: ShardInfo, columns: Sequence[str] | None) -> ShardInfo:  # noqa: ARG002
+        """The same shard: its columns lie together."""
+        return info
 
-    def _described(self, files: StoredFiles, name: str) -> ShardInfo:
+    def look(self, stored: RangedFile) -> NpyHeader:
+        """The header of a file; see :class:`PartsFormat`."""
+        return read_header(lambda start, stop: bytes(stored.read([(start, stop)])[0]), stored.size, stored.shown)
+
+    def unpack(self, info: ShardInfo, known: NpyHeader, stored: RangedFile, destination: Path) -> int:
+        """Copy the rows of a part; see :class:`PartsFormat`."""
+        values_at = _checked_values_at(info, known, stored.size, stored.shown)
+        return copy_part(info, _layout(info), values_at, stored, destination)
+
+    def _is_same(self, shard: ShardInfo) -> bool:
+        return shard.format == "npy" and described(shard).get("block_length") == self._block_length
+
+    def _described(self, files: StoredFiles, name: str) -> list[ShardInfo]:
         shown, size = f"{name} at {files.shown}", files.sizes()[name]
         header = read_header(lambda start, stop: files.read_range(name, start, stop), size, shown)
         layout, samples = rows_of(header, size, shown, self._block_length)
-        facts = layout.described()
-        if self._block_length is not None:
-            facts["block_length"] = self._block_length
-        raw_data = FileInfo(basename=name, bytes=size, hashes={})
-        return other_shard("npy", samples, raw_data, layout.encodings, facts)
+        facts = {} if self._block_length is None else {"block_length": self._block_length}
+        return row_shards("npy", FileInfo(basename=name, bytes=size, hashes={}), samples, layout, facts)
+
+
+def _values_at(info: ShardInfo, read: Callable[[int, int], bytes], size: int, shown: str) -> int:
+    """The byte at which the rows of a shard's stored file start."""
+    return _checked_values_at(info, read_header(read, size, shown), size, shown)
+
+
+def _checked_values_at(info: ShardInfo, header: NpyHeader, size: int, shown: str) -> int:
+    """The same, of a file whose header was read; raises ShardCorruptError where it is not what the index describes."""
+    layout = _layout(info)
+    found, samples = rows_of(header, size, shown, described(info).get("block_length"))
+    needed = info.samples if info.compression is None else part_rows(info, layout)[1]
+    if found != layout or (samples < needed if info.compression else samples != needed):
+        raise ShardCorruptError(
+            f"{shown} has {samples} samples of {found.names} in {found.row_bytes} bytes, but {needed} of "
+            f"{layout.names} in {layout.row_bytes} bytes by its index; the file was changed since"
+        )
+    return header.stop
 
 
 def read_header(read: Callable[[int, int], bytes], size: int, shown: str) -> NpyHeader:

@@ -118,7 +118,7 @@ class OtherFormat(Protocol):
         ...
 
 
-class StoredFile(Protocol):
+class RangedFile(Protocol):
     """A file as it is stored, of which parts are read."""
 
     @property
@@ -143,6 +143,11 @@ class StoredFile(Protocol):
 class PartsFormat(OtherFormat, Protocol):
     """A format whose shards are parts of files; what is read of one is made of it, and kept on the node."""
 
+    @property
+    def is_read_in_place(self) -> bool:
+        """Whether :meth:`open` takes a directory that has the stored file itself, too."""
+        ...
+
     def narrowed(self, info: ShardInfo, columns: Sequence[str] | None) -> ShardInfo:
         """The shard that has some columns of another alone, for which less is fetched.
 
@@ -152,7 +157,7 @@ class PartsFormat(OtherFormat, Protocol):
         """
         ...
 
-    def look(self, stored: StoredFile) -> Any:
+    def look(self, stored: RangedFile) -> Any:
         """What is to be known of a file before parts of it are unpacked; it is kept for the next.
 
         Raises:
@@ -161,7 +166,7 @@ class PartsFormat(OtherFormat, Protocol):
         """
         ...
 
-    def unpack(self, info: ShardInfo, known: Any, stored: StoredFile, destination: Path) -> int:
+    def unpack(self, info: ShardInfo, known: Any, stored: RangedFile, destination: Path) -> int:
         """Make the raw file of a shard.
 
         Args:
@@ -179,6 +184,21 @@ class PartsFormat(OtherFormat, Protocol):
             OSError: The raw file cannot be written.
         """
         ...
+
+
+def by_file(known: Mapping[str, ShardInfo], sizes: Mapping[str, int]) -> dict[str, list[ShardInfo]]:
+    """The shards that were described before, by the file that they are parts of, or all of, if its size is the same.
+
+    Args:
+        known: See :meth:`OtherFormat.describe`.
+        sizes: Bytes of each file there is.
+    """
+    found = dict[str, list[ShardInfo]]()
+    for shard in known.values():
+        file = shard.zip_data or shard.raw_data
+        if sizes.get(file.basename) == file.bytes:
+            found.setdefault(file.basename, []).append(shard)
+    return found
 
 
 def other_shard(

@@ -27,7 +27,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 from lightning_streaming.errors import (
     ConfigError,
@@ -37,13 +37,12 @@ from lightning_streaming.errors import (
     UnsupportedError,
 )
 from lightning_streaming.files import join_under
-from lightning_streaming.formats.arrow_rows import ArrowRows, PlainArrow, sound_arrow
+from lightning_streaming.formats.arrow_rows import ArrowRows, PlainArrow, plain_arrow, sound_arrow
 from lightning_streaming.formats.arrow_types import arrow_columns
-from lightning_streaming.formats.arrow_values import require_pyarrow
-from lightning_streaming.formats.encodings import encoding
+from lightning_streaming.formats.arrow_values import require_compute, require_parquet, require_pyarrow
 from lightning_streaming.formats.in_order import known_or_found
 from lightning_streaming.formats.mds import map_file
-from lightning_streaming.formats.other_formats import ShardReader, StoredFile, StoredFiles, other_shard
+from lightning_streaming.formats.other_formats import RangedFile, ShardReader, StoredFiles, by_file, other_shard
 from lightning_streaming.formats.shard_table import (
     FILE_SUFFIXES,
     PART,
@@ -52,11 +51,12 @@ from lightning_streaming.formats.shard_table import (
     check_columns,
     column_names,
 )
-from lightning_streaming.formats.values import NUMBERS, NdarrayEncoding, shortened
+from lightning_streaming.formats.values import shortened
 
 _NAME = "parquet"
 _SUFFIXES = FILE_SUFFIXES[_NAME]
 _ROWS, _ARROW = ".rows/", ".arrow"
+_NOT_READ = "not read: "
 _MAGIC, _SEALED = b"PAR1", b"PARE"
 _TAIL_BYTES = 64 << 10
 """Read of a file's end at once; most footers are shorter."""
@@ -64,8 +64,10 @@ _GAP_BYTES = 256 << 10
 """Ranges that lie closer are fetched as one, as a request costs more than what lies between."""
 _OLD_CHUNK_BYTES = 100
 """By which early writers of Parquet tell the length of a column too short."""
-_FRAME_BYTES = 4096
-"""More than a stream of Arrow takes for what is neither schema nor values, and for each column's share of it."""
+_FRAME_BYTES, _FRAME_BYTES_OF_COLUMN = 4096, 512
+"""More than a stream of Arrow takes for what is neither schema nor values, and than a column's share of that."""
+_MOST_TEXT = 2**31 - 1
+"""Bytes of text that one array can have whose offsets are of 32 bits."""
 _BUFFER_BYTES = 64
 """To which each buffer of it is padded."""
 
@@ -73,6 +75,8 @@ _BUFFER_BYTES = 64
 @dataclass(frozen=True, slots=True)
 class ParquetFormat:
     """Row groups of Parquet files."""
+
+    is_read_in_place: ClassVar[bool] = False
 
     def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Generator[ShardInfo, None, None]:
         """The row groups of every file, in the order of names; see :class:`OtherFormat`. Only footers are read."""
@@ -83,7 +87,7 @@ class ParquetFormat:
                 f"{files.shown} has no Parquet files, whose names end in {', '.join(_SUFFIXES)}; give the directory or "
                 "the files, like data/train-*.parquet"
             )
-        before, encodings = _by_file(known, files.sizes()), dict[str, tuple[str, str]]()
+        before, encodings = by_file(known, files.sizes()), dict[str, tuple[str, str]]()
         with closing(known_or_found(_row_groups, files, ((name, before.get(name)) for name in names))) as found:
             for name, shards in zip(names, found, strict=True):
                 for shard in shards:
@@ -95,6 +99,12 @@ class ParquetFormat:
         require_pyarrow()
         check_columns(info, columns)
         _check_told(info)
+        for name, kind in zip(info.schema["column_names"], info.schema["column_encodings"], strict=True):
+            if kind.startswith(_NOT_READ) and (columns is None or name in columns):
+                raise UnsupportedError(
+                    f"{info.raw_data.basename}: column {name!r} is of Arrow's type {kind.removeprefix(_NOT_READ)}, "
+                    "which is not read; name the columns that you want with columns=[...]"
+                )
 
     def open(self, info: ShardInfo, directory: Path, columns: Sequence[str] | None) -> ShardReader:
         """Open the unpacked rows of a row group; see :class:`OtherFormat`."""
@@ -105,19 +115,20 @@ class ParquetFormat:
         """The shard of the same row group that has some columns alone; see :class:`PartsFormat`."""
         return _narrowed(info, columns)
 
-    def look(self, stored: StoredFile) -> Footer:
+    def look(self, stored: RangedFile) -> Footer:
         """The footer of a file; see :class:`PartsFormat`."""
         return read_footer(stored)
 
-    def unpack(self, info: ShardInfo, known: Footer, stored: StoredFile, destination: Path) -> int:
+    def unpack(self, info: ShardInfo, known: Footer, stored: RangedFile, destination: Path) -> int:
         """Unpack the columns of a row group; see :class:`PartsFormat`."""
         group, columns = _group_of(info), column_names(info)
         _check_unchanged(info, known, group, stored)
         leaves = known.leaves(columns)
         ranges = _ranges([known.metadata.row_group(group).column(one) for one in leaves], known, stored)
-        pieces = _Pieces(ranges, stored.read(ranges), stored.size)
+        pieces = _FileOfRanges(ranges, stored.read(ranges), stored.size)
         with sound_arrow(f"row group {group} of {stored.shown}"):
             rows = _decoded(known, group, columns, leaves, pieces)
+            rows = _plain_where_it_fits(rows, info.raw_data.bytes - _FRAME_BYTES)
         if rows.num_rows != info.samples:
             raise ShardCorruptError(
                 f"row group {group} of {stored.shown} must have {info.samples} rows, but has {rows.num_rows}"
@@ -136,7 +147,9 @@ class ParquetRows(ArrowRows):
         try:
             with sound_arrow(str(path)):
                 batches = list(arrow.ipc.open_stream(arrow.py_buffer(self._map)))
-            super().__init__(batches, column_names(info), str(path), self._map)
+            schema = batches[0].schema if batches else arrow.schema([])
+            columns = arrow_columns(schema, column_names(info), str(path))
+            super().__init__(batches, columns, str(path), self._map)
         except BaseException:
             self.close()
             raise
@@ -156,24 +169,12 @@ def parquet_plain_kind(info: ShardInfo, columns: Sequence[str] | None) -> PlainA
     """What row groups have in common whose rows may be plain together; None where those of this one are not."""
     schema = info.schema
     told = zip(schema["column_names"], schema["column_encodings"], strict=True)
-    wanted = tuple((name, one) for name, one in told if columns is None or name in columns)
-    return PlainArrow(wanted) if all(_may_be_dense(one) for _, one in wanted) else None
+    return plain_arrow({name: one for name, one in told if columns is None or name in columns})
 
 
 def may_be_flat_column(info: ShardInfo) -> bool:
     """Whether a row group has a column of one-dimensional arrays."""
     return any(one.startswith("ndarray:") for one in info.schema["column_encodings"])
-
-
-@lru_cache(maxsize=256)
-def _may_be_dense(name: str) -> bool:
-    """Whether the values of a column may be a table, by its encoding."""
-    if name == "bool":
-        return True
-    try:
-        return isinstance(encoding(name), (*NUMBERS, NdarrayEncoding))
-    except ConfigError:
-        return False
 
 
 # --- the index ---
@@ -201,7 +202,7 @@ class Footer:
         return found
 
 
-def read_footer(stored: StoredFile) -> Footer:
+def read_footer(stored: RangedFile) -> Footer:
     """Read the end of a Parquet file.
 
     Raises:
@@ -223,7 +224,7 @@ def read_footer(stored: StoredFile) -> Footer:
     if needed > len(tail):
         tail = stored.read([(size - needed, size)])[0]
     with sound_arrow(stored.shown):
-        metadata = _require_parquet().read_metadata(arrow.BufferReader(_MAGIC + bytes(tail[-needed:])))
+        metadata = require_parquet().read_metadata(arrow.BufferReader(_MAGIC + bytes(tail[-needed:])))
         schema = metadata.schema.to_arrow_schema()
         if len(set(schema.names)) < len(schema.names):
             raise UnsupportedError(f"{stored.shown} has two columns of one name: {shortened(', '.join(schema.names))}")
@@ -259,12 +260,12 @@ class _ReachedError(Exception):
     """What is in a file would be read now."""
 
 
-def _check_columns(metadata: Any, stored: StoredFile) -> None:
+def _check_columns(metadata: Any, stored: RangedFile) -> None:
     """Refuse a footer over which pyarrow would end the process when it is asked about a column of a row group.
 
     Here it looks at all of them, before it reads the first, and raises what is wrong.
     """
-    file = _require_parquet().ParquetFile(_Unread(stored.size), metadata=metadata, pre_buffer=True)
+    file = require_parquet().ParquetFile(_Unread(stored.size), metadata=metadata, pre_buffer=True)
     groups, columns = list(range(metadata.num_row_groups)), list(range(metadata.num_columns))
     with suppress(_ReachedError):
         file.reader.read_row_groups(groups, column_indices=columns, use_threads=False)
@@ -274,7 +275,7 @@ def _row_groups(files: StoredFiles, name: str) -> list[ShardInfo]:
     """The shards of a file; none for row groups without rows."""
     size = files.sizes()[name]
     footer = read_footer(_FileAmong(files, name))
-    columns = {one: kind.encoding for one, kind in arrow_columns(footer.schema, None, name).items()}
+    columns = _encodings(footer.schema, name)
     stored = FileInfo(basename=name, bytes=size, hashes={})
     shards = []
     for group in range(footer.metadata.num_row_groups):
@@ -288,14 +289,19 @@ def _row_groups(files: StoredFiles, name: str) -> list[ShardInfo]:
     return shards
 
 
-def _by_file(known: Mapping[str, ShardInfo], sizes: Mapping[str, int]) -> dict[str, list[ShardInfo]]:
-    """The shards that were described before, of files of the same size."""
-    found = dict[str, list[ShardInfo]]()
-    for shard in known.values():
-        file = shard.zip_data
-        if file is not None and sizes.get(file.basename) == file.bytes:
-            found.setdefault(file.basename, []).append(shard)
-    return found
+def _encodings(schema: Any, name: str) -> dict[str, str]:
+    """The encoding of each column; of those whose type is not read, that it is not."""
+    try:
+        return {one: column.encoding for one, column in arrow_columns(schema, None, name).items()}
+    except UnsupportedError:
+        return {field.name: _encoding(schema, field, name) for field in schema}
+
+
+def _encoding(schema: Any, field: Any, name: str) -> str:
+    try:
+        return arrow_columns(schema, [field.name], name)[field.name].encoding
+    except UnsupportedError:
+        return f"{_NOT_READ}{shortened(str(field.type), 100)}"
 
 
 def _check_alike(shard: ShardInfo, name: str, encodings: dict[str, tuple[str, str]]) -> None:
@@ -367,18 +373,6 @@ def _columns_digest(columns: tuple[str, ...]) -> str:
     return hashlib.blake2b("\n".join(columns).encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()
 
 
-def _require_parquet() -> Any:
-    """The module ``pyarrow.parquet``.
-
-    Raises:
-        MissingDependencyError: pyarrow is not installed.
-    """
-    require_pyarrow()
-    import pyarrow.parquet
-
-    return pyarrow.parquet
-
-
 # --- how much room unpacked rows take ---
 
 
@@ -390,7 +384,7 @@ def _column_bytes(footer: Footer, group: Any) -> list[int]:
     """Most bytes that each column of a row group takes in a stream of Arrow, with its share of the schema."""
     chunks = iter([group.column(place) for place in range(group.num_columns)])
     share = len(footer.schema.serialize()) // max(len(footer.schema), 1)
-    return [_FRAME_BYTES + share + _most_bytes(one.type, group.num_rows, chunks) for one in footer.schema]
+    return [_FRAME_BYTES_OF_COLUMN + share + _most_bytes(one.type, group.num_rows, chunks) for one in footer.schema]
 
 
 def _num_leaves(kind: Any) -> int:
@@ -440,9 +434,13 @@ def _most_leaf_bytes(kind: Any, chunk: Any) -> int:
     """Most bytes that the values of a Parquet column take."""
     count = int(chunk.num_values)
     if _is_text(kind):
-        return int(chunk.total_uncompressed_size) + (16 if "view" in str(kind) else 8) * (2 * count + 2)
+        width = 16 if "view" in str(kind) else 8 if "large" in str(kind) else 4
+        width += 4 if chunk.has_dictionary_page else 0
+        return int(chunk.total_uncompressed_size) + width * (count + 1) + 4 * _BUFFER_BYTES
+    if require_pyarrow().types.is_null(kind):
+        return 0
     try:
-        return int(count) * int(kind.bit_width) // 8 + _BUFFER_BYTES
+        return count * int(kind.bit_width) // 8 + _BUFFER_BYTES
     except ValueError:  # of no fixed width: a dictionary's values, or nulls
         return int(chunk.total_uncompressed_size) + 16 * (count + 1)
 
@@ -459,7 +457,7 @@ def _is_text(kind: Any) -> bool:
 _Range = tuple[int, int]
 
 
-def _check_unchanged(info: ShardInfo, footer: Footer, group: int, stored: StoredFile) -> None:
+def _check_unchanged(info: ShardInfo, footer: Footer, group: int, stored: RangedFile) -> None:
     """Refuse a file that is another one than when its index was made."""
     metadata = footer.metadata
     is_same = group < metadata.num_row_groups and metadata.row_group(group).num_rows == info.samples
@@ -475,13 +473,13 @@ def _check_unchanged(info: ShardInfo, footer: Footer, group: int, stored: Stored
         )
 
 
-def _types(footer: Footer, info: ShardInfo, stored: StoredFile) -> tuple[str, ...]:
+def _types(footer: Footer, info: ShardInfo, stored: RangedFile) -> tuple[str, ...]:
     """What a footer says of the columns of a shard, in the order of its index entry."""
     found = arrow_columns(footer.schema, column_names(info), stored.shown)
     return tuple(found[name].encoding for name in column_names(info))
 
 
-def _ranges(chunks: Sequence[Any], footer: Footer, stored: StoredFile) -> list[_Range]:
+def _ranges(chunks: Sequence[Any], footer: Footer, stored: RangedFile) -> list[_Range]:
     """The bytes of a file that hold some columns of a row group, in order, those that lie close together as one."""
     found = list[_Range]()
     for chunk in chunks:
@@ -505,7 +503,7 @@ def _ranges(chunks: Sequence[Any], footer: Footer, stored: StoredFile) -> list[_
     return joined
 
 
-class _Pieces(io.RawIOBase):
+class _FileOfRanges(io.RawIOBase):
     """A file of which only some ranges are here."""
 
     def __init__(self, ranges: Sequence[_Range], pieces: Sequence[memoryview | bytes], size: int) -> None:
@@ -538,9 +536,9 @@ class _Pieces(io.RawIOBase):
         return found
 
 
-def _decoded(footer: Footer, group: int, columns: Sequence[str], leaves: Sequence[int], pieces: _Pieces) -> Any:
+def _decoded(footer: Footer, group: int, columns: Sequence[str], leaves: Sequence[int], pieces: _FileOfRanges) -> Any:
     """The rows of a row group, as one table whose columns are each in one piece."""
-    parquet = _require_parquet()
+    parquet = require_parquet()
     told = footer.metadata.row_group(group)
     first = dict(zip(footer.schema.names, _first_leaves(footer.schema), strict=True))
     keeps_dictionary = [
@@ -558,6 +556,27 @@ def _decoded(footer: Footer, group: int, columns: Sequence[str], leaves: Sequenc
     )
     rows = file.reader.read_row_group(group, column_indices=list(leaves), use_threads=False)
     return rows.combine_chunks()
+
+
+def _plain_where_it_fits(rows: Any, room: int) -> Any:
+    """The rows with text in place of dictionaries of it, which is read faster, as far as there is room for it.
+
+    Args:
+        rows: A table whose columns are each in one piece.
+        room: Bytes that they may take.
+    """
+    compute = require_compute()
+    left = room - rows.nbytes - sum(_BUFFER_BYTES * 4 for _ in rows.columns)
+    for place, field in enumerate(rows.schema):
+        if not require_pyarrow().types.is_dictionary(field.type) or not _is_text(field.type.value_type):
+            continue
+        array = rows.column(place).combine_chunks()
+        lengths = compute.binary_length(array.dictionary).take(array.indices)
+        text = compute.sum(lengths).as_py() or 0
+        more = text + 8 * (len(array) + 1) - array.nbytes
+        if more <= left and text <= _MOST_TEXT:
+            rows, left = rows.set_column(place, field.name, array.dictionary_decode()), left - max(more, 0)
+    return rows
 
 
 def _first_leaves(schema: Any) -> Iterator[int]:

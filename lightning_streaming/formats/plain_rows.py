@@ -9,6 +9,7 @@ table, of which nothing need be decoded one by one::
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
@@ -81,6 +82,21 @@ class PlainReader(Protocol):
             rows: Where to; of shape (samples,), and the dtype of the plain rows.
         """
         ...
+
+
+class ColumnReader(ABC):
+    """A shard of which batches can be made column by column."""
+
+    @abstractmethod
+    def take(self, indexes: NDArray[np.int64]) -> dict[str, NDArray[Any] | list[Any]] | None:
+        """The values of some samples, by column: an array of shape (samples, ...), or a list of texts or of bytes.
+
+        Args:
+            indexes: Which samples, each in [0, len); of shape (samples,), at least one.
+
+        Returns:
+            Values that share no memory with the shard; None where these samples need a look at each.
+        """
 
 
 class FlatColumn(NamedTuple):

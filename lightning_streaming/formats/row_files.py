@@ -4,14 +4,19 @@ Formats whose samples are such rows say so in ``described``; a row of 20 bytes w
 
     row_bytes   20
     columns     [["label", "<i4", [], 0], ["pixels", "<f4", [2, 2], 4]]       name, dtype, shape, first byte in the row
+
+A shard is a file, or of a large one a part, which is read where the file lies, or fetched alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +31,11 @@ from lightning_streaming.errors import (
     SampleIndexError,
     ShardCorruptError,
 )
+from lightning_streaming.files import join_under
 from lightning_streaming.formats.encodings import encoding
-from lightning_streaming.formats.other_formats import described
+from lightning_streaming.formats.other_formats import RangedFile, described, other_shard
 from lightning_streaming.formats.plain_rows import FlatColumn, PlainRows, plain_rows
-from lightning_streaming.formats.shard_table import ShardInfo
+from lightning_streaming.formats.shard_table import PART, FileInfo, ShardInfo
 from lightning_streaming.formats.values import NUMBERS, NdarrayEncoding
 
 MOST_ROW_BYTES = 2**31 - 1
@@ -192,6 +198,107 @@ def _whole(value: Any, least: int, most: int) -> int:
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"expected a whole number from {least} to {most}, but found {value!r}")
     return value
+
+
+# --- parts of files ---
+
+PART_BYTES = 64 << 20
+"""Of a file that has more bytes of rows, parts of at most so many are shards: nobody fetches 100 GB to read a row."""
+_ROWS, _PART = ".rows/", re.compile(r"(\d{1,18})-(\d{1,18})")
+
+
+def row_shards(
+    shard_format: str, file: FileInfo, samples: int, layout: RowLayout, facts: Mapping[str, Any]
+) -> list[ShardInfo]:
+    """The shards of a file of rows: the file, or parts of one that is large.
+
+    Args:
+        shard_format: The format.
+        file: The file.
+        samples: Its rows.
+        layout: Of each row.
+        facts: What else the format has to know of all shards alike.
+    """
+    described = {**layout.described(), **facts}
+    if samples * layout.row_bytes <= PART_BYTES or samples < 2:
+        return [other_shard(shard_format, samples, file, layout.encodings, described)]
+    parts = -(-samples // max(1, PART_BYTES // layout.row_bytes))
+    borders = [samples * number // parts for number in range(parts + 1)]
+    return [
+        other_shard(
+            shard_format,
+            stop - start,
+            FileInfo(
+                basename=f"{file.basename}{_ROWS}{start}-{stop}", bytes=(stop - start) * layout.row_bytes, hashes={}
+            ),
+            layout.encodings,
+            described,
+            compression=PART,
+            zip_data=file,
+        )
+        for start, stop in pairwise(borders)
+    ]
+
+
+def part_rows(info: ShardInfo, layout: RowLayout) -> tuple[int, int]:
+    """The first row of a part of a file, and the one after its last.
+
+    Raises:
+        IndexFormatError: The entry is of no such part.
+    """
+    found = _PART.fullmatch(info.raw_data.basename.rpartition(_ROWS)[2])
+    start, stop = (int(found[1]), int(found[2])) if found else (0, -1)
+    if stop - start != info.samples or info.raw_data.bytes != info.samples * layout.row_bytes:
+        raise IndexFormatError(
+            f"the index entry of {info.raw_data.basename} has {info.samples} samples in {info.raw_data.bytes} bytes, "
+            f"but its name must say from which row of {layout.row_bytes} bytes to which; make the index again with: "
+            "lightning-streaming index"
+        )
+    return start, stop
+
+
+def file_of_rows(info: ShardInfo, layout: RowLayout, directory: Path) -> tuple[FileInfo, int | None]:
+    """The file of a directory that has a shard's rows, and how many rows there are before them.
+
+    Args:
+        info: The shard.
+        layout: Of each row.
+        directory: Where its raw file is; or, of a part, the stored file.
+
+    Returns:
+        The raw file, which has its rows alone, with None; or the stored file, with a number.
+    """
+    if info.compression != PART or info.zip_data is None or join_under(directory, info.raw_data.basename).is_file():
+        return info.raw_data, None
+    return info.zip_data, part_rows(info, layout)[0]
+
+
+def copy_part(info: ShardInfo, layout: RowLayout, values_at: int, stored: RangedFile, destination: Path) -> int:
+    """Write the rows of a part to a file of their own; gives the bytes read.
+
+    Args:
+        info: The part.
+        layout: Of each row.
+        values_at: The byte of the stored file at which its rows start.
+        stored: That file.
+        destination: The file to write.
+
+    Raises:
+        ShardCorruptError: The stored file is too short.
+        StorageError: It could not be read.
+        OSError: The other file cannot be written.
+    """
+    first, stop = (values_at + row * layout.row_bytes for row in part_rows(info, layout))
+    if stop > stored.size:
+        raise ShardCorruptError(f"{stored.shown} must have {stop} bytes for its rows, but has {stored.size}")
+    with os.fdopen(os.open(destination, os.O_WRONLY | os.O_CREAT, 0o666), "wb", buffering=0) as file:
+        for data in stored.read([(first, stop)]):
+            left = memoryview(data)
+            while left:
+                left = left[file.write(left) :]
+        if os.fstat(file.fileno()).st_size != stop - first:
+            file.truncate(stop - first)
+    return stop - first
 
 
 class RowsReader:

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from lightning_streaming.errors import ConfigError, FormatError, SampleIndexError, ShardCorruptError
+from lightning_streaming.errors import ConfigError, FormatError, IndexFormatError, SampleIndexError, ShardCorruptError
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.arrow_rows import PlainArrow
 from lightning_streaming.formats.compression import check_algorithm
+from lightning_streaming.formats.encodings import is_unsafe
 from lightning_streaming.formats.index import FileInfo, ShardInfo
-from lightning_streaming.formats.litdata import LitDataFormat, litdata_plain_kind
+from lightning_streaming.formats.litdata import LitDataFormat, litdata_plain_kind, litdata_unsafe_columns
 from lightning_streaming.formats.litdata_samples import PlainLeaves
 from lightning_streaming.formats.mds import Decoder, MDSReader, read_places, table_bytes
 from lightning_streaming.formats.mds_samples import PlainSchema, check_safe, plain_schema, read_decoder
@@ -25,7 +26,7 @@ from lightning_streaming.formats.plain_rows import PlainRows
 from lightning_streaming.formats.row_files import row_layout
 from lightning_streaming.formats.shard_table import OTHER_FORMATS, PART, check_columns
 from lightning_streaming.formats.split import RowDecoder, SplitReader, read_split_layout
-from lightning_streaming.formats.webdataset import WebDatasetFormat
+from lightning_streaming.formats.webdataset import WebDatasetFormat, unsafe_members
 
 
 def check_wanted(info: ShardInfo, *, allow_unsafe_types: bool = False, columns: Sequence[str] | None = None) -> None:
@@ -40,8 +41,16 @@ def check_wanted(info: ShardInfo, *, allow_unsafe_types: bool = False, columns: 
         ConfigError: The shard lacks a wanted column, or one is unsafe and that was not allowed.
     """
     check_columns(info, columns)
-    if not allow_unsafe_types:
-        check_safe(info, columns)
+    if allow_unsafe_types:
+        return
+    check_safe(info, columns)
+    unsafe = unsafe_columns(info) if info.format in OTHER_FORMATS else []
+    wanted = [name for name in unsafe if columns is None or name in columns]
+    if wanted:
+        raise ConfigError(
+            f"{info.raw_data.basename} has a column {wanted[0]!r}, which can run any code when it is read; pass "
+            "allow_unsafe_types=True if you trust whoever wrote it, or columns= to read others only"
+        )
 
 
 def check_shard(info: ShardInfo, *, allow_unsafe_types: bool = False, columns: Sequence[str] | None = None) -> None:
@@ -61,7 +70,7 @@ def check_shard(info: ShardInfo, *, allow_unsafe_types: bool = False, columns: S
     if info.format == "mds":
         read_decoder(info, allow_unsafe_types=allow_unsafe_types, columns=columns)
     elif info.format in OTHER_FORMATS:
-        other_format(info.format).check(info, columns)
+        other_format(info.format, allow_unsafe_types=allow_unsafe_types).check(info, columns)
     else:
         read_split_layout(info)
     if info.compression not in (None, PART):
@@ -88,7 +97,7 @@ def open_shard(
         MissingDependencyError: A wanted column needs a package that is not installed.
     """
     if info.format in OTHER_FORMATS:
-        return other_format(info.format).open(info, directory, columns)
+        return other_format(info.format, allow_unsafe_types=allow_unsafe_types).open(info, directory, columns)
     if info.format != "mds":
         return SplitReader(info, directory, columns=columns)
     return MDSReader(info, directory, allow_unsafe_types=allow_unsafe_types, columns=columns)
@@ -96,7 +105,7 @@ def open_shard(
 
 def plain_kind(
     info: ShardInfo, columns: Sequence[str] | None
-) -> PlainSchema | PlainLeaves | PlainRows | PlainArrow | None:
+) -> PlainSchema | PlainArrow | PlainLeaves | PlainRows | None:
     """What shards have in common whose samples may be plain together; None where those of this one are not.
 
     Args:
@@ -126,12 +135,30 @@ def may_be_flat(info: ShardInfo) -> bool:
     return info.format == "mds"
 
 
-def other_format(name: str, block_length: int | None = None) -> OtherFormat:
+def unsafe_columns(info: ShardInfo) -> list[str]:
+    """The columns of a shard whose values can run code of whoever wrote them when they are read.
+
+    Raises:
+        IndexFormatError: The index describes columns that cannot be.
+        ConfigError: It describes samples of types that are not read.
+    """
+    if info.format == "webdataset":
+        return unsafe_members(info)
+    if info.format == "litdata":
+        return litdata_unsafe_columns(info)
+    if info.format != "mds":
+        return []
+    pairs = zip(info.schema["column_names"], info.schema["column_encodings"], strict=False)
+    return [name for name, encoding in pairs if is_unsafe(encoding)]
+
+
+def other_format(name: str, block_length: int | None = None, *, allow_unsafe_types: bool = False) -> OtherFormat:
     """The format of this name.
 
     Args:
         name: One of ``OTHER_FORMATS``.
         block_length: Tokens of a sample, where the format has no other borders; only used to describe data.
+        allow_unsafe_types: Whether values may be read that can run code of whoever wrote the data.
 
     Raises:
         ConfigError: There is none; or it has no tokens to be cut.
@@ -141,17 +168,26 @@ def other_format(name: str, block_length: int | None = None) -> OtherFormat:
     if name == "megatron":
         return MegatronFormat(block_length)
     if name == "litdata":
-        return LitDataFormat(block_length)
+        return LitDataFormat(block_length, allow_unsafe_types)
     if name not in ("webdataset", "parquet"):
         raise ConfigError(f"format must be one of {', '.join(OTHER_FORMATS)}, but is {name!r}")
     if block_length is not None:
         raise ConfigError(f"block_length cuts tokens into samples, but format={name!r} has samples of its own")
-    return WebDatasetFormat() if name == "webdataset" else ParquetFormat()
+    return WebDatasetFormat(allow_unsafe_types) if name == "webdataset" else ParquetFormat()
 
 
 def parts_format(info: ShardInfo) -> PartsFormat | None:
-    """The format of a shard that is a part of a file; None of other shards."""
-    return ParquetFormat() if info.compression == PART else None
+    """The format of a shard that is a part of a file; None of other shards.
+
+    Raises:
+        IndexFormatError: Files of its format have no parts.
+    """
+    if info.compression != PART:
+        return None
+    formats: dict[str, PartsFormat] = {"parquet": ParquetFormat(), "npy": NpyFormat(), "megatron": MegatronFormat()}
+    if info.format not in formats:
+        raise IndexFormatError(f"the index entry of {info.raw_data.basename} is of a part of a {info.format} file")
+    return formats[info.format]
 
 
 def narrowed(info: ShardInfo, columns: Sequence[str] | None) -> ShardInfo:

@@ -194,7 +194,7 @@ def _check_end(block: memoryview) -> None:
 
 
 def _number(text: bytes) -> int:
-    """A number of a header.
+    """A number of a header: octal digits among spaces, up to a zero byte; or, where it is large, in base 256.
 
     Raises:
         ValueError: It is none.
@@ -202,7 +202,10 @@ def _number(text: bytes) -> int:
     if text[0] & 0x80:
         number = int.from_bytes(text, "big") - (0x80 << 8 * (len(text) - 1))
     else:
-        number = int(text.partition(b"\0")[0].strip() or b"0", 8)
+        digits = text.partition(b"\0")[0].strip(b" ")
+        if digits.translate(None, b"01234567"):
+            raise ValueError(f"its size is {brief(text)}")
+        number = int(digits or b"0", 8)
     if not 0 <= number < 2**63:
         raise ValueError(f"its size is {brief(text)}")
     return number

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -36,7 +37,7 @@ from lightning_streaming.files import join_under
 from lightning_streaming.formats.images import require_pillow
 from lightning_streaming.formats.in_order import known_or_found
 from lightning_streaming.formats.mds import map_file
-from lightning_streaming.formats.member_values import decoder, is_image, is_refused, kind_of
+from lightning_streaming.formats.member_values import decoder, is_image, is_never_read, is_unsafe_member, kind_of
 from lightning_streaming.formats.other_formats import StoredFiles, other_shard
 from lightning_streaming.formats.published_counts import published_counts
 from lightning_streaming.formats.shard_table import FileInfo, ShardInfo, check_columns, column_names
@@ -55,8 +56,12 @@ _ENOUGH = 16
 """So many samples tell the columns, of a file that need not be counted."""
 
 
+@dataclass(frozen=True, slots=True)
 class WebDatasetFormat:
-    """See :class:`OtherFormat`."""
+    """Tar files of samples."""
+
+    allow_unsafe_types: bool = False
+    """Whether members may be unpickled, which runs code of whoever wrote them."""
 
     def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Generator[ShardInfo, None, None]:
         """See :meth:`OtherFormat.describe`."""
@@ -78,12 +83,18 @@ class WebDatasetFormat:
         if KEY not in names:
             raise IndexFormatError(f"the index entry of {info.raw_data.basename} must have the column {KEY}")
         wanted = [name for name in names if columns is None or name in columns]
-        unsafe = next(filter(is_refused, wanted), None)
-        if unsafe is not None:
-            raise ConfigError(
-                f"{info.raw_data.basename} has a column {unsafe!r}, which can run any code when it is read; "
-                "name the others with columns= to read only these"
-            )
+        for name in filter(is_unsafe_member, wanted):
+            if is_never_read(name):
+                raise ConfigError(
+                    f"{info.raw_data.basename} has a column {name!r}, which torch pickled and which is not read here; "
+                    "name the others with columns= to read only these"
+                )
+            if not self.allow_unsafe_types:
+                raise ConfigError(
+                    f"{info.raw_data.basename} has a column {name!r}, which can run any code when it is read; pass "
+                    "allow_unsafe_types=True if you trust whoever wrote it, or name the others with columns= to read "
+                    "only these"
+                )
         if any(map(is_image, wanted)):
             try:
                 require_pillow()
@@ -100,6 +111,11 @@ class WebDatasetFormat:
         check_columns(info, columns)
         self.check(info, columns)
         return TarSamples(info, directory, columns)
+
+
+def unsafe_members(info: ShardInfo) -> list[str]:
+    """The columns of a shard whose values can run code of whoever wrote them when they are read."""
+    return [name for name in column_names(info) if is_unsafe_member(name)]
 
 
 # --- what lies under a place ---

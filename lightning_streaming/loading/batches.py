@@ -1,7 +1,7 @@
 """Samples made batches, in the process that reads them: plain ones many batches at a time, others one by one.
 
 Plain samples are numbers and arrays alone. Their bytes are gathered shard by shard, and the columns cut out of all of
-them together:
+them together. Where a shard gives columns of many samples at once, texts too, these are gathered instead:
 
     sample      0   1   2   3   4   5             sorted by shard, each shard is asked once:
     shard       7   2   7   7   2   9             shard 7 for samples 0 2 3, shard 2 for 1 4, shard 9 for 5
@@ -24,7 +24,7 @@ from torch.utils.data import default_collate
 
 from lightning_streaming.errors import StreamingError
 from lightning_streaming.formats.other_formats import ShardReader
-from lightning_streaming.formats.plain_rows import PlainReader, PlainRows
+from lightning_streaming.formats.plain_rows import ColumnReader, PlainReader, PlainRows
 from lightning_streaming.loading.reading import Reading, WorkerPass, by_shard, decoded
 
 _MOST_BYTES = 1 << 20
@@ -50,6 +50,8 @@ class Table:
         return (dict(zip(self.columns, batch, strict=True)) for batch in zip(*tensors, strict=True))
 
 
+_Columns = dict[str, NDArray[Any] | list[Any]]
+"""Of some samples, by name: numbers and arrays as one of shape (samples, ...), texts and bytes as a list."""
 Batches = Table | list[Any]
 """Collated batches that follow each other."""
 
@@ -79,13 +81,20 @@ def read_tables(of_pass: WorkerPass, *, drop_last: bool, one_by_one: bool) -> Ge
                 reading.about_to_read(samples // batch_size - 1)
                 are_known = bad is not None and bad.are_known(positions[:samples])
                 rows = None if are_known else gather.rows(shards[:samples], indexes[:samples])
-                if rows is None:
-                    samples, batches = min(batch_size, samples), 1
-                    made: Batches = [gather.collated(positions[:samples], shards[:samples], indexes[:samples])]
-                else:
+                made: Batches
+                if rows is not None:
                     samples, made = len(rows.data), _table(rows, batch_size)
-                    most = 1 if one_by_one else _MOST_BYTES // (batch_size * rows.data.itemsize)
-                    batches = max(1, min(2 * batches, most))
+                    bytes_ = rows.data.nbytes
+                else:
+                    columns = None if are_known else gather.columns(shards[:samples], indexes[:samples])
+                    if columns is None:
+                        samples = min(batch_size, samples)
+                        made = [gather.collated(positions[:samples], shards[:samples], indexes[:samples])]
+                        bytes_ = _MOST_BYTES
+                    else:
+                        made, bytes_ = _cut(columns, samples, batch_size), _bytes_of(columns)
+                most = 1 if one_by_one else _MOST_BYTES * samples // (batch_size * max(bytes_, 1))
+                batches = max(1, min(2 * batches, most))
                 _let_go(reading, shards[:samples])
                 shards, indexes, positions = shards[samples:], indexes[samples:], positions[samples:]
                 yield made
@@ -134,6 +143,26 @@ class _Gather:
         assert plain is not None, "there is a sample"
         return _Rows(data, plain) if plain.are(data) else None
 
+    def columns(self, shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> _Columns | None:
+        """Some samples, column by column; None where it takes a look at each of them."""
+        parts = list[tuple[NDArray[np.int64], _Columns]]()
+        for places in by_shard(shards):
+            try:
+                reader = self._reader(int(shards[places[0]]))
+                taken = reader.take(indexes[places]) if isinstance(reader, ColumnReader) else None
+            except StreamingError:  # which of the samples cannot be had is found out one by one
+                return None
+            if taken is None or (parts and list(parts[0][1]) != list(taken)):
+                return None
+            parts.append((places, taken))
+        columns = _Columns()
+        for name in parts[0][1]:
+            column = _joined([(places, taken[name]) for places, taken in parts], len(shards))
+            if column is None:
+                return None
+            columns[name] = column
+        return columns
+
     def collated(self, positions: NDArray[np.int64], shards: NDArray[np.int64], indexes: NDArray[np.int64]) -> Any:
         """A batch of samples decoded one by one.
 
@@ -179,6 +208,42 @@ class _Gather:
             between = self._between[: len(places)]
             reader.copy_rows(indexes[places], between)
             rows[places] = between
+
+
+def _joined(
+    parts: Sequence[tuple[NDArray[np.int64], NDArray[Any] | list[Any]]], samples: int
+) -> NDArray[Any] | list[Any] | None:
+    """A column of some samples, of what shards have of it for some places each; None where they differ in kind."""
+    first = parts[0][1]
+    if len(parts) == 1:
+        return first
+    if isinstance(first, list):
+        if not all(isinstance(values, list) for _, values in parts):
+            return None
+        order = np.concatenate([places for places, _ in parts]).argsort().tolist()
+        found = [value for _, values in parts for value in values]
+        return [found[place] for place in order]
+    column = np.empty((samples, *first.shape[1:]), first.dtype)
+    for places, values in parts:
+        if isinstance(values, list) or values.dtype != first.dtype or values.shape[1:] != first.shape[1:]:
+            return None
+        column[places] = values
+    return column
+
+
+def _cut(columns: _Columns, samples: int, batch_size: int) -> list[Any]:
+    """The batches of some samples."""
+    batches = list[Any]()
+    for start in range(0, samples, batch_size):
+        parts = ((name, values[start : start + batch_size]) for name, values in columns.items())
+        # As in a table, each tensor is one of its own.
+        batches.append({name: one if isinstance(one, list) else torch.from_numpy(one) for name, one in parts})
+    return batches
+
+
+def _bytes_of(columns: _Columns) -> int:
+    """About how many bytes these have."""
+    return sum(sum(map(len, one)) if isinstance(one, list) else one.nbytes for one in columns.values())
 
 
 def _let_go(reading: Reading, shards: NDArray[np.int64]) -> None:

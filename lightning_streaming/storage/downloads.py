@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any
 
 from lightning_streaming.errors import IntegrityError, StreamingError
-from lightning_streaming.storage.filesystems import abandon, kind_of, open_filesystem, run_on_loop
+from lightning_streaming.storage.filesystems import abandon, kind_of, open_to_read, run_on_loop
 from lightning_streaming.storage.requests import RemoteObject, Span
 from lightning_streaming.storage.retries import Attempts, Deadline, StallClock, longest_attempt, run_watched, watched
 from lightning_streaming.storage.sinks import Gate, Sink
@@ -73,16 +73,16 @@ class Download:
         self._run(partial(_Transfer.spans, spans=spans), partial(_receive_spans, spans=spans))
 
     def _run(self, on_loop: Callable[[_Transfer], Any], in_thread: Callable[..., None]) -> None:
-        filesystem, path = self.attempts.run(partial(open_filesystem, self.url, self.options))
+        filesystem, path = self.attempts.run(partial(open_to_read, self.url, self.options))
         kind = kind_of(filesystem, self.url)
         if kind is None:
             self.attempts.run(partial(self._run_in_thread, in_thread))
         else:
-            wanted = RemoteObject(filesystem, path, kind, mask_url(self.url))
+            wanted = RemoteObject(filesystem, path, kind, mask_url(self.url), self.timeout)
             run_on_loop(filesystem, on_loop(_Transfer(self, wanted)))
 
     def _run_in_thread(self, read: Callable[..., None]) -> None:
-        filesystem, path = open_filesystem(self.url, self.options)
+        filesystem, path = open_to_read(self.url, self.options)
         self.deadline.begin()
         gate, clock = Gate(self.sink), StallClock()
         source = _BlockingObject(filesystem, path, mask_url(self.url), clock)

@@ -16,9 +16,18 @@ from types import MethodType
 from typing import Any, TypeVar
 
 from lightning_streaming.errors import ConfigError, MissingDependencyError
+from lightning_streaming.storage.hub import check_hub_options, over_http
 from lightning_streaming.storage.retries import StallClock, run_watched, watched
 from lightning_streaming.storage.secrets import expand, expand_known
-from lightning_streaming.storage.urls import HTTP_SCHEMES, mask_url, scheme_of, user_of
+from lightning_streaming.storage.urls import (
+    AZURE_SCHEMES,
+    HTTP_SCHEMES,
+    HUB_SCHEMES,
+    OCI_SCHEMES,
+    mask_url,
+    scheme_of,
+    user_of,
+)
 
 _Result = TypeVar("_Result")
 
@@ -29,6 +38,13 @@ _opened: dict[tuple[int, int, str], Any] = {}
 
 _S3_SCHEMES = ("s3", "s3a")
 _GCS_SCHEMES = ("gs", "gcs")
+_EXTRAS = {
+    **dict.fromkeys(AZURE_SCHEMES, ("adlfs", "azure")),
+    **dict.fromkeys(HUB_SCHEMES, ("huggingface_hub", "hub")),
+    **dict.fromkeys(OCI_SCHEMES, ("ocifs", "oci")),
+}
+"""Of a scheme whose package does not come with this one: that package, and our extra that installs it."""
+_KNOWN = "s3://, gs://, az://, abfs://, abfss://, oci://, hf://, https://, http://, and those of other fsspec packages"
 _CONNECT_SECONDS = 10
 _OPEN_SECONDS = 60
 _NO_LIMIT_SECONDS = 86_400
@@ -45,6 +61,16 @@ def prepare(url: str) -> None:
         MissingDependencyError: The package that does is not installed.
     """
     _filesystem_class(url)
+    if scheme_of(url) in HUB_SCHEMES:
+        _filesystem_class("https://")
+
+
+def open_to_read(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    """Like :func:`open_filesystem`, but for reading an object's bytes: those of the hub come over HTTP."""
+    if scheme_of(url) in HUB_SCHEMES:
+        _filesystem_class(url)  # says what to install
+        url, options = over_http(url, options)
+    return open_filesystem(url, options)
 
 
 def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
@@ -54,14 +80,15 @@ def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         url: URL or local path of one object.
         options: Arguments of the filesystem, as fsspec documents them; for example ``key``, ``secret``, ``token``,
             ``endpoint_url``, ``anon``, ``profile`` and ``requester_pays`` of s3fs, or ``token``, ``project`` and
-            ``requester_pays`` of gcsfs. ``${NAME}`` in a text stands for an environment variable.
+            ``requester_pays`` of gcsfs. ``${NAME}`` in a text stands for an environment variable. The hub takes
+            ``token`` and ``endpoint`` alone.
 
     Returns:
         An fsspec filesystem for this process, and the object's path in it.
 
     Raises:
         ConfigError: No filesystem serves this scheme, an environment variable that the options take is not set, or the
-            URL of a bucket holds credentials.
+            URL of a bucket holds credentials, or no namespace where it must.
         MissingDependencyError: The package that does is not installed.
     """
     cls = _filesystem_class(url)
@@ -70,6 +97,9 @@ def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
             f"{mask_url(url)} was given with a user or password before its bucket, which this store does not take; "
             "put them into storage_options, for example as key and secret"
         )
+    if scheme_of(url) in OCI_SCHEMES and "@" not in url.partition("://")[2].partition("/")[0]:
+        # Its filesystem finds the namespace of an account, and then lists under other names than were asked for.
+        raise ConfigError(f"{mask_url(url)} names no namespace; write oci://BUCKET@NAMESPACE/path")
     arguments = {**cls._get_kwargs_from_urls(url), **_with_our_settings(url, expand(options))}
     key = (os.getpid(), 0 if cls.async_impl else threading.get_ident(), _token(cls, arguments))
     filesystem = _opened.get(key)
@@ -77,7 +107,10 @@ def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         make = functools.partial(cls, **arguments, skip_instance_cache=True)
         # One that blocks may connect at once, and stall.
         filesystem = make() if cls.async_impl else run_watched(make, StallClock(), math.inf, _OPEN_SECONDS)
-        _leave_retries_to_us(filesystem, url)
+        _leave_retries_to_us(filesystem, url, options)
+        if scheme_of(url) in OCI_SCHEMES:
+            filesystem.pipe_file = MethodType(_store_bytes_in_oci, filesystem)
+            filesystem.put_file = MethodType(_store_file_in_oci, filesystem)
         filesystem = _opened.setdefault(key, filesystem)  # unless another thread was faster
     return filesystem, cls._strip_protocol(url)
 
@@ -91,10 +124,10 @@ def abandon(filesystem: Any) -> None:
 
 
 def kind_of(filesystem: Any, url: str) -> str | None:
-    """``"http"``, ``"s3"`` or ``"gcs"``, ``"other"`` for another asynchronous filesystem, None for one that blocks."""
+    """``"http"``, ``"s3"``, ``"gcs"``, ``"azure"``, ``"other"`` if it is asynchronous too, None for one that blocks."""
     if not filesystem.async_impl:
         return None
-    kinds = {"http": HTTP_SCHEMES, "s3": _S3_SCHEMES, "gcs": _GCS_SCHEMES}
+    kinds = {"http": (*HTTP_SCHEMES, *HUB_SCHEMES), "s3": _S3_SCHEMES, "gcs": _GCS_SCHEMES, "azure": AZURE_SCHEMES}
     kind = next((kind for kind, schemes in kinds.items() if scheme_of(url) in schemes), "other")
     # Whoever asked gcsfs for its gRPC variant has buckets that may not answer over HTTP.
     return "other" if kind == "gcs" and type(filesystem).__module__ != "gcsfs.core" else kind
@@ -132,12 +165,34 @@ def call(filesystem: Any, method: str, *args: object, timeout: float, **options:
 
 
 def endpoint_of(url: str, options: Mapping[str, Any]) -> str | None:
-    """The endpoint that storage options or AWS variables choose for a URL; None for the store's own."""
+    """The endpoint that storage options or variables choose for a URL; None for the store's own."""
     options = expand_known(options)
     chosen = options.get("endpoint_url") or (options.get("client_kwargs") or {}).get("endpoint_url")
     if chosen is None and scheme_of(url) in ("s3", "s3a"):
         chosen = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    if scheme_of(url) in HUB_SCHEMES:
+        chosen = options.get("endpoint") or os.environ.get("HF_ENDPOINT")
     return chosen
+
+
+def account_of(url: str, options: Mapping[str, Any]) -> list[str]:
+    """The account, region and host that storage options or variables choose, each where it is chosen.
+
+    A container is another one in another account of Azure, and a bucket in another region of OCI.
+    """
+    options = expand_known(options)
+    found = [options.get("account_name")]
+    if scheme_of(url) in AZURE_SCHEMES:
+        connection = options.get("connection_string") or os.environ.get("AZURE_STORAGE_CONNECTION_STRING") or ""
+        said = dict(part.split("=", 1) for part in connection.split(";") if "=" in part)
+        found = [
+            said.get("AccountName") or found[0] or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME"),
+            said.get("BlobEndpoint") or options.get("account_host"),
+        ]
+    if scheme_of(url) in OCI_SCHEMES:
+        config = options.get("config")
+        found += [options.get("region") or (config.get("region") if isinstance(config, Mapping) else None)]
+    return [str(one) for one in found if one]
 
 
 def _filesystem_class(url: str) -> Any:
@@ -157,10 +212,13 @@ def _filesystem_class(url: str) -> Any:
     try:
         return fsspec.get_filesystem_class(scheme)
     except ValueError:
-        raise ConfigError(
-            f"no filesystem serves {scheme}://, as in {mask_url(url)}; use s3://, gs://, https://, ..."
-        ) from None
+        raise ConfigError(f"no filesystem serves {scheme}://, as in {mask_url(url)}; known are {_KNOWN}") from None
     except ImportError as error:
+        if scheme in _EXTRAS:
+            package, extra = _EXTRAS[scheme]
+            raise MissingDependencyError(
+                f"{mask_url(url)} needs the {package} package; run: pip install 'lightning-streaming[{extra}]'"
+            ) from error
         cause = error.__cause__
         package = ((cause.name if isinstance(cause, ImportError) else None) or scheme).partition(".")[0]
         raise MissingDependencyError(
@@ -189,11 +247,16 @@ def _mend_fsspec_after_fork() -> None:
 def _with_our_settings(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options, with defaults that leave retries and deadlines to us; whatever the user set wins."""
     scheme = scheme_of(url)
-    if scheme in (*_S3_SCHEMES, *_GCS_SCHEMES):
+    if scheme in HUB_SCHEMES:
+        check_hub_options(options)
+    if scheme in (*_S3_SCHEMES, *_GCS_SCHEMES, *AZURE_SCHEMES):
         # A listing that is kept hides what other processes write later.
         options = {"use_listings_cache": False, **options}
     if scheme in _S3_SCHEMES:
         return {**options, "config_kwargs": {**_s3_config(url, options), **(options.get("config_kwargs") or {})}}
+    if scheme in OCI_SCHEMES:
+        # What its own default keeps, "bytes", it asks for twice when it is read in order.
+        return {"default_cache_type": "readahead", **options}
     if scheme in HTTP_SCHEMES:
         # A compressed answer would be unpacked on the way, and then its size is not the size in the index.
         headers = {"Accept-Encoding": "identity", **(options.get("headers") or {})}
@@ -201,13 +264,30 @@ def _with_our_settings(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return dict(options)
 
 
-def _leave_retries_to_us(filesystem: Any, url: str) -> None:
+def _leave_retries_to_us(filesystem: Any, url: str, options: Mapping[str, Any]) -> None:
     if scheme_of(url) in _S3_SCHEMES:
         filesystem.retries = 1
     # gcsfs has no such setting, but keeps the request that it repeats up to six times, within others that it repeats.
     once = getattr(getattr(type(filesystem), "_request", None), "__wrapped__", None)
     if scheme_of(url) in _GCS_SCHEMES and once is not None:
         filesystem._request = MethodType(once, filesystem)
+    if scheme_of(url) in AZURE_SCHEMES:
+        # The policy is shared by all clients that this one makes, and is no option of adlfs.
+        filesystem.service_client._config.retry_policy.total_retries = 0
+    if scheme_of(url) in OCI_SCHEMES and "retry_strategy" not in (options.get("config_kwargs") or {}):
+        never = importlib.import_module("oci.retry").NoneRetryStrategy()
+        filesystem.config_kwargs["retry_strategy"] = filesystem.oci_client.retry_strategy = never
+
+
+def _store_bytes_in_oci(filesystem: Any, path: str, value: Any) -> None:
+    """Store an object in one request: ocifs, when a part of an upload fails, makes an object of the other parts."""
+    bucket, namespace, name = filesystem.split_path(path)
+    filesystem.oci_client.put_object(namespace, bucket, name, value)
+
+
+def _store_file_in_oci(filesystem: Any, file: str, path: str) -> None:
+    with open(file, "rb") as opened:  # noqa: PTH123 - as other filesystems take it
+        _store_bytes_in_oci(filesystem, path, opened)
 
 
 def _s3_config(url: str, options: Mapping[str, Any]) -> dict[str, Any]:

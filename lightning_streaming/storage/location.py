@@ -17,9 +17,10 @@ from lightning_streaming.errors import ConfigError, DownloadError, IntegrityErro
 from lightning_streaming.files import appears_whole
 from lightning_streaming.storage import urls
 from lightning_streaming.storage.downloads import CONNECTIONS, Download, next_ticket
-from lightning_streaming.storage.filesystems import call, endpoint_of, kind_of, open_filesystem, prepare
-from lightning_streaming.storage.retries import Attempts, Deadline, longest_series
-from lightning_streaming.storage.secrets import StorageOptions, expand_known, secrets_of
+from lightning_streaming.storage.filesystems import account_of, call, endpoint_of, kind_of, open_filesystem, prepare
+from lightning_streaming.storage.hub import refuse_to_write
+from lightning_streaming.storage.retries import Attempts, Deadline, is_more_missing, longest_series
+from lightning_streaming.storage.secrets import StorageOptions, secrets_of
 from lightning_streaming.storage.sinks import FileSink, MemorySink, Sink, disk_errors, system_errors
 
 _Result = TypeVar("_Result")
@@ -33,7 +34,11 @@ _REMOVE_SECONDS = 60.0
 _SLOWEST_UPLOAD = 32 << 10
 _UPLOAD_SECONDS = 120.0
 _UNKNOWN_BYTES = 64 << 20
-_VERSION_KEYS = {"etag", "lastmodified", "mtime", "updated", "generation", "md5hash", "contentmd5", "ino", "modified"}
+_VERSION_KEYS = {
+    *("etag", "lastmodified", "mtime", "updated", "generation", "md5hash", "contentmd5", "ino", "modified"),
+    "blobid",  # of the hub, a digest of the object
+    "timemodified",
+}
 """Keys by which filesystems tell versions of an object apart, but for case, "-" and "_"."""
 
 
@@ -89,12 +94,12 @@ class Location:
         """A text that differs where data may differ: for telling locations apart, never for showing.
 
         User and password are left out. The query stays in, because it may select the data; but over HTTP without what
-        signs it, which is another one each time that it is renewed. The endpoint and the account stay in, because
-        ``s3://data`` is another bucket on another endpoint.
+        signs it, which is another one each time that it is renewed. The endpoint, the account and the region stay in,
+        because ``s3://data`` is another bucket on another endpoint, and so does the revision of a repository.
         """
         if self.path is not None:
             return os.path.normpath(self.path.absolute())
-        store = [endpoint_of(self.url, self.options), expand_known(self.options).get("account_name")]
+        store = [endpoint_of(self.url, self.options), *account_of(self.url, self.options)]
         shown = urls.without_user(self.url)
         if urls.scheme_of(self.url) in urls.HTTP_SCHEMES:
             start, _, query = shown.partition("?")
@@ -104,6 +109,15 @@ class Location:
 
     def prepare(self) -> None:
         """Import the package that serves it, see :func:`~lightning_streaming.storage.filesystems.prepare`."""
+        prepare(self.url)
+
+    def prepare_to_write(self) -> None:
+        """The same, for a place that is to be written to.
+
+        Raises:
+            UnsupportedError: The store can be read only.
+        """
+        refuse_to_write(self.url)
         prepare(self.url)
 
     def read(self) -> bytes:
@@ -207,7 +221,10 @@ class Location:
 
         def look(filesystem: Any, path: str) -> ObjectStat:
             try:
-                found = call(filesystem, "info", path, timeout=min(self._seconds(_STAT_SECONDS), _STAT_SECONDS))
+                # The hub's filesystem lists the whole directory otherwise.
+                how = {"expand_info": True} if urls.store_of(self.url) == "hf" else {}
+                seconds = min(self._seconds(_STAT_SECONDS), _STAT_SECONDS)
+                found = call(filesystem, "info", path, timeout=seconds, **how)
             except FileNotFoundError as error:
                 # Over HTTP every failure is one of these, and only its cause tells which.
                 if kind_of(filesystem, self.url) == "http" and isinstance(error.__cause__, Exception):
@@ -237,7 +254,9 @@ class Location:
         def look(filesystem: Any, path: str) -> dict[str, int]:
             try:
                 found = call(filesystem, "ls", path, True, timeout=self._seconds(_LIST_SECONDS))
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                if is_more_missing(error):
+                    raise
                 return {}
             return {entry["name"].rpartition("/")[2]: entry["size"] for entry in found if entry["type"] == "file"}
 
@@ -251,7 +270,7 @@ class Location:
 
         def look(filesystem: Any, path: str) -> list[str]:
             root = path.rstrip("/") + "/"
-            found = call(filesystem, "find", root, timeout=self._seconds(_LIST_SECONDS))
+            found = self._find(filesystem, root, detail=False)
             return sorted(one[len(root) :] for one in found if one.startswith(root) and one != root)
 
         return self._attempt("list", look)
@@ -264,7 +283,7 @@ class Location:
 
         def look(filesystem: Any, path: str) -> dict[str, int]:
             root = path.rstrip("/") + "/"
-            found = call(filesystem, "find", root, timeout=self._seconds(_LIST_SECONDS), detail=True)
+            found = self._find(filesystem, root, detail=True)
             below = {one[len(root) :]: told["size"] for one, told in found.items() if one.startswith(root)}
             return {name: below[name] for name in sorted(below) if name and "/." not in f"/{name}"}
 
@@ -277,6 +296,7 @@ class Location:
             with written_whole(path) as partial, partial.open("wb") as file:
                 file.writelines(pieces)
             return
+        refuse_to_write(self.url)
         data = b"".join(pieces)  # one piece that is bytes is not copied
 
         def send(filesystem: Any, path: str) -> None:
@@ -291,6 +311,7 @@ class Location:
             with written_whole(path) as partial:
                 shutil.copyfile(file, partial)
             return
+        refuse_to_write(self.url)
         seconds = self._seconds(upload_seconds(file.stat().st_size if file.exists() else 0))
 
         def send(filesystem: Any, path: str) -> None:
@@ -305,12 +326,23 @@ class Location:
             with system_errors("remove a file"):
                 path.unlink(missing_ok=True)
             return
+        refuse_to_write(self.url)
 
         def send(filesystem: Any, path: str) -> None:
             with suppress(FileNotFoundError):
-                call(filesystem, "rm_file", path, timeout=self._seconds(_REMOVE_SECONDS))
+                # Oracle's filesystem has no other.
+                method = "rm" if urls.store_of(self.url) == "oci" else "rm_file"
+                call(filesystem, method, path, timeout=self._seconds(_REMOVE_SECONDS))
 
         self._attempt("remove", send)
+
+    def _find(self, filesystem: Any, root: str, *, detail: bool) -> Any:
+        try:
+            return call(filesystem, "find", root, timeout=self._seconds(_LIST_SECONDS), detail=detail)
+        except FileNotFoundError as error:  # of the hub's filesystem before its 1.0
+            if urls.store_of(self.url) != "hf" or is_more_missing(error):
+                raise
+            return {}
 
     def _seconds(self, usual: float) -> float:
         return usual if self.timeout is None else self.timeout
@@ -342,6 +374,7 @@ class Location:
             deadline=deadline,
             failure=failure,
             hidden=secrets_of(self.url),
+            store=urls.store_of(self.url),
         )
 
     def _download(self, sink: Sink, size: int | None, **more: Any) -> Download:

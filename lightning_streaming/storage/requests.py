@@ -1,7 +1,7 @@
 """Asks a store for bytes of an object and hands them over as they arrive, in one round trip.
 
 fsspec's own ways to read return whole parts, tell nothing of the answer's status, and add requests and retries of
-their own. So the three stores that matter are asked through their filesystem's session; any other asynchronous
+their own. So the stores that matter are asked through their filesystem's session or client; any other asynchronous
 filesystem through ``cat_file``.
 """
 
@@ -16,13 +16,16 @@ from functools import partial
 from typing import Any
 
 from lightning_streaming.errors import IntegrityError
-from lightning_streaming.storage.retries import SLOWEST_RATE, status_of
+from lightning_streaming.storage.retries import SLOWEST_RATE, headers_of, status_of
 
 Span = tuple[int, int]
 _Read = Callable[[], Awaitable[bytes]]
 
 _READ_BYTES = 1 << 20
 _WORDS_BYTES = 2000
+_AZURE_BYTES = 32 << 20
+"""What its client asks for at once of an object whose end it was not told."""
+_AZURE_CONNECT_SECONDS = 10
 _PARTIAL_CONTENT = 206
 _NOT_SATISFIABLE = 416
 _CONTENT_RANGE = re.compile(r"bytes\s+(\d+)-")
@@ -50,9 +53,11 @@ class RemoteObject:
     path: str
     """Where in it."""
     kind: str
-    """``"http"``, ``"s3"``, ``"gcs"``, or ``"other"``."""
+    """``"http"``, ``"s3"``, ``"gcs"``, ``"azure"``, or ``"other"``."""
     shown: str
     """Its URL as it may be shown."""
+    timeout: float
+    """Seconds in which something must arrive, for a client that watches that itself."""
 
     def open(self, span: Span | None) -> AbstractAsyncContextManager[Body]:
         """Ask for it.
@@ -65,6 +70,8 @@ class RemoteObject:
 
     def silence(self, span: Span | None) -> float:
         """Seconds in which nothing need be seen to arrive, beyond what the user allows for a stall."""
+        if self.kind == "azure":  # whose client says nothing before all is there, and itself cuts what has stalled
+            return (_AZURE_BYTES if span is None else span[1] - span[0]) / SLOWEST_RATE
         return 0.0 if self.kind != "other" or span is None else (span[1] - span[0]) / SLOWEST_RATE
 
     async def size(self) -> int | None:
@@ -104,7 +111,10 @@ async def _body_of(wanted: RemoteObject, answer: Any, span: Span | None) -> Body
         raise _too_short(wanted, span)
     if answer.status >= 400:
         text = (await answer.content.read(_WORDS_BYTES)).decode(errors="replace")
-        raise RefusedError(answer.status, answer.headers, _words_of(text, answer.reason or ""))
+        told = answer.headers.get("X-Error-Message")  # of the hub, which has a code beside it
+        words = _words_of(text, answer.reason or "") if told is None else _first_words(told, answer.reason or "")
+        said = filter(None, (answer.headers.get("X-Error-Code"), words))
+        raise RefusedError(answer.status, answer.headers, ": ".join(said))
     return _make_body(wanted, span, answer.status, answer.headers.get("Content-Range"), answer.content.readany)
 
 
@@ -130,6 +140,41 @@ async def _open_s3(wanted: RemoteObject, span: Span | None) -> AsyncIterator[Bod
 
 
 @asynccontextmanager
+async def _open_azure(wanted: RemoteObject, span: Span | None) -> AsyncIterator[Body]:
+    filesystem = wanted.filesystem
+    container, name, version = filesystem.split_path(wanted.path)
+    limits = {} if span is None else {"offset": span[0], "length": span[1] - span[0]}
+    seconds = {"connection_timeout": _AZURE_CONNECT_SECONDS, "read_timeout": wanted.timeout}
+    async with filesystem.service_client.get_blob_client(container, name) as client:
+        try:
+            stream = await client.download_blob(version_id=version, max_concurrency=1, **limits, **seconds)
+        except Exception as error:
+            refusal = _refusal_of_azure(error, wanted, span)
+            if refusal is None:
+                raise
+            raise refusal from error
+        pieces = stream.chunks()
+
+        async def read() -> bytes:
+            piece: bytes = await anext(pieces, b"")
+            return piece
+
+        yield Body(0, True, read) if span is None else Body(span[0], False, read)
+
+
+def _refusal_of_azure(error: Exception, wanted: RemoteObject, span: Span | None) -> Exception | None:
+    """The store's answer that its client raised; None if it had none."""
+    status = status_of(error)
+    if status == _NOT_SATISFIABLE and span is not None:
+        return _too_short(wanted, span)
+    if status is None:
+        return None
+    headers = headers_of(error)
+    words = (str(headers.get("x-ms-error-code", "")), str(error).partition("\n")[0])
+    return RefusedError(status, headers, ": ".join(filter(None, words)))
+
+
+@asynccontextmanager
 async def _open_other(wanted: RemoteObject, span: Span | None) -> AsyncIterator[Body]:
     limits = {} if span is None else {"start": span[0], "end": span[1]}
     data: bytes = await wanted.filesystem._cat_file(wanted.path, **limits)
@@ -144,7 +189,7 @@ async def _open_other(wanted: RemoteObject, span: Span | None) -> AsyncIterator[
         yield Body(span[0], False, read)
 
 
-_OPENERS = {"http": _open_http, "s3": _open_s3, "gcs": _open_gcs, "other": _open_other}
+_OPENERS = {"http": _open_http, "s3": _open_s3, "gcs": _open_gcs, "azure": _open_azure, "other": _open_other}
 
 
 def _make_body(

@@ -54,9 +54,27 @@ _WAYS_OUT: dict[type[StreamingError], str] = {
     MissingDependencyError: "a package is missing; install it with pip",
     StorageError: "the store refused, and would refuse again",
 }
+_ACCESS_WAYS_OUT = {
+    "az": (
+        "access denied; give account_name with account_key, sas_token or connection_string in storage_options or in "
+        "the variables AZURE_STORAGE_..., log in with az login, or say that none are needed, with anon: true"
+    ),
+    "hf": (
+        "access denied, which the hub also says of a repository that is not there; check USER/NAME, and give a token "
+        "that may read it in HF_TOKEN or as token in storage_options"
+    ),
+    "oci": (
+        "access denied; give config (a file, like ~/.oci/config) and profile, or iam_type, in storage_options, and "
+        "check what they may read"
+    ),
+}
+"""The same for stores whose credentials have names of their own, by scheme."""
 _MISSING = {
     "bucket": "the bucket does not exist; check its name, the endpoint and the account",
     "object": "the bucket has no such object; check the path",
+    "repository": "the hub has no such repository, or the token may not read it; check USER/NAME, datasets/ before it",
+    "revision": "the repository has no such revision; check what follows the @",
+    "entry": "the repository has no such file at this revision; check the path",
 }
 _HEALING_STATUSES = (408, 425, 429)
 _STATUS_ERRORS: dict[int, type[StreamingError]] = {
@@ -67,19 +85,35 @@ _STATUS_ERRORS: dict[int, type[StreamingError]] = {
 }
 # Names, not classes: importing every package a store might need only to recognise its errors would be slow.
 _NO_CREDENTIALS = (
+    "ClientAuthenticationError",
+    "ConfigFileNotFound",
     "DefaultCredentialsError",
+    "LocalTokenNotFoundError",
     "NoCredentialsError",
     "PartialCredentialsError",
     "SSOTokenLoadError",
     "TokenRetrievalError",
     "UnauthorizedSSOTokenError",
 )
-_BAD_OPTIONS = ("InvalidConfigError", "InvalidRegionError", "ParamValidationError", "ProfileNotFound")
-# What stores write into their answer; S3 and GCS, in XML, JSON or plain text.
+_BAD_OPTIONS = (
+    "InvalidConfig",
+    "InvalidConfigError",
+    "InvalidKeyFilePath",
+    "InvalidPrivateKey",
+    "InvalidRegionError",
+    "ParamValidationError",
+    "ProfileNotFound",
+)
+# What stores write into their answer, in XML, JSON, plain text or a header.
 _MISSING_WORDS = {
-    "bucket": ("NoSuchBucket", "specified bucket does not exist"),
-    "object": ("NoSuchKey", "No such object", "specified key does not exist"),
+    "bucket": ("NoSuchBucket", "specified bucket does not exist", "ContainerNotFound", "BucketNotFound"),
+    "object": ("NoSuchKey", "No such object", "specified key does not exist", "BlobNotFound", "ObjectNotFound"),
+    "repository": ("RepoNotFound", "repository not found"),
+    "revision": ("RevisionNotFound", "revision not found"),
+    "entry": ("EntryNotFound",),
 }
+_QUOTA = re.compile(r"\br=0\b.*?\bt=(\d+)")
+"""Of the header RateLimit: the seconds until a quota that is used up is renewed."""
 
 
 @dataclass(slots=True)
@@ -119,6 +153,8 @@ class Attempts:
     """When all of them, and others that share it, must be done; None for no limit."""
     hidden: tuple[str, ...] = field(default=(), repr=False)
     """More texts that are kept out of errors."""
+    store: str = ""
+    """The scheme of the URL, for what errors advise."""
 
     def run(self, action: Callable[[], _Result]) -> _Result:
         """Run ``action``, again while that may help.
@@ -170,8 +206,7 @@ class Attempts:
     def _failed(self, last: Exception, kind: type[StreamingError] | None, made: int, late: bool) -> StreamingError:
         cause = describe(last, self.options, self.hidden)
         if kind is not None:
-            missing = _what_is_missing(last) if kind is ObjectNotFoundError else None
-            return kind(f"could not {self.purpose}: {_MISSING.get(missing or '', _WAYS_OUT[kind])} ({cause})")
+            return kind(f"could not {self.purpose}: {self._way_out(last, kind)} ({cause})")
         times = "1 attempt" if made == 1 else f"{made} attempts"
         limit = "" if self.timeout is None else f" of up to {self.timeout:g} s"
         if late and self.deadline is not None:
@@ -181,6 +216,13 @@ class Attempts:
             f"could not {self.purpose}: {times}{limit} failed, the last with {cause}; "
             f"check the network and the store, or allow more attempts or more time{settings}"
         )
+
+    def _way_out(self, last: Exception, kind: type[StreamingError]) -> str:
+        if kind is ObjectNotFoundError:
+            return _MISSING.get(_what_is_missing(last) or "", _WAYS_OUT[kind])
+        if kind is AccessDeniedError:
+            return _ACCESS_WAYS_OUT.get(self.store, _WAYS_OUT[kind])
+        return _WAYS_OUT[kind]
 
 
 def _final_class(error: Exception) -> type[StreamingError] | None:
@@ -195,20 +237,27 @@ def _final_class(error: Exception) -> type[StreamingError] | None:
         return None
     if isinstance(error, ImportError):
         return MissingDependencyError
+    status = status_of(error)
+    if status is not None and (status in _HEALING_STATUSES or status >= 500):
+        return None
     if isinstance(error, FileNotFoundError):
-        return ObjectNotFoundError
+        return _STATUS_ERRORS.get(status or 0, ObjectNotFoundError)  # the hub's filesystem takes a refusal for one
     # gcsfs tells 403 only in words.
     if isinstance(error, PermissionError) or str(error).startswith("Forbidden") or _is_any(error, _NO_CREDENTIALS):
         return AccessDeniedError
-    status = status_of(error)
     if status is not None:
-        healing = status in _HEALING_STATUSES or status >= 500
-        return None if healing else _STATUS_ERRORS.get(status, StorageError)
+        return _STATUS_ERRORS.get(status, StorageError)
     if isinstance(error, OSError):
         return None
     if isinstance(error, TypeError | ValueError | NotImplementedError) or _is_any(error, _BAD_OPTIONS):
         return ConfigError
     return None
+
+
+def is_more_missing(error: FileNotFoundError) -> bool:
+    """Whether there is more missing than a directory: access, or the repository or revision that it would be in."""
+    names = ("RepositoryNotFoundError", "RevisionNotFoundError")
+    return status_of(error) in (401, 403) or any(_is_any(link, names) for link in _causes(error))
 
 
 def status_of(error: BaseException) -> int | None:
@@ -227,6 +276,10 @@ def status_of(error: BaseException) -> int | None:
         if _is_any(link, ("ClientError",)) and isinstance(response, dict):  # botocore
             status: int | None = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
             return status
+        if _is_any(link, ("HttpResponseError", "HfHubHTTPError")) and response is not None:  # Azure's and the hub's
+            return int(getattr(response, "status_code", 0)) or None
+        if _is_any(link, ("ServiceError",)):  # OCI's
+            return int(getattr(link, "status", 0)) or None
     return None
 
 
@@ -245,9 +298,11 @@ def _what_is_missing(error: BaseException) -> str | None:
 def _asked_wait(error: BaseException) -> float:
     """Seconds that the store asked for when it refused; 0 if it did not."""
     for link in _causes(error):
-        for name, value in _headers_of(link).items():
+        for name, value in headers_of(link).items():
             if str(name).lower() == "retry-after":
                 return _parse_retry_after(str(value), time.time()) or 0.0
+            if str(name).lower() == "ratelimit" and (quota := _QUOTA.search(str(value))):
+                return min(float(quota[1]), _LONGEST_ASKED_WAIT)
     return 0.0
 
 
@@ -306,13 +361,13 @@ def longest_series(attempts: int, timeout: float, size: int = 0) -> float:
     return attempts * longest_attempt(timeout, size) + waits
 
 
-def _headers_of(error: BaseException) -> Mapping[Any, Any]:
-    """The headers of an answer that became an error of aiohttp, of botocore or of ours."""
+def headers_of(error: BaseException) -> Mapping[Any, Any]:
+    """The headers of an answer that became an error of a store's client or of ours; none if there was no answer."""
     response = getattr(error, "response", None)
     if isinstance(response, Mapping):
         headers = response.get("ResponseMetadata", {}).get("HTTPHeaders")
     else:
-        headers = getattr(error, "headers", None)
+        headers = getattr(error, "headers", None) or getattr(response, "headers", None)
     return headers if isinstance(headers, Mapping) else {}
 
 

@@ -17,7 +17,7 @@ from lightning_streaming.storage.urls import is_url, mask_url, user_of
 
 _HIDDEN = "***"
 """What is shown in place of a secret."""
-_PUBLIC = ("endpoint_url", "region_name", "profile", "project")
+_PUBLIC = ("account_host", "account_name", "endpoint", "endpoint_url", "region", "region_name", "profile", "project")
 """Options whose texts are no secrets, but for a URL's: where a store is, or which credentials to look up."""
 _SECRET_NAME = re.compile(
     r"(?:^|[_-])(?:key|secret|token|pass|passwd|password|pin|auth|authorization|sig|signature|cookie|credentials?)"
@@ -34,6 +34,17 @@ _SHORTEST_SECRET = 4
 # What is shorter, as a piece of a text or as a user, is rather a name, which occurs elsewhere too.
 _SHORTEST_PIECE = 6
 _SHORTEST_QUERY_SECRET = 12
+_SECRET_VARIABLES = {
+    "AZURE_STORAGE_ACCOUNT_KEY": "account_key",
+    "AZURE_STORAGE_CLIENT_SECRET": "client_secret",
+    "AZURE_STORAGE_CONNECTION_STRING": "connection_string",
+    "AZURE_STORAGE_SAS_TOKEN": "sas_token",
+    "AZURE_CLIENT_SECRET": "client_secret",
+    "HF_TOKEN": "token",
+}
+"""Environment variables from which stores' clients take what is secret, and the options that these stand for."""
+_CONNECTION_STRING = "connection_string"
+_IN_CONNECTION_STRING = re.compile(r"(?:AccountKey|SharedAccessSignature)=([^;]+)", re.IGNORECASE)
 
 
 class StorageOptions(Mapping[str, Any]):
@@ -157,9 +168,9 @@ def _shown(value: Any, name: str) -> Any:
 def redact(text: str, options: Mapping[str, Any], hidden: Iterable[str] = ()) -> str:
     """Mask every URL in a text, every text that storage options hold, and more.
 
-    All option values count as secret, whatever their name, except those that say where the store is. What they take
-    from environment variables is masked as well, each piece of a value like a header or a list of cookies, and all of
-    it also as it looks quoted or encoded.
+    All option values count as secret, whatever their name, except those that say where the store is. What they, or the
+    clients of Azure and the hub, take from environment variables is masked as well, each piece of a value like a header
+    or a list of cookies, and all of it also as it looks quoted or encoded.
 
     Args:
         text: What to show.
@@ -167,7 +178,9 @@ def redact(text: str, options: Mapping[str, Any], hidden: Iterable[str] = ()) ->
         hidden: More texts to mask.
     """
     text = _URL_IN_TEXT.sub(lambda match: mask_url(match[0]), text)
-    secrets = {*secrets_of_options(options), *secrets_of_options(expand_known(options)), *hidden}
+    set_ones = {option: os.environ[name] for name, option in _SECRET_VARIABLES.items() if os.environ.get(name)}
+    given = (options, expand_known(options), set_ones)
+    secrets = {*(secret for one in given for secret in secrets_of_options(one)), *hidden}
     for secret in sorted({form for one in secrets for form in _forms(one)}, key=len, reverse=True):
         text = text.replace(secret, _HIDDEN)
     return text
@@ -209,8 +222,11 @@ def shown_cause(error: BaseException, options: Mapping[str, Any], hidden: tuple[
 
 
 def describe(error: BaseException, options: Mapping[str, Any], hidden: tuple[str, ...] = ()) -> str:
-    """Class and words of an error, redacted."""
-    return redact(f"{type(error).__name__}: {error}".rstrip(": "), options, hidden)
+    """Class and words of an error, redacted and in one line."""
+    words = str(error)
+    if any(cls.__name__ == "AzureError" for cls in type(error).__mro__):
+        words = words.partition("\n")[0]  # then come the request's number, its time, and the answer again as XML
+    return redact(f"{type(error).__name__}: {' '.join(words.split())}".rstrip(": "), options, hidden)
 
 
 def _chain_of(error: BaseException) -> Iterator[BaseException]:
@@ -236,6 +252,10 @@ def _texts(value: object, name: str) -> Iterator[str]:
             yield from _texts(item, name)
     elif isinstance(value, bytes):
         yield from _texts(value.decode(errors="replace"), name)
+    elif isinstance(value, str) and name == _CONNECTION_STRING:  # the rest says where the store is
+        yield value
+        for secret in _IN_CONNECTION_STRING.findall(value):
+            yield from _pieces(secret)
     elif isinstance(value, str):
         yield from secrets_of(value)
         yield from () if name in _PUBLIC else _pieces(value)

@@ -9,8 +9,12 @@ from urllib.parse import quote, unquote_plus
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.:-]*)://")
 _LOCAL_SCHEMES = ("file", "local")
 HTTP_SCHEMES = ("http", "https")
-# In these the part before "@" names a container, as in abfs://container@account.dfs.core.windows.net/path.
-_CONTAINER_SCHEMES = ("abfs", "abfss", "wasb", "wasbs")
+AZURE_SCHEMES = ("az", "abfs", "abfss")
+HUB_SCHEMES = ("hf",)
+OCI_SCHEMES = ("oci",)
+# In these the part before "@" is no user: abfs://container@account.dfs.core.windows.net/path, oci://bucket@namespace/path,
+# hf://datasets/USER/NAME@revision/path.
+_USERLESS_SCHEMES = (*AZURE_SCHEMES, "wasb", "wasbs", *OCI_SCHEMES, *HUB_SCHEMES)
 _HOSTS_WITH_COLONS = ("[", "arn:")
 _PORT = re.compile(r"\d*")
 _SIGNED_BY = {
@@ -35,6 +39,12 @@ def scheme_of(location: str) -> str:
     """The scheme in lower case, ``"s3"`` of ``s3://bucket/key``; ``"file"`` for a plain path."""
     match = _SCHEME.match(location)
     return match[1].lower() if match else "file"
+
+
+def store_of(location: str) -> str:
+    """The scheme, but ``"az"`` for every one of Azure's."""
+    scheme = scheme_of(location)
+    return "az" if scheme in AZURE_SCHEMES else scheme
 
 
 def is_url(location: str) -> bool:
@@ -81,7 +91,7 @@ def user_of(url: str) -> str:
     """
     scheme, _, rest = url.partition("://")
     host = re.split("[/?#]", rest, maxsplit=1)[0]
-    if scheme.lower() in _CONTAINER_SCHEMES or not is_url(url):
+    if scheme.lower() in _USERLESS_SCHEMES or not is_url(url):
         return ""
     if "@" not in host and not host.startswith(_HOSTS_WITH_COLONS) and not _PORT.fullmatch(host.partition(":")[2]):
         host = re.split("[?#]", rest, maxsplit=1)[0]
@@ -93,7 +103,7 @@ def without_user(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     host = re.split("[/?#]", rest, maxsplit=1)[0]
     path = rest[len(host) :]
-    if scheme.lower() not in _CONTAINER_SCHEMES:
+    if scheme.lower() not in _USERLESS_SCHEMES:
         host = host.rpartition("@")[2]
     return scheme + separator + host + path
 

@@ -4,6 +4,7 @@
                     that some read
     console         exit codes, progress, JSON, errors; tables and values for people
     stored_dataset  where a dataset is, how its files get from there, checked; what its index adds up to
+    held_shards     shards of data of another format, opened by way of the cache
 
     inspect         shows what a dataset holds, and its first samples; inspect_run what a configured run reads
     verify          checks a dataset, and repairs it

@@ -17,6 +17,7 @@ from io import TextIOWrapper
 from typing import Any, NoReturn
 
 from lightning_streaming.errors import ConfigError, FormatError, IntegrityError, StreamingError
+from lightning_streaming.formats.shard_table import OTHER_FORMATS
 from lightning_streaming.storage import StorageOptions
 from lightning_streaming.tools.console import BAD, INTERRUPTED, PROGRAM, TERMINATED, UNREAD, UNUSABLE, print_error
 
@@ -138,6 +139,23 @@ def add_dataset(parser: ArgumentParser, *, or_else: bool = False) -> None:
     parser.add_argument("dataset", metavar="DATASET", nargs="?" if or_else else None, help=words)
     words = "also decode columns of encoding pkl, which can run any code of whoever wrote the data"
     parser.add_argument("--allow-unsafe-types", action="store_true", help=words)
+
+
+def add_format(parser: ArgumentParser, *, required: bool = False, has_block_length: bool = False) -> None:
+    """Add what data of another format is, as ``args.format`` and ``args.block_length``.
+
+    Args:
+        parser: What to add it to.
+        required: Whether it must be said.
+        has_block_length: Whether the tool has an option of that name already.
+    """
+    words = "what lies there, if it has no index of ours: it is read as it lies, as runs read it with format="
+    told = "what lies there" if required else words
+    parser.add_argument("--format", required=required, choices=OTHER_FORMATS, help=told)
+    if has_block_length:
+        return
+    words = "with --format: tokens of a sample, where it is to be a block of so many"
+    parser.add_argument("--block-length", type=positive, metavar="N", help=words)
 
 
 def add_action(actions: Any, word: str, words: str, action: Callable[[Namespace], int]) -> ArgumentParser:

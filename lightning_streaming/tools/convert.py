@@ -11,11 +11,15 @@ names of its files, or by --from:
     images        a folder of images in a folder per class
     text          a folder of text files, or one; each file is a document
 
+With --format, SOURCE is a directory, or a URL of one, that another library wrote. Its samples are read as runs read
+them with format=, shard after shard.
+
 All files of a folder, in the order of their names, become one dataset. A row that cannot be written is an error that
 names its file and line; nothing is skipped.
 
     lightning-streaming convert reviews.jsonl data/reviews --compression zstd
     lightning-streaming convert corpus.parquet s3://corpus/train --columns text:str --columns id:int
+    lightning-streaming convert s3://bucket/tars data/pictures --format webdataset --columns jpg --columns json
     lightning-streaming convert texts/ data/tokens --tokenize --tokenizer tokenizer.json --block-length 2049 --eot 0
 
 If it is stopped, even killed, run it again with --resume added.
@@ -40,6 +44,7 @@ from lightning_streaming.tools.sources import KINDS, open_source
 from lightning_streaming.tools.sources.csv_and_json import Delimited
 from lightning_streaming.tools.sources.row_encoding import Sample, SampleEncoder, choose_columns, parse_columns
 from lightning_streaming.tools.sources.row_source import InputPart, RowSource
+from lightning_streaming.tools.sources.stored_shards import StoredShards
 from lightning_streaming.tools.stored_dataset import StoredDataset, add_up, find_dataset
 from lightning_streaming.units import format_bytes, parse_bytes
 from lightning_streaming.writing.destination import CONVERSION_PLAN
@@ -55,6 +60,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("source", metavar="SOURCE", help="what to convert")
     add("out", metavar="OUT", help="directory or URL of the dataset")
     add("--from", dest="kind", choices=list(KINDS), help="what SOURCE is, if its names do not tell")
+    commands.add_format(parser, has_block_length=True)
     add(
         "--columns",
         metavar="NAME[:ENCODING]",
@@ -95,7 +101,8 @@ def _add_tokenizing(parser: ArgumentParser) -> None:
         "is left at the end of each part is dropped, and its size told",
     )
     add("--tokenizer", metavar="FILE.json", help=f"file of the tokenizers package, or {tokens.BYTES} for UTF-8")
-    add("--block-length", metavar="N", type=commands.positive, help="tokens in a block")
+    words = "tokens in a block; without --tokenize, of the data that --format names"
+    add("--block-length", metavar="N", type=commands.positive, help=words)
     add("--dtype", choices=tokens.DTYPES, help="of the tokens; the smallest that holds them by default")
     add("--eot", metavar="ID", help="token to put after each document: its number, or its name")
     add("--text-column", metavar="NAME", help="column of the documents; text by default")
@@ -104,9 +111,9 @@ def _add_tokenizing(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Convert, and say what was written."""
     out = find_dataset(args.out, args.storage_options)
-    with _local_source(args.source, args.source_options) as location:
+    with _source_of(args) as location:
         _check_is_apart(location.path, args.out)
-        source = _separated(open_source(location.path, args.kind), args.separator)
+        source = _separated(_opened(args, location), args.separator)
         try:
             result = _tokenize(args, source, out) if args.tokenize else _convert(args, source, out, location)
         except EncodingError as error:
@@ -114,6 +121,27 @@ def run(args: Namespace) -> int:
     result = {"out": mask_url(args.out), **add_up(out.read_index()), **result}
     (print_json if args.json else _print)(result)
     return FINE
+
+
+@contextmanager
+def _source_of(args: Namespace) -> Iterator[_SourceFile]:
+    """Where the source is; data of another format is read from there, shard by shard."""
+    if args.format is None:
+        with _local_source(args.source, args.source_options) as location:
+            yield location
+        return
+    if args.kind is not None:
+        raise ConfigError(f"--from {args.kind} and --format {args.format} both say what SOURCE is; give one of them")
+    shown = mask_url(args.source)
+    yield _SourceFile(args.source, shown)
+
+
+def _opened(args: Namespace, location: _SourceFile) -> RowSource:
+    if args.format is None:
+        return open_source(location.path, args.kind)
+    # To tokenize text, the block length is that of the tokens that are made.
+    block_length = None if args.tokenize else args.block_length
+    return StoredShards.open(find_dataset(args.source, args.source_options, args.format, block_length))
 
 
 def _with_room_made(words: str, args: Namespace, out: StoredDataset) -> str:
@@ -147,7 +175,8 @@ def _separated(source: RowSource, separator: str | None) -> RowSource:
 
 
 def _convert(args: Namespace, source: RowSource, out: StoredDataset, location: _SourceFile) -> dict[str, Any]:
-    unused = [name for name in _ONLY_TO_TOKENIZE if getattr(args, name) is not None]
+    others = _ONLY_TO_TOKENIZE if args.format is None else set(_ONLY_TO_TOKENIZE) - {"block_length"}
+    unused = [name for name in others if getattr(args, name) is not None]
     if unused:
         raise ConfigError(f"--{unused[0].replace('_', '-')} is for --tokenize; add it, or leave this out")
     schema = source.schema()

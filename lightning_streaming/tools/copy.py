@@ -6,6 +6,7 @@ interrupted goes on when the same command is given again: what is already there 
 
     lightning-streaming copy data/train s3://corpus/train
     lightning-streaming copy s3://corpus/train gs://mirror/train --workers 32 --out-storage-options token=key.json
+    lightning-streaming copy s3://bucket/tars /data/tars --format webdataset
 
 Exit code: 0 if all was copied; 1 if files of the source are missing or damaged, then no index is published; 2 if it
 could not be done. Nothing is deleted at the destination, but with --exist-ok the index and the plan of the dataset that
@@ -27,10 +28,11 @@ from typing import Any
 from lightning_streaming.errors import ConfigError, IntegrityError, ObjectNotFoundError, ShardCorruptError, StorageError
 from lightning_streaming.files import appears_whole, remove_partials
 from lightning_streaming.formats.compression import check_algorithm, decompressed_pieces
-from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, parse_index
+from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, dump_index, parse_index
 from lightning_streaming.formats.shard import raw_forms
+from lightning_streaming.formats.shard_table import PART
 from lightning_streaming.tools import console, stored_dataset
-from lightning_streaming.tools.commands import add_json, add_storage_options, add_workers
+from lightning_streaming.tools.commands import add_format, add_json, add_storage_options, add_workers
 from lightning_streaming.tools.console import counted, first_few, print_json, progress
 from lightning_streaming.tools.stored_dataset import StoredDataset, check_hashes, find_dataset
 from lightning_streaming.units import format_bytes
@@ -50,6 +52,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Say what it can be told."""
     parser.add_argument("source", metavar="SOURCE", help="directory or URL of a dataset, or of its index.json")
     parser.add_argument("out", metavar="OUT", help="directory or URL to copy it to")
+    add_format(parser)
     parser.add_argument("--exist-ok", action="store_true", help="write over another dataset that is there")
     parser.add_argument("--quick", action="store_true", help="check sizes and hashes only, decompress nothing")
     add_workers(parser, 8, "files to copy at a time; 8 by default. From store to store each takes its size on disk")
@@ -61,8 +64,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Copy what is not there yet, publish the index, and say what was done."""
     source, out = _places(args)
-    index_text = source.read_index_text()
-    index = parse_index(index_text, source.shown)
+    index, index_text = _index_of(source)
     stored_dataset.check_hash_names(index, source.shown)
     cargo = _cargo_of(index)
     if not args.quick:
@@ -93,7 +95,7 @@ def run(args: Namespace) -> int:
 
 
 def _places(args: Namespace) -> tuple[StoredDataset, StoredDataset]:
-    source = find_dataset(args.source, args.storage_options)
+    source = find_dataset(args.source, args.storage_options, args.format, args.block_length)
     out = find_dataset(args.out, args.out_storage_options or args.storage_options)
     if source.at.key == out.at.key:
         raise ConfigError(f"a dataset must be copied to another place, but both are {source.shown}")
@@ -101,9 +103,18 @@ def _places(args: Namespace) -> tuple[StoredDataset, StoredDataset]:
         raise ConfigError(f"a dataset must not be copied into itself, but {out.shown} is in {source.shown}")
     if out.directory is not None and out.directory.exists() and not out.directory.is_dir():
         raise ConfigError(f"{out.shown} must be a directory, but is a file")
-    for place in (source, out):
-        place.at.prepare()
+    source.at.prepare()
+    out.at.prepare_to_write()
     return source, out
+
+
+def _index_of(source: StoredDataset) -> tuple[DatasetIndex, bytes]:
+    """The index, and the text that is published: of data whose own library wrote a file of this name, that file."""
+    if source.format is None:
+        text = source.read_index_text()
+        return parse_index(text, source.shown), text
+    index = source.read_index()
+    return index, (source.at / INDEX_BASENAME).read() if source.format == "litdata" else dump_index(index.shards)
 
 
 def _is_within(out: StoredDataset, source: StoredDataset) -> bool:
@@ -257,12 +268,13 @@ class _Cargo:
 
 
 def _cargo_of(index: DatasetIndex) -> list[_Cargo]:
-    """The stored files of a dataset, each once."""
+    """The stored files of a dataset, each once: of other formats several shards may be parts of one file."""
     cargo = {}
     for shard in index.shards:
+        compression = None if shard.compression == PART else shard.compression
         for raw, compressed in shard.files:
             file = compressed or raw
-            cargo[file.basename] = _Cargo(file=file, raw_bytes=raw.bytes, compression=shard.compression)
+            cargo[file.basename] = _Cargo(file=file, raw_bytes=raw.bytes, compression=compression)
     return list(cargo.values())
 
 

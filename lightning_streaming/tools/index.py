@@ -20,13 +20,13 @@ from typing import Any
 
 from lightning_streaming.cache.made_index import made_index
 from lightning_streaming.cache.shared_files import make_cache_directory
-from lightning_streaming.errors import ConfigError, FormatError
+from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index
-from lightning_streaming.formats.shard_table import OTHER_FORMATS
 from lightning_streaming.loading.stream import Stream, StreamDefaults
 from lightning_streaming.storage import Location
-from lightning_streaming.tools.commands import add_json, add_storage_options
+from lightning_streaming.tools.commands import add_format, add_json, add_storage_options
 from lightning_streaming.tools.console import FINE, print_json, print_table, progress
+from lightning_streaming.tools.stored_dataset import own_index
 
 _JOURNAL = ".index.journal"
 """In the cache directory that a run would use: what was found so far."""
@@ -36,8 +36,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Say what it can be told."""
     add = parser.add_argument
     add("source", metavar="SRC", help="directory or URL of the data")
-    add("--format", required=True, choices=OTHER_FORMATS, help="what lies there")
-    add("--block-length", type=int, metavar="N", help="tokens of a sample, where it is to be a block of so many")
+    add_format(parser, required=True)
     add("--out", metavar="DIR", help="directory or URL to write index.json into; by default SRC")
     add_json(parser)
     add_storage_options(parser)
@@ -89,7 +88,7 @@ def _out(args: Namespace, source: Location) -> Location:
     if args.out is not None:
         return Location(args.out, args.storage_options if "://" in args.out else {}, source.attempts, source.timeout)
     left = (source / INDEX_BASENAME).read_if_there()
-    if left is not None and _parsed(left) is None:
+    if left is not None and own_index(left) is None:
         raise ConfigError(
             f"{source / INDEX_BASENAME} is there, and is no index of ours; it is not replaced. Give --out another "
             "directory, or none: runs look at such data themselves"
@@ -100,14 +99,7 @@ def _out(args: Namespace, source: Location) -> Location:
 def _known(out: Location) -> DatasetIndex | None:
     """The index that was made before."""
     left = (out / INDEX_BASENAME).read_if_there()
-    return None if left is None else _parsed(left)
-
-
-def _parsed(text: bytes) -> DatasetIndex | None:
-    try:
-        return parse_index(text, INDEX_BASENAME)
-    except FormatError:
-        return None
+    return None if left is None else own_index(left)
 
 
 def _report(index: DatasetIndex, written: str, seconds: float) -> dict[str, Any]:

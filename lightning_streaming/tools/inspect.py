@@ -6,6 +6,7 @@ compressed shard, which is fetched into a temporary directory.
 
     lightning-streaming inspect data/train
     lightning-streaming inspect s3://corpus/train --samples 0
+    lightning-streaming inspect s3://bucket/tars --format webdataset
     lightning-streaming inspect --config run.yaml
 """
 
@@ -21,13 +22,22 @@ from typing import Any
 
 import numpy as np
 
+from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError, StreamingError
 from lightning_streaming.files import join_under
-from lightning_streaming.formats.encodings import is_unsafe
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
-from lightning_streaming.formats.shard import LoneSamples, check_shard, has_lone_samples, open_shard, table_part
+from lightning_streaming.formats.shard import (
+    LoneSamples,
+    check_shard,
+    has_lone_samples,
+    open_shard,
+    table_part,
+    unsafe_columns,
+)
+from lightning_streaming.formats.shard_table import OTHER_FORMATS, column_names
 from lightning_streaming.tools.commands import (
     add_dataset,
+    add_format,
     add_json,
     add_loader,
     add_set,
@@ -36,6 +46,7 @@ from lightning_streaming.tools.commands import (
     not_negative,
 )
 from lightning_streaming.tools.console import FINE, counted, print_json, print_table, printable_name, render
+from lightning_streaming.tools.held_shards import opened
 from lightning_streaming.tools.inspect_run import inspect_run
 from lightning_streaming.tools.stored_dataset import (
     Column,
@@ -55,6 +66,7 @@ _HARDLY = 20
 def add_arguments(parser: ArgumentParser) -> None:
     """Say what it can be told."""
     add_dataset(parser, or_else=True)
+    add_format(parser)
     words = "show what a run reads that is configured so; of several, a later one overrides what an earlier one says"
     parser.add_argument("--config", metavar="C", action="append", default=[], help=words)
     words = (
@@ -73,8 +85,8 @@ def run(args: Namespace) -> int:
     if bool(args.config) == bool(args.dataset):
         raise ConfigError("say what to look at: either DATASET, a directory or URL, or --config run.yaml")
     if args.config:
-        if args.samples is not None or args.storage_options or args.allow_unsafe_types:
-            raise ConfigError("--config shows no samples, and says itself how stores are reached; give it alone")
+        if args.samples is not None or args.storage_options or args.allow_unsafe_types or args.format:
+            raise ConfigError("--config shows no samples, and says itself how data is read; give it alone")
         if args.loader is not None and args.checkpoint is None:
             raise ConfigError("--loader names a train loader of a checkpoint; give --ckpt with it")
         return inspect_run(args.config, dict(args.set), args.checkpoint, args.loader, as_json=args.json)
@@ -82,7 +94,7 @@ def run(args: Namespace) -> int:
     if args.checkpoint is not None or args.loader is not None:
         option = "--loader" if args.checkpoint is None else "--ckpt"
         raise ConfigError(f"{option} is of a run; give the run's configuration with it, as --config run.yaml")
-    place = find_dataset(args.dataset, args.storage_options)
+    place = find_dataset(args.dataset, args.storage_options, args.format, args.block_length)
     index = place.read_index()
     samples: list[dict[str, Any]] = []
     failure = None
@@ -235,32 +247,46 @@ def first_samples(
         MissingDependencyError: A package is needed that is not installed.
     """
     before = 0
+    cache = place.cache()
     for shard in index.shards:
         if before == number:
             return
         wanted = min(number - before, shard.samples)
         if not wanted:
             continue
-        columns = columns_of(shard.schema)
+        encodings = {one.name: one.encoding for one in columns_of(shard.schema)}
         shut = {
-            one.name: f"{one.encoding}, not decoded; --allow-unsafe-types if you trust whoever wrote it"
-            for one in columns
-            if is_unsafe(one.encoding) and not allow_unsafe_types
+            name: f"{encodings[name]}, not decoded; --allow-unsafe-types if you trust whoever wrote it"
+            for name in (() if allow_unsafe_types else unsafe_columns(shard))
         }
         check_shard(shard, allow_unsafe_types=True)
-        samples = _samples_of(place, shard, wanted, [column.name for column in columns if column.name not in shut])
+        safe = [name for name in encodings if name not in shut]
+        samples = _samples_of(place, cache, shard, wanted, safe, allow_unsafe_types=allow_unsafe_types)
         for sample, values in enumerate(samples, before):
             shown = shut | {column: render(value) for column, value in values.items()}
             yield {"sample": sample, "shard": shard.raw_data.basename, "values": dict(sorted(shown.items()))}
         before += wanted
 
 
-def _samples_of(place: StoredDataset, shard: ShardInfo, number: int, names: list[str]) -> Iterator[dict[str, Any]]:
+def _samples_of(
+    place: StoredDataset,
+    cache: ShardCache,
+    shard: ShardInfo,
+    number: int,
+    names: list[str],
+    *,
+    allow_unsafe_types: bool,
+) -> Iterator[dict[str, Any]]:
     """These columns of the first samples of a shard; of one on a store no more is fetched than these samples need."""
     # Unsafe columns are not decoded where they are not among those asked for.
     wanted: dict[str, Any] = {"allow_unsafe_types": True, "columns": names}
     if not names:  # nothing is decoded, so nothing is fetched
         yield from [{}] * number
+    elif shard.format in OTHER_FORMATS:
+        # A sample of these may lack columns, unless they are named.
+        is_all = len(names) == len(column_names(shard))
+        with opened(cache, shard, None if is_all else names, allow_unsafe_types=allow_unsafe_types) as reader:
+            yield from map(reader.__getitem__, range(number))
     elif place.directory is None and has_lone_samples(shard):
         table, *span = table_part(shard)
         samples = LoneSamples(shard, (place.at / table.basename).read_range(*span), **wanted)

@@ -6,22 +6,33 @@ may be done again when parts were added.
 
     lightning-streaming merge data/train
     lightning-streaming merge s3://corpus/train s3://corpus/train/web s3://corpus/train/books
+    lightning-streaming merge s3://bucket/tars --format webdataset
+
+With --format, parts are data of another library. Those that have an index, of lightning-streaming index, are taken at
+its word; the files of others are looked at. Where no part is named, all that lies below is merged, in the order of the
+files' paths.
 """
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from dataclasses import replace
 
+from lightning_streaming.cache.made_index import made_index
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index
 from lightning_streaming.storage import mask_url
-from lightning_streaming.tools.commands import add_json, add_storage_options
+from lightning_streaming.tools.commands import add_format, add_json, add_storage_options
 from lightning_streaming.tools.console import FINE, counted, print_json
-from lightning_streaming.writing.merge import merge, merge_under
+from lightning_streaming.tools.stored_dataset import StoredDataset, find_dataset, own_index
+from lightning_streaming.writing.merge import dataset_location, joined, merge, merge_under, path_below, publish
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Say what it can be told."""
     parser.add_argument("out", metavar="OUT", help="directory or URL of the merged dataset, which gets an index.json")
     parser.add_argument("parts", metavar="PART", nargs="*", default=(), help="directory or URL of a dataset below OUT")
+    add_format(parser)
     add_json(parser)
     add_storage_options(parser)
 
@@ -29,7 +40,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Publish the index, and say what it holds."""
     options = args.storage_options
-    if args.parts:
+    if args.format is not None or args.block_length is not None:
+        index = _merge_format(args)
+    elif args.parts:
         index = merge(args.parts, args.out, storage_options=options)
     else:
         index = merge_under(args.out, storage_options=options)
@@ -40,3 +53,42 @@ def run(args: Namespace) -> int:
         shards, samples = counted(len(index.shards), "shard"), counted(index.num_samples, "sample")
         print(f"{report['dataset']}: {shards} with {samples}")
     return FINE
+
+
+def _merge_format(args: Namespace) -> DatasetIndex:
+    """Publish an index over data of another format.
+
+    Raises:
+        ConfigError: A part lies elsewhere, or what would be replaced is another library's.
+    """
+    out = find_dataset(args.out, args.storage_options, args.format, args.block_length)
+    text = (out.at / INDEX_BASENAME).read_if_there()
+    if text is not None and own_index(text) is None:
+        raise ConfigError(
+            f"{out.at / INDEX_BASENAME} is of another library, and is not replaced; read that directory and others as "
+            "streams of one run (streams=), or write them as MDS with lightning-streaming convert, and merge that"
+        )
+    below = [path[: -len(INDEX_BASENAME) - 1] for path in out.at.walk() if path.endswith(f"/{INDEX_BASENAME}")]
+    parts = [_path_of(part, out) for part in args.parts] or (below if args.format == "litdata" else [])
+    if parts:
+        index = joined({path: _part(out, path).cache().read_index() for path in parts})
+    else:
+        known = {path: own_index((out.at / path / INDEX_BASENAME).read()) for path in below}
+        left = joined({path: one for path, one in known.items() if one is not None})
+        index = parse_index(made_index(out.at, args.format, args.block_length, known=left), out.shown)
+    publish(index, out.location, storage_options=args.storage_options)
+    return index
+
+
+def _path_of(part: str, out: StoredDataset) -> str:
+    path = path_below(dataset_location(part), out.location)
+    if path is None:
+        raise ConfigError(
+            f"a part must lie below {out.shown}, because an index names shards by their path from there, but got "
+            f"{mask_url(part)}; move it there, or merge into a directory above both"
+        )
+    return path
+
+
+def _part(out: StoredDataset, path: str) -> StoredDataset:
+    return replace(out, location=(out.at / path).url)

@@ -8,11 +8,18 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+from lightning_streaming.cache import CacheConfig, ShardCache
 from lightning_streaming.cache.sources import check_hash, find_size, unpack
-from lightning_streaming.errors import ConfigError, IndexFormatError, IntegrityError, ObjectNotFoundError
+from lightning_streaming.errors import ConfigError, FormatError, IndexFormatError, IntegrityError, ObjectNotFoundError
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.hashing import hash_names
-from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, parse_index
+from lightning_streaming.formats.index import (
+    INDEX_BASENAME,
+    DatasetIndex,
+    FileInfo,
+    ShardInfo,
+    parse_index,
+)
 from lightning_streaming.storage import Location, is_url, local_path, mask_url
 from lightning_streaming.writing.destination import is_shard_file, whole_name
 
@@ -24,12 +31,16 @@ _TIMEOUT = 600.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredDataset:
-    """A directory, or a URL with what its store needs."""
+    """A directory, or a URL with what its store needs; of a dataset, or of data of another format."""
 
     location: str = field(repr=False)
     """Path or URL of the dataset."""
     options: Mapping[str, Any] = field(repr=False)
     """Arguments of the store's filesystem; empty for a directory."""
+    format: str | None = None
+    """What lies there, if it has no index of ours: one of ``OTHER_FORMATS``."""
+    block_length: int | None = None
+    """Tokens of a sample, where the format has no other borders."""
 
     @property
     def directory(self) -> Path | None:
@@ -51,6 +62,25 @@ class StoredDataset:
         directory = self.directory
         assert directory is not None
         return join_under(directory, basename)
+
+    def cache(self, local: Path | None = None) -> ShardCache:
+        """What makes its shards present on this node, as for a run that reads it.
+
+        Args:
+            local: Where to keep what that takes, and what was found of the data; None for the place of every run.
+        """
+        config = CacheConfig(
+            name=self.shown,
+            remote=self.location,
+            local=local,
+            storage_options=self.options,
+            download_retry=_ATTEMPTS - 1,
+            format=self.format,
+            block_length=self.block_length,
+        )
+        cache = ShardCache(config)
+        cache.label = self.shown
+        return cache
 
     def read_index_text(self) -> bytes:
         """The bytes of its index.
@@ -74,6 +104,8 @@ class StoredDataset:
             ObjectNotFoundError: There is none.
             StorageError: The store does not give it.
         """
+        if self.format is not None:
+            return self.cache().read_index()
         return parse_index(self.read_index_text(), str(self.at / INDEX_BASENAME))
 
     def fetch(self, file: FileInfo, destination: Path, *, check: bool = False) -> None:
@@ -112,12 +144,22 @@ class StoredDataset:
         return (self.at / basename).size()
 
 
-def find_dataset(location: str, options: Mapping[str, Any]) -> StoredDataset:
+def find_dataset(
+    location: str, options: Mapping[str, Any], shard_format: str | None = None, block_length: int | None = None
+) -> StoredDataset:
     """Understand what was typed: a directory or URL, or the index in it.
 
+    Args:
+        location: What was typed.
+        options: Arguments of the store's filesystem.
+        shard_format: What lies there, if it is to be read without an index of ours.
+        block_length: Tokens of a sample of that.
+
     Raises:
-        ConfigError: Nothing was typed, or what no file is called.
+        ConfigError: Nothing was typed, or what no file is called; or there is a block length of no format.
     """
+    if block_length is not None and shard_format is None:
+        raise ConfigError("--block-length cuts tokens of another format into samples; give --format with it")
     start, question_mark, query = location.partition("?") if is_url(location) else (location, "", "")
     start = "." if start == INDEX_BASENAME else start.removesuffix(f"/{INDEX_BASENAME}")
     if not start:
@@ -126,8 +168,17 @@ def find_dataset(location: str, options: Mapping[str, Any]) -> StoredDataset:
         raise ConfigError(f"a dataset must be named by a directory or a URL, but {start!r:.80} has a null character")
     directory = local_path(start)
     if directory is not None:
-        return StoredDataset(location=str(directory), options={})
-    return StoredDataset(location=start + question_mark + query, options=options)
+        return StoredDataset(location=str(directory), options={}, format=shard_format, block_length=block_length)
+    url = start + question_mark + query
+    return StoredDataset(location=url, options=options, format=shard_format, block_length=block_length)
+
+
+def own_index(text: bytes) -> DatasetIndex | None:
+    """What an ``index.json`` says; None if it is another library's."""
+    try:
+        return parse_index(text, INDEX_BASENAME)
+    except FormatError:
+        return None
 
 
 def _no_index(directory: Path) -> str:
@@ -167,7 +218,7 @@ def add_up(index: DatasetIndex) -> dict[str, int]:
         "samples": index.num_samples,
         "shards": len(index.shards),
         "raw_bytes": sum(raw.bytes for raw, _ in files),
-        "stored_bytes": sum((stored or raw).bytes for raw, stored in files),
+        "stored_bytes": sum({(stored or raw).basename: (stored or raw).bytes for raw, stored in files}.values()),
     }
 
 

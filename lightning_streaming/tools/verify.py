@@ -6,6 +6,7 @@ Each bad shard is named with what is wrong and which samples it holds. Exit code
     lightning-streaming verify data/train
     lightning-streaming verify s3://corpus/train --quick
     lightning-streaming verify data/train --repair s3://corpus/train
+    lightning-streaming verify data/tars --format webdataset
 
 Files of a directory that look like shards, and that the index does not name, are listed; they do no harm. The raw form
 of a compressed shard must be what the compressed one holds: it may have been left by another dataset that was there.
@@ -29,17 +30,26 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from lightning_streaming.cache import ShardCache
 from lightning_streaming.cache.sources import find_size
 from lightning_streaming.errors import ConfigError, FormatError, IntegrityError, ObjectNotFoundError, StreamingError
 from lightning_streaming.files import appears_whole, join_under
-from lightning_streaming.formats.encodings import is_unsafe
 from lightning_streaming.formats.images import PILLOW_ERRORS, load_whole
-from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, parse_index
+from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, dump_index, parse_index
 from lightning_streaming.formats.other_formats import ShardReader
-from lightning_streaming.formats.shard import check_shard, open_shard, was_written_for
+from lightning_streaming.formats.shard import check_shard, open_shard, unsafe_columns, was_written_for
+from lightning_streaming.formats.shard_table import OTHER_FORMATS
 from lightning_streaming.tools import stored_dataset
-from lightning_streaming.tools.commands import add_dataset, add_json, add_storage_options, add_workers, usable_cpus
+from lightning_streaming.tools.commands import (
+    add_dataset,
+    add_format,
+    add_json,
+    add_storage_options,
+    add_workers,
+    usable_cpus,
+)
 from lightning_streaming.tools.console import BAD, FINE, counted, first_few, is_image, print_json, print_table, progress
+from lightning_streaming.tools.held_shards import opened
 from lightning_streaming.tools.stored_dataset import (
     StoredDataset,
     check_hashes,
@@ -56,13 +66,15 @@ _MOST_SAMPLES_NAMED = 3
 _LEFT_BEHIND = "it is of another dataset that was here, and some readers would take it for this one's"
 _Problem = dict[str, str]
 """Something that is wrong with a shard: the ``file``, as the index names it, and the ``problem``."""
-_Check = Callable[[StoredDataset, ShardInfo], list[_Problem]]
+_Check = Callable[..., list[_Problem]]
+"""Is given a dataset, a shard, and maybe a cache; see :func:`examine`."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Say what it can be told."""
     add = parser.add_argument
     add_dataset(parser)
+    add_format(parser)
     add("--quick", action="store_true", help="check sizes and hashes of stored files only")
     add("--repair", metavar="SOURCE", help="fetch bad files of a directory again, from another directory or a URL")
     add_workers(parser, None, "processes to check with; one for each processor by default, fewer for small datasets")
@@ -72,12 +84,21 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Check all shards, repair them if that was asked for, and say how they are."""
-    place = find_dataset(args.dataset, args.storage_options)
+    place = find_dataset(args.dataset, args.storage_options, args.format, args.block_length)
     source = None if args.repair is None else _repair_source(place, find_dataset(args.repair, args.storage_options))
-    index, is_index_repaired = _find_index(place, source)
+    # Not where runs keep what they fetch: what lies there was checked before.
+    with TemporaryDirectory(prefix="lightning_streaming_") as scratch:
+        return _run(args, place, source, place.cache(Path(scratch)))
+
+
+def _run(args: Namespace, place: StoredDataset, source: StoredDataset | None, cache: ShardCache) -> int:
+    if place.format is None:
+        index, is_index_repaired = _find_index(place, source)
+    else:
+        index, is_index_repaired = cache.read_index(), False
     _check_readable(index, args)
     check = partial(examine, quick=args.quick, allow_unsafe_types=args.allow_unsafe_types)
-    found = _examine_all(place, index, check, args.workers)
+    found = _examine_all(place, index, partial(check, cache=_read_by(cache, index)), args.workers)
     repairs = {}
     if source is not None:
         with progress(len(found), "repair", "shards") as advance:
@@ -101,7 +122,25 @@ def run(args: Namespace) -> int:
     return FINE if report["sound"] else BAD
 
 
+def _read_by(cache: ShardCache, index: DatasetIndex) -> ShardCache | None:
+    """The cache, if shards are read by way of it; it has read its index before worker processes get it."""
+    if not any(_is_unpacked_by_cache(shard) for _, shard in index.shards.examples()):
+        return None
+    cache.read_index()
+    return cache
+
+
+def _is_unpacked_by_cache(shard: ShardInfo) -> bool:
+    return shard.format in OTHER_FORMATS and shard.compression is not None
+
+
 def _repair_source(place: StoredDataset, source: StoredDataset) -> StoredDataset:
+    if place.format is not None:
+        raise ConfigError(
+            f"--repair tells by the index which files are bad, but {place.shown} is looked at as format="
+            f"{place.format!r} without one; give it an index with lightning-streaming index while it is sound, or copy "
+            "the files anew"
+        )
     if place.directory is None:
         raise ConfigError(
             f"only a directory can be repaired, but {place.shown} is on a store; copy a sound dataset there with "
@@ -118,10 +157,11 @@ def _check_readable(index: DatasetIndex, args: Namespace) -> None:
         return
     for _, shard in index.shards.examples():
         check_shard(shard, allow_unsafe_types=True)
-        unsafe = [column for column in stored_dataset.columns_of(shard.schema) if is_unsafe(column.encoding)]
+        unsafe = unsafe_columns(shard)
         if unsafe and not args.allow_unsafe_types:
+            encodings = {one.name: one.encoding for one in stored_dataset.columns_of(shard.schema)}
             raise ConfigError(
-                f"column {unsafe[0].name!r} is of encoding {unsafe[0].encoding}, which can run any code when it is "
+                f"column {unsafe[0]!r} is of encoding {encodings[unsafe[0]]}, which can run any code when it is "
                 "decoded; give --allow-unsafe-types if you trust whoever wrote it, or --quick to decode nothing"
             )
 
@@ -230,7 +270,14 @@ def _samples(shard: Mapping[str, Any]) -> str:
     return f"{first} to {first + samples - 1}" if samples else "none"
 
 
-def examine(place: StoredDataset, shard: ShardInfo, *, quick: bool, allow_unsafe_types: bool) -> list[_Problem]:
+def examine(
+    place: StoredDataset,
+    shard: ShardInfo,
+    *,
+    quick: bool,
+    allow_unsafe_types: bool,
+    cache: ShardCache | None = None,
+) -> list[_Problem]:
     """Check a shard's files: presence, sizes, every recorded hash; then offsets and every sample.
 
     Files on a store are fetched into a temporary directory, one shard at a time.
@@ -240,6 +287,7 @@ def examine(place: StoredDataset, shard: ShardInfo, *, quick: bool, allow_unsafe
         shard: An entry of its index.
         quick: Whether only sizes and hashes of stored files are checked.
         allow_unsafe_types: Whether samples may be decoded that can run code of whoever wrote the data.
+        cache: Of the dataset, for shards of another format that must be unpacked: the cache knows how.
 
     Returns:
         All that is wrong, up to the step after which nothing more can be told.
@@ -249,6 +297,8 @@ def examine(place: StoredDataset, shard: ShardInfo, *, quick: bool, allow_unsafe
         ConfigError: A column is unsafe and that was not allowed, or a hash is unknown.
         MissingDependencyError: A package is needed that is not installed.
     """
+    if cache is not None and _is_unpacked_by_cache(shard) and not quick:
+        return [_problem(shard.raw_data, words) for words in _examine_unpacked(cache, shard, allow_unsafe_types)]
     problems = []
     with TemporaryDirectory(prefix="lightning_streaming_") as name:
         scratch = StoredDataset(location=name, options={})
@@ -299,14 +349,35 @@ def _examine_content(place: StoredDataset, shard: ShardInfo, scratch: Path, allo
     directory, name = place.directory, shard.raw_data.basename
     assert directory is not None
     try:
-        opened = scratch if _unpack(place, shard, scratch) else directory
-        reader = open_shard(shard, opened, allow_unsafe_types=allow_unsafe_types)
+        there = scratch if _unpack(place, shard, scratch) else directory
+        reader = open_shard(shard, there, allow_unsafe_types=allow_unsafe_types)
     except (IntegrityError, FormatError) as error:
         yield _short(error, scratch, directory)
         return
-    found = (_failure_of(reader, number) for number in range(len(reader)))
-    failures = [_short(error, scratch, directory) for error in found if error is not None]
+    failures = [_short(error, scratch, directory) for error in _failures(reader)]
     reader.close()
+    yield from _told(failures, name, shard)
+
+
+def _examine_unpacked(cache: ShardCache, shard: ShardInfo, allow_unsafe_types: bool) -> Iterator[str]:
+    """What is wrong with a shard that the cache unpacks."""
+    directory = cache.directory.path
+    try:
+        with opened(cache, shard, allow_unsafe_types=allow_unsafe_types) as reader:
+            failures = [_short(error, directory) for error in _failures(reader)]
+    except (IntegrityError, ObjectNotFoundError, FormatError) as error:
+        yield str(error).removeprefix(f"{cache.label}: ").removeprefix(f"{directory}/")
+        return
+    yield from _told(failures, shard.raw_data.basename, shard)
+
+
+def _failures(reader: ShardReader) -> Iterator[Exception]:
+    found = (_failure_of(reader, number) for number in range(len(reader)))
+    return (error for error in found if error is not None)
+
+
+def _told(failures: Sequence[str], name: str, shard: ShardInfo) -> Iterator[str]:
+    """What is said of samples that cannot be decoded."""
     for words in failures[:_MOST_SAMPLES_NAMED]:
         yield words.removeprefix(f"{name}, ")
     if len(failures) > _MOST_SAMPLES_NAMED:
@@ -430,12 +501,20 @@ def _repair(place: StoredDataset, shard: ShardInfo, source: StoredDataset, check
         except (IntegrityError, ObjectNotFoundError) as error:
             failure = str(error)
         else:
-            problems = check(staged, shard)
+            problems = check(staged, shard, cache=_cache_of_one(staged, shard))
             if problems:
                 failure = f"{source.shown} has it no better: {problems[0]['problem']}"
             else:
                 kept_aside.extend(_replace_bad(place, shard, staged))
     return {"repaired": failure is None, "not_repaired_because": failure, "kept_aside": kept_aside}
+
+
+def _cache_of_one(staged: StoredDataset, shard: ShardInfo) -> ShardCache | None:
+    """What unpacks a shard that was fetched alone, if that takes a cache."""
+    if not _is_unpacked_by_cache(shard):
+        return None
+    staged.path(INDEX_BASENAME).write_bytes(dump_index([shard]))
+    return staged.cache(staged.path("unpacked"))
 
 
 def _replace_bad(place: StoredDataset, shard: ShardInfo, staged: StoredDataset) -> Iterator[str]:

@@ -69,7 +69,7 @@ class Destination:
         self.truth = Location(remote or str(directory), asked.storage_options or StorageOptions(), attempts=asked.retry)
         """Where the dataset is looked for."""
         if self.truth.path is None:
-            self.truth.prepare()  # while this process has one thread
+            self.truth.prepare_to_write()  # while this process has one thread
         self._is_remote = remote is not None
         self._own = None if kept is None else _OwnDirectory(kept)
         self._progress = _StoringProgress(shown=asked.progress_bar)

@@ -19,7 +19,9 @@ from lightning_streaming.formats.index import (
     dump_merged_index,
     parse_index,
 )
+from lightning_streaming.formats.other_formats import described
 from lightning_streaming.formats.shard import raw_forms, was_written_for
+from lightning_streaming.formats.shard_table import OTHER_FORMATS
 from lightning_streaming.storage import Location, StorageOptions, local_path
 from lightning_streaming.writing.destination import WRITING, parse_out
 
@@ -60,8 +62,8 @@ def merge(
         The index that was published.
 
     Raises:
-        ConfigError: There are no parts, one does not lie below ``out``, or files of another dataset lie under the names
-            that compressed shards have uncompressed.
+        ConfigError: There are no parts, one does not lie below ``out``, one is of another library and others are not of
+            the same format, or files of another dataset lie under the names that compressed shards have uncompressed.
         ObjectNotFoundError: A part has no index.
         IndexFormatError: An index cannot be read.
         StorageError: A store did not answer.
@@ -86,7 +88,7 @@ def join(
     for part in parts:
         one = _find_part(part, roots, options)
         placed.setdefault(one.path, one)
-    return _joined(placed, _read_all(list(placed.values())))
+    return joined(dict(zip(placed, _read_all(list(placed.values())), strict=True)))
 
 
 def publish(
@@ -175,7 +177,7 @@ def merge_under(out: str | Path | tuple[str, str], *, storage_options: Mapping[s
 def _roots(out: str | Path | tuple[str, str], options: Mapping[str, Any]) -> list[Location]:
     """The places of the merged dataset, the one that readers use last."""
     roots = [Location(str(root), options) for root in parse_out(out) if root is not None]
-    roots[-1].prepare()
+    roots[-1].prepare_to_write()
     return roots
 
 
@@ -236,13 +238,37 @@ def _read(part: _MergedPart) -> DatasetIndex:
     raise ObjectNotFoundError(f"there is no {INDEX_BASENAME} in {shown}; a part is there once its writer has finished")
 
 
-def _joined(parts: Iterable[str], indexes: Iterable[DatasetIndex]) -> DatasetIndex:
+def joined(parts: Mapping[str, DatasetIndex]) -> DatasetIndex:
+    """The index of a dataset over all shards of its parts, which are named by their paths below it.
+
+    Raises:
+        ConfigError: They are of several formats, and one of these is of another library.
+    """
     shards: dict[str, ShardInfo] = {}
-    for path, index in zip(parts, indexes, strict=True):
+    for path, index in parts.items():
         for shard in index.shards:
             moved = _moved(shard, path)
             shards.setdefault(moved.raw_data.basename, moved)
-    return DatasetIndex(tuple(shards.values()))
+    merged = DatasetIndex(tuple(shards.values()))
+    _check_one_kind(merged)
+    return merged
+
+
+def _check_one_kind(index: DatasetIndex) -> None:
+    """Refuse data of another library beside any other, or in blocks of several lengths: no batch could hold both."""
+    examples = [shard for _, shard in index.shards.examples()]
+    kinds = {(shard.format, described(shard).get("block_length")): shard.raw_data.basename for shard in examples}
+    if len(kinds) < 2 or not any(kind in OTHER_FORMATS for kind, _ in kinds):
+        return
+    told = (f"{name} is of {_in_words(*kind)}" for kind, name in kinds.items())
+    raise ConfigError(
+        f"a merged dataset must be of one format, but {', '.join(told)}; read them as streams of one run (streams=), "
+        "or write them as MDS with lightning-streaming convert, and merge that"
+    )
+
+
+def _in_words(shard_format: str, block_length: int | None) -> str:
+    return f"format {shard_format}" + (f" with block_length {block_length}" if block_length else "")
 
 
 def _moved(shard: ShardInfo, path: str) -> ShardInfo:

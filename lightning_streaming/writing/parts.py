@@ -23,7 +23,7 @@ from lightning_streaming.files import remove_partials
 from lightning_streaming.formats.encodings import register_encoding, registered_encodings
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo, parse_index
 from lightning_streaming.signatures import called_with_options_of, explains_options_of
-from lightning_streaming.storage import Location, StorageOptions, join_url, prepare
+from lightning_streaming.storage import Location, StorageOptions, join_url
 from lightning_streaming.storage.sinks import system_errors
 from lightning_streaming.writing import destination
 from lightning_streaming.writing.merge import join, publish
@@ -182,7 +182,7 @@ def make_job(
         raise ConfigError(f"out must be a directory or a URL here, but got the pair {out}; parts go to one place")
     location = str(out) if directory is None else str(directory.absolute())
     plan = make_plan(inputs, columns, settings, strict=asked.strict)
-    prepare(location)
+    Location(location).prepare_to_write()
     return PartJob(fn=fn, out=location, num_parts=len(inputs), **asked.of_shards()), plan
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from lightning_streaming.cache.made_index import FilesAt
+from lightning_streaming.formats.arrow_rows import ArrowRows
+from lightning_streaming.formats.arrow_types import arrow_columns
 from lightning_streaming.formats.index import dump_index, parse_index
 from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.formats.plain_rows import FlatColumn
@@ -51,6 +53,13 @@ def read_all(infos: Sequence[ShardInfo], root: Path, columns: Sequence[str] | No
         samples += [reader[index] for index in range(len(reader))]
         reader.close()
     return samples
+
+
+def rows_of(
+    batches: Sequence[Any], columns: Sequence[str] | None = None, shown: str = "file", data: memoryview | None = None
+) -> ArrowRows:
+    """The rows of record batches, of which the schema of the first says what they are."""
+    return ArrowRows(batches, arrow_columns(batches[0].schema, columns, shown) if batches else {}, shown, data)
 
 
 def arrays_in(column: FlatColumn) -> list[list[Any]]:

@@ -180,8 +180,8 @@ def test_a_file_that_is_no_index_is_refused_with_its_source(text: bytes, words: 
         ({"version": NOWHERE}, "'version' is missing"),
         ({"format": NOWHERE}, "'format' is missing"),
         (
-            {"format": "parquet"},
-            "format must be one of mds, json, csv, tsv, xsv, npy, megatron, webdataset, litdata, but is 'parquet'",
+            {"format": "orc"},
+            "format must be one of mds, json, csv, tsv, xsv, parquet, webdataset, npy, megatron, litdata, but is 'orc'",
         ),
         ({"samples": NOWHERE}, "'samples' is missing"),
         ({"samples": -1}, "samples must be in [0, 4294967295], but is -1"),

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.utils.data import default_collate
 
 from lightning_streaming.errors import (
     ConfigError,
@@ -32,6 +34,7 @@ from lightning_streaming.formats.litdata_chunks import FramedChunk, LitDataChunk
 from lightning_streaming.formats.litdata_leaves import leaf_decoder
 from lightning_streaming.formats.litdata_samples import plain_leaves, sample_decoder
 from lightning_streaming.formats.other_formats import ShardReader, other_shard
+from lightning_streaming.formats.shard import check_shard, open_shard, plain_kind, unsafe_columns
 from lightning_streaming.formats.shard_table import FileInfo, ShardInfo, column_names
 from tests.golden import golden_path
 from tests.golden.litdata_values import describe
@@ -115,6 +118,18 @@ def test_columns_that_are_not_wanted_need_not_be_readable(tmp_path: Path) -> Non
     assert nested["record"][0]["b"] == "two"
 
 
+def test_leaves_are_unpickled_where_that_is_allowed(tmp_path: Path) -> None:
+    directory = golden_path(NEW, "pickled")
+    (info,) = LitDataFormat(None).describe(Files(directory), {})
+    assert unsafe_columns(info) == ["odd"]
+    with pytest.raises(ConfigError, match=r"'odd'.*allow_unsafe_types=True"):
+        check_shard(info)
+    check_shard(info, allow_unsafe_types=True)
+    check_samples([open_shard(info, directory, allow_unsafe_types=True)], EXPECTED["pickled"])
+    with pytest.raises(ConfigError, match=r"'odd'.*allow_unsafe_types=True"):
+        open_shard(info, directory)
+
+
 @pytest.mark.parametrize("name", ["rows", "records"])
 def test_rows_of_arrow_can_be_narrowed(name: str, tmp_path: Path) -> None:
     column = {"rows": "number", "records": "turns"}[name]
@@ -152,6 +167,28 @@ def test_plain_rows_are_the_samples(name: str, tmp_path: Path) -> None:
                 for column, value in sample.items():
                     np.testing.assert_array_equal(np.asarray(value), table[column][place])
     assert (True in found) == (name not in ("mixed", "mixed_batch", "rows", "pair"))
+
+
+@pytest.mark.parametrize("name", ["rows", "rows_zstd"])
+def test_rows_of_arrow_of_which_only_numbers_are_wanted_are_plain(name: str, tmp_path: Path) -> None:
+    directory, columns, kinds = golden_path(NEW, name), ["number", "share"], set()
+    shards = list(format_of(name).describe(Files(directory), {}))
+    for info, reader in zip(shards, readers(name, tmp_path, columns), strict=True):
+        assert isinstance(reader, LitDataChunk)
+        kinds.add(plain_kind(info, columns))
+        plain = reader.plain_rows()
+        assert plain is not None
+        places = np.random.default_rng(1).permutation(len(reader))
+        rows = np.empty(len(reader), plain.row)
+        reader.copy_rows(places, rows)
+        expected = default_collate([reader[place] for place in places])
+        for column, values in plain.columns_of(rows).items():
+            assert torch.from_numpy(values).equal(expected[column])
+            assert torch.from_numpy(values).dtype == expected[column].dtype
+    assert len(kinds) == 1
+    assert None not in kinds
+    assert plain_kind(shards[0], ["number"]) not in kinds
+    assert plain_kind(shards[0], ["number", "text"]) is not None
 
 
 def test_samples_of_equal_bytes_are_plain_in_frames_too(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis.extra.numpy import array_shapes, arrays, scalar_dtypes
 from PIL import Image
 
 from lightning_streaming.errors import EncodingError
-from lightning_streaming.formats.member_values import decoder, is_image, is_refused, kind_of
+from lightning_streaming.formats.member_values import decoder, is_image, is_never_read, is_unsafe_member, kind_of
 
 
 def npy(array: Any, version: tuple[int, int] | None = None) -> bytes:
@@ -73,7 +73,7 @@ def test_the_last_ending_says_what_a_value_is(column: str, data: bytes, value: A
         ("jpg", b"\xff\xd8\xff", "expected a whole JPEG file"),
         ("jpg", b"GIF89a", "expected a JPEG or PNG or WEBP file"),
         ("webp", b"RIFF1234WEBPVP8 ", "expected a"),
-        ("pth", b"", "can run any code"),
+        ("pth", b"", "0 bytes are of torch, which are not read"),
     ],
 )
 def test_what_is_no_such_value_is_refused(column: str, data: bytes, said: str) -> None:
@@ -132,7 +132,9 @@ def test_images_are_opened_whatever_their_ending_says(column: str, kind: str) ->
 
 
 def test_what_is_refused_and_what_it_would_be() -> None:
-    assert [is_refused(name) for name in ("pkl", "a.pth", "pt.gz", "pkl.txt", "gz")] == [True, True, True, False, False]
+    names = ("pkl", "a.pth", "pt.gz", "pkl.txt", "gz")
+    assert [is_unsafe_member(name) for name in names] == [True, True, True, False, False]
+    assert [is_never_read(name) for name in names] == [False, True, True, False, False]
     assert [kind_of(name) for name in ("pth", "a.jpg", "webp", "npy.gz", "x")] == [
         "pkl",
         "jpeg",

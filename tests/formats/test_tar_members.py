@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lightning_streaming.errors import ShardCorruptError
@@ -72,6 +72,8 @@ def test_no_header_can_change_without_a_word(changed: int, value: int, window: i
     data = bytearray(made([(f"{number}.txt", b"x" * 100) for number in range(9)], tarfile.USTAR_FORMAT))
     place = changed % 9 * 1024 + changed // 9 % 512
     data[place] ^= value
+    # A space in place of the first digit of a checksum, which is 0, says the same.
+    assume((place % 1024, data[place]) != (148, ord(" ")))
     with pytest.raises(ShardCorruptError, match=r"x.tar") as raised:
         read(bytes(data), window)
     number = place // 1024
@@ -151,7 +153,7 @@ GOOD = header(b"a", b"3") + blocks(b"abc")
         (GOOD + header(b"b", b"\x80" + b"\xff" * 11), "its size is"),
         (GOOD + header(b"b", b"-1"), "its size is"),
         (GOOD + header(b"b", b"-0000000777\0"), "its size is"),
-        (GOOD + header(b"b", b"9"), "invalid literal"),
+        (GOOD + header(b"b", b"9"), "its size is"),
         (GOOD + header(b"b", b"00000000009\0"), "invalid literal"),
         (GOOD + header(b"b", b"77777777777"), "was cut off"),
         (GOOD + header(b"b", b"0", b"S"), "it is of a sparse file"),

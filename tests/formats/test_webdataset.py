@@ -30,7 +30,7 @@ from lightning_streaming.errors import (
     StreamingError,
 )
 from lightning_streaming.formats.index import ShardInfo
-from lightning_streaming.formats.shard import check_shard, open_shard
+from lightning_streaming.formats.shard import check_shard, open_shard, unsafe_columns
 from lightning_streaming.formats.webdataset import WebDatasetFormat
 from tests.formats.tar_data import (
     as_plain,
@@ -149,16 +149,52 @@ def test_only_wanted_columns_are_decoded(tmp_path: Path) -> None:
         ours(tmp_path, ["cls"])
 
 
-@pytest.mark.parametrize("name", ["pth", "pt", "pkl", "pickle", "pyd", "meta.pkl", "pkl.gz"])
-def test_what_can_run_code_is_refused_unless_it_is_not_wanted(tmp_path: Path, name: str) -> None:
-    write_members(tmp_path / "00.tar", [(f"0.{name}", pickle.dumps({})), ("0.txt", b"x")])
+@pytest.mark.parametrize("name", ["pkl", "pickle", "pyd", "meta.pkl", "pkl.gz"])
+def test_what_can_run_code_is_refused_unless_it_is_allowed_or_not_wanted(tmp_path: Path, name: str) -> None:
+    data = pickle.dumps({"a": {1, 2}})
+    data = gzip.compress(data) if name.endswith(".gz") else data
+    write_members(tmp_path / "00.tar", [(f"0.{name}", data), ("0.txt", b"x")])
     (info,) = described(tmp_path)
-    with pytest.raises(ConfigError, match=f"has a column '{name}', which can run any code .* name the others"):
+    assert unsafe_columns(info) == [name]
+    with pytest.raises(ConfigError, match=f"has a column '{name}', which can run any code .*allow_unsafe_types=True"):
         check_shard(info)
     with pytest.raises(ConfigError, match="can run any code"):
         open_shard(info, tmp_path, columns=[name])
     check_shard(info, columns=["txt"])
     assert ours(tmp_path, ["txt"]) == [[{"txt": "x"}]]
+    check_shard(info, allow_unsafe_types=True)
+    reader = open_shard(info, tmp_path, allow_unsafe_types=True, columns=[name])
+    assert reader[0] == {name: {"a": {1, 2}}}
+    reader.close()
+
+
+def test_members_are_unpickled_as_webdataset_does(tmp_path: Path) -> None:
+    write_samples(tmp_path / "00.tar", [{"__key__": "0", "pyd": {"a": (1, {2})}, "pickle": pickle.dumps([b"x"])}])
+    (info,) = described(tmp_path)
+    reader = open_shard(info, tmp_path, allow_unsafe_types=True)
+    found = reader[0]
+    reader.close()
+    (expected,) = theirs(tmp_path / "00.tar")
+    assert found["pyd"] == expected["pyd"] == {"a": (1, {2})}
+    assert found["pickle"] == [b"x"]
+
+
+def test_a_damaged_pickle_is_an_error_that_names_the_member(tmp_path: Path) -> None:
+    write_members(tmp_path / "00.tar", [("0.pkl", b"no pickle")])
+    (info,) = described(tmp_path)
+    reader = open_shard(info, tmp_path, allow_unsafe_types=True)
+    with pytest.raises(EncodingError, match=r"member '0.pkl': expected a pickle"):
+        reader[0]
+    reader.close()
+
+
+@pytest.mark.parametrize("name", ["pth", "pt"])
+def test_files_of_torch_are_refused_also_where_pickles_are_allowed(tmp_path: Path, name: str) -> None:
+    write_members(tmp_path / "00.tar", [(f"0.{name}", b"x")])
+    (info,) = described(tmp_path)
+    for allowed in (False, True):
+        with pytest.raises(ConfigError, match=f"has a column '{name}', which torch pickled .* name the others"):
+            check_shard(info, allow_unsafe_types=allowed)
 
 
 def test_a_sample_outlives_its_reader(tmp_path: Path) -> None:

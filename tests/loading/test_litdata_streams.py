@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from lightning_streaming import Stream
+from lightning_streaming import Stream, StreamingDataLoader
 from lightning_streaming.cache.config import CACHE_VARIABLE
-from lightning_streaming.errors import ConfigError, IndexFormatError
+from lightning_streaming.errors import ConfigError, IndexFormatError, ShardCorruptError
+from lightning_streaming.formats.arrow_rows import ArrowRows
 from tests.golden import golden_path
 from tests.golden.litdata_values import describe
 from tests.helpers import make_dataset, make_loader, write_shards
@@ -127,6 +128,57 @@ def test_it_mixes_with_mds(data: Path, tmp_path: Path) -> None:
     assert found == sorted(2 * [number * 7**17 for number in range(9)])
 
 
+def collate_again(samples: list[Any]) -> Any:
+    """Not torch's own function, so that each sample is made before."""
+    return default_collate(samples)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 32, 300])
+@pytest.mark.parametrize("more", [{}, {"columns": ["text", "number"]}, {"drop_last": True}], ids=str)
+def test_batches_of_texts_and_numbers_are_those_of_torch(
+    batch_size: int, more: dict[str, Any], data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are read column by column, never one by one."""
+    more = {**more, "format": "litdata", "batch_size": batch_size}
+    drop_last = more.pop("drop_last", False)
+    one_by_one = StreamingDataLoader(make_dataset(data / "rows", **more), collate_fn=collate_again, drop_last=drop_last)
+    expected = list(one_by_one)
+    more["drop_last"] = drop_last
+    assert [describe(batch) for batch in make_loader(data / "rows", workers=2, **more)] == list(map(describe, expected))
+
+    def refuse(rows: ArrowRows, index: int) -> Any:
+        raise AssertionError(f"sample {index} was asked for")
+
+    monkeypatch.setattr(ArrowRows, "__getitem__", refuse)
+    found = list(make_loader(data / "rows", **more))
+    assert [describe(batch) for batch in found] == list(map(describe, expected))
+    assert [list(batch) for batch in found] == [list(batch) for batch in expected]
+
+
+def test_batches_of_texts_go_on_at_every_step(data: Path) -> None:
+    def make() -> Any:
+        return make_loader(data / "rows", format="litdata", batch_size=30)
+
+    seen = list(map(describe, make()))
+    for step in (0, 1, 4, len(seen) - 1):
+        loader = make()
+        batches = iter(loader)
+        for _ in range(step):
+            next(batches)
+        again = make()
+        again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+        assert list(map(describe, again)) == seen[step:]
+
+
+def test_samples_that_cannot_be_taken_by_column_are_collated_as_ever(data: Path) -> None:
+    """Of lists, and of texts of which some are missing."""
+    options: dict[str, Any] = {"format": "litdata", "shuffle": False, "num_canonical_nodes": 1}
+    batches = make_loader(data / "records", columns=["id", "maybe"], batch_size=2, **options)
+    assert next(iter(batches))["maybe"] == ["x", None]
+    (first, *_) = make_loader(data / "records", columns=["turns", "id"], batch_size=1, **options)
+    assert first["id"].tolist() == [0]
+
+
 def test_a_directory_of_litdata_says_which_format_it_is(data: Path) -> None:
     with pytest.raises(IndexFormatError, match='index of litData; give format="litdata"'):
         list(make_dataset(data / "mixed"))
@@ -149,3 +201,13 @@ def test_batches_of_numbers_are_those_of_torch(tmp_path: Path) -> None:
     batches = list(make_loader(tmp_path, **options))
     groups = [samples[first : first + 4] for first in range(0, 10, 4)]
     assert [describe(batch) for batch in batches] == [describe(default_collate(group)) for group in groups]
+
+
+def test_a_damaged_chunk_is_named_and_batches_before_it_come(data: Path) -> None:
+    path = data / "rows" / "chunk-0-1.bin"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    options: dict[str, Any] = {"format": "litdata", "shuffle": False, "num_canonical_nodes": 1, "batch_size": 30}
+    batches = iter(make_loader(data / "rows", **options))
+    assert [len(next(batches)["text"]) for _ in range(8)] == [30] * 8
+    with pytest.raises(ShardCorruptError, match=r"chunk-0-1\.bin"):
+        next(batches)

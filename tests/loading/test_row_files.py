@@ -14,12 +14,16 @@ from numpy.typing import NDArray
 
 from lightning_streaming import Stream, StreamingDataLoader, StreamingDataset
 from lightning_streaming.cache.config import CACHE_VARIABLE
-from lightning_streaming.errors import ShardCorruptError
+from lightning_streaming.cache.made_index import made_index
+from lightning_streaming.errors import ConfigError, ShardCorruptError
+from lightning_streaming.formats import row_files
 from lightning_streaming.formats.columns import flat_column
 from lightning_streaming.formats.row_files import RowsReader
 from lightning_streaming.loading import packed_batches
+from lightning_streaming.storage import Location
 from tests.formats.test_megatron import write as write_megatron
 from tests.helpers import make_loader, raises, read_epochs, write_shards
+from tests.servers import S3Store
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 SIZES = [9, 30, 1, 17]
@@ -29,6 +33,14 @@ LENGTH = 5
 @pytest.fixture(autouse=True)
 def _own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "caches"))
+
+
+def on_store(s3: S3Store, root: Path) -> dict[str, Any]:
+    """Where a directory's files are in a bucket."""
+    bucket = s3.make_bucket()
+    for path in root.iterdir():
+        Location(f"{bucket}/{path.name}", s3.options).upload(path)
+    return {"remote": bucket, "storage_options": s3.options}
 
 
 def rows(first: int, count: int) -> NDArray[np.int32]:
@@ -125,6 +137,72 @@ def test_a_mixture_with_mds_is_taken_as_rows_where_columns_are_alike(
     streams["mds"] = Stream(remote=str(write_mds(tmp_path / "mds", "tokens", 200)))
     mixed = batches(StreamingDataset(streams=streams, shuffle=True))
     assert len({int(row[0]) for batch in mixed for row in batch["tokens"]}) == 3 * sum(SIZES)
+
+
+# --- parts of large files ---
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of 10 rows at most."""
+    monkeypatch.setattr(row_files, "PART_BYTES", 10 * 4 * LENGTH)
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("way", WAYS)
+def test_parts_of_a_large_file_are_shards(s3: S3Store, tmp_path: Path, way: str) -> None:
+    column, write, options = WAYS[way]
+    root = write(tmp_path / "other")
+    sizes = [9, 10, 10, 10, 1, 8, 9]
+    values = rows(0, sum(SIZES))
+    mds = write_shards(
+        tmp_path / "mds", sizes, {column: f"ndarray:int32:{LENGTH}"}, lambda number: {column: values[number]}
+    )
+    how: dict[str, Any] = {"shuffle": True, "shuffle_block_size": 20, "num_canonical_nodes": 2}
+    expected = batches(StreamingDataset(remote=str(mds), **how))
+    here = StreamingDataset(remote=str(root), **options, **how)
+    assert [shard.samples for shard in here.streams[0].get_shards()] == sizes
+    assert same(batches(here), expected)
+    assert not list((tmp_path / "caches").glob("**/*.rows/*"))
+    place = on_store(s3, root)
+    for workers in (0, 2):
+        assert same(batches(StreamingDataset(**place, **options, **how), num_workers=workers), expected)
+    found = {path.name: path.stat().st_size for path in (tmp_path / "caches").glob("**/*.rows/*")}
+    assert len(found) == 5
+    assert found["0-10"] == 10 * 4 * LENGTH
+    assert not [path for path in (tmp_path / "caches").glob("**/1.*") if path.is_file()]
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_only_the_part_of_a_sample_is_fetched(s3: S3Store, tmp_path: Path) -> None:
+    place = on_store(s3, write_npy(tmp_path / "other"))
+    dataset = StreamingDataset(**{**place, "remote": f"{place['remote']}/1.npy"}, format="npy")
+    assert np.array_equal(dataset[15]["values"], rows(9, 30)[15])
+    assert [path.name for path in (tmp_path / "caches").glob("**/*.rows/*")] == ["10-20"]
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_large_file_that_was_changed_is_told_by_its_name(s3: S3Store, tmp_path: Path) -> None:
+    root = write_npy(tmp_path / "other")
+    place = on_store(s3, root)
+    datasets = [StreamingDataset(**one, format="npy", batch_size=1) for one in ({"remote": str(root)}, place)]
+    assert [len(dataset) for dataset in datasets] == [sum(SIZES)] * 2
+    np.save(root / "1.npy", rows(9, 30).astype(np.float32))
+    Location(f"{place['remote']}/1.npy", s3.options).upload(root / "1.npy")
+    for dataset in datasets:
+        with raises(ShardCorruptError, "1.npy", "changed since"):
+            list(dataset)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_an_index_made_ahead_serves_who_names_some_files(tmp_path: Path) -> None:
+    root = write_npy(tmp_path / "other")
+    text = made_index(Location(str(root)), "npy")
+    (root / "index.json").write_bytes(text)
+    dataset = StreamingDataset(remote=f"{root}/[13].npy", format="npy")
+    assert [shard.samples for shard in dataset.streams[0].get_shards()] == [10, 10, 10, 8, 9]
+    with raises(ConfigError, "index.json has no file that '7*.npy' names"):
+        StreamingDataset(remote=f"{root}/7*.npy", format="npy").size  # noqa: B018
 
 
 def test_a_run_goes_on_exactly(tmp_path: Path) -> None:

@@ -105,6 +105,19 @@ def test_what_cannot_be_read_is_told_with_the_stream(tmp_path: Path) -> None:
         StreamingDataset(remote=str(tmp_path), format="webdataset", block_length=3)[0]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_pickles_are_read_where_that_is_allowed(tmp_path: Path, workers: int) -> None:
+    tars = write_tars(tmp_path / "tars")
+    write_samples(tars / "last.tar", [{"__key__": "last", "txt": "x", "pyd": {"a": (1,)}}])
+    settings: dict[str, Any] = {"format": "webdataset", "workers": workers, "loader": {"collate_fn": list}}
+    with raises(ConfigError, "last.tar has a column 'pyd'", "allow_unsafe_types=True"):
+        next(iter(make_loader(tars, **settings)))  # whichever file is first
+    found = [one for batch in make_loader(tars, allow_unsafe_types=True, **settings) for one in batch]
+    assert [one["pyd"] for one in found if "pyd" in one] == [{"a": (1,)}]
+    texts = [one for batch in make_loader(tars, columns=["txt"], **settings) for one in batch]
+    assert len(texts) == len(found)
+
+
 def test_a_file_that_changes_under_its_size_is_told(tmp_path: Path) -> None:
     write_members(tmp_path / "00.tar", [("0.txt", b"x"), ("1.txt", b"y")])
     settings: dict[str, Any] = {"remote": str(tmp_path), "format": "webdataset"}

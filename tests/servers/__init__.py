@@ -3,7 +3,10 @@
     http_server(root)         files of a directory
     s3_server()               S3, in memory
     gcs_server()              Google Cloud Storage, in memory
-    fault_proxy(upstream)     before one of the last two, with the same faults as the first
+    azure_server()            Azure's blobs, in memory; where Azurite is installed
+    fault_proxy(upstream)     before one of the last three, with the same faults as the first
+    hub_server(root)          a stand-in for the Hugging Face hub, with these faults too
+    oci_server(root)          a stand-in for Oracle's object storage, with these faults too
 
 All are also there for benchmarks and from the command line: ``python -m tests.servers --help``.
 """
@@ -14,32 +17,44 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.servers.processes import gcs_emulator, python_server, refused_port
+from tests.servers.processes import azure_emulator, azurite, gcs_emulator, python_server, refused_port
 from tests.servers.stores import (
+    AzureContainer,
+    AzureStore,
     FaultyStore,
     GcsBucket,
     GcsStore,
     HttpStore,
+    HubDataset,
     Logged,
     S3Bucket,
     S3Store,
     change_link,
     fresh_store,
+    hub_dataset,
 )
 
 __all__ = [
+    "AzureContainer",
+    "AzureStore",
     "FaultyStore",
     "GcsBucket",
     "GcsStore",
     "HttpStore",
+    "HubDataset",
     "Logged",
     "S3Bucket",
     "S3Store",
+    "azure_server",
+    "azurite",
     "change_link",
     "fault_proxy",
     "fresh_store",
     "gcs_server",
     "http_server",
+    "hub_dataset",
+    "hub_server",
+    "oci_server",
     "refused_port",
     "s3_server",
 ]
@@ -80,6 +95,27 @@ def gcs_server() -> Iterator[GcsStore]:
     """A server of Google Cloud Storage."""
     with gcs_emulator() as url:
         yield GcsStore(url=url)
+
+
+@contextmanager
+def azure_server() -> Iterator[AzureStore]:
+    """Azurite, which must be there (:func:`azurite`)."""
+    with azure_emulator() as url:
+        yield AzureStore(url=url)
+
+
+@contextmanager
+def hub_server(root: Path) -> Iterator[str]:
+    """Serve the datasets under a directory as the Hugging Face hub does; gives the URL."""
+    with python_server("hub", str(root)) as url:
+        yield url
+
+
+@contextmanager
+def oci_server(root: Path) -> Iterator[str]:
+    """Serve the objects under a directory as Oracle's object storage does; gives the URL."""
+    with python_server("oci", str(root)) as url:
+        yield url
 
 
 def _link(latency: float, per_connection: float, total: float) -> list[str]:

@@ -63,9 +63,10 @@ def plain(status: int, data: bytes = b"", headers: Mapping[str, str] | None = No
 
 
 def refusal(status: int, headers: Mapping[str, str] | None = None) -> Answer:
-    """An error, in the words of S3."""
+    """An error, in the words of S3. It tells nothing to people but that Azure's client cannot do without a message."""
     code = {401: "Unauthorized", 403: "AccessDenied", 404: "NoSuchKey", 429: "TooManyRequests", 503: "SlowDown"}
-    body = f'<?xml version="1.0"?><Error><Code>{code.get(status, "InternalError")}</Code></Error>'
+    word = code.get(status, "InternalError")
+    body = f'<?xml version="1.0"?><Error><Code>{word}</Code><message>{status}</message></Error>'
     return plain(status, body.encode(), {"Content-Type": "application/xml", **(headers or {})})
 
 
@@ -171,12 +172,13 @@ def files_under(root: Path) -> Source:
         path = root / request.path.lstrip("/")
         if ".." in path.parts or not path.is_file():
             return refusal(404)
-        return _of_file(path, request)
+        return of_file(path, request)
 
     return answer
 
 
-def _of_file(path: Path, request: Request) -> Answer:
+def of_file(path: Path, request: Request) -> Answer:
+    """A file, or the range of it that is asked for."""
     status = path.stat()
     size = status.st_size
     headers = {"ETag": f'"{status.st_mtime_ns:x}-{size:x}"', "Accept-Ranges": "bytes"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,7 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.servers.fault_server import FaultServer, Link
+from tests.servers.hub import hub_under
 from tests.servers.messages import files_under, server_at
+from tests.servers.oci import oci_under
 
 _REPOSITORY = Path(__file__).parents[2]
 # Ends the server when input ends, whoever started it and however that ended.
@@ -58,6 +61,27 @@ def gcs_emulator() -> Iterator[str]:
         yield url
 
 
+def azurite() -> str | None:
+    """The program of Azurite, the emulator of Azure's storage that its makers offer; None if there is none."""
+    return os.environ.get("AZURITE") or shutil.which("azurite-blob")
+
+
+@contextmanager
+def azure_emulator() -> Iterator[str]:
+    """Run Azurite, with blobs in memory; gives its URL."""
+    program = azurite()
+    assert program is not None
+    with refused_port() as port:
+        pass  # as above
+    url = f"http://127.0.0.1:{port}"
+    settings = ["--inMemoryPersistence", "--skipApiVersionCheck", "--silent", "--disableTelemetry"]
+    place = ["--blobHost", "127.0.0.1", "--blobPort", str(port)]
+    command = ["sh", "-c", _UNTIL_INPUT_ENDS, "sh", program, *settings, *place]
+    with _running(command, subprocess.DEVNULL, subprocess.DEVNULL):
+        _wait_for(url)
+        yield url
+
+
 @contextmanager
 def refused_port() -> Iterator[int]:
     """A port of the loopback interface that refuses connections."""
@@ -70,6 +94,16 @@ def refused_port() -> Iterator[int]:
 def serve_files(root: str, link: Link) -> None:
     """Serve the files of a directory, for ever."""
     _serve(FaultServer(files_under(Path(root)), link))
+
+
+def serve_hub(root: str, link: Link) -> None:
+    """Serve the datasets under a directory as the hub does, for ever."""
+    _serve(FaultServer(hub_under(Path(root)), link))
+
+
+def serve_oci(root: str, link: Link) -> None:
+    """Serve the objects under a directory as Oracle does, for ever."""
+    _serve(FaultServer(oci_under(Path(root)), link))
 
 
 def serve_before(upstream: str, link: Link) -> None:
@@ -136,6 +170,8 @@ def _wait_for(url: str) -> None:
 def _answers(url: str) -> bool:
     try:
         urllib.request.urlopen(url, timeout=1).close()
+    except urllib.error.HTTPError as refusal:
+        refusal.close()  # Azurite says nothing else to who does not sign
     except (urllib.error.URLError, ConnectionError):
         return False
     return True

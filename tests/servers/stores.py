@@ -7,7 +7,7 @@ import re
 import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -176,6 +176,84 @@ class GcsBucket(FaultyStore):
         """Store an object."""
         where = self.prefix.replace("/download/", "/upload/")
         _send(f"{self.gcs.url}{where}?uploadType=media&name={quote(name, safe='')}", "POST", data)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HubDataset(FaultyStore):
+    """The main revision of a dataset on the hub, whose answers can be made to fail."""
+
+    root: Path
+    """The directory with the dataset's revisions."""
+
+    def put(self, name: str, data: bytes, revision: str = "main") -> None:
+        """Write a file of a revision."""
+        path = self.root / quote(revision, safe="") / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+    def at(self, revision: str) -> str:
+        """The URL of a revision, which is put into it as it is."""
+        return f"{self.url}@{revision}"
+
+
+def hub_dataset(server: str, root: Path, name: str) -> HubDataset:
+    """An empty dataset under the directory that a hub serves, with a number added to its name."""
+    name = f"{name}-{uuid4().hex[:12]}"
+    (root / "user" / name / "main").mkdir(parents=True)
+    url, prefix = f"hf://datasets/user/{name}", f"/datasets/user/{name}/resolve/main/"
+    return HubDataset(url=url, options={"endpoint": server}, server=server, prefix=prefix, root=root / "user" / name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AzureStore:
+    """Azurite, Azure's own emulator of its blobs."""
+
+    url: str
+    """Its endpoint."""
+
+    # Known to everyone: each Azurite has them.
+    ACCOUNT: ClassVar[str] = "devstoreaccount1"
+    KEY: ClassVar[str] = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+    def options_at(self, server: str) -> dict[str, Any]:
+        """Storage options that reach it through a server before it."""
+        said = {"AccountName": self.ACCOUNT, "AccountKey": self.KEY, "BlobEndpoint": f"{server}/{self.ACCOUNT}"}
+        connection = ["DefaultEndpointsProtocol=http", *(f"{name}={value}" for name, value in said.items())]
+        return {"connection_string": ";".join(connection) + ";"}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Storage options that reach it."""
+        return self.options_at(self.url)
+
+    def make_bucket(self) -> str:
+        """Make an empty container, and return its URL."""
+        from azure.storage.blob import BlobServiceClient
+
+        name = f"container-{uuid4().hex[:12]}"
+        with BlobServiceClient.from_connection_string(self.options["connection_string"]) as client:
+            client.create_container(name)
+        return f"az://{name}"
+
+    def bucket_behind(self, server: str) -> AzureContainer:
+        """An empty container, reached through a fault server before this one."""
+        url = self.make_bucket()
+        path = f"/{self.ACCOUNT}/{url.removeprefix('az://')}/"
+        return AzureContainer(url=url, options=self.options_at(server), server=server, prefix=path, azure=self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AzureContainer(FaultyStore):
+    """A container of Azure whose answers can be made to fail."""
+
+    azure: AzureStore
+
+    def put(self, name: str, data: bytes) -> None:
+        """Store a blob."""
+        from azure.storage.blob import BlobServiceClient
+
+        with BlobServiceClient.from_connection_string(self.azure.options["connection_string"]) as client:
+            client.get_blob_client(self.url.removeprefix("az://"), name).upload_blob(data, overwrite=True)
 
 
 def fresh_store(server_url: str, root: Path) -> HttpStore:

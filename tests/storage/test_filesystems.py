@@ -35,12 +35,44 @@ _NO_FORK_WARNING = pytest.mark.filterwarnings("ignore:.*use of fork.*:Deprecatio
 
 
 def test_a_missing_package_is_named_with_the_line_that_installs_it() -> None:
-    with pytest.raises(MissingDependencyError, match=r"az://container/x needs .* run: pip install adlfs"):
-        prepare("az://container/x")
+    with pytest.raises(MissingDependencyError, match=r"dropbox://folder/x needs .* run: pip install dropboxdrivefs"):
+        prepare("dropbox://folder/x")
+
+
+_WITHOUT = """
+import sys
+from lightning_streaming.errors import MissingDependencyError
+from lightning_streaming.storage import Location, prepare
+
+sys.modules[sys.argv[1]] = None  # as if it were not installed
+for act in (lambda: prepare(sys.argv[2]), Location(sys.argv[2]).read, Location(sys.argv[2]).stat):
+    try:
+        act()
+    except MissingDependencyError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "url", "extra"),
+    [
+        ("huggingface_hub", "hf://datasets/user/name/x", "hub"),
+        ("adlfs", "az://container/x", "azure"),
+        ("adlfs", "abfs://container@account.dfs.core.windows.net/x", "azure"),
+        ("adlfs", "abfss://container/x", "azure"),
+        ("ocifs", "oci://bucket@namespace/x", "oci"),
+    ],
+)
+def test_a_missing_package_of_an_extra_is_told_with_the_extra(package: str, url: str, extra: str) -> None:
+    command = [sys.executable, "-c", _WITHOUT, package, url]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    line = f"{url} needs the {package} package; run: pip install 'lightning-streaming[{extra}]'"
+    assert found.stdout.splitlines() == [line] * 3
+    assert "Traceback" not in found.stderr
 
 
 def test_an_unknown_scheme_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no filesystem serves bogus://"):
+    with pytest.raises(ConfigError, match=r"no filesystem serves bogus://.* known are s3://, gs://, az://.* hf://"):
         prepare("bogus://bucket/x")
 
 

@@ -12,10 +12,10 @@ import pytest
 from lightning_streaming.errors import AccessDeniedError, IntegrityError, ObjectNotFoundError, StorageError
 from lightning_streaming.storage import Location
 from lightning_streaming.storage.location import upload_seconds
-from tests.servers import GcsBucket, GcsStore, HttpStore, S3Bucket, S3Store, refused_port
+from tests.servers import AzureStore, GcsBucket, GcsStore, HttpStore, S3Bucket, S3Store, refused_port
 
-WRITABLE = ["local", "memory", "s3", "gcs"]
-STORES = [*WRITABLE, "http"]
+WRITABLE = ["local", "memory", "s3", "gcs", "azure"]
+STORES = [*WRITABLE, "http", "hub"]
 DATA = bytes(range(256)) * 40
 
 
@@ -29,15 +29,19 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
         return Location(f"memory://{uuid4().hex}/root")
     if kind == "http":
         return Location(request.getfixturevalue("http_store").url)
-    store: S3Store | GcsStore = request.getfixturevalue(kind)
+    if kind == "hub":
+        dataset = request.getfixturevalue("hub")
+        return Location(dataset.url, dataset.options)
+    store: S3Store | GcsStore | AzureStore = request.getfixturevalue(kind)
     return Location(f"{store.make_bucket()}/root", store.options)
 
 
 def fill(root: Location, request: pytest.FixtureRequest, *names: str) -> None:
-    """Store ``DATA`` under these names; over HTTP past the location, which cannot."""
+    """Store ``DATA`` under these names; over HTTP and on the hub past the location, which cannot."""
+    past = {"http": "http_store", "hf": "hub"}.get(root.url.partition(":")[0])
     for name in names:
-        if root.url.startswith("http"):
-            request.getfixturevalue("http_store").put(name, DATA)
+        if past:
+            request.getfixturevalue(past).put(name, DATA)
         else:
             (root / name).put(DATA)
 

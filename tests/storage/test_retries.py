@@ -468,3 +468,11 @@ def test_a_thread_that_is_slow_is_waited_for() -> None:
         return "done"
 
     assert run_watched(work, progress, 0.9, inf) == "done"
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [('"api";r=0;t=55', 55.0), ('"api";r=0;t=5000', 60.0), ('"api";r=489;t=55', 0.0), ("odd", 0.0), ("", 0.0)],
+)
+def test_a_quota_that_is_used_up_says_when_it_is_renewed(header: str, seconds: float) -> None:
+    assert retries._asked_wait(RefusedError(429, {"RateLimit": header}, "x")) == seconds

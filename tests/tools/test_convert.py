@@ -26,6 +26,7 @@ from pyarrow import parquet
 
 from examples.byte_transformer import ByteTransformer
 from lightning_streaming import StreamingDataLoader, StreamingDataset
+from lightning_streaming.cache.config import CACHE_VARIABLE
 from lightning_streaming.storage import Location
 from tests.servers import S3Store, http_server
 from tests.tools.running import Outcome, options, run
@@ -192,6 +193,28 @@ def test_a_killed_conversion_goes_on_to_the_same_dataset(tmp_path: Path, more: t
     # By one worker, which starts faster than two; the dataset is the same.
     convert(source, out, *more, "--resume", "--workers", 1)
     convert(source, tmp_path / "in_one_go", *more, "--workers", 1)
+    assert files(out) == files(tmp_path / "in_one_go")
+
+
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [(("--size-limit", "8kb"), "shard.*.mds"), (("--part-size", "80kb", "--workers", 2), "part.*/index.json")],
+    ids=["one_part", "parts"],
+)
+def test_so_does_one_of_another_format(
+    tmp_path: Path, more: tuple[object, ...], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "caches"))
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    for number in range(12):
+        np.save(source / f"{number:02}.npy", np.arange(number * 40_000, number * 40_000 + 40_000).reshape(1000, 40))
+    words = ("--format", "npy", *more)
+    while _kill_when(found, out, source, out, *words) != -signal.SIGKILL:
+        shutil.rmtree(out)
+    assert not (out / "index.json").exists()
+    convert(source, out, *words, "--resume", "--workers", 1)
+    convert(source, tmp_path / "in_one_go", *words, "--workers", 1)
     assert files(out) == files(tmp_path / "in_one_go")
 
 

@@ -306,7 +306,7 @@ def test_a_pair_publishes_in_both_places(tmp_path: Path) -> None:
     assert [shard["samples"] for shard in json.loads(published)["shards"]] == [5, 2, 5, 2]
 
 
-@pytest.mark.parametrize("scheme", ["oci", "abfs", "dropbox"])
+@pytest.mark.parametrize("scheme", ["oss", "box", "dropbox"])
 def test_a_store_is_asked_for_only_where_an_index_is_not_here(tmp_path: Path, scheme: str) -> None:
     parts = [(str(part), f"{scheme}://bucket/{part.name}") for part in write_parts(tmp_path, "a", "b")]
     merge(parts, tmp_path)  # without the package that serves the store

@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.errors import ConfigError, EncodingError
+from lightning_streaming.errors import ConfigError, EncodingError, MissingDependencyError
 from lightning_streaming.formats.encodings import check_float
 from lightning_streaming.formats.encodings import encoding as find_encoding
 from lightning_streaming.formats.images import BEGINNINGS, check_whole
+from lightning_streaming.tools.console import is_image
 from lightning_streaming.tools.sources.row_source import InputPart, RowSource, Schema
 
 Sample = dict[str, Any]
@@ -338,6 +339,21 @@ def _image(value: Any, encoding: str) -> bytes:
     return value
 
 
+def _picture(value: Any) -> Any:
+    if is_image(value):
+        return value
+    raise _expected("an image that was opened", value)
+
+
+def can_be_written(encoding: str) -> bool:
+    """Whether there is such an encoding, and values of a source can have it."""
+    try:
+        _converter(encoding)
+    except (ConfigError, MissingDependencyError):
+        return False
+    return True
+
+
 def _expected(what: str, value: object) -> EncodingError:
     if value is None:
         return EncodingError(f"expected {what}, but there is no value")
@@ -356,4 +372,5 @@ _CONVERTERS: dict[str, _Converter] = {
     "str_int": _integer,
     "str_float": _float,
     "str_decimal": _decimal,
+    "pil": _picture,
 }

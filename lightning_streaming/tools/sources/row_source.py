@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import IO, Any, ClassVar, NamedTuple, cast
 
@@ -82,7 +83,7 @@ class Schema:
 class RowSource(ABC):
     """Rows in a fixed order. It holds no open file and pickles, so that workers read with copies of it.
 
-    The names of its class and its fields, but for ``paths`` and ``root``, are written down with a conversion.
+    The names of its class and its fields, but for those of where files are, are written down with a conversion.
     """
 
     paths: tuple[str, ...]
@@ -117,6 +118,10 @@ class RowSource(ABC):
     def pieces(self, most: int) -> Sequence[Piece]:  # noqa: ARG002
         """The whole input in order, in pieces of about ``most`` bytes where its files can be cut; here whole files."""
         return whole_files(self.paths)
+
+    def content(self, piece: Piece) -> str | None:  # noqa: ARG002
+        """A text that differs where what is in a piece does; None for a digest of the bytes of its file."""
+        return None
 
     def place(self, piece: Piece, number: int) -> str:
         """Say where a row is, for example ``"data.parquet, row 7"``."""
@@ -241,8 +246,8 @@ def open_bytes(path: str) -> Iterator[IO[bytes]]:
 
 
 _BLOCK_BYTES = 2**20
-_WHERE = ("paths", "root")
-"""Fields of sources that say where files are."""
+_WHERE = ("paths", "root", "cache")
+"""Fields of sources that say where files are, and how to get at them."""
 
 _Span = tuple[str, int, int | None]
 """A file, and the bytes of it, that are digested as one."""
@@ -263,8 +268,12 @@ def traits(source: RowSource) -> dict[str, Any]:
 def digest_groups(source: RowSource, groups: Sequence[Sequence[Piece]]) -> list[str]:
     """A digest of each group of pieces: of every byte in them, and of names of files where rows tell them.
 
-    The whole source is read for it, by threads; digesting is many times as fast as converting.
+    The whole source is read for it, by threads; digesting is many times as fast as converting. Of a source that tells
+    itself what is in its pieces, nothing is read.
     """
+    told = [[source.content(piece) for piece in group] for group in groups]
+    if None not in chain.from_iterable(told):
+        return list(map(digest_of, told))
     root = getattr(source, "root", None)
     spans = {piece: _span(piece) for group in groups for piece in group}
     digests = _digest_spans(set(spans.values()))

@@ -1,0 +1,417 @@
+"""Parquet files, written by pyarrow: row groups are shards, whose wanted columns are unpacked into their room."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lightning_streaming.cache.parts_of_files import PartsOfFiles
+from lightning_streaming.cache.sources import StoredInPlace
+from lightning_streaming.errors import (
+    ConfigError,
+    FormatError,
+    IndexFormatError,
+    SampleIndexError,
+    ShardCorruptError,
+    UnsupportedError,
+)
+from lightning_streaming.formats.array_lengths import column_lengths
+from lightning_streaming.formats.columns import encodings_of, flat_column, read_columns
+from lightning_streaming.formats.index import dump_index, parse_index
+from lightning_streaming.formats.other_formats import ShardReader
+from lightning_streaming.formats.shard import check_shard, may_be_flat, narrowed, open_shard, other_format, plain_kind
+from lightning_streaming.formats.shard_table import PART, ShardInfo, column_names
+from tests.formats.stored import Folder, arrays_in, describe
+from tests.helpers import raises
+
+QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+ROWS = 50
+TABLE = pa.table(
+    {
+        "id": pa.array(np.arange(ROWS)),
+        "text": [f"row {number}" for number in range(ROWS)],
+        "tokens": pa.array([list(range(number % 7)) for number in range(ROWS)], pa.list_(pa.int32())),
+        "lang": [("en", "de", None)[number % 3] for number in range(ROWS)],
+    }
+)
+
+
+def write(root: Path, table: pa.Table = TABLE, name: str = "a.parquet", **how: Any) -> Path:
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, root / name, **{"row_group_size": 20, **how})
+    return root
+
+
+def unpacked(
+    info: ShardInfo, root: Path, columns: Sequence[str] | None = None, parts: PartsOfFiles | None = None
+) -> tuple[ShardInfo, Path]:
+    """A shard's raw file, made beside the data as a cache would have it."""
+    check_shard(info, columns=columns)
+    wanted = narrowed(info, columns)
+    raw = root / "cache" / wanted.raw_data.basename
+    raw.parent.mkdir(parents=True, exist_ok=True)
+    assert wanted.zip_data is not None
+    stored = StoredInPlace(root / wanted.zip_data.basename, wanted.zip_data.bytes)
+    (parts or PartsOfFiles()).unpack(wanted, stored, raw)
+    return wanted, root / "cache"
+
+
+def opened(info: ShardInfo, root: Path, columns: Sequence[str] | None = None) -> ShardReader:
+    wanted, cache = unpacked(info, root, columns)
+    return open_shard(wanted, cache, columns=columns)
+
+
+def read(infos: Sequence[ShardInfo], root: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    rows = list[dict[str, Any]]()
+    for info in infos:
+        reader = opened(info, root, columns)
+        rows += [reader[number] for number in range(len(reader))]
+        reader.close()
+    return rows
+
+
+def plain(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows as pyarrow gives them."""
+    return [{name: one.tolist() if hasattr(one, "tolist") else one for name, one in row.items()} for row in rows]
+
+
+def test_row_groups_are_shards_and_rows_samples(tmp_path: Path) -> None:
+    write(tmp_path, TABLE[30:], "b.parquet")
+    write(tmp_path, TABLE[:30], "a/x.parquet")
+    infos = describe(tmp_path, "parquet")
+    names = ["a/x.parquet.rows/000000", "a/x.parquet.rows/000001", "b.parquet.rows/000000"]
+    assert [info.raw_data.basename for info in infos] == [f"{name}.arrow" for name in names]
+    assert [info.samples for info in infos] == [20, 10, 20]
+    assert all(info.compression == PART for info in infos)
+    assert encodings_of(infos[0]) == {"id": "int64", "text": "str", "tokens": "ndarray:int32", "lang": "str"}
+    rows = read(infos, tmp_path)
+    assert plain(rows) == TABLE.to_pylist()
+    assert type(rows[0]["id"]) is np.int64
+    assert rows[6]["tokens"].dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"compression": "zstd"},
+        {"compression": "none", "use_dictionary": False},
+        {"data_page_version": "2.0", "write_page_checksum": True},
+        {"data_page_size": 64},
+        {"write_page_index": True, "write_statistics": False},
+    ],
+    ids=str,
+)
+def test_however_it_was_written_the_rows_are_the_same(tmp_path: Path, how: dict[str, Any]) -> None:
+    write(tmp_path, **how)
+    assert plain(read(describe(tmp_path, "parquet"), tmp_path)) == TABLE.to_pylist()
+
+
+def test_only_wanted_columns_are_read_and_take_room(tmp_path: Path) -> None:
+    wide = TABLE.append_column("much", [[bytes([number]) * 90_000 for number in range(ROWS)]])
+    write(tmp_path, wide, compression="none")
+    info = describe(tmp_path, "parquet")[1]
+    wanted = narrowed(info, ["text", "id"])
+    assert column_names(wanted) == ("id", "text")
+    assert wanted.raw_data.basename != info.raw_data.basename
+    assert wanted.raw_data.bytes < 8000 < 20 * 90_000 < info.raw_data.bytes
+    assert narrowed(wanted, ["id", "text"]) == wanted
+    assert narrowed(info, list(column_names(info))) == info
+    raw = tmp_path / "raw"
+    assert wanted.zip_data is not None
+    asked = PartsOfFiles().unpack(wanted, StoredInPlace(tmp_path / "a.parquet", wanted.zip_data.bytes), raw)
+    assert asked < 3000
+    assert raw.stat().st_size == wanted.raw_data.bytes
+    assert read([info], tmp_path, ["text", "id"])[3] == {"id": 23, "text": "row 23"}
+    with raises(ConfigError, "has no column 'x'"):
+        check_shard(info, columns=["x"])
+
+
+def test_batches_of_numbers_are_copied_together(tmp_path: Path) -> None:
+    tokens = [np.arange(4, dtype=np.int32) + number for number in range(ROWS)]
+    write(tmp_path, pa.table({"tokens": tokens, "label": pa.array(range(ROWS), pa.uint8())}))
+    infos = describe(tmp_path, "parquet")
+    assert len({plain_kind(info, None) for info in infos}) == 1
+    readers: list[Any] = [opened(info, tmp_path) for info in infos]
+    rows = readers[0].plain_rows()
+    assert rows is not None
+    assert all(reader.plain_rows() is rows for reader in readers)
+    table = np.empty(2, rows.row)
+    readers[1].copy_rows(np.array([3, 0]), table)
+    found = rows.columns_of(table)
+    assert np.array_equal(found["tokens"], [tokens[23], tokens[20]])
+    assert found["label"].tolist() == [23, 20]
+    for reader in readers:
+        reader.close()
+    assert plain_kind(infos[0], ["label"]) is not None
+    write(tmp_path, TABLE)
+    assert plain_kind(describe(tmp_path, "parquet")[0], ["text", "id"]) is not None
+    write(tmp_path, pa.table({"id": range(ROWS), "more": [{"x": number} for number in range(ROWS)]}))
+    assert plain_kind(describe(tmp_path, "parquet")[0], None) is None
+
+
+def test_lists_are_counted_and_found_for_packs(tmp_path: Path) -> None:
+    info = describe(write(tmp_path), "parquet")[1]
+    assert may_be_flat(info)
+    _, cache = unpacked(info, tmp_path, ["tokens"])
+    lengths = column_lengths(info, "tokens").read_here(cache)
+    assert lengths.tolist() == [number % 7 for number in range(20, 40)]
+    reader = opened(info, tmp_path, ["tokens"])
+    assert arrays_in(flat_column(reader, info, "tokens")) == [list(range(number % 7)) for number in range(20, 40)]
+    reader.close()
+
+
+def test_columns_are_read_for_conditions(tmp_path: Path) -> None:
+    info = describe(write(tmp_path), "parquet")[0]
+    wanted, cache = unpacked(info, tmp_path, ["id", "lang"])
+    columns = read_columns(wanted, cache, ["id", "lang"])
+    assert isinstance(columns["id"], np.ndarray)
+    assert columns["id"].tolist() == list(range(20))
+    assert columns["lang"] == TABLE.column("lang").to_pylist()[:20]
+
+
+def test_known_files_are_not_looked_at_again_unless_they_have_changed(tmp_path: Path) -> None:
+    for name in ("a.parquet", "b.parquet", "c.parquet"):
+        write(tmp_path, name=name)
+    known = describe(tmp_path, "parquet")
+    folder = Folder(tmp_path)
+    write(tmp_path, TABLE[:45], "b.parquet")
+    before = {info.raw_data.basename: info for info in known}
+    found = list(other_format("parquet").describe(folder, before))
+    assert [info.samples for info in found] == [20, 20, 10, 20, 20, 5, 20, 20, 10]
+    assert folder.bytes_read == folder.sizes()["b.parquet"]
+
+
+def test_a_file_without_rows_has_no_shards(tmp_path: Path) -> None:
+    write(tmp_path, TABLE[:0], "a.parquet")
+    write(tmp_path, TABLE[:3], "b.parquet")
+    assert [info.samples for info in describe(tmp_path, "parquet")] == [3]
+
+
+def test_a_footer_of_any_length_is_read(tmp_path: Path) -> None:
+    table = pa.table({f"column {number:04} {'x' * 60}": [1, 2] for number in range(1500)})
+    write(tmp_path, table)
+    assert (tmp_path / "a.parquet").stat().st_size > 3 * (64 << 10)
+    infos = describe(tmp_path, "parquet")
+    assert len(column_names(infos[0])) == 1500
+    name = table.column_names[777]
+    assert read(infos, tmp_path, [name]) == [{name: 1}, {name: 2}]
+
+
+# --- how much room rows take ---
+
+_LEAVES = st.sampled_from(
+    [pa.int8(), pa.int64(), pa.float32(), pa.bool_(), pa.string(), pa.large_string(), pa.binary(), pa.binary(3)]
+)
+_TYPES = st.recursive(
+    _LEAVES,
+    lambda inner: st.one_of(
+        inner.map(pa.list_),
+        inner.map(pa.large_list),
+        inner.map(lambda kind: pa.list_(kind, 3)),
+        st.lists(inner, min_size=1, max_size=3).map(
+            lambda kinds: pa.struct([(str(n), k) for n, k in enumerate(kinds)])
+        ),
+        inner.map(lambda kind: pa.map_(pa.string(), kind)),
+    ),
+    max_leaves=4,
+)
+
+
+def _value(kind: Any, draw: np.random.Generator, depth: int = 0) -> Any:
+    if depth and draw.random() < 0.2:
+        return None
+    if pa.types.is_struct(kind):
+        return {field.name: _value(field.type, draw, depth + 1) for field in kind}
+    if pa.types.is_map(kind):
+        return [(f"k{number}", _value(kind.item_type, draw, depth + 1)) for number in range(draw.integers(3))]
+    if pa.types.is_fixed_size_list(kind):
+        return [_value(kind.value_type, draw, depth + 1) for _ in range(kind.list_size)]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return [_value(kind.value_type, draw, depth + 1) for _ in range(draw.integers(5))]
+    if pa.types.is_boolean(kind):
+        return bool(draw.integers(2))
+    if pa.types.is_floating(kind):
+        return float(draw.integers(99))
+    if pa.types.is_integer(kind):
+        return int(draw.integers(99))
+    if pa.types.is_fixed_size_binary(kind):
+        return bytes(draw.integers(65, 70, 3).tolist())
+    text = "ab" * int(draw.integers(40)) if draw.random() < 0.5 else f"{draw.integers(10**9)}"
+    return text.encode() if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) else text
+
+
+@QUICK
+@given(
+    kinds=st.lists(_TYPES, min_size=1, max_size=4),
+    rows=st.integers(1, 60),
+    seed=st.integers(0, 99),
+    has_dictionary=st.booleans(),
+    version=st.sampled_from(["1.0", "2.0"]),
+)
+def test_rows_fit_the_room_that_the_footer_promises(
+    tmp_path: Path, kinds: list[Any], rows: int, seed: int, has_dictionary: bool, version: str
+) -> None:
+    draw = np.random.default_rng(seed)
+    table = pa.table(
+        {str(n): pa.array([_value(kind, draw, 1) for _ in range(rows)], kind) for n, kind in enumerate(kinds)}
+    )
+    write(tmp_path, table, row_group_size=25, use_dictionary=has_dictionary, data_page_version=version)
+    for info in describe(tmp_path, "parquet"):
+        wanted, cache = unpacked(info, tmp_path)
+        raw = cache / wanted.raw_data.basename
+        assert raw.stat().st_size == wanted.raw_data.bytes
+        with pa.memory_map(str(raw)) as data:
+            batches = list(pa.ipc.open_stream(data))
+        group = int(wanted.raw_data.basename[-12:-6])
+        expected = table.slice(25 * group, 25).to_pylist()
+        assert [row for batch in batches for row in batch.to_pylist()] == expected
+        raw.unlink()
+
+
+def test_text_that_repeats_keeps_its_dictionary(tmp_path: Path) -> None:
+    write(tmp_path, pa.table({"text": ["much text" * 1000] * 5000}), row_group_size=5000)
+    (info,) = describe(tmp_path, "parquet")
+    assert info.raw_data.bytes < 100_000
+    assert {row["text"] for row in read([info], tmp_path)} == {"much text" * 1000}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_rows_that_take_more_than_told_are_compressed(tmp_path: Path, nested: bool) -> None:
+    text = [f"{'the same beginning' * 50} {number}" for number in range(2000)]
+    table = pa.table({"text": [[one] for one in text] if nested else text})
+    name = "text.list.element" if nested else "text"
+    write(tmp_path, table, use_dictionary=False, column_encoding={name: "DELTA_BYTE_ARRAY"}, row_group_size=2000)
+    (info,) = describe(tmp_path, "parquet")
+    assert info.raw_data.bytes < sum(map(len, text)) / 2
+    assert [row["text"] for row in read([info], tmp_path)] == table.column("text").to_pylist()
+
+
+def test_an_unpacked_file_is_written_where_it_is(tmp_path: Path) -> None:
+    info = describe(write(tmp_path), "parquet")[0]
+    raw = tmp_path / "raw"
+    raw.write_bytes(b"x" * info.raw_data.bytes)
+    inode = raw.stat().st_ino
+    assert info.zip_data is not None
+    PartsOfFiles().unpack(info, StoredInPlace(tmp_path / "a.parquet", info.zip_data.bytes), raw)
+    assert (raw.stat().st_ino, raw.stat().st_size) == (inode, info.raw_data.bytes)
+
+
+# --- what is wrong ---
+
+
+def test_columns_that_are_not_read_matter_only_where_they_are_wanted(tmp_path: Path) -> None:
+    info = describe(write(tmp_path), "parquet")[0]
+    schema = {**info.schema, "column_encodings": ("int64", "str", "not read: odd<x>", "str")}
+    odd = replace(info, schema=schema)
+    check_shard(odd, columns=["id"])
+    for columns in (None, ["tokens"]):
+        with raises(UnsupportedError, "column 'tokens' is of Arrow's type odd<x>", "columns=[...]"):
+            check_shard(odd, columns=columns)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "does not end as a Parquet file"),
+        (b"PAR1", "does not end as a Parquet file"),
+        (b"PAR1" + b"x" * 50 + b"\xff\xff\xff\x7fPAR1", "fewer than its footer's"),
+        (b"PAR1" + b"x" * 50 + b"\x20\0\0\0PAR1", "must be sound"),
+        (b"PAR1" + b"x" * 50 + b"\x20\0\0\0PARE", "encrypted"),
+        (b"CSV, 1, 2, 3 and more", "does not end as a Parquet file"),
+    ],
+)
+def test_what_is_no_parquet_file_is_told(tmp_path: Path, data: bytes, words: str) -> None:
+    (tmp_path / "a.parquet").write_bytes(data)
+    with pytest.raises((FormatError, UnsupportedError)) as told:
+        describe(tmp_path, "parquet")
+    assert "a.parquet" in str(told.value)
+    assert words in str(told.value)
+
+
+def test_a_place_without_parquet_files_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    with raises(ConfigError, "has no Parquet files"):
+        describe(tmp_path, "parquet")
+
+
+def test_types_must_agree_over_files(tmp_path: Path) -> None:
+    write(tmp_path, pa.table({"x": [1], "y": pa.nulls(1)}), "a.parquet")
+    write(tmp_path, pa.table({"x": [1], "y": ["text"]}), "b.parquet")
+    assert [encodings_of(info)["y"] for info in describe(tmp_path, "parquet")] == ["null", "str"]
+    write(tmp_path, pa.table({"x": ["1"], "y": ["text"]}), "c.parquet")
+    with raises(FormatError, "c.parquet has column 'x' of type str, but a.parquet has it of type int64"):
+        describe(tmp_path, "parquet")
+
+
+def test_two_columns_of_one_name_are_told(tmp_path: Path) -> None:
+    write(tmp_path, pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["x", "x"]))
+    with raises(UnsupportedError, "a.parquet", "two columns of one name"):
+        describe(tmp_path, "parquet")
+
+
+def test_a_file_that_has_changed_is_told_or_read_rightly(tmp_path: Path) -> None:
+    infos = describe(write(tmp_path), "parquet")
+    parts = PartsOfFiles()
+    unpacked(infos[0], tmp_path, parts=parts)
+    write(tmp_path, pa.table({"other": ["x" * 50] * 5}))
+    with raises(ShardCorruptError, "a.parquet must have"):
+        unpacked(infos[1], tmp_path, parts=parts)
+    other = describe(tmp_path, "parquet")
+    mixed = replace(infos[1], zip_data=other[0].zip_data)
+    with raises(ShardCorruptError, "has changed since its index was made", "row group 1"):
+        unpacked(mixed, tmp_path, parts=parts)
+
+
+def test_damage_is_told_with_the_row_group(tmp_path: Path) -> None:
+    infos = describe(write(tmp_path, compression="none", write_page_checksum=True), "parquet")
+    path = tmp_path / "a.parquet"
+    data = bytearray(path.read_bytes())
+    place = data.index(b"row 25")
+    data[place : place + 6] = b"row 99"
+    path.write_bytes(data)
+    with raises(ShardCorruptError, "row group 1 of", "a.parquet"):
+        unpacked(infos[1], tmp_path)
+    assert len(read([infos[0], infos[2]], tmp_path)) == 30
+
+
+def test_an_unpacked_file_that_is_damaged_is_told(tmp_path: Path) -> None:
+    wanted, cache = unpacked(describe(write(tmp_path), "parquet")[0], tmp_path)
+    raw = cache / wanted.raw_data.basename
+    whole = raw.read_bytes()
+    raw.write_bytes(b"\0" * len(whole))
+    with pytest.raises(ShardCorruptError, match=r"000000\.arrow"):
+        open_shard(wanted, cache)
+    raw.write_bytes(whole[:-1])
+    with pytest.raises(ShardCorruptError, match="must have"):
+        open_shard(wanted, cache)
+
+
+def test_an_index_that_does_not_tell_what_columns_take_is_told(tmp_path: Path) -> None:
+    info = describe(write(tmp_path), "parquet")[0]
+    for told in (None, "", "1,2", "1,2,3,x", "1,2,3,-4"):
+        with pytest.raises(IndexFormatError, match="bytes of 4 columns"):
+            check_shard(replace(info, column_bytes=told))
+
+
+def test_other_numbers_are_no_samples(tmp_path: Path) -> None:
+    reader = opened(describe(write(tmp_path), "parquet")[0], tmp_path)
+    for number in (-1, 20):
+        with pytest.raises(SampleIndexError):
+            reader[number]
+    reader.close()
+
+
+def test_an_index_of_many_row_groups_is_read_back(tmp_path: Path) -> None:
+    infos = describe(write(tmp_path, row_group_size=1), "parquet")
+    assert len(infos) == ROWS
+    assert list(parse_index(dump_index(infos), "index.json").shards) == infos
+    assert len({info.raw_data.basename for info in infos}) == ROWS
