@@ -234,7 +234,7 @@ def read_footer(stored: RangedFile) -> Footer:
     return Footer(metadata, schema, size - needed)
 
 
-class _Unread(io.RawIOBase):
+class _SizeAlone(io.RawIOBase):
     """A file of which nothing can be read."""
 
     def __init__(self, size: int) -> None:
@@ -265,7 +265,7 @@ def _check_columns(metadata: Any, stored: RangedFile) -> None:
 
     Here it looks at all of them, before it reads the first, and raises what is wrong.
     """
-    file = require_parquet().ParquetFile(_Unread(stored.size), metadata=metadata, pre_buffer=True)
+    file = require_parquet().ParquetFile(_SizeAlone(stored.size), metadata=metadata, pre_buffer=True)
     groups, columns = list(range(metadata.num_row_groups)), list(range(metadata.num_columns))
     with suppress(_ReachedError):
         file.reader.read_row_groups(groups, column_indices=columns, use_threads=False)
