@@ -39,7 +39,7 @@ from lightning_streaming.formats.in_order import known_or_found
 from lightning_streaming.formats.mds import map_file
 from lightning_streaming.formats.other_formats import RangedFile, ShardReader, StoredFiles, by_file, other_shard
 from lightning_streaming.formats.parquet_footers import Footer, Range, column_bytes_of, ranges_of, read_footer
-from lightning_streaming.formats.parquet_rows import FileOfRanges, decoded_rows, plain_where_it_fits, write_stream
+from lightning_streaming.formats.parquet_rows import FileOfRanges, unpacked_rows, write_stream
 from lightning_streaming.formats.shard_table import (
     FILE_SUFFIXES,
     PART,
@@ -109,12 +109,11 @@ class ParquetFormat:
         """Unpack the columns of a row group; see :class:`PartsFormat`."""
         group, columns = _group_of(info), column_names(info)
         _check_unchanged(info, known, group, stored)
-        leaves = known.leaves(columns)
-        ranges = ranges_of([known.metadata.row_group(group).column(one) for one in leaves], known, stored)
+        chunks = [known.metadata.row_group(group).column(place) for place in known.leaves(columns)]
+        ranges = ranges_of(chunks, known, stored)
         pieces = FileOfRanges(ranges, stored.read(ranges), stored.size)
         with sound_arrow(f"row group {group} of {stored.shown}"):
-            rows = decoded_rows(known, group, columns, leaves, pieces)
-            rows = plain_where_it_fits(rows, info.raw_data.bytes - _FRAME_BYTES)
+            rows = unpacked_rows(known, group, columns, pieces, info.raw_data.bytes - _FRAME_BYTES)
         if rows.num_rows != info.samples:
             raise ShardCorruptError(
                 f"row group {group} of {stored.shown} must have {info.samples} rows, but has {rows.num_rows}"
