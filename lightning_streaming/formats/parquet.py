@@ -162,7 +162,102 @@ def may_be_flat_column(info: ShardInfo) -> bool:
     return any(one.startswith("ndarray:") for one in info.schema["column_encodings"])
 
 
+<<<<<<< HEAD
 # --- entries of an index ---
+=======
+# --- the index ---
+
+
+@dataclass(frozen=True)
+class Footer:
+    """What the end of a Parquet file says of all of it."""
+
+    metadata: Any
+    """A ``pyarrow.parquet.FileMetaData``."""
+    schema: Any
+    """The ``pyarrow.Schema`` of its rows."""
+    start: int
+    """Its first byte, before which all rows lie."""
+
+    def leaves(self, columns: Sequence[str]) -> list[int]:
+        """The numbers of the Parquet columns that make up some columns of rows."""
+        wanted, found, first = set(columns), list[int](), 0
+        for one in self.schema:
+            after = first + _num_leaves(one.type)
+            if one.name in wanted:
+                found += range(first, after)
+            first = after
+        return found
+
+
+def read_footer(stored: RangedFile) -> Footer:
+    """Read the end of a Parquet file.
+
+    Raises:
+        ShardCorruptError: It is no such file, or is cut.
+        UnsupportedError: It is encrypted; or two columns have one name.
+        StorageError: It could not be read.
+    """
+    arrow, size = require_pyarrow(), stored.size
+    start = max(0, size - _TAIL_BYTES)
+    tail = stored.read([(start, size)])[0] if size else b""
+    magic = bytes(tail[-4:])
+    if magic == _SEALED:
+        raise UnsupportedError(f"{stored.shown} is encrypted, which is not read; write it again without encryption")
+    if magic != _MAGIC or size < 12:
+        raise ShardCorruptError(f"{stored.shown} does not end as a Parquet file does, but with {magic!r}; is it cut?")
+    needed = int.from_bytes(tail[-8:-4], "little") + 8
+    if needed + len(_MAGIC) > size:
+        raise ShardCorruptError(f"{stored.shown} has {size} bytes, fewer than its footer's {needed}; the file is cut")
+    if needed > len(tail):
+        tail = stored.read([(size - needed, size)])[0]
+    with sound_arrow(stored.shown):
+        metadata = require_parquet().read_metadata(arrow.BufferReader(_MAGIC + bytes(tail[-needed:])))
+        schema = metadata.schema.to_arrow_schema()
+        if len(set(schema.names)) < len(schema.names):
+            raise UnsupportedError(f"{stored.shown} has two columns of one name: {shortened(', '.join(schema.names))}")
+        if sum(_num_leaves(one.type) for one in schema) != metadata.num_columns:
+            raise UnsupportedError(f"{stored.shown} has columns that pyarrow {arrow.__version__} cannot tell apart")
+        _check_columns(metadata, stored)
+    return Footer(metadata, schema, size - needed)
+
+
+class _SizeAlone(io.RawIOBase):
+    """A file of which nothing can be read."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._size
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:  # noqa: ARG002
+        return self._size
+
+    def read(self, size: int | None = -1) -> bytes:  # noqa: ARG002
+        raise _ReachedError
+
+
+class _ReachedError(Exception):
+    """What is in a file would be read now."""
+
+
+def _check_columns(metadata: Any, stored: RangedFile) -> None:
+    """Refuse a footer over which pyarrow would end the process when it is asked about a column of a row group.
+
+    Here it looks at all of them, before it reads the first, and raises what is wrong.
+    """
+    file = require_parquet().ParquetFile(_SizeAlone(stored.size), metadata=metadata, pre_buffer=True)
+    groups, columns = list(range(metadata.num_row_groups)), list(range(metadata.num_columns))
+    with suppress(_ReachedError):
+        file.reader.read_row_groups(groups, column_indices=columns, use_threads=False)
+>>>>>>> every
 
 
 def _row_groups(files: StoredFiles, name: str) -> list[ShardInfo]:

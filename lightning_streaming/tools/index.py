@@ -21,6 +21,7 @@ from typing import Any
 from lightning_streaming.cache.made_index import made_index
 from lightning_streaming.cache.shared_files import make_cache_directory
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.files import remove_partials
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index
 from lightning_streaming.loading.stream import Stream, StreamDefaults
 from lightning_streaming.storage import Location
@@ -69,7 +70,7 @@ def run(args: Namespace) -> int:
             journal=directory / _JOURNAL,
             progress=advance,
         )
-    (out / INDEX_BASENAME).put(text)
+    _store(out / INDEX_BASENAME, text)
     report = _report(parse_index(text, str(out)), str(out / INDEX_BASENAME), time.monotonic() - began)
     if args.json:
         print_json(report)
@@ -94,6 +95,13 @@ def _out(args: Namespace, source: Location) -> Location:
             "directory, or none: runs look at such data themselves"
         )
     return source
+
+
+def _store(place: Location, text: bytes) -> None:
+    """Put an index where it goes, and take away what was left of it by those that were killed at this."""
+    if place.path is not None:
+        remove_partials(place.path)
+    place.put(text)
 
 
 def _known(out: Location) -> DatasetIndex | None:
