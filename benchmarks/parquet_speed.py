@@ -5,9 +5,9 @@ Run from the root of the repository, on a machine that does nothing else:
     python -m benchmarks.parquet_speed --peers ~/peers/bin/python
 
 ``--peers`` is the Python of an environment with litdata, polars and datasets. pyarrow writes the data; all read the
-same files, warm and local. Every measurement is a fresh process that reads an epoch to warm up, or ten seconds of one, and
-then for ``--seconds`` more, from asking for an iterator on. Systems alternate, and medians of ``--rounds`` are
-shown, in thousands of samples a second, with our share of the best of the others.
+same files, warm and local. Every measurement is a fresh process that reads an epoch to warm up, or ten seconds of
+one, and then for ``--seconds`` more, from asking for an iterator on. Systems alternate, and medians of ``--rounds``
+are shown, in thousands of samples a second, with our share of the best of the others.
 
     tokens    lists of 2,048 tokens, int32: 1 GB in row groups of 2,048 rows
     lists     lists of 100 to 300 tokens, read without batches

@@ -17,6 +17,8 @@
                    member_values decodes what they hold, published_counts knows what others have counted
     arrow_rows     rows of Arrow record batches; arrow_types tells what each type becomes, arrow_values and
                    arrow_arrays read it
+    parquet        row groups of Parquet files; parquet_footers says where their columns lie and what room they take,
+                   parquet_rows unpacks them
     litdata        directories that litData optimised; litdata_chunks and litdata_rows find the items of a chunk,
                    litdata_samples makes samples of them, litdata_leaves the values in these
 

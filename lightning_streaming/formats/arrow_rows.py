@@ -239,7 +239,7 @@ class ArrowRows(ColumnReader):
             read = reader_of(kind, arrays[name])
             rows = range(self._num_rows(number))
             values += [read(row) for row in rows]
-        return [json.dumps(value) for value in values] if kind.encoding == "json" else values
+        return [json.dumps(value, default=_as_json) for value in values] if kind.encoding == "json" else values
 
     def _num_rows(self, number: int) -> int:
         after = [*self._firsts[1:], self._samples]
@@ -274,3 +274,10 @@ def _error_of(read: Read, row: int) -> Exception | None:
     except _OF_VALUES as error:
         return error
     return None
+
+
+def _as_json(value: Any) -> Any:
+    """A number, or an array of numbers, of numpy's as JSON has it."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    raise EncodingError(f"a {type(value).__name__} is no JSON")

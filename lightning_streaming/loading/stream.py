@@ -40,8 +40,8 @@ class StoredOptions(SelectionOptions):
         download_timeout: Seconds without a byte arriving after which an attempt ends.
         validate_hash: Hash to check downloaded files with. None: one that the index offers.
         keep_zip: Keep compressed files beside the decompressed ones.
-        format: What lies at ``remote``, if it is not MDS: "npy", "megatron", "webdataset" or "litdata"; it is read
-            as it lies, see docs/other-formats.md.
+        format: What lies at ``remote``, if it is not MDS: "parquet", "webdataset", "npy", "megatron" or "litdata"; it
+            is read as it lies, see docs/other-formats.md. ``remote`` may then name files, like "data/train-*.parquet".
         block_length: With ``format`` "npy", "megatron" or "litdata", of tokens: a sample is a block of so many,
             whatever documents they are of.
     """
