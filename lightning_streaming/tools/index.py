@@ -18,7 +18,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from lightning_streaming.cache.made_index import made_index
+from lightning_streaming.cache.made_index import KnownIndex, made_index
 from lightning_streaming.cache.shared_files import make_cache_directory
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.files import remove_partials
@@ -104,10 +104,14 @@ def _store(place: Location, text: bytes) -> None:
     place.put(text)
 
 
-def _known(out: Location) -> DatasetIndex | None:
-    """The index that was made before."""
-    left = (out / INDEX_BASENAME).read_if_there()
-    return None if left is None else own_index(left)
+def _known(out: Location) -> KnownIndex | None:
+    """The index that was made before; None if there is none, or its store does not tell when."""
+    place = out / INDEX_BASENAME
+    left, listed = place.read_if_there(), place.listed()
+    index = None if left is None else own_index(left)
+    if index is None or listed is None or listed.modified is None:
+        return None
+    return KnownIndex(index.shards, listed.modified)
 
 
 def _report(index: DatasetIndex, written: str, seconds: float) -> dict[str, Any]:
