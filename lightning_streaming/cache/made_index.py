@@ -166,7 +166,7 @@ def found_or_made(config: CacheConfig, known: DatasetIndex | None) -> bytes:
             told = [(one.format, described(one).get("block_length")) for _, one in shards.examples()]
             if told and all(one == (shard_format, block_length) for one in told):
                 return left if config.pattern is None else _of_files(shards, config.pattern, location)
-    shown = FilesAt(location, config.pattern).shown
+    shown = config.shown
     _logger.info("%s has no index of its own: its %s files are looked at", shown, shard_format)
     began = perf_counter()
     text = made_index(location, shard_format, block_length, pattern=config.pattern, known=known)

@@ -130,6 +130,26 @@ def test_blocks_of_another_length_have_an_index_of_their_own(tmp_path: Path) -> 
         assert found == [list(range(start, start + length)) for start in range(0, 100 - length + 1, length)]
 
 
+def test_a_directory_for_some_files_is_not_taken_for_others(data: Path, tmp_path: Path) -> None:
+    local = tmp_path / "local"
+    some = config(data / "a*.npy", local=local)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:  # what another process found just now is believed
+        assert pool.apply(_samples, (IndexCache(some),)) == 10
+    assert IndexCache(some).read().num_samples == 10
+    for others in (data / "b*.npy", data):
+        with pytest.raises(ConfigError, match=r"holds shards of another remote than .*/data.* in format npy"):
+            read(others, local=local)
+
+
+def test_blocks_of_two_lengths_do_not_share_a_directory(tmp_path: Path) -> None:
+    root = tmp_path / "tokens"
+    root.mkdir()
+    np.save(root / "a.npy", np.arange(100, dtype=np.uint16))
+    assert read(root, local=tmp_path / "local", block_length=10).num_samples == 10
+    with pytest.raises(ConfigError, match="another remote"):
+        read(root, local=tmp_path / "local", block_length=30)
+
+
 def test_an_index_whose_making_was_interrupted_goes_on(data: Path, tmp_path: Path) -> None:
     journal, whole = tmp_path / "journal", made_index(Location(str(data)), "npy")
     content = (data / "more" / "c.npy").read_bytes()
