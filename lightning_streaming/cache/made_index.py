@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 
 from lightning_streaming.cache.config import CacheConfig
-from lightning_streaming.errors import ConfigError, FormatError
+from lightning_streaming.errors import AccessDeniedError, ConfigError, FormatError, ObjectNotFoundError
 from lightning_streaming.formats.index import (
     INDEX_BASENAME,
     DatasetIndex,
@@ -57,11 +57,24 @@ class FilesAt:
     def _sizes(self) -> Mapping[str, int]:
         if self._pattern is None:
             return self._location.walk_sizes()
-        if is_one_name(self._pattern):  # of a place that may not be listed, as over HTTP
-            size = (self._location / self._pattern).size()
-            return {} if size is None else {self._pattern: size}
+        if is_one_name(self._pattern):
+            return self._of_one_name(self._pattern)
         found = self._location.walk_sizes()
         return {name: found[name] for name in matching(self._pattern, list(found))}
+
+    def _of_one_name(self, name: str) -> Mapping[str, int]:
+        """A file, of a place that may not be listed, as over HTTP; or those below a directory, as Spark writes them."""
+        place = self._location / name
+        is_directory = place.path is not None and place.path.is_dir()
+        size = None if is_directory else place.size()
+        if size:
+            return {name: size}
+        # Stores have no directories, or say that they are empty files.
+        with suppress(ObjectNotFoundError):
+            below = place.walk_sizes()
+            if below:
+                return {f"{name}/{one}": found for one, found in below.items()}
+        return {} if size is None else {name: size}
 
     def sizes(self) -> Mapping[str, int]:
         """Bytes of each file at any depth, by its path with forward slashes, sorted; but for hidden ones."""
@@ -159,7 +172,7 @@ def found_or_made(config: CacheConfig, known: DatasetIndex | None) -> bytes:
     """
     location, shard_format, block_length = config.location, config.format, config.block_length
     assert shard_format is not None, "else its index is beside it"
-    left = (location / INDEX_BASENAME).read_if_there()
+    left = _left_beside(config)
     if left is not None:
         with suppress(FormatError):  # what is called so there is of another library
             shards = parse_index(left, str(location / INDEX_BASENAME)).shards
@@ -172,6 +185,16 @@ def found_or_made(config: CacheConfig, known: DatasetIndex | None) -> bytes:
     text = made_index(location, shard_format, block_length, pattern=config.pattern, known=known)
     _logger.info("an index of %s was made in %.1f s", shown, perf_counter() - began)
     return text
+
+
+def _left_beside(config: CacheConfig) -> bytes | None:
+    """What lies under the name of an index beside the data, if it may be read."""
+    try:
+        return (config.location / INDEX_BASENAME).read_if_there()
+    except AccessDeniedError:
+        if config.pattern is None or not is_one_name(config.pattern):
+            raise
+        return None  # a signed URL is for one file alone; whether that may be read is told when it is
 
 
 def _of_files(shards: Sequence[ShardInfo], pattern: str, location: Location) -> bytes:

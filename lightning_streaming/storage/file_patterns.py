@@ -49,7 +49,7 @@ def split_location(location: str, suffixes: tuple[str, ...]) -> tuple[str, str |
 
 
 def is_one_name(pattern: str) -> bool:
-    """Whether a pattern is just the name of a file."""
+    """Whether a pattern is just the name of a file, or of a directory that is called like one."""
     return not any(one in pattern for one in "*{?[")
 
 
@@ -58,12 +58,15 @@ def matching(pattern: str, names: list[str]) -> list[str]:
 
     Args:
         pattern: Like "train-*.parquet"; ``*`` is anything but a slash, ``**`` anything, ``?`` one character, ``[ab]``
-            one of some, ``{a,b}`` one of several, and ``{00..15}`` a number in a range.
+            one of some, ``{a,b}`` one of several, and ``{00..15}`` a number in a range. One without any of these is the
+            name of a file, or of a directory, and then of all below it.
         names: Paths with forward slashes.
 
     Raises:
         ConfigError: It names more than a million, or a range that runs backwards.
     """
+    if is_one_name(pattern):
+        return [name for name in names if name == pattern or name.startswith(f"{pattern}/")]
     found = _regular(pattern)
     return [name for name in names if found.fullmatch(name)]
 

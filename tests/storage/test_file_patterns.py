@@ -53,6 +53,7 @@ def test_a_location_is_a_directory_and_its_files(location: str, directory: str, 
         ("{web/,}a.tar", ["a.tar", "web/a.tar"]),
         ("x[[]1].tar", ["x[1].tar"]),
         ("A.tar", []),
+        ("web", ["web/a.tar", "web/de/a.tar"]),  # a directory
     ],
 )
 def test_a_pattern_names_files(pattern: str, found: list[str]) -> None:
