@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_streaming.cache import index_files
-from lightning_streaming.cache.config import CacheConfig, remote_digest
+from lightning_streaming.cache.config import CacheConfig
 from lightning_streaming.cache.file_states import CacheDirectory
 from lightning_streaming.cache.index_files import FoundIndex, IndexForms, IndexLock
 from lightning_streaming.cache.made_index import KnownIndex, found_or_made
@@ -389,19 +389,19 @@ class IndexCache:
 
     def _settle_manifest(self, lock: IndexLock) -> CacheManifest:
         in_place = self._config.source_directory() is not None
-        digest = remote_digest(self._config.location)
-        manifest = ensure_manifest(self._directory, digest, lock.scratch, of_originals=in_place)
+        manifest = ensure_manifest(self._directory, self._config.digest, lock.scratch, of_originals=in_place)
         self._check_manifest(manifest)
         return manifest
 
     def _check_manifest(self, manifest: CacheManifest | None) -> None:
         if manifest is None:
             return
-        shown = self._config.location
-        if manifest.remote != remote_digest(shown):
+        shown = self._config.shown
+        if manifest.remote != self._config.digest:
+            how = "" if self._config.format is None else f" in format {self._config.format}"
             raise ConfigError(
-                f"{self._directory} holds shards of another remote than {shown}; correct remote= if it is mistyped, "
-                "give this stream a directory of its own with local=, or remove that one"
+                f"{self._directory} holds shards of another remote than {shown}{how}; correct remote= if it is "
+                "mistyped, give this stream a directory of its own with local=, or remove that one"
             )
         in_place = self._config.source_directory() is not None
         if manifest.own is not None and manifest.of_originals != in_place:

@@ -15,7 +15,7 @@ from time import perf_counter, time
 from typing import NamedTuple
 
 from lightning_streaming.cache.config import CacheConfig
-from lightning_streaming.errors import ConfigError, FormatError
+from lightning_streaming.errors import AccessDeniedError, ConfigError, FormatError, ObjectNotFoundError
 from lightning_streaming.formats.index import (
     INDEX_BASENAME,
     ShardInfo,
@@ -69,9 +69,8 @@ class FilesAt:
     def _files(self) -> Mapping[str, ListedFile]:
         if self._pattern is None:
             return self._location.walk_files()
-        if is_one_name(self._pattern):  # of a place that may not be listed, as over HTTP
-            found = (self._location / self._pattern).listed()
-            return {} if found is None else {self._pattern: found}
+        if is_one_name(self._pattern):
+            return self._of_one_name(self._pattern)
         listed = self._location.walk_files()
         return {name: listed[name] for name in matching(self._pattern, list(listed))}
 
@@ -83,6 +82,20 @@ class FilesAt:
         """The files that were written after a time, in seconds since the epoch, or about then, as far as is told."""
         after = time - _CLOCKS_DIFFER
         return {name for name, one in self._files.items() if one.modified is not None and one.modified > after}
+
+    def _of_one_name(self, name: str) -> Mapping[str, ListedFile]:
+        """A file, of a place that may not be listed, as over HTTP; or those below a directory, as Spark writes them."""
+        place = self._location / name
+        is_directory = place.path is not None and place.path.is_dir()
+        listed = None if is_directory else place.listed()
+        if listed is not None and listed.size:
+            return {name: listed}
+        # Stores have no directories, or say that they are empty files.
+        with suppress(ObjectNotFoundError):
+            below = place.walk_files()
+            if below:
+                return {f"{name}/{one}": found for one, found in below.items()}
+        return {} if listed is None else {name: listed}
 
     def sizes(self) -> Mapping[str, int]:
         """Bytes of each file at any depth, by its path with forward slashes, sorted; but for hidden ones."""
@@ -193,19 +206,29 @@ def found_or_made(config: CacheConfig, known: KnownIndex | None) -> bytes:
     """
     location, shard_format, block_length = config.location, config.format, config.block_length
     assert shard_format is not None, "else its index is beside it"
-    left = (location / INDEX_BASENAME).read_if_there()
+    left = _left_beside(config)
     if left is not None:
         with suppress(FormatError):  # what is called so there is of another library
             shards = parse_index(left, str(location / INDEX_BASENAME)).shards
             told = [(one.format, described(one).get("block_length")) for _, one in shards.examples()]
             if told and all(one == (shard_format, block_length) for one in told):
                 return left if config.pattern is None else _of_files(shards, config.pattern, location)
-    shown = FilesAt(location, config.pattern).shown
+    shown = config.shown
     _logger.info("%s has no index of its own: its %s files are looked at", shown, shard_format)
     began = perf_counter()
     text = made_index(location, shard_format, block_length, pattern=config.pattern, known=known)
     _logger.info("an index of %s was made in %.1f s", shown, perf_counter() - began)
     return text
+
+
+def _left_beside(config: CacheConfig) -> bytes | None:
+    """What lies under the name of an index beside the data, if it may be read."""
+    try:
+        return (config.location / INDEX_BASENAME).read_if_there()
+    except AccessDeniedError:
+        if config.pattern is None or not is_one_name(config.pattern):
+            raise
+        return None  # a signed URL is for one file alone; whether that may be read is told when it is
 
 
 def _of_files(shards: Sequence[ShardInfo], pattern: str, location: Location) -> bytes:

@@ -17,6 +17,8 @@ Where only some columns are wanted, the file is another one, with a name and a s
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -53,6 +55,7 @@ from lightning_streaming.formats.values import shortened
 _NAME = "parquet"
 _SUFFIXES = FILE_SUFFIXES[_NAME]
 _ROWS, _ARROW = ".rows/", ".arrow"
+_NARROWED = re.compile(rf"({re.escape(_ROWS)}\d+)-[0-9a-f]+({re.escape(_ARROW)})\Z")
 _NOT_READ = "not read: "
 _FRAME_BYTES = 4096
 """More than a stream of Arrow takes beside its columns."""
@@ -150,6 +153,11 @@ class ParquetRows(ArrowRows):
             self._map.release()
 
 
+def whole_row_group(basename: str) -> str:
+    """The raw name of a row group with all columns, by its name with some of them; other names as they are."""
+    return _NARROWED.sub(r"\1\2", basename)
+
+
 def parquet_plain_kind(info: ShardInfo, columns: Sequence[str] | None) -> PlainArrow | None:
     """What row groups have in common whose rows may be plain together; None where those of this one are not."""
     schema = info.schema
@@ -207,7 +215,7 @@ class _FileAmong:
 
     @property
     def shown(self) -> str:
-        return f"{self.files.shown}/{self.name}"
+        return f"{self.name} at {self.files.shown}"
 
     @property
     def size(self) -> int:
@@ -287,7 +295,7 @@ def _narrowed_schema(
 
 @lru_cache(maxsize=64)
 def _columns_digest(columns: tuple[str, ...]) -> str:
-    return hashlib.blake2b("\n".join(columns).encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()
+    return hashlib.blake2b(json.dumps(columns).encode(), digest_size=5).hexdigest()
 
 
 def _check_unchanged(info: ShardInfo, footer: Footer, group: int, stored: RangedFile) -> None:

@@ -151,7 +151,8 @@ def write_stream(rows: Any, size: int, destination: Path, shown: str) -> None:
         OSError: The file cannot be written.
     """
     arrow = require_pyarrow()
-    with os.fdopen(os.open(destination, os.O_WRONLY | os.O_CREAT, 0o666), "wb", buffering=0) as file:
+    # Buffered: the system may take but a part of a long write, and Arrow does not ask how much it took.
+    with os.fdopen(os.open(destination, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
         for compression in (None, "zstd"):
             file.seek(0)
             options = arrow.ipc.IpcWriteOptions(compression=compression, use_threads=False)
@@ -161,6 +162,7 @@ def write_stream(rows: Any, size: int, destination: Path, shown: str) -> None:
                     stream.write_table(rows)
             except _FullError:
                 continue
+            file.flush()
             if os.fstat(file.fileno()).st_size != size:
                 file.truncate(size)
             return

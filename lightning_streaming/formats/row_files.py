@@ -291,11 +291,9 @@ def copy_part(info: ShardInfo, layout: RowLayout, values_at: int, stored: Ranged
     first, stop = (values_at + row * layout.row_bytes for row in part_rows(info, layout))
     if stop > stored.size:
         raise ShardCorruptError(f"{stored.shown} must have {stop} bytes for its rows, but has {stored.size}")
-    with os.fdopen(os.open(destination, os.O_WRONLY | os.O_CREAT, 0o666), "wb", buffering=0) as file:
-        for data in stored.read([(first, stop)]):
-            left = memoryview(data)
-            while left:
-                left = left[file.write(left) :]
+    with os.fdopen(os.open(destination, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
+        file.writelines(stored.read([(first, stop)]))
+        file.flush()
         if os.fstat(file.fileno()).st_size != stop - first:
             file.truncate(stop - first)
     return stop - first

@@ -16,10 +16,16 @@ from lightning_streaming import StreamingDataset
 from lightning_streaming.cache.config import CACHE_VARIABLE, CacheConfig
 from lightning_streaming.cache.index_cache import IndexCache
 from lightning_streaming.cache.made_index import KnownIndex, made_index
-from lightning_streaming.errors import ConfigError, FormatError, ObjectNotFoundError, StreamingError
+from lightning_streaming.errors import (
+    AccessDeniedError,
+    ConfigError,
+    FormatError,
+    ObjectNotFoundError,
+    StreamingError,
+)
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index
 from lightning_streaming.storage import Location
-from tests.servers import S3Bucket
+from tests.servers import HttpStore, S3Bucket
 
 LONG_AGO = 1_000_000_000
 
@@ -150,6 +156,25 @@ def test_an_index_that_was_left_beside_the_data_is_believed_if_it_is_of_what_is_
     assert read(data) == parse_index(text, "")
 
 
+def test_a_directory_may_be_called_like_a_file(data: Path, s3_bucket: S3Bucket) -> None:
+    (data / "more").rename(data / "c.npy")  # as Spark calls what it writes
+    assert told(read(data / "c.npy")) == [("c.npy/c.npy", 10)]
+    (data / INDEX_BASENAME).write_bytes(made_index(Location(str(data)), "npy"))
+    assert told(read(data / "c.npy")) == [("c.npy/c.npy", 10)]
+    for name in ("c.npy/c.npy", "c.npy/d.npy", "other.npy"):
+        s3_bucket.put(name, (data / "a.npy").read_bytes())
+    found = read(f"{s3_bucket.url}/c.npy", storage_options=s3_bucket.options)
+    assert told(found) == [("c.npy/c.npy", 10), ("c.npy/d.npy", 10)]
+
+
+def test_one_file_is_read_of_a_place_that_shows_nothing_else(data: Path, http_store: HttpStore) -> None:
+    http_store.put("a.npy", (data / "a.npy").read_bytes())
+    http_store.fail(INDEX_BASENAME, "status", status=403)  # as with a URL that is signed for one file
+    assert told(read(f"{http_store.url}/a.npy?sig=x")) == [("a.npy", 10)]
+    with pytest.raises(AccessDeniedError):
+        read(f"{http_store.url}/?sig=x")
+
+
 def test_blocks_of_another_length_have_an_index_of_their_own(tmp_path: Path) -> None:
     root = tmp_path / "tokens"
     root.mkdir()
@@ -161,6 +186,26 @@ def test_blocks_of_another_length_have_an_index_of_their_own(tmp_path: Path) -> 
         )
         found = [sample.tolist() for value in dataset for sample in value.values()]
         assert found == [list(range(start, start + length)) for start in range(0, 100 - length + 1, length)]
+
+
+def test_a_directory_for_some_files_is_not_taken_for_others(data: Path, tmp_path: Path) -> None:
+    local = tmp_path / "local"
+    some = config(data / "a*.npy", local=local)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:  # what another process found just now is believed
+        assert pool.apply(_samples, (IndexCache(some),)) == 10
+    assert IndexCache(some).read().num_samples == 10
+    for others in (data / "b*.npy", data):
+        with pytest.raises(ConfigError, match=r"holds shards of another remote than .*/data.* in format npy"):
+            read(others, local=local)
+
+
+def test_blocks_of_two_lengths_do_not_share_a_directory(tmp_path: Path) -> None:
+    root = tmp_path / "tokens"
+    root.mkdir()
+    np.save(root / "a.npy", np.arange(100, dtype=np.uint16))
+    assert read(root, local=tmp_path / "local", block_length=10).num_samples == 10
+    with pytest.raises(ConfigError, match="another remote"):
+        read(root, local=tmp_path / "local", block_length=30)
 
 
 def test_an_index_whose_making_was_interrupted_goes_on(data: Path, tmp_path: Path) -> None:
