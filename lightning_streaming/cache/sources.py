@@ -348,7 +348,7 @@ class StoredInPlace:
             StorageError: It cannot be read.
         """
         found = list[bytes]()
-        with system_errors(f"read {self.path}"), self.path.open("rb", buffering=0) as file:
+        with system_errors(f"read {self.path}"), self.path.open("rb") as file:  # without a buffer, no more than 2 GiB are read at once
             for start, stop in ranges:
                 file.seek(start)
                 found.append(file.read(stop - start))

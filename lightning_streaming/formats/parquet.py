@@ -17,6 +17,7 @@ Where only some columns are wanted, the file is another one, with a name and a s
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -288,7 +289,7 @@ def _narrowed_schema(
 
 @lru_cache(maxsize=64)
 def _columns_digest(columns: tuple[str, ...]) -> str:
-    return hashlib.blake2b("\n".join(columns).encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()
+    return hashlib.blake2b(json.dumps(columns).encode(), digest_size=5).hexdigest()
 
 
 def _check_unchanged(info: ShardInfo, footer: Footer, group: int, stored: RangedFile) -> None:
