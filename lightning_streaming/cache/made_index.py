@@ -29,6 +29,7 @@ from lightning_streaming.formats.shard import other_format
 from lightning_streaming.formats.shard_table import PART
 from lightning_streaming.storage import Location
 from lightning_streaming.storage.file_patterns import is_one_name, matching
+from lightning_streaming.storage.urls import HTTP_SCHEMES, scheme_of
 
 _logger = logging.getLogger(__name__)
 
@@ -58,8 +59,14 @@ class FilesAt:
         if self._pattern is None:
             return self._location.walk_sizes()
         if is_one_name(self._pattern):  # of a place that may not be listed, as over HTTP
-            size = (self._location / self._pattern).size()
-            return {} if size is None else {self._pattern: size}
+            named = self._location / self._pattern
+            size = named.size()
+            if size is not None:
+                return {self._pattern: size}
+            if scheme_of(self._location.url) in HTTP_SCHEMES:
+                return {}
+            # Other writers make a directory that is called like a file, and files in it.
+            return {f"{self._pattern}/{name}": size for name, size in named.walk_sizes().items()}
         found = self._location.walk_sizes()
         return {name: found[name] for name in matching(self._pattern, list(found))}
 

@@ -348,7 +348,8 @@ class StoredInPlace:
             StorageError: It cannot be read.
         """
         found = list[bytes]()
-        with system_errors(f"read {self.path}"), self.path.open("rb") as file:  # without a buffer, no more than 2 GiB are read at once
+        # Without a buffer, no more than 2 GiB would be read at once.
+        with system_errors(f"read {self.path}"), self.path.open("rb") as file:
             for start, stop in ranges:
                 file.seek(start)
                 found.append(file.read(stop - start))

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -54,6 +55,9 @@ from lightning_streaming.formats.values import shortened
 _NAME = "parquet"
 _SUFFIXES = FILE_SUFFIXES[_NAME]
 _ROWS, _ARROW = ".rows/", ".arrow"
+_NOT_DATA = re.compile(r"/_[^/]*/")
+"""In directories like that writers keep what they have not finished (``_temporary``), and what they say of tables
+(``_delta_log``)."""
 _NOT_READ = "not read: "
 _FRAME_BYTES = 4096
 """More than a stream of Arrow takes beside its columns."""
@@ -68,7 +72,7 @@ class ParquetFormat:
     def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Generator[ShardInfo, None, None]:
         """The row groups of every file, in the order of names; see :class:`OtherFormat`. Only footers are read."""
         require_pyarrow()
-        names = [name for name in files.sizes() if name.endswith(_SUFFIXES)]
+        names = [name for name in files.sizes() if name.endswith(_SUFFIXES) and not _NOT_DATA.search(f"/{name}")]
         if not names:
             raise ConfigError(
                 f"{files.shown} has no Parquet files, whose names end in {', '.join(_SUFFIXES)}; give the directory or "

@@ -214,7 +214,7 @@ def _most_leaf_bytes(kind: Any, chunk: Any) -> int:
     """Most bytes that the values of a Parquet column take."""
     types, count = require_pyarrow().types, int(chunk.num_values)
     if types.is_dictionary(kind):  # an index for each value, beside the values
-        width = max(kind.index_type.bit_width // 8, 4)
+        width = max(int(kind.index_type.bit_width) // 8, 4)
         return width * count + BUFFER_BYTES + _FRAME_BYTES_OF_COLUMN + _most_leaf_bytes(kind.value_type, chunk)
     if is_text(kind):
         width = 16 if "view" in str(kind) else 8 if "large" in str(kind) else 4

@@ -20,7 +20,7 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _MOST_NAMES = 1_000_000
 _WILDCARDS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-_PIECES = re.compile(r"(\*\*/|\*\*|\*|\?|\[!?[^]/]+\])")
+_PIECES = re.compile(r"(\*\*/|\*\*|\*|\?|\[(?:![^]/]|[^]!/])[^]/]*\])")
 
 
 def split_location(location: str, suffixes: tuple[str, ...]) -> tuple[str, str | None]:
@@ -32,11 +32,12 @@ def split_location(location: str, suffixes: tuple[str, ...]) -> tuple[str, str |
     """
     is_http = scheme_of(location) in HTTP_SCHEMES
     place, mark, query = location.partition("?") if is_http else (location, "", "")
-    wild = "*{" if is_http else "*{?["
+    wild = "*{[" if is_http else "*{?["
     head, scheme, rest = place.partition("://")
     start, path = (head + scheme, rest) if scheme else ("", place)
     parts = path.split("/")
-    first = next((number for number, part in enumerate(parts) if any(one in part for one in wild)), None)
+    host = 1 if is_http else 0  # which may have brackets of its own, as [::1] has
+    first = next((number for number, part in enumerate(parts[host:], host) if any(one in part for one in wild)), None)
     if first is None and parts[-1].lower().endswith(suffixes) and suffixes:
         first = len(parts) - 1
     if first is None:
@@ -53,7 +54,7 @@ def is_one_name(pattern: str) -> bool:
 
 
 def matching(pattern: str, names: list[str]) -> list[str]:
-    """Those of some names that a pattern is of.
+    """Those of some names that a pattern is of. Where it is just a name, also what lies in a directory of that name.
 
     Args:
         pattern: Like "train-*.parquet"; ``*`` is anything but a slash, ``**`` anything, ``?`` one character, ``[ab]``
@@ -61,9 +62,14 @@ def matching(pattern: str, names: list[str]) -> list[str]:
         names: Paths with forward slashes.
 
     Raises:
-        ConfigError: It names more than a million.
+        ConfigError: It names more than a million; or it is none, like "[z-a]".
     """
-    found = _regular(pattern)
+    if is_one_name(pattern):
+        return [name for name in names if name == pattern or name.startswith(f"{pattern}/")]
+    try:
+        found = _regular(pattern)
+    except re.error as error:
+        raise ConfigError(f"{pattern!r} names no files, as it has brackets that cannot be: {error}") from None
     return [name for name in names if found.fullmatch(name)]
 
 
@@ -78,9 +84,10 @@ def _translated(pattern: str) -> str:
 
 
 def _class_or_text(piece: str) -> str:
-    if piece.startswith("[") and piece.endswith("]") and len(piece) > 2:
-        return f"[^{re.escape(piece[2:-1])}]" if piece[1] == "!" else f"[{re.escape(piece[1:-1])}]".replace(r"\-", "-")
-    return re.escape(piece)
+    if not _PIECES.fullmatch(piece):
+        return re.escape(piece)
+    start, inside = ("[^/", piece[2:-1]) if piece[1] == "!" else ("[", piece[1:-1])
+    return f"{start}{re.escape(inside)}]".replace(r"\-", "-")
 
 
 def _without_braces(pattern: str) -> Iterator[str]:

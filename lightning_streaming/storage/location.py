@@ -50,6 +50,8 @@ class ObjectStat:
     """Bytes; None if the store does not tell."""
     version: Mapping[str, str]
     """Whatever tells versions of the object apart, by the store's own names."""
+    is_directory: bool = False
+    """Whether there is a directory instead, or what the store shows as one."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -232,16 +234,17 @@ class Location:
                 raise
             told = {key: str(value) for key, value in found.items() if value is not None}
             version = {key: told[key] for key in told if re.sub("[-_]", "", key.lower()) in _VERSION_KEYS}
-            return ObjectStat(found.get("size"), version)
+            return ObjectStat(found.get("size"), version, found.get("type") == "directory")
 
         return self._attempt("look at", look)
 
     def size(self) -> int | None:
-        """Bytes of the object, as it is now; None if there is none."""
+        """Bytes of the object, as it is now; None if there is none, or a directory."""
         try:
-            return self.stat().size
+            found = self.stat()
         except ObjectNotFoundError:
             return None
+        return None if found.is_directory else found.size
 
     def sizes(self) -> dict[str, int]:
         """Name to bytes of the files directly in this directory, which need not exist."""

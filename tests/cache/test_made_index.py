@@ -190,3 +190,21 @@ def test_a_directory_that_may_not_be_written_to_is_no_hindrance(data: Path, monk
     monkeypatch.setenv(CACHE_VARIABLE, str(data.parent / "file" / "caches"))
     cache = IndexCache(config(data))
     assert cache.read().num_samples == 30
+
+
+def test_a_directory_that_is_called_like_a_file_is_read(data: Path, s3_bucket: S3Bucket, tmp_path: Path) -> None:
+    """As Spark calls them; no mark that it leaves is data."""
+    whole = tmp_path / "whole.npy"
+    data.rename(whole)
+    (whole / "_SUCCESS").touch()
+    for path in whole.rglob("*.npy"):
+        s3_bucket.put(f"whole.npy/{path.relative_to(whole)}", path.read_bytes())
+    store = {"storage_options": s3_bucket.options, "download_retry": 0}
+    expected = [("whole.npy/a.npy", 10), ("whole.npy/b.npy", 10), ("whole.npy/more/c.npy", 10)]
+
+    assert told(read(whole)) == expected
+    assert told(read(f"{s3_bucket.url}/whole.npy", **store)) == expected
+
+    (tmp_path / INDEX_BASENAME).write_bytes(made_index(Location(str(tmp_path)), "npy"))
+    np.save(tmp_path / "whole.npy-more.npy", rows(0))
+    assert told(read(whole)) == expected

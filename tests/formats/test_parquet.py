@@ -459,8 +459,8 @@ class Sparing(io.FileIO):
     def write(self, data: Any) -> int:
         return super().write(memoryview(data)[:100])
 
-    def read(self, size: int | None = -1) -> bytes | None:
-        return super().read(100 if size is None or size < 0 else min(size, 100))
+    def read(self, size: int | None = -1) -> bytes:
+        return super().read(100 if size is None or size < 0 else min(size, 100)) or b""
 
     def readinto(self, buffer: Any) -> int | None:
         return super().readinto(memoryview(buffer)[:100])
@@ -474,9 +474,7 @@ class SparingPath(type(Path())):  # type: ignore[misc]  # which path there is di
         return raw if buffering == 0 else io.BufferedReader(raw)
 
 
-def test_more_than_the_system_reads_or_writes_at_once_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_than_the_system_reads_or_writes_at_once_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     infos = describe(write(tmp_path, TABLE, row_group_size=ROWS), "parquet")
     stored = StoredInPlace(SparingPath(tmp_path / "a.parquet"), (tmp_path / "a.parquet").stat().st_size)
     monkeypatch.setattr(os, "fdopen", lambda descriptor, mode, **_: Sparing(descriptor, mode))
@@ -494,3 +492,13 @@ def test_other_columns_are_another_file_whatever_their_names(tmp_path: Path) -> 
     names = {narrowed(info, one).raw_data.basename for one in (["a"], ["a", "b"], ["a\nb"])}
 
     assert len(names) == 3
+
+
+def test_what_writers_keep_beside_the_data_is_no_data(tmp_path: Path) -> None:
+    names = ("a.parquet", "_b.parquet", "_temporary/0/a.parquet", "x/_delta_log/0010.checkpoint.parquet", "x/c.parquet")
+    for name in names:
+        write(tmp_path, TABLE, name, row_group_size=ROWS)
+
+    stored = [info.zip_data.basename for info in describe(tmp_path, "parquet") if info.zip_data is not None]
+
+    assert stored == ["_b.parquet", "a.parquet", "x/c.parquet"]
