@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
+from urllib.parse import unquote
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.storage.urls import HTTP_SCHEMES, scheme_of
@@ -45,7 +46,10 @@ def split_location(location: str, suffixes: tuple[str, ...]) -> tuple[str, str |
     directory = "/".join(parts[:first])
     if not directory and not start:
         directory = "/" if path.startswith("/") else "."
-    return start + directory + mark + query, "/".join(parts[first:])
+    pattern = "/".join(parts[first:])
+    if is_http and is_one_name(pattern) and is_one_name(unquote(pattern)):
+        pattern = unquote(pattern)  # names of files are not quoted
+    return start + directory + mark + query, pattern
 
 
 def is_one_name(pattern: str) -> bool:

@@ -6,12 +6,14 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, count
 from pathlib import Path
 from threading import Event
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 from lightning_streaming.errors import ConfigError, DownloadError, IntegrityError, ObjectNotFoundError, StorageError
 from lightning_streaming.files import appears_whole
@@ -31,6 +33,8 @@ _READ_SECONDS = 600.0
 _LIST_SECONDS = 600.0
 _STAT_SECONDS = 30.0
 _REMOVE_SECONDS = 60.0
+_LOOKS = 16
+"""Files of which the sizes are asked at once, where a list does not tell them."""
 _SLOWEST_UPLOAD = 32 << 10
 _UPLOAD_SECONDS = 120.0
 _UNKNOWN_BYTES = 64 << 20
@@ -284,13 +288,24 @@ class Location:
         It need not exist.
         """
 
-        def look(filesystem: Any, path: str) -> dict[str, int]:
+        def look(filesystem: Any, path: str) -> dict[str, int | None]:
             root = path.rstrip("/") + "/"
             found = self._find(filesystem, root, detail=True)
-            below = {one[len(root) :]: told["size"] for one, told in found.items() if one.startswith(root)}
+            below = {one[len(root) :]: told.get("size") for one, told in found.items() if one.startswith(root)}
+            if kind_of(filesystem, self.url) == "http":  # whose listings are pages of links, some of which sort them
+                below = {unquote(name): size for name, size in below.items() if "?" not in name}
             return {name: below[name] for name in sorted(below) if name and "/." not in f"/{name}"}
 
-        return self._attempt("list", look)
+        found = self._attempt("list", look)
+        untold = [name for name, size in found.items() if size is None]
+        if untold:
+            with ThreadPoolExecutor(_LOOKS) as pool:
+                found |= zip(untold, pool.map(lambda name: (self / name).size(), untold), strict=True)
+        sizes = {name: size for name, size in found.items() if size is not None}
+        if len(sizes) < len(found):
+            name = next(name for name, size in found.items() if size is None)
+            raise StorageError(f"{self / name} is listed, but its server does not tell its size; name files of others")
+        return sizes
 
     def put(self, *pieces: bytes | memoryview) -> None:
         """Store an object, whole or not at all, in place of one that is there."""

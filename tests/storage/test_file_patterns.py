@@ -41,6 +41,8 @@ def test_brackets_that_cannot_be_are_told(pattern: str) -> None:
     [
         ("http://[::1]:8000/data/a.tar", "http://[::1]:8000/data", "a.tar"),
         ("https://host/[ab]/x.tar?sig=[1]", "https://host?sig=[1]", "[ab]/x.tar"),
+        ("https://host/a%20b/c%20%25.tar", "https://host/a%20b", "c %.tar"),
+        ("s3://bucket/a%20b/c%20.tar", "s3://bucket/a%20b", "c%20.tar"),
         ("s3://bucket/d[12]/*.tar", "s3://bucket", "d[12]/*.tar"),
         ("*.tar", ".", "*.tar"),
         ("/*.tar", "/", "*.tar"),
