@@ -56,6 +56,9 @@ _NAME = "parquet"
 _SUFFIXES = FILE_SUFFIXES[_NAME]
 _ROWS, _ARROW = ".rows/", ".arrow"
 _NARROWED = re.compile(rf"({re.escape(_ROWS)}\d+)-[0-9a-f]+({re.escape(_ARROW)})\Z")
+_NOT_DATA = re.compile(r"/_[^/]*/")
+"""In directories like that writers keep what they have not finished (``_temporary``), and what they say of tables
+(``_delta_log``)."""
 _NOT_READ = "not read: "
 _FRAME_BYTES = 4096
 """More than a stream of Arrow takes beside its columns."""
@@ -70,7 +73,7 @@ class ParquetFormat:
     def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Generator[ShardInfo, None, None]:
         """The row groups of every file, in the order of names; see :class:`OtherFormat`. Only footers are read."""
         require_pyarrow()
-        names = [name for name in files.sizes() if name.endswith(_SUFFIXES)]
+        names = [name for name in files.sizes() if name.endswith(_SUFFIXES) and not _NOT_DATA.search(f"/{name}")]
         if not names:
             raise ConfigError(
                 f"{files.shown} has no Parquet files, whose names end in {', '.join(_SUFFIXES)}; give the directory or "

@@ -137,10 +137,14 @@ class _Bounded(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        self._left -= len(memoryview(data).cast("B"))
+        left = memoryview(data).cast("B")
+        size = len(left)
+        self._left -= size
         if self._left < 0:
             raise _FullError
-        return self._file.write(data)
+        while left:  # the system takes less than 2 GiB at a time, and pyarrow does not look at how much it took
+            left = left[self._file.write(left) :]
+        return size
 
 
 def write_stream(rows: Any, size: int, destination: Path, shown: str) -> None:
@@ -155,7 +159,7 @@ def write_stream(rows: Any, size: int, destination: Path, shown: str) -> None:
     with os.fdopen(os.open(destination, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
         for compression in (None, "zstd"):
             file.seek(0)
-            options = arrow.ipc.IpcWriteOptions(compression=compression, use_threads=False)
+            options = arrow.ipc.IpcWriteOptions(compression=compression, use_threads=False, allow_64bit=True)
             sink = arrow.PythonFile(_Bounded(file, size), "w")
             try:
                 with arrow.ipc.new_stream(sink, rows.schema, options=options) as stream:

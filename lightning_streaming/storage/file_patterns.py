@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
+from urllib.parse import unquote
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.storage.urls import HTTP_SCHEMES, scheme_of
@@ -20,7 +21,7 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _MOST_NAMES = 1_000_000
 _WILDCARDS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-_CLASS = re.compile(r"\[!?[^]/]+\]")
+_CLASS = re.compile(r"\[(?:![^]/]|[^]!/])[^]/]*\]")
 _PIECES = re.compile(rf"(\*\*/|\*\*|\*|\?|{_CLASS.pattern})")
 
 
@@ -33,11 +34,12 @@ def split_location(location: str, suffixes: tuple[str, ...]) -> tuple[str, str |
     """
     is_http = scheme_of(location) in HTTP_SCHEMES
     place, mark, query = location.partition("?") if is_http else (location, "", "")
-    wild = "*{" if is_http else "*{?["
+    wild = "*{[" if is_http else "*{?["
     head, scheme, rest = place.partition("://")
     start, path = (head + scheme, rest) if scheme else ("", place)
     parts = path.split("/")
-    first = next((number for number, part in enumerate(parts) if any(one in part for one in wild)), None)
+    host = 1 if is_http else 0  # which may have brackets of its own, as [::1] has
+    first = next((number for number, part in enumerate(parts[host:], host) if any(one in part for one in wild)), None)
     if first is None and parts[-1].lower().endswith(suffixes) and suffixes:
         first = len(parts) - 1
     if first is None:
@@ -45,7 +47,10 @@ def split_location(location: str, suffixes: tuple[str, ...]) -> tuple[str, str |
     directory = "/".join(parts[:first])
     if not directory and not start:
         directory = "/" if path.startswith("/") else "."
-    return start + directory + mark + query, "/".join(parts[first:])
+    pattern = "/".join(parts[first:])
+    if is_http and is_one_name(pattern) and is_one_name(unquote(pattern)):
+        pattern = unquote(pattern)  # names of files are not quoted
+    return start + directory + mark + query, pattern
 
 
 def is_one_name(pattern: str) -> bool:
@@ -54,7 +59,7 @@ def is_one_name(pattern: str) -> bool:
 
 
 def matching(pattern: str, names: list[str]) -> list[str]:
-    """Those of some names that a pattern is of.
+    """Those of some names that a pattern is of. Where it is just a name, also what lies in a directory of that name.
 
     Args:
         pattern: Like "train-*.parquet"; ``*`` is anything but a slash, ``**`` anything, ``?`` one character, ``[ab]``

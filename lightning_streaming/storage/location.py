@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -13,6 +14,7 @@ from itertools import accumulate, count
 from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import unquote
 
 from lightning_streaming.errors import ConfigError, DownloadError, IntegrityError, ObjectNotFoundError, StorageError
 from lightning_streaming.files import appears_whole
@@ -32,6 +34,8 @@ _READ_SECONDS = 600.0
 _LIST_SECONDS = 600.0
 _STAT_SECONDS = 30.0
 _REMOVE_SECONDS = 60.0
+_LOOKS = 16
+"""Files of which the sizes are asked at once, where a list does not tell them."""
 _SLOWEST_UPLOAD = 32 << 10
 _UPLOAD_SECONDS = 120.0
 _UNKNOWN_BYTES = 64 << 20
@@ -51,6 +55,8 @@ class ObjectStat:
     """Bytes; None if the store does not tell."""
     version: Mapping[str, str]
     """Whatever tells versions of the object apart, by the store's own names."""
+    is_directory: bool = False
+    """Whether there is a directory instead, or what the store shows as one."""
 
 
 class ListedFile(NamedTuple):
@@ -245,7 +251,7 @@ class Location:
         found = self._info()
         told = {key: str(value) for key, value in found.items() if value is not None}
         version = {key: told[key] for key in told if re.sub("[-_]", "", key.lower()) in _VERSION_KEYS}
-        return ObjectStat(found.get("size"), version)
+        return ObjectStat(found.get("size"), version, found.get("type") == "directory")
 
     def _info(self) -> Mapping[str, Any]:
         """What the filesystem says of the object."""
@@ -271,14 +277,15 @@ class Location:
             found = self._info()
         except ObjectNotFoundError:
             return None
-        return ListedFile(found["size"], _modified(found))
+        return None if found.get("type") == "directory" else ListedFile(found["size"], _modified(found))
 
     def size(self) -> int | None:
-        """Bytes of the object, as it is now; None if there is none."""
+        """Bytes of the object, as it is now; None if there is none, or a directory."""
         try:
-            return self.stat().size
+            found = self.stat()
         except ObjectNotFoundError:
             return None
+        return None if found.is_directory else found.size
 
     def sizes(self) -> dict[str, int]:
         """Name to bytes of the files directly in this directory, which need not exist."""
@@ -320,16 +327,31 @@ class Location:
         return {name: found.size for name, found in self.walk_files().items()}
 
     def walk_files(self) -> dict[str, ListedFile]:
-        """The same, with all that a listing tells of each."""
+        """The same, with all that a listing tells of each.
 
-        def look(filesystem: Any, path: str) -> dict[str, ListedFile]:
+        Raises:
+            StorageError: Also where a file's size is not told.
+        """
+
+        def look(filesystem: Any, path: str) -> dict[str, tuple[int | None, float | None]]:
             root = path.rstrip("/") + "/"
             found = self._find(filesystem, root, detail=True)
             below = {one[len(root) :]: told for one, told in found.items() if one.startswith(root)}
+            if kind_of(filesystem, self.url) == "http":  # whose listings are pages of links, some of which sort them
+                below = {unquote(name): told for name, told in below.items() if "?" not in name}
             names = (name for name in sorted(below) if name and "/." not in f"/{name}")
-            return {name: ListedFile(below[name]["size"], _modified(below[name])) for name in names}
+            return {name: (below[name].get("size"), _modified(below[name])) for name in names}
 
-        return self._attempt("list", look)
+        found = self._attempt("list", look)
+        untold = [name for name, (size, _) in found.items() if size is None]
+        if untold:
+            with ThreadPoolExecutor(_LOOKS) as pool:
+                sizes = pool.map(lambda name: (self / name).size(), untold)
+                found |= {name: (size, found[name][1]) for name, size in zip(untold, sizes, strict=True)}
+        name = next((name for name, (size, _) in found.items() if size is None), None)
+        if name is not None:
+            raise StorageError(f"{self / name} is listed, but its server does not tell its size; name files of others")
+        return {name: ListedFile(size or 0, modified) for name, (size, modified) in found.items()}
 
     def put(self, *pieces: bytes | memoryview) -> None:
         """Store an object, whole or not at all, in place of one that is there."""

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import threading
 import time
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -270,3 +274,49 @@ def test_a_directory_that_may_not_be_written_to_is_no_hindrance(data: Path, monk
     monkeypatch.setenv(CACHE_VARIABLE, str(data.parent / "file" / "caches"))
     cache = IndexCache(config(data))
     assert cache.read().num_samples == 30
+
+
+def test_a_directory_that_is_called_like_a_file_is_read(data: Path, s3_bucket: S3Bucket, tmp_path: Path) -> None:
+    """As Spark calls them; no mark that it leaves is data."""
+    whole = tmp_path / "whole.npy"
+    data.rename(whole)
+    (whole / "_SUCCESS").touch()
+    for path in whole.rglob("*.npy"):
+        s3_bucket.put(f"whole.npy/{path.relative_to(whole)}", path.read_bytes())
+    store = {"storage_options": s3_bucket.options, "download_retry": 0}
+    expected = [("whole.npy/a.npy", 10), ("whole.npy/b.npy", 10), ("whole.npy/more/c.npy", 10)]
+
+    assert told(read(whole)) == expected
+    assert told(read(f"{s3_bucket.url}/whole.npy", **store)) == expected
+
+    (tmp_path / INDEX_BASENAME).write_bytes(made_index(Location(str(tmp_path)), "npy"))
+    np.save(tmp_path / "whole.npy-more.npy", rows(0))
+    assert told(read(whole)) == expected
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves files, and pages of links to those of a directory, which tell no sizes."""
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def listed(data: Path) -> Iterator[str]:
+    """The URL of the same data on a server that lists it."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(data))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_server_of_pages_of_links_is_listed(data: Path, listed: str) -> None:
+    (data / "b.npy").rename(data / "b #1 %20é.npy")
+
+    assert told(read(listed)) == [("a.npy", 10), ("b #1 %20é.npy", 10), ("more/c.npy", 10)]
+    assert told(read(f"{listed}/*.npy")) == [("a.npy", 10), ("b #1 %20é.npy", 10)]
+    assert told(read(f"{listed}/b%20%231%20%2520é.npy")) == [("b #1 %20é.npy", 10)]
+    dataset = StreamingDataset(remote=listed, format="npy", shuffle=False, num_canonical_nodes=1, batch_size=1)
+    assert values(dataset) == rows(0, 30).tolist()

@@ -68,3 +68,34 @@ def test_what_names_no_files_is_refused(pattern: str) -> None:
 def test_a_name_without_wildcards_is_one_file() -> None:
     assert is_one_name("web/a.tar")
     assert not any(map(is_one_name, ["*.tar", "{a,b}.tar", "?.tar", "[ab].tar"]))
+
+
+@pytest.mark.parametrize(
+    ("location", "directory", "pattern"),
+    [
+        ("http://[::1]:8000/data/a.tar", "http://[::1]:8000/data", "a.tar"),
+        ("https://host/[ab]/x.tar?sig=[1]", "https://host?sig=[1]", "[ab]/x.tar"),
+        ("https://host/a%20b/c%20%25.tar", "https://host/a%20b", "c %.tar"),
+        ("s3://bucket/a%20b/c%20.tar", "s3://bucket/a%20b", "c%20.tar"),
+        ("s3://bucket/d[12]/*.tar", "s3://bucket", "d[12]/*.tar"),
+        ("*.tar", ".", "*.tar"),
+        ("/*.tar", "/", "*.tar"),
+        ("data/x.tar/", "data/x.tar/", None),
+    ],
+)
+def test_odd_locations_are_split_too(location: str, directory: str, pattern: str | None) -> None:
+    assert split_location(location, (".tar",)) == (directory, pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("sub[!x]a.tar", []),  # what is no x is still no slash
+        ("[!].tar", ["[!].tar"]),  # nothing that it is not
+        ("**/a.tar", ["a.tar", "sub/a.tar", "sub/deep/a.tar"]),
+        ("a.tar.d", ["a.tar.d/b.tar"]),  # a directory
+    ],
+)
+def test_odd_patterns_are_of_some_names(pattern: str, expected: list[str]) -> None:
+    names = ["a.tar", "b.tar", "sub/a.tar", "sub/deep/a.tar", "x-1.tar", "[!].tar", "a.tar.d/b.tar"]
+    assert matching(pattern, names) == expected
