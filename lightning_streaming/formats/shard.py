@@ -204,8 +204,8 @@ def narrowed(info: ShardInfo, columns: Sequence[str] | None) -> ShardInfo:
     return info if found is None else found.narrowed(info, columns)
 
 
-def unnarrowed(basename: str) -> str:
-    """The raw name that the index has of a shard, by the one that its form with some columns alone has on this node."""
+def name_in_index(basename: str) -> str:
+    """The name under which an index has a raw file: that of all columns, where it has some of them; see :func:`narrowed`."""
     return whole_row_group(basename)
 
 
