@@ -459,7 +459,7 @@ def test_row_groups_of_some_columns_are_those_of_the_index(tmp_path: Path) -> No
     (tmp_path / "rows").mkdir()
     rows = pa.table({"id": range(6), "text": list("abcdef")})
     parquet.write_table(rows, tmp_path / "rows" / "a.parquet", row_group_size=2)
-    place = {"remote": str(tmp_path / "rows"), "local": str(tmp_path / "cache"), "format": "parquet"}
+    place: dict[str, Any] = {"remote": str(tmp_path / "rows"), "local": str(tmp_path / "cache"), "format": "parquet"}
     for columns, samples in ((["id"], 6), (None, 1)):
         dataset = StreamingDataset(**place, columns=columns)
         assert [dataset[sample]["id"] for sample in range(samples)] == list(range(samples))
