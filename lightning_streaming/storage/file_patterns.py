@@ -32,7 +32,8 @@ def split_location(location: str, suffixes: tuple[str, ...]) -> tuple[str, str |
         suffixes: What the names of single files end in.
     """
     is_http = scheme_of(location) in HTTP_SCHEMES
-    place, mark, query = location.partition("?") if is_http else (location, "", "")
+    place = without_query(location)
+    query = location[len(place) :]
     wild = "*{" if is_http else "*{?["
     head, scheme, rest = place.partition("://")
     start, path = (head + scheme, rest) if scheme else ("", place)
@@ -45,7 +46,12 @@ def split_location(location: str, suffixes: tuple[str, ...]) -> tuple[str, str |
     directory = "/".join(parts[:first])
     if not directory and not start:
         directory = "/" if path.startswith("/") else "."
-    return start + directory + mark + query, "/".join(parts[first:])
+    return start + directory + query, "/".join(parts[first:])
+
+
+def without_query(location: str) -> str:
+    """A location without what follows "?", where that is no wildcard."""
+    return location.partition("?")[0] if scheme_of(location) in HTTP_SCHEMES else location
 
 
 def is_one_name(pattern: str) -> bool:
