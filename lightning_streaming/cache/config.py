@@ -19,7 +19,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.hashing import hash_names
 from lightning_streaming.formats.shard_table import FILE_SUFFIXES, OTHER_FORMATS
 from lightning_streaming.storage import Location, StorageOptions, local_path, mask_url
-from lightning_streaming.storage.file_patterns import is_one_name, split_location
+from lightning_streaming.storage.file_patterns import is_one_name, split_location, without_query
 
 CACHE_VARIABLE = "LIGHTNING_STREAMING_CACHE"
 """Environment variable that moves the root of all default cache directories."""
@@ -75,7 +75,9 @@ class CacheConfig:
         object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
         if not self.remote and not self.local:
             raise ConfigError(f"stream {self.name!r} needs remote, local or both, but has neither")
-        if self.format is None and "*" in (self.remote or ""):
+        if self.remote:
+            object.__setattr__(self, "remote", str(self.remote))  # users give paths, too
+        if self.format is None and "*" in without_query(self.remote or ""):
             raise ConfigError(
                 f"remote of stream {self.name!r} is {mask_url(self.remote or '')}, which names files by a wildcard; "
                 'that goes with format=, like format="parquet"; of MDS give the directory that has the index.json'

@@ -33,6 +33,7 @@ from lightning_streaming.errors import (
 )
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.encodings import encoding
+from lightning_streaming.formats.mds import map_file
 from lightning_streaming.formats.other_formats import RangedFile, described, other_shard
 from lightning_streaming.formats.plain_rows import FlatColumn, PlainRows, plain_rows
 from lightning_streaming.formats.shard_table import PART, FileInfo, ShardInfo
@@ -271,6 +272,25 @@ def file_of_rows(info: ShardInfo, layout: RowLayout, directory: Path) -> tuple[F
     if info.compression != PART or info.zip_data is None or join_under(directory, info.raw_data.basename).is_file():
         return info.raw_data, None
     return info.zip_data, part_rows(info, layout)[0]
+
+
+def map_part(path: Path, size: int, values_at: int, info: ShardInfo, layout: RowLayout) -> memoryview:
+    """Map the rows of a part alone: all of a file for each of its parts would not fit into the address space.
+
+    Args:
+        path: The stored file.
+        size: Its bytes.
+        values_at: The byte at which its rows start.
+        info: The part.
+        layout: Of each row.
+
+    Raises:
+        FormatError: The file has another size.
+        ObjectNotFoundError: It is not there.
+        StorageError: It cannot be opened.
+    """
+    first, stop = (values_at + row * layout.row_bytes for row in part_rows(info, layout))
+    return map_file(path, size, first, stop)
 
 
 def copy_part(info: ShardInfo, layout: RowLayout, values_at: int, stored: RangedFile, destination: Path) -> int:

@@ -33,7 +33,8 @@ def split_location(location: str, suffixes: tuple[str, ...]) -> tuple[str, str |
         suffixes: What the names of single files end in.
     """
     is_http = scheme_of(location) in HTTP_SCHEMES
-    place, mark, query = location.partition("?") if is_http else (location, "", "")
+    place = without_query(location)
+    query = location[len(place) :]
     wild = "*{[" if is_http else "*{?["
     head, scheme, rest = place.partition("://")
     start, path = (head + scheme, rest) if scheme else ("", place)
@@ -50,7 +51,12 @@ def split_location(location: str, suffixes: tuple[str, ...]) -> tuple[str, str |
     pattern = "/".join(parts[first:])
     if is_http and is_one_name(pattern) and is_one_name(unquote(pattern)):
         pattern = unquote(pattern)  # names of files are not quoted
-    return start + directory + mark + query, pattern
+    return start + directory + query, pattern
+
+
+def without_query(location: str) -> str:
+    """A location without what follows "?", where that is no wildcard."""
+    return location.partition("?")[0] if scheme_of(location) in HTTP_SCHEMES else location
 
 
 def is_one_name(pattern: str) -> bool:
