@@ -22,7 +22,7 @@ from lightning_streaming.cache import index_files
 from lightning_streaming.cache.config import CacheConfig
 from lightning_streaming.cache.file_states import CacheDirectory
 from lightning_streaming.cache.index_files import FoundIndex, IndexForms, IndexLock
-from lightning_streaming.cache.made_index import KnownIndex, found_or_made
+from lightning_streaming.cache.made_index import KnownIndex, MadeIndex, found_or_made
 from lightning_streaming.cache.manifest import (
     CacheManifest,
     IndexCheck,
@@ -42,6 +42,8 @@ from lightning_streaming.storage.retries import longest_series
 
 _logger = logging.getLogger(__name__)
 
+_LISTING = "listing"
+"""In what is noted of an index that was made: what the listing of the files was then."""
 _PARSE_SECONDS = 60.0
 """Added to what a download may take without a byte, for parsing a large index."""
 _LOOK_SECONDS = 0.2
@@ -210,22 +212,23 @@ class IndexCache:
     def _read_made(self) -> FoundIndex:
         """The index of data of another format that is read in place: made anew where its files have changed."""
         if not self._may_write():
-            text = self._made(None)
+            text = self._made(None).text
             return FoundIndex(parse_index(text, str(self._location)), hashlib.sha256(text).hexdigest(), text)
         with self._lock() as lock:
             manifest, began = self._settle_manifest(lock), time.time_ns()
             cached = self._load_cached(lock.scratch, manifest.digest)
-            lock.arriving.write_bytes(self._made(cached, manifest))
+            made = self._made(cached, manifest)
+            lock.arriving.write_bytes(made.text)
             found = self._forms.load(lock.arriving, scratch=lock.scratch, shown=str(self._location))
             if cached is None or cached.digest != found.digest:
                 self._replace(lock)
             with suppress(OSError):  # another user's; then its files are looked at next time
-                check = IndexCheck(digest=found.digest, checked=began)
+                check = IndexCheck(digest=found.digest, checked=began, version={_LISTING: made.listing})
                 write_manifest(self._directory, replace(manifest, check=check), lock.scratch)
             return found
 
-    def _made(self, before: FoundIndex | None, manifest: CacheManifest | None = None) -> bytes:
-        """The text of an index of data of another format.
+    def _made(self, before: FoundIndex | None, manifest: CacheManifest | None = None) -> MadeIndex:
+        """An index of data of another format.
 
         Args:
             before: The one that was made before; None for none.
@@ -234,7 +237,7 @@ class IndexCache:
         check = None if before is None or manifest is None else manifest.check_of(before.digest)
         known = None
         if before is not None and check is not None:
-            known = KnownIndex(before.index.shards, check.checked / 1e9)
+            known = KnownIndex(before.index.shards, check.checked / 1e9, str(check.version.get(_LISTING, "")))
         return found_or_made(self._config, known)
 
     def _may_write(self) -> bool:
@@ -317,10 +320,11 @@ class IndexCache:
         return self._fetch(cached, manifest, lock)
 
     def _fetch(self, cached: FoundIndex | None, manifest: CacheManifest, lock: IndexLock) -> FoundIndex:
-        if self._config.format is None:
+        made = None if self._config.format is None else self._made(cached, manifest)
+        if made is None:
             self._location.download(lock.arriving)
         else:
-            lock.arriving.write_bytes(self._made(cached, manifest))
+            lock.arriving.write_bytes(made.text)
         size = lock.arriving.stat().st_size
         fetched = self._forms.load(lock.arriving, scratch=lock.scratch, shown=str(self._location))
         version: Mapping[str, Any] = {}
@@ -331,6 +335,8 @@ class IndexCache:
             self._replace(lock)
         # Of another size it is a later version, which is to be noticed next time.
         version = version if version.get("size") == size else {}
+        if made is not None:
+            version = {_LISTING: made.listing}
         return self._conclude(cached, fetched, manifest, lock, version=version)
 
     def _replace(self, lock: IndexLock) -> None:

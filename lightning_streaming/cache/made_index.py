@@ -5,6 +5,7 @@ Once made, it is an index like any other, in the cache directory of the node.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +47,17 @@ class KnownIndex(NamedTuple):
     shards: Sequence[ShardInfo]
     looked_at: float
     """When they were looked at, in seconds since the epoch."""
+    listing: str = ""
+    """The :attr:`FilesAt.digest` of that time; "" if that is not known."""
+
+
+class MadeIndex(NamedTuple):
+    """An index that was made, or found beside the data."""
+
+    text: bytes
+    """Of an ``index.json``."""
+    listing: str
+    """The :attr:`FilesAt.digest` that goes with it; "" where no files were listed."""
 
 
 class FilesAt:
@@ -78,9 +90,17 @@ class FilesAt:
     def _sizes(self) -> Mapping[str, int]:
         return {name: found.size for name, found in self._files.items()}
 
-    def changed_since(self, time: float) -> set[str]:
-        """The files that were written after a time, in seconds since the epoch, or about then, as far as is told."""
-        after = time - _CLOCKS_DIFFER
+    @cached_property
+    def digest(self) -> str:
+        """What tells the files from others, or from these after one was written again, as far as a listing does."""
+        files = [(name, *found) for name, found in self._files.items()]
+        return hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16]
+
+    def changed(self, known: KnownIndex) -> set[str]:
+        """The files that were written since they were looked at, or about then, as far as is told."""
+        if known.listing == self.digest:
+            return set()
+        after = known.looked_at - _CLOCKS_DIFFER
         return {name for name, one in self._files.items() if one.modified is not None and one.modified > after}
 
     def _of_one_name(self, name: str) -> Mapping[str, ListedFile]:
@@ -119,11 +139,10 @@ class FilesAt:
 
 
 def made_index(
-    location: Location,
+    place: Location | FilesAt,
     shard_format: str,
     block_length: int | None = None,
     *,
-    pattern: str | None = None,
     known: KnownIndex | None = None,
     journal: Path | None = None,
     progress: Progress | None = None,
@@ -131,10 +150,9 @@ def made_index(
     """Look at data of another format, and describe it.
 
     Args:
-        location: The directory, or URL, of the data.
+        place: The directory, or URL, of the data; or those of its files that are looked at.
         shard_format: What lies there.
         block_length: Tokens of a sample, where the format has no other borders.
-        pattern: Which files there are looked at; None for all.
         known: An index that was made before; files that have the same size, and were not written since, are not looked
             at again.
         journal: A file to note each shard in, so that whoever is killed goes on where they were; gone at the end.
@@ -149,9 +167,10 @@ def made_index(
         StorageError: A file could not be read.
         MissingDependencyError: The format needs a package that is not installed.
     """
-    files, noted = FilesAt(location, pattern), None if journal is None else _noted(journal)
+    files = place if isinstance(place, FilesAt) else FilesAt(place)
+    noted = None if journal is None else _noted(journal)
     told = [one for one in (known, noted) if one is not None]
-    changed = [files.changed_since(one.looked_at) for one in told]
+    changed = list(map(files.changed, told))
     before = {
         shard.raw_data.basename: shard
         for one, written in zip(told, changed, strict=True)
@@ -194,7 +213,7 @@ def _noted(journal: Path) -> KnownIndex | None:
     return KnownIndex(shards, begun)
 
 
-def found_or_made(config: CacheConfig, known: KnownIndex | None) -> bytes:
+def found_or_made(config: CacheConfig, known: KnownIndex | None) -> MadeIndex:
     """The index that ``lightning-streaming index`` left beside the data; else one that is made now.
 
     Args:
@@ -208,17 +227,22 @@ def found_or_made(config: CacheConfig, known: KnownIndex | None) -> bytes:
     assert shard_format is not None, "else its index is beside it"
     left = _left_beside(config)
     if left is not None:
-        with suppress(FormatError):  # what is called so there is of another library
+        try:
             shards = parse_index(left, str(location / INDEX_BASENAME)).shards
             told = [(one.format, described(one).get("block_length")) for _, one in shards.examples()]
-            if told and all(one == (shard_format, block_length) for one in told):
-                return left if config.pattern is None else _of_files(shards, config.pattern, location)
+        except FormatError as error:
+            told = []
+            if shard_format != "litdata":  # whose own index has that name
+                _logger.warning("an index beside the data is left aside, and its files are looked at: %s", error)
+        if told and all(one == (shard_format, block_length) for one in told):
+            return MadeIndex(left if config.pattern is None else _of_files(shards, config.pattern, location), "")
     shown = config.shown
     _logger.info("%s has no index of its own: its %s files are looked at", shown, shard_format)
     began = perf_counter()
-    text = made_index(location, shard_format, block_length, pattern=config.pattern, known=known)
+    files = FilesAt(location, config.pattern)
+    text = made_index(files, shard_format, block_length, known=known)
     _logger.info("an index of %s was made in %.1f s", shown, perf_counter() - began)
-    return text
+    return MadeIndex(text, files.digest)
 
 
 def _left_beside(config: CacheConfig) -> bytes | None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from time import perf_counter_ns
+from typing import Any, NamedTuple
 
 from lightning_streaming.errors import FormatError
 from lightning_streaming.formats.index import ShardInfo
@@ -15,6 +18,15 @@ from lightning_streaming.storage.sinks import disk_errors
 
 _MOST_KNOWN = 64
 """Files of which is kept what is to be known: of Parquet the footer, of a megabyte at most as a rule."""
+
+
+class Unpacked(NamedTuple):
+    """What was done for a raw file."""
+
+    num_bytes: int
+    """That were read of the stored file."""
+    read_until: int
+    """When the last of them had been read, by ``perf_counter_ns``; then the raw file was made of them."""
 
 
 class PartsOfFiles:
@@ -30,7 +42,7 @@ class PartsOfFiles:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__()  # type: ignore[misc]
 
-    def unpack(self, shard: ShardInfo, stored: RangedFile, destination: Path) -> int:
+    def unpack(self, shard: ShardInfo, stored: RangedFile, destination: Path) -> Unpacked:
         """Make a shard's raw file.
 
         A file that does not go with what was known of it, or with the index, is looked at once more.
@@ -40,9 +52,6 @@ class PartsOfFiles:
             stored: That file.
             destination: The raw file.
 
-        Returns:
-            Bytes that were read.
-
         Raises:
             FormatError: The stored file is damaged, or another one than when the index was made.
             DiskFullError: There is no room for the raw file.
@@ -50,24 +59,42 @@ class PartsOfFiles:
         """
         parts = parts_format(shard)
         assert parts is not None, "or it is no part of a file"
+        watched = _WatchedFile(stored)
         with disk_errors(destination):
             known = self._take(stored.shown)
             if known is not None:
-                try:
-                    return self._keep(stored.shown, known, parts.unpack(shard, known, stored, destination))
-                except FormatError:
-                    pass  # what is known may be of another file that was there before
-            known = parts.look(stored)
-            return self._keep(stored.shown, known, parts.unpack(shard, known, stored, destination))
+                # What is known may be of another file that was there before.
+                with suppress(FormatError):
+                    num_bytes = parts.unpack(shard, known, watched, destination)
+                    return Unpacked(num_bytes, watched.read_until)
+            known = parts.look(watched)
+            num_bytes = parts.unpack(shard, known, watched, destination)
+            self._keep(stored.shown, known)
+            return Unpacked(num_bytes, watched.read_until)
 
     def _take(self, name: str) -> Any:
         with self._lock:
+            if name in self._known:
+                self._known.move_to_end(name)
             return self._known.get(name)
 
-    def _keep(self, name: str, known: Any, num_bytes: int) -> int:
+    def _keep(self, name: str, known: Any) -> None:
         with self._lock:
             self._known[name] = known
             self._known.move_to_end(name)
             while len(self._known) > _MOST_KNOWN:
                 self._known.popitem(last=False)
-        return num_bytes
+
+
+class _WatchedFile:
+    """A stored file, and when the last of it was read."""
+
+    def __init__(self, stored: RangedFile) -> None:
+        self._stored, self.shown, self.size = stored, stored.shown, stored.size
+        self.read_until = perf_counter_ns()
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes | memoryview]:
+        """The bytes of some ranges; see :class:`RangedFile`."""
+        found = self._stored.read(ranges)
+        self.read_until = perf_counter_ns()
+        return found

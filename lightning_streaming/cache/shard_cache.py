@@ -522,12 +522,11 @@ class _Fetcher:
     def _unpack_part(self, file: _RawFile) -> int:
         """Make a raw file of a part of a stored one; gives the tag that it is to have."""
         assert file.compressed is not None, "it is a part of it"
-        source, began = self._source, perf_counter_ns()
+        source = self._source
         tag = source.tag_of(file.compressed) if isinstance(source, InPlaceSource) else self._directory.own.of_remote
-        fetched = self._stored.unpack(file.shard, source.stored(file.compressed), file.staging.path)
-        if isinstance(source, InPlaceSource):
-            fetched = 0
-        self.misses[file.raw.basename] = Miss(fetched, began, perf_counter_ns())
+        done = self._stored.unpack(file.shard, source.stored(file.compressed), file.staging.path)
+        fetched = 0 if isinstance(source, InPlaceSource) else done.num_bytes
+        self.misses[file.raw.basename] = Miss(fetched, done.read_until, perf_counter_ns())
         return tag
 
     def _unpack_fetched(

@@ -152,6 +152,9 @@ class InPlaceSource:
             return True
         parts = parts_format(shard)
         if parts is not None and shard.zip_data is not None:
+            if not self._has(shard.zip_data) and self._has(shard.raw_data):  # as in a directory that was a cache
+                self._sound_path(shard.raw_data)
+                return True
             self._sound_path(shard.zip_data)
             return parts.is_read_in_place
         if all(self._is_proven(raw, tag) for raw, _ in shard.files):

@@ -55,7 +55,7 @@ def sound_arrow(shown: str) -> Iterator[None]:
     arrow = require_pyarrow()
     try:
         yield
-    except StreamingError:  # some of which are a ValueError or an OSError too
+    except (StreamingError, MemoryError):  # some of which are a ValueError, an OSError or Arrow's too
         raise
     except (arrow.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError) as error:
         raise ShardCorruptError(f"{shown} must be sound rows of Arrow, but: {shortened(str(error))}") from error

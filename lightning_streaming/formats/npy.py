@@ -42,7 +42,7 @@ from lightning_streaming.formats.row_files import (
     row_layout,
     row_shards,
 )
-from lightning_streaming.formats.shard_table import MAX_RAW_BYTES, FileInfo, ShardInfo
+from lightning_streaming.formats.shard_table import FileInfo, ShardInfo
 from lightning_streaming.formats.values import shortened
 
 _MAGIC = b"\x93NUMPY"
@@ -233,11 +233,8 @@ def rows_of(header: NpyHeader, size: int, shown: str, block_length: int | None) 
         raise FormatError(
             f"{shown} has {dtype} of shape {shape}; block_length cuts arrays of one dimension, so leave it out"
         )
-    if not 0 < row_bytes <= MOST_ROW_BYTES or samples > MAX_RAW_BYTES:
-        raise FormatError(
-            f"{shown} has {samples} samples of {row_bytes} bytes; a sample can have 1 to {MOST_ROW_BYTES} bytes, and a "
-            f"file {MAX_RAW_BYTES} of them"
-        )
+    if not 0 < row_bytes <= MOST_ROW_BYTES:
+        raise FormatError(f"{shown} has samples of {row_bytes} bytes; a sample can have 1 to {MOST_ROW_BYTES}")
     return RowLayout(row_bytes, columns), samples
 
 

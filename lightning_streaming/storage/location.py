@@ -66,6 +66,13 @@ class ListedFile(NamedTuple):
     """Bytes."""
     modified: float | None
     """When it was written, in seconds since the epoch by the store's clock; None if the store does not tell."""
+    version: str = ""
+    """What else tells it from another one of its name, like an ETag; "" if the store tells nothing."""
+
+
+def _listed(size: int, told: Mapping[str, Any]) -> ListedFile:
+    version = next((told[key] for key in ("ETag", "etag", "generation", "blob_id", "ino") if told.get(key)), "")
+    return ListedFile(size, _modified(told), str(version))
 
 
 def _modified(told: Mapping[str, Any]) -> float | None:
@@ -277,7 +284,7 @@ class Location:
             found = self._info()
         except ObjectNotFoundError:
             return None
-        return None if found.get("type") == "directory" else ListedFile(found["size"], _modified(found))
+        return None if found.get("type") == "directory" else _listed(found["size"], found)
 
     def size(self) -> int | None:
         """Bytes of the object, as it is now; None if there is none, or a directory."""
@@ -333,25 +340,26 @@ class Location:
             StorageError: Also where a file's size is not told.
         """
 
-        def look(filesystem: Any, path: str) -> dict[str, tuple[int | None, float | None]]:
+        def look(filesystem: Any, path: str) -> dict[str, Mapping[str, Any]]:
             root = path.rstrip("/") + "/"
             found = self._find(filesystem, root, detail=True)
             below = {one[len(root) :]: told for one, told in found.items() if one.startswith(root)}
             if kind_of(filesystem, self.url) == "http":  # whose listings are pages of links, some of which sort them
                 below = {unquote(name): told for name, told in below.items() if "?" not in name}
             names = (name for name in sorted(below) if name and "/." not in f"/{name}")
-            return {name: (below[name].get("size"), _modified(below[name])) for name in names}
+            return {name: below[name] for name in names}
 
         found = self._attempt("list", look)
-        untold = [name for name, (size, _) in found.items() if size is None]
+        sizes: dict[str, int | None] = {name: told.get("size") for name, told in found.items()}
+        untold = [name for name, size in sizes.items() if size is None]
         if untold:
             with ThreadPoolExecutor(_LOOKS) as pool:
-                sizes = pool.map(lambda name: (self / name).size(), untold)
-                found |= {name: (size, found[name][1]) for name, size in zip(untold, sizes, strict=True)}
-        name = next((name for name, (size, _) in found.items() if size is None), None)
-        if name is not None:
+                sizes |= zip(untold, pool.map(lambda name: (self / name).size(), untold), strict=True)
+        listed = {name: _listed(size, found[name]) for name, size in sizes.items() if size is not None}
+        if len(listed) < len(found):
+            name = next(name for name in found if name not in listed)
             raise StorageError(f"{self / name} is listed, but its server does not tell its size; name files of others")
-        return {name: ListedFile(size or 0, modified) for name, (size, modified) in found.items()}
+        return listed
 
     def put(self, *pieces: bytes | memoryview) -> None:
         """Store an object, whole or not at all, in place of one that is there."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from lightning_streaming import StreamingDataset
 from lightning_streaming.cache.config import CACHE_VARIABLE, CacheConfig
@@ -160,6 +163,19 @@ def test_an_index_that_was_left_beside_the_data_is_believed_if_it_is_of_what_is_
     assert read(data) == parse_index(text, "")
 
 
+def test_a_cache_of_row_groups_is_a_dataset_that_is_read_in_place(tmp_path: Path) -> None:
+    root, local = tmp_path / "rows", str(tmp_path / "local")
+    root.mkdir()
+    parquet.write_table(pyarrow.table({"id": range(10), "text": ["x"] * 10}), root / "a.parquet", row_group_size=5)
+    fetched = StreamingDataset(remote=str(root), local=local, format="parquet", columns=["id"])
+    expected = [fetched[number] for number in range(10)]
+    shutil.rmtree(root)
+    kept = StreamingDataset(local=local, columns=["id"])
+    assert [kept[number] for number in range(10)] == expected
+    with pytest.raises(ObjectNotFoundError, match=r"a\.parquet does not exist"):  # nor what has other columns
+        StreamingDataset(local=local)[0]
+
+
 def test_a_directory_may_be_called_like_a_file(data: Path, s3_bucket: S3Bucket) -> None:
     (data / "more").rename(data / "c.npy")  # as Spark calls what it writes
     assert told(read(data / "c.npy")) == [("c.npy/c.npy", 10)]
@@ -232,9 +248,7 @@ def test_an_index_whose_making_was_interrupted_goes_on(data: Path, tmp_path: Pat
 
 def write_groups(path: Path, groups: int) -> None:
     """A Parquet file of so many row groups, each of two rows."""
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(pyarrow.table({"a": list(range(2 * groups))}), path, row_group_size=2)
+    parquet.write_table(pyarrow.table({"a": list(range(2 * groups))}), path, row_group_size=2)
 
 
 def test_of_files_of_several_shards_no_shard_is_lost_or_looked_at_again(tmp_path: Path) -> None:

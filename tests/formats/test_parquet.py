@@ -131,7 +131,7 @@ def test_only_wanted_columns_are_read_and_take_room(tmp_path: Path) -> None:
     raw = tmp_path / "raw"
     assert wanted.zip_data is not None
     asked = PartsOfFiles().unpack(wanted, StoredInPlace(tmp_path / "a.parquet", wanted.zip_data.bytes), raw)
-    assert asked < 3000
+    assert asked.num_bytes < 3000
     assert raw.stat().st_size == wanted.raw_data.bytes
     assert read([info], tmp_path, ["text", "id"])[3] == {"id": 23, "text": "row 23"}
     with raises(ConfigError, "has no column 'x'"):
