@@ -17,6 +17,7 @@ Where only some columns are wanted, the file is another one, with a name and a s
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -53,6 +54,7 @@ from lightning_streaming.formats.values import shortened
 _NAME = "parquet"
 _SUFFIXES = FILE_SUFFIXES[_NAME]
 _ROWS, _ARROW = ".rows/", ".arrow"
+_SOME_COLUMNS = re.compile(r"(\.rows/\d{6,})-[0-9a-f]{10}(\.arrow)$")
 _NOT_READ = "not read: "
 _FRAME_BYTES = 4096
 """More than a stream of Arrow takes beside its columns."""
@@ -156,6 +158,11 @@ def parquet_plain_kind(info: ShardInfo, columns: Sequence[str] | None) -> PlainA
     schema = info.schema
     told = zip(schema["column_names"], schema["column_encodings"], strict=True)
     return plain_arrow({name: one for name, one in told if columns is None or name in columns})
+
+
+def whole_row_group(basename: str) -> str:
+    """The name of the row group of all columns, of one that has some of them alone; any other name as it is."""
+    return _SOME_COLUMNS.sub(r"\1\2", basename)
 
 
 def may_be_flat_column(info: ShardInfo) -> bool:
