@@ -12,12 +12,13 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.hashing import hash_names
-from lightning_streaming.formats.shard_table import FILE_SUFFIXES, OTHER_FORMATS
+from lightning_streaming.formats.shard_table import FILE_SUFFIXES, OTHER_FORMATS, format_told_by
 from lightning_streaming.storage import Location, StorageOptions, local_path, mask_url
 from lightning_streaming.storage.file_patterns import is_one_name, split_location, without_query
 
@@ -28,6 +29,8 @@ RUNTIME_VARIABLE = "LIGHTNING_STREAMING_RUNTIME"
 
 _NAME = "lightning_streaming"
 _LONGEST_READABLE_NAME = 40
+_MOST_LOOKED_AT = 1000
+"""Files of a directory that are looked at to tell its format."""
 _UNREADABLE = re.compile(r"[^A-Za-z0-9._-]+")
 MANIFEST_BASENAME = ".origin"
 """Beside a fetched index: which remote the directory belongs to, as a digest, so without showing it; and its tag."""
@@ -78,9 +81,10 @@ class CacheConfig:
         if self.remote:
             object.__setattr__(self, "remote", str(self.remote))  # users give paths, too
         if self.format is None and "*" in without_query(self.remote or ""):
+            told = format_told_by(self.remote or "") or "parquet"
             raise ConfigError(
                 f"remote of stream {self.name!r} is {mask_url(self.remote or '')}, which names files by a wildcard; "
-                'that goes with format=, like format="parquet"; of MDS give the directory that has the index.json'
+                f"that goes with format=, like format={told!r}; of MDS give the directory that has the index.json"
             )
         if self.local and local_path(str(self.local)) is None:
             raise ConfigError(
@@ -209,6 +213,15 @@ def default_cache_directory(remote: str, storage_options: Mapping[str, Any] | No
     last = mask_url(remote).rstrip("/").rpartition("/")[2]
     readable = _UNREADABLE.sub("-", last).strip(".-")[:_LONGEST_READABLE_NAME] or "dataset"
     return _cache_root() / f"{readable}-{_digest(Location(remote, storage_options or {}).key)}"
+
+
+def other_format_at(path: Path) -> tuple[str, str] | None:
+    """The format of what lies in a directory, or is a file, as far as names tell; and one of the names."""
+    with suppress(OSError):
+        names = (one.name for one in islice(path.iterdir(), _MOST_LOOKED_AT)) if path.is_dir() else (path.name,)
+        found = {told: name for name in sorted(names, reverse=True) if (told := format_told_by(name)) is not None}
+        return next(iter(found.items()), None)
+    return None
 
 
 def runtime_directory() -> Path:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_streaming.cache import index_files
-from lightning_streaming.cache.config import CacheConfig
+from lightning_streaming.cache.config import CacheConfig, other_format_at
 from lightning_streaming.cache.file_states import CacheDirectory
 from lightning_streaming.cache.index_files import FoundIndex, IndexForms, IndexLock
 from lightning_streaming.cache.made_index import KnownIndex, MadeIndex, found_or_made
@@ -204,9 +204,15 @@ class IndexCache:
                     write_manifest(self._directory, replace(manifest, check=check), lock.scratch)
                 return found
         except (FileNotFoundError, NotADirectoryError):
+            way_out = (
+                "correct the path, or, if this directory is to be filled from elsewhere, give that as remote and this "
+                "as local"
+            )
+            if (other := other_format_at(path.parent)) is not None:
+                told, name = other
+                way_out = f"files like {name} are read with format={told!r}, see docs/other-formats.md"
             raise ObjectNotFoundError(
-                f"there is no dataset at {path.parent}: {path} does not exist; correct the path, or, if this directory "
-                "is to be filled from elsewhere, give that as remote and this as local"
+                f"there is no dataset at {path.parent}: {path} does not exist; {way_out}"
             ) from None
 
     def _read_made(self) -> FoundIndex:

@@ -122,6 +122,12 @@ def takes_room_in_place(shard: ShardInfo) -> bool:
     return shard.compression is not None if parts is None else not parts.is_read_in_place
 
 
+_OR_INDEX_AGAIN = (
+    "; or, if it was meant to change, start again, and where an index was made ahead make that again with: "
+    "lightning-streaming index"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class InPlaceSource:
     """A directory of this machine that is only ever read."""
@@ -264,7 +270,7 @@ class InPlaceSource:
         if size != file.bytes:
             raise ShardCorruptError(
                 f"the index promises {file.bytes} bytes of {path}, but it has {size}; "
-                "it is read in place, so put it right there"
+                f"it is read in place, so put it right there{'' if self.config.format is None else _OR_INDEX_AGAIN}"
             )
         return path
 

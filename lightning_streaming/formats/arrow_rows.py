@@ -50,15 +50,22 @@ _OF_VALUES = (FormatError, ValueError, ArithmeticError)
 
 
 @contextmanager
-def sound_arrow(shown: str) -> Iterator[None]:
-    """Say of what Arrow refuses that the data is damaged."""
+def sound_arrow(shown: str, must_be: str = "sound rows of Arrow", way_out: str = "") -> Iterator[None]:
+    """Say of what Arrow refuses that the data is damaged.
+
+    Args:
+        shown: What to call the data.
+        must_be: What it ought to be.
+        way_out: What whoever has it can do.
+    """
     arrow = require_pyarrow()
     try:
         yield
     except (StreamingError, MemoryError):  # some of which are a ValueError, an OSError or Arrow's too
         raise
     except (arrow.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError) as error:
-        raise ShardCorruptError(f"{shown} must be sound rows of Arrow, but: {shortened(str(error))}") from error
+        words = shortened(" ".join(str(error).split()))
+        raise ShardCorruptError(f"{shown} must be {must_be}, but: {words}{way_out and f'; {way_out}'}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +261,10 @@ class ArrowRows(ColumnReader):
         Raises:
             EncodingError: The column is of other values, or a row is null or has a null.
         """
+        if name not in self.columns:
+            raise EncodingError(
+                f"{self._shown}: column {name!r} is needed, but columns= leaves it out; name it there too"
+            )
         kind, where = self.columns[name].kind, f"{self._shown}, column {name!r}"
         if not isinstance(kind, Numbers) or kind.inner or kind.final or kind.dtype.kind not in "iuf":
             raise EncodingError(f"{where} is of {self.columns[name].type}, not of one-dimensional arrays")

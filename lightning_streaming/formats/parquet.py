@@ -40,7 +40,7 @@ from lightning_streaming.formats.arrow_values import require_pyarrow
 from lightning_streaming.formats.in_order import known_or_found
 from lightning_streaming.formats.mds import map_file
 from lightning_streaming.formats.other_formats import RangedFile, ShardReader, StoredFiles, by_file, other_shard
-from lightning_streaming.formats.parquet_footers import Footer, Range, column_bytes_of, ranges_of, read_footer
+from lightning_streaming.formats.parquet_footers import DAMAGED, Footer, Range, column_bytes_of, ranges_of, read_footer
 from lightning_streaming.formats.parquet_rows import FileOfRanges, unpacked_rows, write_stream
 from lightning_streaming.formats.shard_table import (
     FILE_SUFFIXES,
@@ -56,9 +56,6 @@ _NAME = "parquet"
 _SUFFIXES = FILE_SUFFIXES[_NAME]
 _ROWS, _ARROW = ".rows/", ".arrow"
 _NARROWED = re.compile(rf"({re.escape(_ROWS)}\d+)-[0-9a-f]+({re.escape(_ARROW)})\Z")
-_NOT_DATA = re.compile(r"/_[^/]*/")
-"""In directories like that writers keep what they have not finished (``_temporary``), and what they say of tables
-(``_delta_log``)."""
 _NOT_READ = "not read: "
 _FRAME_BYTES = 4096
 """More than a stream of Arrow takes beside its columns."""
@@ -73,12 +70,9 @@ class ParquetFormat:
     def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Generator[ShardInfo, None, None]:
         """The row groups of every file, in the order of names; see :class:`OtherFormat`. Only footers are read."""
         require_pyarrow()
-        names = [name for name in files.sizes() if name.endswith(_SUFFIXES) and not _NOT_DATA.search(f"/{name}")]
+        names = [name for name in files.sizes() if name.endswith(_SUFFIXES) and not _is_of_a_writer(name)]
         if not names:
-            raise ConfigError(
-                f"{files.shown} has no Parquet files, whose names end in {', '.join(_SUFFIXES)}; give the directory or "
-                "the files, like data/train-*.parquet"
-            )
+            raise ConfigError(_no_files(files))
         before, encodings = by_file(known, files.sizes()), dict[str, tuple[str, str]]()
         with closing(known_or_found(_row_groups, files, ((name, before.get(name)) for name in names))) as found:
             for name, shards in zip(names, found, strict=True):
@@ -118,7 +112,7 @@ class ParquetFormat:
         chunks = [known.metadata.row_group(group).column(place) for place in known.leaves(columns)]
         ranges = ranges_of(chunks, known, stored)
         pieces = FileOfRanges(ranges, stored.read(ranges), stored.size)
-        with sound_arrow(f"row group {group} of {stored.shown}"):
+        with sound_arrow(f"row group {group} of {stored.shown}", "sound", DAMAGED):
             rows = unpacked_rows(known, group, columns, pieces, info.raw_data.bytes - _FRAME_BYTES)
         if rows.num_rows != info.samples:
             raise ShardCorruptError(
@@ -144,6 +138,8 @@ class ParquetRows(ArrowRows):
         except BaseException:
             self.close()
             raise
+        assert info.zip_data is not None, "a row group is a part of a file"
+        self._shown = f"row group {_group_of(info)} of {info.zip_data.basename}"
         if len(self) != info.samples:
             found = len(self)
             self.close()
@@ -171,6 +167,26 @@ def parquet_plain_kind(info: ShardInfo, columns: Sequence[str] | None) -> PlainA
 def may_be_flat_column(info: ShardInfo) -> bool:
     """Whether a row group has a column of one-dimensional arrays."""
     return any(one.startswith("ndarray:") for one in info.schema["column_encodings"])
+
+
+def _is_of_a_writer(name: str) -> bool:
+    """Whether a file lies in a directory that a writer keeps for itself: ``_temporary`` of Spark, ``_delta_log``.
+
+    A directory like ``_day=7`` has rows.
+    """
+    return any(part.startswith("_") and "=" not in part for part in name.split("/")[:-1])
+
+
+def _no_files(files: StoredFiles) -> str:
+    """What to say where there is nothing to read."""
+    there = list(files.sizes())
+    others = [name for name in there if not name.endswith(_SUFFIXES)] or there
+    found = f"what is there is like {others[0]}" if others else "nothing is there, so correct the path"
+    left_out = ", and directories whose names begin with _ are left out" if any(map(_is_of_a_writer, there)) else ""
+    return (
+        f"{files.shown} has no Parquet files, whose names end in {', '.join(_SUFFIXES)}; {found}{left_out}; give the "
+        "directory or the files, like data/train-*.parquet"
+    )
 
 
 # --- entries of an index ---

@@ -20,6 +20,9 @@ from lightning_streaming.formats.other_formats import RangedFile
 from lightning_streaming.formats.values import shortened
 
 _MAGIC, _SEALED = b"PAR1", b"PARE"
+_POINTER = b"version https://git-lfs"
+DAMAGED = "the file is damaged, so write or fetch it again"
+"""What whoever has such a file can do."""
 _TAIL_BYTES = 64 << 10
 """Read of a file's end at once; most footers are shorter."""
 _GAP_BYTES = 256 << 10
@@ -72,21 +75,36 @@ def read_footer(stored: RangedFile) -> Footer:
     if magic == _SEALED:
         raise UnsupportedError(f"{stored.shown} is encrypted, which is not read; write it again without encryption")
     if magic != _MAGIC or size < 12:
-        raise ShardCorruptError(f"{stored.shown} does not end as a Parquet file does, but with {magic!r}; is it cut?")
+        raise ShardCorruptError(_not_parquet(stored, bytes(tail)))
     needed = int.from_bytes(tail[-8:-4], "little") + 8
     if needed + len(_MAGIC) > size:
         raise ShardCorruptError(f"{stored.shown} has {size} bytes, fewer than its footer's {needed}; the file is cut")
     if needed > len(tail):
         tail = stored.read([(size - needed, size)])[0]
-    with sound_arrow(stored.shown):
+    with sound_arrow(f"the footer of {stored.shown}", "sound", DAMAGED):
         metadata = require_parquet().read_metadata(arrow.BufferReader(_MAGIC + bytes(tail[-needed:])))
         schema = metadata.schema.to_arrow_schema()
         if len(set(schema.names)) < len(schema.names):
-            raise UnsupportedError(f"{stored.shown} has two columns of one name: {shortened(', '.join(schema.names))}")
+            raise UnsupportedError(
+                f"{stored.shown} has two columns of one name, which is not read: {shortened(', '.join(schema.names))}; "
+                "write it again with other names"
+            )
         if sum(num_leaves(one.type) for one in schema) != metadata.num_columns:
             raise UnsupportedError(f"{stored.shown} has columns that pyarrow {arrow.__version__} cannot tell apart")
         _check_columns(metadata, stored)
     return Footer(metadata, schema, size - needed)
+
+
+def _not_parquet(stored: RangedFile, tail: bytes) -> str:
+    """What to say of a file that does not end as a Parquet file does."""
+    if not tail:
+        return f"{stored.shown} is empty, which no Parquet file is; write or fetch it again"
+    if tail.startswith(_POINTER):
+        return f"{stored.shown} is a pointer of Git LFS, not the file that it stands for; fetch that with: git lfs pull"
+    return (
+        f"{stored.shown} does not end as a Parquet file does, but with {tail[-4:]!r} after {stored.size} bytes; if it "
+        "was cut, write or fetch it again, and if it is no Parquet file, name the others with remote="
+    )
 
 
 class _UnreadFile(io.RawIOBase):

@@ -205,7 +205,7 @@ def narrowed(info: ShardInfo, columns: Sequence[str] | None) -> ShardInfo:
 
 
 def name_in_index(basename: str) -> str:
-    """The name that an index has for a raw file: of one of some columns, that of all of them; see :func:`narrowed`."""
+    """The name that an index has for a raw file: that of all columns, where it has some alone; see :func:`narrowed`."""
     return whole_row_group(basename)
 
 

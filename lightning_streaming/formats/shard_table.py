@@ -20,6 +20,7 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from functools import cached_property
 from itertools import chain, pairwise
 from json.encoder import encode_basestring_ascii as quote
@@ -48,6 +49,7 @@ FILE_SUFFIXES: Mapping[str, tuple[str, ...]] = {
     "megatron": (".bin", ".idx"),
 }
 """What the names of files of a format end in, where a file can be given by its name."""
+
 PART = "part"
 """In place of an algorithm: the stored file holds several shards, and what is raw is made of a part of it."""
 
@@ -182,6 +184,12 @@ def check_selection(columns: Sequence[str] | None) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(columns))
 
 
+def format_told_by(name: str) -> str | None:
+    """The format whose files are named so; None where a name tells too little, or is of none."""
+    found = (one for one, suffixes in FILE_SUFFIXES.items() if one != "megatron" and name.endswith(suffixes))
+    return next(found, None)
+
+
 def check_columns(info: ShardInfo, columns: Sequence[str] | None) -> None:
     """Refuse a shard that lacks a column that is asked for.
 
@@ -192,7 +200,14 @@ def check_columns(info: ShardInfo, columns: Sequence[str] | None) -> None:
     missing = [name for name in columns or () if name not in there]
     if missing:
         has = shortened(", ".join(map(repr, there)) or "none")
-        raise ConfigError(f"{info.raw_data.basename} has no column {missing[0]!r}; it has {has}")
+        close = get_close_matches(missing[0], there, 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"{shown_file(info).basename} has no column {missing[0]!r}; it has {has}{hint}")
+
+
+def shown_file(info: ShardInfo) -> FileInfo:
+    """The file to name where something is wrong with a shard: the one that a user has, where it is a part of that."""
+    return info.zip_data if info.compression == PART and info.zip_data is not None else info.raw_data
 
 
 _FILE_FIELDS = ("raw_data", "zip_data", "raw_meta", "zip_meta")

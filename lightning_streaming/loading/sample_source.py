@@ -29,6 +29,7 @@ from lightning_streaming.formats.shard import (
     check_wanted,
     has_lone_samples,
     may_be_flat,
+    name_in_index,
     narrowed,
     open_shard,
     table_part,
@@ -630,8 +631,9 @@ class SampleSource:
         for stream, cache in enumerate(self._caches.values()):
             found = cache.directory.scan().files
             start = len(f"{cache.directory.path}/")
-            for shard, info in self.catalog.with_files(stream, {file.path[start:] for file in found}):
-                owners.update(dict.fromkeys(map(str, cache.files_of(info)), shard))
+            for shard, info in self.catalog.with_files(stream, {name_in_index(file.path[start:]) for file in found}):
+                held = narrowed(info, self._columns_of(shard))
+                owners.update(dict.fromkeys(map(str, cache.files_of(held)), shard))
             files += found
         named = (owners.get(file.path) for file in coldest_first(files, None))
         return iter(dict.fromkeys(shard for shard in named if shard is not None))

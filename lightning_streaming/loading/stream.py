@@ -85,6 +85,8 @@ class Stream(StoredOptions):
     follow: bool | None = None
 
     def __post_init__(self) -> None:
+        for option in ("remote", "local"):
+            object.__setattr__(self, option, _as_text(option, getattr(self, option)))
         if self.remote is None and self.local is None:
             raise ConfigError("a stream needs remote=, local=, or both")
         object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
@@ -266,6 +268,21 @@ def selections_of(streams: Mapping[str, Stream], defaults: StreamDefaults) -> di
             f"{_listed(own or aimless)} no part; give one, like split='[:98%]', or leave split_by out"
         )
     return asked
+
+
+def _as_text(option: str, place: Any) -> str | None:
+    """A path or URL as text, whatever it came as.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    found = os.fspath(place) if isinstance(place, os.PathLike) else place
+    if found is None or isinstance(found, str):
+        return found
+    raise ConfigError(
+        f"{option} of a stream must be one path or URL, but is a {type(place).__name__}; name several files by a "
+        "pattern like data/{a,b}.parquet, and several places with streams="
+    )
 
 
 def _check_proportions(streams: Mapping[str, Stream]) -> None:

@@ -34,7 +34,7 @@ from lightning_streaming.formats.shard import (
     table_part,
     unsafe_columns,
 )
-from lightning_streaming.formats.shard_table import OTHER_FORMATS, column_names
+from lightning_streaming.formats.shard_table import OTHER_FORMATS, PART, column_names
 from lightning_streaming.tools.commands import (
     add_dataset,
     add_format,
@@ -195,6 +195,10 @@ def _facts(report: Mapping[str, Any], index: DatasetIndex) -> Sequence[tuple[str
     raw_bytes, stored_bytes = report["raw_bytes"], report["stored_bytes"]
     share = f", {stored_bytes / raw_bytes:.0%} of it" if stored_bytes != raw_bytes > 0 else ""
     hashes = [(", ".join(one["hashes"]) or None, one["shards"]) for one in report["hashes"]]
+    packed = [
+        ("as in its files" if one["compression"] == PART else one["compression"], one["shards"])
+        for one in report["compressions"]
+    ]
     limits = [(one["size_limit"] and _size(one["size_limit"]), one["shards"]) for one in report["size_limits"]]
     return (
         ("samples", f"{report['samples']:,}"),
@@ -203,7 +207,7 @@ def _facts(report: Mapping[str, Any], index: DatasetIndex) -> Sequence[tuple[str
         ("raw size", _size(raw_bytes)),
         ("stored size", _size(stored_bytes) + share),
         ("format", _several(one.values() for one in report["formats"])),
-        ("compression", _several(one.values() for one in report["compressions"])),
+        ("compression", _several(packed)),
         ("hashes", _several(hashes)),
         ("size limit", _several(limits)),
     )

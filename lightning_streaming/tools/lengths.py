@@ -42,7 +42,7 @@ from lightning_streaming.loading.counting import document_lengths
 from lightning_streaming.loading.document_lengths import LengthsRequest, StreamLengths
 from lightning_streaming.loading.scanning import Progress
 from lightning_streaming.loading.stream import Stream, StreamDefaults
-from lightning_streaming.tools.commands import add_json, add_storage_options
+from lightning_streaming.tools.commands import add_format, add_json, add_storage_options
 from lightning_streaming.tools.console import FINE, print_json, print_table, progress
 from lightning_streaming.tools.lengths_run import lengths_for_run
 from lightning_streaming.tools.stored_dataset import find_dataset
@@ -65,6 +65,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--dtype", metavar="DTYPE", help="what a token is in a column of bytes, like uint16")
     add("--lengths", metavar="NAME", help="column of whole numbers that says the length of each document")
     add("--local", metavar="DIR", help="the run's local=: its cache directory; by default the one it has by default")
+    add_format(parser)
     add_json(parser)
     add_storage_options(parser)
 
@@ -77,8 +78,9 @@ def run(args: Namespace) -> int:
         _check_alone(args)
         return lengths_for_run(args.config, as_json=args.json)
     asked = _request(args)
-    place = find_dataset(args.dataset, args.storage_options)
-    stream = Stream(remote=place.location, local=args.local, storage_options=place.options)
+    place = find_dataset(args.dataset, args.storage_options, args.format, args.block_length)
+    how = {"format": args.format, "block_length": args.block_length}
+    stream = Stream(remote=place.location, local=args.local, storage_options=place.options, **how)
     cache = ShardCache(stream.cache_config(place.shown, StreamDefaults()))
     index, began = cache.read_index(), time.monotonic()
     if not index.num_samples:
@@ -99,7 +101,8 @@ def run(args: Namespace) -> int:
 
 def _check_alone(args: Namespace) -> None:
     """Refuse what a configuration says itself."""
-    given = [f"--{name}" for name in ("column", "dtype", "lengths", "local") if getattr(args, name) is not None]
+    words = ("column", "dtype", "lengths", "local", "format", "block_length")
+    given = [f"--{name.replace('_', '-')}" for name in words if getattr(args, name) is not None]
     if args.storage_options:
         given.append("--storage-options")
     if given:

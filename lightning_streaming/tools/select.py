@@ -43,12 +43,13 @@ from lightning_streaming.loading.bad_log import BadSample, read_bad_samples
 from lightning_streaming.loading.selecting import select_samples
 from lightning_streaming.loading.selection import Selection, SelectionRequest, parse_split
 from lightning_streaming.loading.stream import Stream, StreamDefaults
-from lightning_streaming.tools.commands import add_json, add_set, add_storage_options, check_set_is_of_a_run
+from lightning_streaming.tools.commands import add_format, add_json, add_set, add_storage_options, check_set_is_of_a_run
 from lightning_streaming.tools.console import FINE, counted, print_json, print_table, progress
 from lightning_streaming.tools.select_run import select_for_run
 from lightning_streaming.tools.stored_dataset import find_dataset
 from lightning_streaming.units import format_bytes
 
+_KINDS = ("format", "block_length")
 _AT_ONCE = 1 << 20
 """Truth values that are written together."""
 
@@ -72,6 +73,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--out", metavar="KEEP.npy", type=Path, help="also write a truth value for each sample, for select= of a stream"
     )
     add_set(parser, "with --config: ")
+    add_format(parser)
     add_json(parser)
     add_storage_options(parser)
 
@@ -91,9 +93,10 @@ def run(args: Namespace) -> int:
 
 def _select_of_dataset(args: Namespace) -> dict[str, Any]:
     """Evaluate the selection, and write it where it is to be written; what there is to say about it."""
-    place = find_dataset(args.dataset, args.storage_options)
+    place = find_dataset(args.dataset, args.storage_options, args.format, args.block_length)
     asked = {name: getattr(args, name) for name in ("where", "split", "split_by", "split_seed", "select")}
     settings = {name: value for name, value in asked.items() if value is not None}
+    settings |= {name: value for name in _KINDS if (value := getattr(args, name)) is not None}
     stream = Stream(remote=place.location, local=args.local, storage_options=place.options, **settings)
     request = stream.selection(StreamDefaults())
     _check(args, has_part=request.part is not None, is_all=request.is_all)
@@ -105,7 +108,8 @@ def _select_of_dataset(args: Namespace) -> dict[str, Any]:
     if bad:
         selection = selection.without(_numbers_of(bad, index, place.shown))
         directory, _ = parse_split(args.split)
-        settings = {"select": str(args.out), **({} if directory is None else {"split": directory})}
+        selected = {"select": str(args.out), **({} if directory is None else {"split": directory})}
+        settings = selected | {name: value for name, value in settings.items() if name in _KINDS}
     seconds = time.monotonic() - began
     if not len(selection):
         raise ConfigError(
@@ -170,8 +174,8 @@ def _check(args: Namespace, *, has_part: bool, is_all: bool) -> None:
 
 
 def _check_alone(args: Namespace) -> None:
-    words = ("where", "split", "split_by", "split_seed", "select", "stream", "local", "out", "storage_options")
-    given = [f"--{word.replace('_', '-')}" for word in words if getattr(args, word)]
+    words = ("where", "split", "split_by", "split_seed", "select", "stream", "local", "out", "format", "block_length")
+    given = [f"--{word.replace('_', '-')}" for word in (*words, "storage_options") if getattr(args, word)]
     given += ["--not"] if args.bad_logs else []
     if given:
         raise ConfigError(f"--config says itself what is read, and from where; leave {' and '.join(given)} out")

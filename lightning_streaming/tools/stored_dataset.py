@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from lightning_streaming.cache import CacheConfig, ShardCache
+from lightning_streaming.cache.config import other_format_at
 from lightning_streaming.cache.sources import check_hash, find_size, unpack
 from lightning_streaming.errors import ConfigError, FormatError, IndexFormatError, IntegrityError, ObjectNotFoundError
 from lightning_streaming.files import join_under
@@ -184,12 +185,17 @@ def own_index(text: bytes) -> DatasetIndex | None:
 def _no_index(directory: Path) -> str:
     if directory.is_file() and (directory.parent / INDEX_BASENAME).is_file():
         return f"{directory} is one file of a dataset; give its directory, {directory.parent}"
+    found = other_format_at(directory)
+    told = None if found is None else f"files like {found[1]} are read with --format {found[0]}"
     if directory.is_file():
-        return f"{directory} is a file, not the directory of a dataset; lightning-streaming convert makes one of it"
+        hint = f"; {told}" if told else ""
+        return (
+            f"{directory} is a file, not the directory of a dataset; lightning-streaming convert makes one of it{hint}"
+        )
     if not directory.is_dir():
         return f"{directory} is not a directory; give the directory or the URL of a dataset"
     beneath = sorted(path.parent.name for path in directory.glob(f"*/{INDEX_BASENAME}"))
-    hint = f"; there are datasets in {', '.join(beneath[:5])} beneath it" if beneath else ""
+    hint = f"; there are datasets in {', '.join(beneath[:5])} beneath it" if beneath else f"; {told}" if told else ""
     return f"{directory} has no {INDEX_BASENAME}, so it is not a dataset{hint}"
 
 

@@ -38,7 +38,7 @@ from lightning_streaming.formats.images import PILLOW_ERRORS, load_whole
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, FileInfo, ShardInfo, dump_index, parse_index
 from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.formats.shard import check_shard, open_shard, unsafe_columns, was_written_for
-from lightning_streaming.formats.shard_table import OTHER_FORMATS
+from lightning_streaming.formats.shard_table import OTHER_FORMATS, shown_file
 from lightning_streaming.tools import stored_dataset
 from lightning_streaming.tools.commands import (
     add_dataset,
@@ -298,7 +298,7 @@ def examine(
         MissingDependencyError: A package is needed that is not installed.
     """
     if cache is not None and _is_unpacked_by_cache(shard) and not quick:
-        return [_problem(shard.raw_data, words) for words in _examine_unpacked(cache, shard, allow_unsafe_types)]
+        return [_problem(shown_file(shard), words) for words in _examine_unpacked(cache, shard, allow_unsafe_types)]
     problems = []
     with TemporaryDirectory(prefix="lightning_streaming_") as name:
         scratch = StoredDataset(location=name, options={})

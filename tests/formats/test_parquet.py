@@ -21,6 +21,7 @@ from lightning_streaming.cache.parts_of_files import PartsOfFiles
 from lightning_streaming.cache.sources import StoredInPlace
 from lightning_streaming.errors import (
     ConfigError,
+    EncodingError,
     FormatError,
     IndexFormatError,
     SampleIndexError,
@@ -134,7 +135,7 @@ def test_only_wanted_columns_are_read_and_take_room(tmp_path: Path) -> None:
     assert asked.num_bytes < 3000
     assert raw.stat().st_size == wanted.raw_data.bytes
     assert read([info], tmp_path, ["text", "id"])[3] == {"id": 23, "text": "row 23"}
-    with raises(ConfigError, "has no column 'x'"):
+    with raises(ConfigError, "a.parquet has no column 'x'"):
         check_shard(info, columns=["x"])
 
 
@@ -324,10 +325,11 @@ def test_columns_that_are_not_read_matter_only_where_they_are_wanted(tmp_path: P
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "does not end as a Parquet file"),
+        (b"", "is empty"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "git lfs pull"),
         (b"PAR1", "does not end as a Parquet file"),
         (b"PAR1" + b"x" * 50 + b"\xff\xff\xff\x7fPAR1", "fewer than its footer's"),
-        (b"PAR1" + b"x" * 50 + b"\x20\0\0\0PAR1", "must be sound"),
+        (b"PAR1" + b"x" * 50 + b"\x20\0\0\0PAR1", "the footer of"),
         (b"PAR1" + b"x" * 50 + b"\x20\0\0\0PARE", "encrypted"),
         (b"CSV, 1, 2, 3 and more", "does not end as a Parquet file"),
     ],
@@ -342,8 +344,21 @@ def test_what_is_no_parquet_file_is_told(tmp_path: Path, data: bytes, words: str
 
 def test_a_place_without_parquet_files_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
-    with raises(ConfigError, "has no Parquet files"):
+    with raises(ConfigError, "has no Parquet files", "what is there is like a.txt"):
         describe(tmp_path, "parquet")
+    with raises(ConfigError, "has no Parquet files", "correct the path"):
+        describe(tmp_path / "none", "parquet")
+
+
+def test_what_writers_keep_for_themselves_is_left_out(tmp_path: Path) -> None:
+    for name in ("_temporary/0/part.parquet", "x/_delta_log/1.checkpoint.parquet"):
+        write(tmp_path, name=name)
+    with raises(ConfigError, "has no Parquet files", "begin with _ are left out"):
+        describe(tmp_path, "parquet")
+    for name in ("_day=1/a.parquet", "_b.parquet"):
+        write(tmp_path, name=name, row_group_size=ROWS)
+    found = [info.zip_data for info in describe(tmp_path, "parquet")]
+    assert [file and file.basename for file in found] == ["_b.parquet", "_day=1/a.parquet"]
 
 
 def test_types_must_agree_over_files(tmp_path: Path) -> None:
@@ -372,6 +387,14 @@ def test_a_file_that_has_changed_is_told_or_read_rightly(tmp_path: Path) -> None
     mixed = replace(infos[1], zip_data=other[0].zip_data)
     with raises(ShardCorruptError, "has changed since its index was made", "row group 1"):
         unpacked(mixed, tmp_path, parts=parts)
+
+
+def test_a_value_that_cannot_be_read_is_told_with_its_row_group(tmp_path: Path) -> None:
+    write(tmp_path, pa.table({"tokens": [[1], [2, None]]}), row_group_size=1)
+    reader = opened(describe(tmp_path, "parquet")[1], tmp_path)
+    with raises(EncodingError, "row group 1 of a.parquet, sample 0, column 'tokens'"):
+        reader[0]
+    reader.close()
 
 
 def test_damage_is_told_with_the_row_group(tmp_path: Path) -> None:

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from numpy.typing import NDArray
+from pyarrow import parquet
 
 from lightning_streaming import MDSWriter, Pack, Phase, Stream, StreamingDataLoader, StreamingDataset, read_appended
-from lightning_streaming.errors import ConfigError, SampleError, StateMismatchError
+from lightning_streaming.errors import ConfigError, EncodingError, SampleError, StateMismatchError
 from lightning_streaming.formats.plain_rows import FlatColumn
 from lightning_streaming.loading import order_files
 from lightning_streaming.world import World
@@ -521,3 +523,12 @@ def test_where_values_lie_is_known_of_open_shards_alone(root: Path, tmp_path: Pa
     most = max(known() - before for _ in at)
     num_shards = len(list(root.glob("shard.*")))
     assert 0 < most < 0.75 * num_shards
+
+
+def test_columns_that_leave_out_that_of_the_tokens_are_told(tmp_path: Path) -> None:
+    parquet.write_table(pa.table({"tokens": [[1, 2]], "id": [1]}), tmp_path / "a.parquet")
+    dataset = StreamingDataset(
+        remote=str(tmp_path), format="parquet", columns=["id"], pack={"column": "tokens", "capacity": 4}
+    )
+    with raises(EncodingError, "stream '0'", "a.parquet", "column 'tokens' is needed, but columns= leaves it out"):
+        next(iter(StreamingDataLoader(dataset, batch_size=1)))

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 
 from lightning_streaming import LocalDataset, SampleKey, Stream, StreamingDataset, World
@@ -73,6 +75,16 @@ def test_the_coldest_shard_is_the_one_used_longest_ago(dataset: StreamingDataset
     assert [dataset.evict_coldest_shard() for _ in range(3)] == [1, 3, 4]
     with pytest.raises(ConfigError, match="no shard can be removed"):
         dataset.evict_coldest_shard()
+
+
+def test_the_coldest_row_group_of_some_columns_is_found(tmp_path: Path) -> None:
+    rows = pa.table({"id": range(6), "text": list("abcdef")})
+    parquet.write_table(rows, tmp_path / "a.parquet", row_group_size=2)
+    how: dict[str, Any] = {"local": str(tmp_path / "cache"), "format": "parquet", "columns": ["id"]}
+    dataset = StreamingDataset(remote=str(tmp_path / "a.parquet"), **how)
+    assert [dataset[sample]["id"] for sample in (4, 0)] == [4, 0]
+    dataset.close()
+    assert [dataset.evict_coldest_shard() for _ in range(2)] == [2, 0]
 
 
 @pytest.mark.parametrize("shard", [-1, 6])

@@ -46,6 +46,27 @@ def test_a_stream_needs_a_place() -> None:
         Stream(split="train")
 
 
+def test_a_place_is_one_path_or_url() -> None:
+    places: dict[str, Any] = {"remote": Path("data") / "rows", "local": Path("cache")}
+    assert (Stream(**places).remote, Stream(**places).local) == ("data/rows", "cache")
+    files: Any = ["s3://user:secret@bucket/a.parquet"]
+    for option in ("remote", "local"):
+        with pytest.raises(
+            ConfigError, match=f"{option} of a stream must be one path or URL, but is a list; .*pattern"
+        ):
+            Stream(**{option: files})
+
+
+@pytest.mark.parametrize(("name", "told"), [("train-0.parquet", "parquet"), ("0.tar", "webdataset"), ("a.npy", "npy")])
+def test_data_of_another_format_needs_to_be_called_so(tmp_path: Path, name: str, told: str) -> None:
+    (tmp_path / name).touch()
+    for place in (tmp_path, tmp_path / name):
+        with pytest.raises(ObjectNotFoundError, match=f"files like {name} are read with format='{told}'"):
+            assert StreamingDataset(remote=str(place)).size
+    with pytest.raises(ConfigError, match=f"wildcard; that goes with format=, like format='{told}'"):
+        assert StreamingDataset(remote=str(tmp_path / f"*{name[-4:]}")).size
+
+
 NO_ONLY_STREAM = dict.fromkeys(("remote", "local", "storage_options", "select", "join"))
 
 

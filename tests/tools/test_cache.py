@@ -459,9 +459,9 @@ def test_row_groups_of_some_columns_are_those_of_the_index(tmp_path: Path) -> No
     (tmp_path / "rows").mkdir()
     rows = pa.table({"id": range(6), "text": list("abcdef")})
     parquet.write_table(rows, tmp_path / "rows" / "a.parquet", row_group_size=2)
-    place: dict[str, Any] = {"remote": str(tmp_path / "rows"), "local": str(tmp_path / "cache"), "format": "parquet"}
     for columns, samples in ((["id"], 6), (None, 1)):
-        dataset = StreamingDataset(**place, columns=columns)
+        remote, local = str(tmp_path / "rows"), str(tmp_path / "cache")
+        dataset = StreamingDataset(remote=remote, local=local, format="parquet", columns=columns)
         assert [dataset[sample]["id"] for sample in range(samples)] == list(range(samples))
         dataset.close()
     (one,) = run("cache", "info", tmp_path / "cache", "--json").json["caches"]

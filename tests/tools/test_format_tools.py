@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
+from pyarrow import parquet
 
 from lightning_streaming import StreamingDataset
 from lightning_streaming.cache.config import CACHE_VARIABLE
@@ -460,3 +462,29 @@ def test_a_part_that_lies_elsewhere_is_refused(tmp_path: Path) -> None:
     failed = run("merge", root, tmp_path / "a" / "source", *told)
     assert failed.code == 2
     assert "a part must lie below" in failed.err
+
+
+def test_samples_and_lengths_are_told_of_data_as_it_lies(tmp_path: Path) -> None:
+    rows = pa.table({"id": range(20), "tokens": [[0] * (one % 4) for one in range(20)]})
+    parquet.write_table(rows, tmp_path / "a.parquet", row_group_size=5)
+    place = [tmp_path / "*.parquet", "--format", "parquet"]
+    selected = done("select", *place, "--split", "[:50%]", "--json").json
+    assert (selected["samples"], selected["shards"]) == (20, 4)
+    assert selected["stream"]["format"] == "parquet"
+    told = done("lengths", *place, "--column", "tokens", "--json").json
+    assert (told["documents"], told["tokens"]) == (20, 30)
+    packed = StreamingDataset(remote=str(place[0]), format="parquet", pack={"column": "tokens", "capacity": 6})
+    assert packed.size
+    assert done("lengths", *place, "--column", "tokens", "--json").json["was_kept"]
+    for tool in ("select", "lengths"):
+        refused = run(tool, "--config", "run.yaml", "--format", "parquet")
+        assert (refused.code, "leave --format out" in refused.err) == (2, True)
+    assert "files like a.parquet are read with --format parquet" in run("verify", tmp_path).err
+
+
+def test_of_row_groups_the_file_is_named(tmp_path: Path) -> None:
+    rows = pa.table({"tokens": [[1], [2], [3, None]]})
+    parquet.write_table(rows, tmp_path / "a.parquet", row_group_size=1)
+    (bad,) = run("verify", tmp_path, "--format", "parquet", "--json").json["bad_shards"]
+    assert bad["problems"][0]["file"] == "a.parquet"
+    assert bad["problems"][0]["problem"].startswith("row group 2 of a.parquet, sample 0, column 'tokens'")
