@@ -10,10 +10,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from time import perf_counter
 
-from lightning_streaming.cache.config import CacheConfig
+from lightning_streaming.cache.config import MANIFEST_BASENAME, CacheConfig
 from lightning_streaming.errors import ConfigError, FormatError
 from lightning_streaming.formats.index import (
     INDEX_BASENAME,
@@ -57,7 +57,7 @@ class FilesAt:
     @cached_property
     def _sizes(self) -> Mapping[str, int]:
         if self._pattern is None:
-            return self._location.walk_sizes()
+            return _data_below(self._location)
         if is_one_name(self._pattern):  # of a place that may not be listed, as over HTTP
             named = self._location / self._pattern
             size = named.size()
@@ -66,8 +66,8 @@ class FilesAt:
             if scheme_of(self._location.url) in HTTP_SCHEMES:
                 return {}
             # Other writers make a directory that is called like a file, and files in it.
-            return {f"{self._pattern}/{name}": size for name, size in named.walk_sizes().items()}
-        found = self._location.walk_sizes()
+            return {f"{self._pattern}/{name}": size for name, size in _data_below(named).items()}
+        found = _data_below(self._location)
         return {name: found[name] for name in matching(self._pattern, list(found))}
 
     def sizes(self) -> Mapping[str, int]:
@@ -89,6 +89,16 @@ class FilesAt:
             StorageError: It could not be read.
         """
         return (self._location / name).read_if_there()
+
+
+def _data_below(location: Location) -> dict[str, int]:
+    """Bytes of each file below a directory, but for those in our own cache directories, which hold data once more."""
+    found, root = location.walk_sizes(), location.path
+    if root is None:
+        return found
+    directories = {parent for name in found for parent in PurePosixPath(name).parents[:-1]}
+    ours = {one for one in directories if (root / one / MANIFEST_BASENAME).is_file()}
+    return {name: size for name, size in found.items() if ours.isdisjoint(PurePosixPath(name).parents)}
 
 
 def made_index(
