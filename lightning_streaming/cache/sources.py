@@ -348,7 +348,7 @@ class StoredInPlace:
             StorageError: It cannot be read.
         """
         found = list[bytes]()
-        # Without a buffer, no more than 2 GiB would be read at once.
+        # Buffered, because the system gives at most 2 GiB at once.
         with system_errors(f"read {self.path}"), self.path.open("rb") as file:
             for start, stop in ranges:
                 file.seek(start)

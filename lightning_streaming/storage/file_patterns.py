@@ -21,7 +21,8 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _MOST_NAMES = 1_000_000
 _WILDCARDS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-_PIECES = re.compile(r"(\*\*/|\*\*|\*|\?|\[(?:![^]/]|[^]!/])[^]/]*\])")
+_CLASS = re.compile(r"\[(?:![^]/]|[^]!/])[^]/]*\]")
+_PIECES = re.compile(rf"(\*\*/|\*\*|\*|\?|{_CLASS.pattern})")
 
 
 def split_location(location: str, suffixes: tuple[str, ...]) -> tuple[str, str | None]:
@@ -32,7 +33,8 @@ def split_location(location: str, suffixes: tuple[str, ...]) -> tuple[str, str |
         suffixes: What the names of single files end in.
     """
     is_http = scheme_of(location) in HTTP_SCHEMES
-    place, mark, query = location.partition("?") if is_http else (location, "", "")
+    place = without_query(location)
+    query = location[len(place) :]
     wild = "*{[" if is_http else "*{?["
     head, scheme, rest = place.partition("://")
     start, path = (head + scheme, rest) if scheme else ("", place)
@@ -49,11 +51,16 @@ def split_location(location: str, suffixes: tuple[str, ...]) -> tuple[str, str |
     pattern = "/".join(parts[first:])
     if is_http and is_one_name(pattern) and is_one_name(unquote(pattern)):
         pattern = unquote(pattern)  # names of files are not quoted
-    return start + directory + mark + query, pattern
+    return start + directory + query, pattern
+
+
+def without_query(location: str) -> str:
+    """A location without what follows "?", where that is no wildcard."""
+    return location.partition("?")[0] if scheme_of(location) in HTTP_SCHEMES else location
 
 
 def is_one_name(pattern: str) -> bool:
-    """Whether a pattern is just the name of a file."""
+    """Whether a pattern is just the name of a file, or of a directory that is called like one."""
     return not any(one in pattern for one in "*{?[")
 
 
@@ -62,24 +69,25 @@ def matching(pattern: str, names: list[str]) -> list[str]:
 
     Args:
         pattern: Like "train-*.parquet"; ``*`` is anything but a slash, ``**`` anything, ``?`` one character, ``[ab]``
-            one of some, ``{a,b}`` one of several, and ``{00..15}`` a number in a range.
+            one of some, ``{a,b}`` one of several, and ``{00..15}`` a number in a range. One without any of these is the
+            name of a file, or of a directory, and then of all below it.
         names: Paths with forward slashes.
 
     Raises:
-        ConfigError: It names more than a million; or it is none, like "[z-a]".
+        ConfigError: It names more than a million, or a range that runs backwards.
     """
     if is_one_name(pattern):
         return [name for name in names if name == pattern or name.startswith(f"{pattern}/")]
-    try:
-        found = _regular(pattern)
-    except re.error as error:
-        raise ConfigError(f"{pattern!r} names no files, as it has brackets that cannot be: {error}") from None
+    found = _regular(pattern)
     return [name for name in names if found.fullmatch(name)]
 
 
 @lru_cache(maxsize=64)
 def _regular(pattern: str) -> re.Pattern[str]:
-    return re.compile("|".join(f"(?:{_translated(one)})" for one in _without_braces(pattern)))
+    try:
+        return re.compile("|".join(f"(?:{_translated(one)})" for one in _without_braces(pattern)))
+    except re.error as error:
+        raise ConfigError(f"{pattern!r} is no pattern of files: {error.msg}") from error
 
 
 def _translated(pattern: str) -> str:
@@ -88,10 +96,11 @@ def _translated(pattern: str) -> str:
 
 
 def _class_or_text(piece: str) -> str:
-    if not _PIECES.fullmatch(piece):
+    if not _CLASS.fullmatch(piece):
         return re.escape(piece)
-    start, inside = ("[^/", piece[2:-1]) if piece[1] == "!" else ("[", piece[1:-1])
-    return f"{start}{re.escape(inside)}]".replace(r"\-", "-")
+    is_other = piece.startswith("[!")
+    some = re.escape(piece[2 if is_other else 1 : -1]).replace(r"\-", "-")
+    return f"[^/{some}]" if is_other else f"[{some}]"
 
 
 def _without_braces(pattern: str) -> Iterator[str]:
