@@ -11,11 +11,11 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from time import perf_counter, time
 from typing import NamedTuple
 
-from lightning_streaming.cache.config import CacheConfig
+from lightning_streaming.cache.config import MANIFEST_BASENAME, CacheConfig
 from lightning_streaming.errors import AccessDeniedError, ConfigError, FormatError, ObjectNotFoundError
 from lightning_streaming.formats.index import (
     INDEX_BASENAME,
@@ -80,10 +80,10 @@ class FilesAt:
     @cached_property
     def _files(self) -> Mapping[str, ListedFile]:
         if self._pattern is None:
-            return self._location.walk_files()
+            return _data_below(self._location)
         if is_one_name(self._pattern):
             return self._of_one_name(self._pattern)
-        listed = self._location.walk_files()
+        listed = _data_below(self._location)
         return {name: listed[name] for name in matching(self._pattern, list(listed))}
 
     @cached_property
@@ -112,7 +112,7 @@ class FilesAt:
             return {name: listed}
         # Stores have no directories, or say that they are empty files.
         with suppress(ObjectNotFoundError):
-            below = place.walk_files()
+            below = _data_below(place)
             if below:
                 return {f"{name}/{one}": found for one, found in below.items()}
         return {} if listed is None else {name: listed}
@@ -136,6 +136,16 @@ class FilesAt:
             StorageError: It could not be read.
         """
         return (self._location / name).read_if_there()
+
+
+def _data_below(location: Location) -> Mapping[str, ListedFile]:
+    """The files below a directory, but for those in our own cache directories, which hold data once more."""
+    found, root = location.walk_files(), location.path
+    if root is None:
+        return found
+    directories = {parent for name in found for parent in PurePosixPath(name).parents[:-1]}
+    ours = {one for one in directories if (root / one / MANIFEST_BASENAME).is_file()}
+    return {name: one for name, one in found.items() if ours.isdisjoint(PurePosixPath(name).parents)}
 
 
 def made_index(

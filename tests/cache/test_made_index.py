@@ -334,3 +334,13 @@ def test_a_server_of_pages_of_links_is_listed(data: Path, listed: str) -> None:
     assert told(read(f"{listed}/b%20%231%20%2520é.npy")) == [("b #1 %20é.npy", 10)]
     dataset = StreamingDataset(remote=listed, format="npy", shuffle=False, num_canonical_nodes=1, batch_size=1)
     assert values(dataset) == rows(0, 30).tolist()
+
+
+def test_a_cache_directory_within_the_data_is_no_data(data: Path) -> None:
+    how: dict[str, Any] = {"format": "npy", "local": str(data / "deep" / "cache")}
+    for _ in range(3):
+        dataset = StreamingDataset(remote=str(data), shuffle=False, num_canonical_nodes=1, batch_size=1, **how)
+        assert values(dataset) == rows(0, 30).tolist()
+    assert (data / "deep" / "cache" / "a.npy").exists()
+    assert len(parse_index(made_index(Location(str(data)), "npy"), "index").shards) == 3
+    assert told(read(data / "**/*.npy")) == [("a.npy", 10), ("b.npy", 10), ("more/c.npy", 10)]
