@@ -65,8 +65,8 @@ class Stream(StoredOptions):
     Args:
         remote: Where the shards come from: a path, or any URL fsspec knows (``s3://``, ``gs://``, ``https://``, ...).
         local: Directory of this node that keeps downloaded shards. None: a directory under the user's cache, named
-            after ``remote``; or, where ``remote`` is a path of this machine, no copy at all. With ``local`` alone the
-            dataset is read in place.
+            after ``remote``; or, where ``remote`` is a path of this machine, no copy at all, though Parquet is unpacked
+            there. With ``local`` alone the dataset is read in place.
         proportion: Share of an epoch drawn from this stream, relative to the other streams.
         repeat: How often an epoch goes through this stream; 0.5 draws half of its samples.
         choose: How many samples an epoch draws from this stream.
@@ -188,8 +188,8 @@ class StreamDefaults:
         download_timeout: Seconds without a byte arriving after which an attempt ends, for streams that do not say.
         validate_hash: Hash to check downloads with, for streams that do not say. None: one that the index offers.
         keep_zip: Keep compressed files beside the decompressed ones, for streams that do not say.
-        format: What all streams are of that do not say, if it is not MDS: "npy", "megatron", "webdataset" or "litdata";
-            read as it lies. See docs/other-formats.md.
+        format: What all streams are of that do not say, if it is not MDS: "parquet", "webdataset", "npy", "megatron" or
+            "litdata"; read as it lies. See docs/other-formats.md.
         block_length: With ``format`` "npy", "megatron" or "litdata" of tokens: a sample is a block of so many, for
             streams that do not say.
         follow: Whether epochs that have not begun read what was appended to a stream meanwhile, for streams that do not

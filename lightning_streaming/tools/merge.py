@@ -22,7 +22,8 @@ from dataclasses import replace
 from lightning_streaming.cache.made_index import KnownIndex, made_index
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index
-from lightning_streaming.storage import mask_url
+from lightning_streaming.formats.shard_table import OTHER_FORMATS
+from lightning_streaming.storage import Location, is_url, mask_url
 from lightning_streaming.tools.commands import add_format, add_json, add_storage_options
 from lightning_streaming.tools.console import FINE, counted, print_json
 from lightning_streaming.tools.stored_dataset import StoredDataset, find_dataset, own_index
@@ -43,6 +44,11 @@ def run(args: Namespace) -> int:
     options = args.storage_options
     if args.format is not None or args.block_length is not None:
         index = _merge_format(args)
+    elif (told := _other_format_at(args)) is not None:
+        raise ConfigError(
+            f"the index of {mask_url(args.out)} is of {told} files, so it is not replaced by one of MDS; add "
+            f"--format {told}, or merge datasets of MDS into another directory"
+        )
     elif args.parts:
         index = merge(args.parts, args.out, storage_options=options)
     else:
@@ -75,11 +81,31 @@ def _merge_format(args: Namespace) -> DatasetIndex:
         index = joined({path: _part(out, path).cache().read_index() for path in parts})
     else:
         known = {path: own_index((out.at / path / INDEX_BASENAME).read()) for path in below}
-        left = joined({path: one for path, one in known.items() if one is not None})
+        found = {path: one for path, one in known.items() if one is not None}
+        for path, one in found.items():
+            told = _format_of(one)
+            if told != args.format:
+                raise ConfigError(
+                    f"{out.at / path} has an index of {told or 'MDS'} files, which cannot be merged with "
+                    f"{args.format}; move it elsewhere, or read both as streams of one run (streams=)"
+                )
+        left = joined(found)
         believed = KnownIndex(left.shards, math.inf)
         index = parse_index(made_index(out.at, args.format, args.block_length, known=believed), out.shown)
     publish(index, out.location, storage_options=args.storage_options)
     return index
+
+
+def _other_format_at(args: Namespace) -> str | None:
+    """The format of an index of ours that lies at OUT, if it is another one than MDS."""
+    text = (Location(args.out, args.storage_options if is_url(args.out) else {}) / INDEX_BASENAME).read_if_there()
+    index = None if text is None else own_index(text)
+    return None if index is None else _format_of(index)
+
+
+def _format_of(index: DatasetIndex) -> str | None:
+    """The format of other libraries that an index is of; None for MDS and what else we write."""
+    return next((one.format for _, one in index.shards.examples() if one.format in OTHER_FORMATS), None)
 
 
 def _path_of(part: str, out: StoredDataset) -> str:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.golden import golden_path
@@ -41,6 +42,20 @@ def test_it_may_be_done_again(parts: Path) -> None:
     run("merge", parts)
     write_texts(parts / "c", 1)
     assert run("merge", parts, "--json").json["samples"] == 20
+
+
+def test_formats_are_not_mixed(parts: Path) -> None:
+    (parts / "rows").mkdir()
+    np.save(parts / "rows" / "a.npy", np.arange(3))
+    run("index", parts, "--format", "npy")
+    before = (parts / "index.json").read_bytes()
+    done = run("merge", parts)
+    assert done.code == 2
+    assert "is of npy files, so it is not replaced by one of MDS; add --format npy" in done.err
+    done = run("merge", parts, "--format", "npy")
+    assert done.code == 2
+    assert "has an index of MDS files, which cannot be merged with npy" in done.err
+    assert (parts / "index.json").read_bytes() == before
 
 
 def test_on_a_store(parts: Path, s3: S3Store) -> None:
