@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +23,7 @@ from lightning_streaming.errors import ConfigError, FormatError, ObjectNotFoundE
 from lightning_streaming.formats.encodings import register_encoding, registered_encodings
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.other_formats import ShardReader
+from lightning_streaming.formats.pictures import DecodePictures, decoded_columns
 from lightning_streaming.formats.shard import (
     LoneSamples,
     check_shard,
@@ -75,6 +76,7 @@ class SampleSource:
         selections: Which samples of a stream are read; all, of streams that are not there.
         joins: The datasets that are joined with a stream, by its name and theirs.
         lengths: What tells how many tokens samples have, where they are packed.
+        decode: What columns of pictures give, by name.
 
     Raises:
         ConfigError: ``columns`` is not a list of names.
@@ -89,10 +91,12 @@ class SampleSource:
         selections: Mapping[str, SelectionRequest] = MappingProxyType({}),
         joins: Mapping[str, Mapping[str, JoinSource]] = MappingProxyType({}),
         lengths: LengthsRequest | None = None,
+        decode: Mapping[str, str] | None = None,
     ) -> None:
         self._caches = dict(caches)
         self.allow_unsafe_types = allow_unsafe_types
         self._columns = check_selection(columns)
+        self._decode = dict(decode or {})
         # Each with its key, once it is known: other processes read what was selected here.
         self._selections: dict[str, tuple[SelectionRequest, str | None]] = {
             name: (one, None) for name, one in selections.items() if not one.is_all
@@ -240,7 +244,7 @@ class SampleSource:
 
     def may_be_plain(self) -> bool:
         """Whether all shards are alike, and their samples nothing but numbers and arrays, all in one shard."""
-        return self.catalog.joins is None and self.catalog.may_be_plain(self._columns)
+        return not self._decode and self.catalog.joins is None and self.catalog.may_be_plain(self._columns)
 
     def may_be_joined(self) -> bool:
         """Whether arrays can be had from all shards without a look at each, and nothing is joined with them."""
@@ -362,6 +366,39 @@ class SampleSource:
             FormatError: The shard or the sample is damaged; names the stream and the shard.
             StorageError: The shard could not be fetched.
         """
+        sample = self._read_stored(shard, index, alone=alone, retry=retry)
+        decode = self.decoder()
+        if decode is None:
+            return sample
+        try:
+            return decode(sample)
+        except FormatError as error:
+            raise self.named(error, shard) from error
+
+    def decoder(self) -> DecodePictures | None:
+        """What makes the pictures of a sample what was asked for, in the sample itself; None if nothing was.
+
+        It may be called by several threads at once, raises EncodingError of files that are damaged, and ConfigError of
+        columns that hold no pictures.
+
+        Raises:
+            ConfigError: A column that was asked for is nowhere.
+            MissingDependencyError: What decodes pictures is not installed.
+        """
+        return self._decoder if self._decode else None
+
+    @cached_property
+    def _decoder(self) -> DecodePictures:
+        known = {name for stream in self.catalog.columns_of_streams() for names in stream for name in names}
+        lacking = [name for name in self._decode if name not in known]
+        if lacking:
+            raise ConfigError(
+                f"decode names column {lacking[0]!r}, which no stream has; there are {', '.join(sorted(known))}"
+            )
+        return decoded_columns(self._decode)
+
+    def _read_stored(self, shard: int, index: int, *, alone: bool = False, retry: int = 1) -> dict[str, Any]:
+        """One sample, as :meth:`read` gives it, but for its pictures, which are as readers give them."""
         readers = self._open.readers
         reader = readers.get(shard)
         if reader is None:
@@ -412,7 +449,8 @@ class SampleSource:
 
     def _reader_of(self, shard: int, info: ShardInfo, directory: Path) -> ShardReader:
         columns = self._columns_of(shard)
-        reader = open_shard(info, directory, allow_unsafe_types=self.allow_unsafe_types, columns=columns)
+        unsafe, as_files = self.allow_unsafe_types, self._as_files(shard)
+        reader = open_shard(info, directory, allow_unsafe_types=unsafe, columns=columns, as_files=as_files)
         joins = self._joins_of(shard)
         return reader if joins is None else JoinedReader(reader, joins, shard, self._read_joined)
 
@@ -505,7 +543,8 @@ class SampleSource:
         return error if str(error).startswith(label) else type(error)(f"{label}: {error}")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "known_catalog": None, "_offsets": OrderedDict(), "encodings": registered_encodings()}
+        made_anew = {"known_catalog": None, "_offsets": OrderedDict(), "encodings": registered_encodings()}
+        return {**{name: value for name, value in self.__dict__.items() if name != "_decoder"}, **made_anew}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, encoding_class in state.pop("encodings").items():
@@ -569,7 +608,8 @@ class SampleSource:
             samples = self._offsets.get(shard)
             if samples is None:
                 table = cache.read_bytes(*table_part(info))
-                samples = LoneSamples(info, table, allow_unsafe_types=self.allow_unsafe_types, columns=columns)
+                unsafe, as_files = self.allow_unsafe_types, self._as_files(shard)
+                samples = LoneSamples(info, table, allow_unsafe_types=unsafe, columns=columns, as_files=as_files)
                 self._offsets[shard] = samples
                 if len(self._offsets) > _MOST_TABLES:
                     self._offsets.popitem(last=False)
@@ -578,7 +618,7 @@ class SampleSource:
         except FormatError as error:
             raise self.named(error, shard) from error
         joins = self._joins_of(shard)
-        return sample if joins is None else joins.complete(sample, shard, index, partial(self.read, alone=True))
+        return sample if joins is None else joins.complete(sample, shard, index, partial(self._read_stored, alone=True))
 
     def _checked(self, shard: int) -> tuple[ShardCache, ShardInfo]:
         """A shard and its cache, looked at before anything is downloaded."""
@@ -601,6 +641,12 @@ class SampleSource:
             return self._joined(shard)[0].columns
         joins = self._joins_of(shard)
         return self._columns if joins is None else joins.own_columns
+
+    def _as_files(self, shard: int) -> frozenset[str]:
+        """The columns of a shard whose pictures are decoded later than it is read."""
+        if not self._decode or shard < len(self.catalog.shards):
+            return frozenset(self._decode)
+        return frozenset(name for name, final in self._joined(shard)[0].names.items() if final in self._decode)
 
     def _joins_of(self, shard: int) -> StreamJoins | None:
         """What is joined with a stream's shard."""
