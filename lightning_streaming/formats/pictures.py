@@ -106,7 +106,7 @@ class Picture:
             EncodingError: The file is damaged, or of more than 8 bits a channel.
         """
         if not self.file.startswith(BEGINNINGS["JPEG"]):
-            return rgb_pixels(self.pil()).copy()
+            return _own(self.pil())
         pixels = _decode_quickly(self.file, min_size)
         if pixels is None:  # Pillow decodes it, or says why not
             image = self.pil()
@@ -114,7 +114,7 @@ class Picture:
             if factor > 1:
                 width, height = image.size
                 image.draft(None, (width // factor, height // factor))
-            pixels = rgb_pixels(image).copy()
+            pixels = _own(image)
         return pixels
 
     def crop(self, box: tuple[int, int, int, int], size: int | Size) -> Tensor:
@@ -174,6 +174,11 @@ def rgb_pixels(image: Image) -> Pixels:
         image = image.convert("RGBA")
     found: Pixels = np.asarray(image.convert("RGB"))
     return found
+
+
+def _own(image: Image) -> Pixels:
+    """The same, to be written to."""
+    return np.array(rgb_pixels(image))
 
 
 def check_rgb(image: Image) -> None:
@@ -305,7 +310,7 @@ def _pil(value: Any) -> Any:
 
 def _array(value: Any) -> Pixels:
     if not isinstance(value, bytes) and _is_image(value) and stored_file(value) is None:
-        return rgb_pixels(value).copy()
+        return _own(value)
     return Picture(_file_of(value)).decode()
 
 

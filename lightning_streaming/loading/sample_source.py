@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,15 @@ _MOST_TABLES = 64
 """Shards whose offsets are remembered; four bytes for each of their samples."""
 
 
+class _Wanted(NamedTuple):
+    """What is read of samples."""
+
+    columns: Sequence[str] | None
+    """None for all."""
+    decode: Mapping[str, str]
+    """What columns of pictures give."""
+
+
 class SampleSource:
     """The shards of all streams of a dataset, fetched and opened when needed.
 
@@ -95,8 +104,7 @@ class SampleSource:
     ) -> None:
         self._caches = dict(caches)
         self.allow_unsafe_types = allow_unsafe_types
-        self._columns = check_selection(columns)
-        self._decode = dict(decode or {})
+        self._wanted = _Wanted(check_selection(columns), decode or {})
         # Each with its key, once it is known: other processes read what was selected here.
         self._selections: dict[str, tuple[SelectionRequest, str | None]] = {
             name: (one, None) for name, one in selections.items() if not one.is_all
@@ -194,11 +202,11 @@ class SampleSource:
         for place, (name, index) in enumerate(indexes.items()):
             joined = []
             for join, source in self._joins.get(name, {}).items():
-                one = JoinedDataset(join, source, source.cache.read_index(), following, self._columns)
+                one = JoinedDataset(join, source, source.cache.read_index(), following, self._wanted.columns)
                 joined.append(one)
                 following += len(one.index.shards)
             if joined:
-                streams[place] = StreamJoins(self._caches[name].label, index, first, joined, self._columns)
+                streams[place] = StreamJoins(self._caches[name].label, index, first, joined, self._wanted.columns)
             first += len(index.shards)
         return Joins(own_shards, streams)
 
@@ -240,11 +248,12 @@ class SampleSource:
 
     def has_all_columns(self) -> bool:
         """Whether samples have all columns that are there, as nobody has said which."""
-        return self._columns is None
+        return self._wanted.columns is None
 
     def may_be_plain(self) -> bool:
         """Whether all shards are alike, and their samples nothing but numbers and arrays, all in one shard."""
-        return not self._decode and self.catalog.joins is None and self.catalog.may_be_plain(self._columns)
+        columns, is_touched = self._wanted.columns, self._wanted.decode or self.catalog.joins is not None
+        return not is_touched and self.catalog.may_be_plain(columns)
 
     def may_be_joined(self) -> bool:
         """Whether arrays can be had from all shards without a look at each, and nothing is joined with them."""
@@ -385,17 +394,17 @@ class SampleSource:
             ConfigError: A column that was asked for is nowhere.
             MissingDependencyError: What decodes pictures is not installed.
         """
-        return self._decoder if self._decode else None
+        return self._decoder if self._wanted.decode else None
 
     @cached_property
     def _decoder(self) -> DecodePictures:
         known = {name for stream in self.catalog.columns_of_streams() for names in stream for name in names}
-        lacking = [name for name in self._decode if name not in known]
+        lacking = [name for name in self._wanted.decode if name not in known]
         if lacking:
             raise ConfigError(
                 f"decode names column {lacking[0]!r}, which no stream has; there are {', '.join(sorted(known))}"
             )
-        return decoded_columns(self._decode)
+        return decoded_columns(self._wanted.decode)
 
     def _read_stored(self, shard: int, index: int, *, alone: bool = False, retry: int = 1) -> dict[str, Any]:
         """One sample, as :meth:`read` gives it, but for its pictures, which are as readers give them."""
@@ -557,7 +566,7 @@ class SampleSource:
             stream = int(catalog.stream_of_shard[place])
             joins = None if catalog.joins is None else catalog.joins.streams.get(stream)
             cache = self._caches[catalog.stream_names[stream]]
-            columns, more = (self._columns, "") if joins is None else (joins.own_columns, joins.in_words())
+            columns, more = (self._wanted.columns, "") if joins is None else (joins.own_columns, joins.in_words())
             self._check_wanted(cache, info, columns, more)
         for one in catalog.joins or ():
             for _, info in one.index.shards.examples() if one.names else ():
@@ -591,7 +600,7 @@ class SampleSource:
         for place, (cache, index) in enumerate(zip(self._caches.values(), catalog.indexes, strict=True)):
             found = joins.get(place)
             joined = [] if found is None else [(one.cache, one.index, one.columns) for one in found.read]
-            yield [(cache, index, self._columns if found is None else found.own_columns), *joined]
+            yield [(cache, index, self._wanted.columns if found is None else found.own_columns), *joined]
 
     def _share_room(self, readers: int) -> None:
         if self._room.limit is not None:
@@ -640,13 +649,13 @@ class SampleSource:
         if shard >= len(self.catalog.shards):
             return self._joined(shard)[0].columns
         joins = self._joins_of(shard)
-        return self._columns if joins is None else joins.own_columns
+        return self._wanted.columns if joins is None else joins.own_columns
 
     def _as_files(self, shard: int) -> frozenset[str]:
         """The columns of a shard whose pictures are decoded later than it is read."""
-        if not self._decode or shard < len(self.catalog.shards):
-            return frozenset(self._decode)
-        return frozenset(name for name, final in self._joined(shard)[0].names.items() if final in self._decode)
+        if not self._wanted.decode or shard < len(self.catalog.shards):
+            return frozenset(self._wanted.decode)
+        return frozenset(name for name, final in self._joined(shard)[0].names.items() if final in self._wanted.decode)
 
     def _joins_of(self, shard: int) -> StreamJoins | None:
         """What is joined with a stream's shard."""
