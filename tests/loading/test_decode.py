@@ -51,8 +51,9 @@ def write_mds(root: Path, encoding: str = "jpeg", bad: tuple[int, ...] = ()) -> 
 
 
 def write_tars(root: Path) -> dict[str, Any]:
-    samples = [{"__key__": f"{number:03}", "id": str(number), "image.jpg": file_of(number)} for number in range(COUNT)]
-    files = [{"__key__": one["__key__"], "id": one["id"].encode(), "image.jpg": one["image.jpg"]} for one in samples]
+    files: list[Any] = [
+        {"__key__": f"{number:03}", "id": str(number).encode(), "image.jpg": file_of(number)} for number in range(COUNT)
+    ]
     write_samples(root / "0.tar", files)
     return {"remote": str(root), "format": "webdataset"}
 
@@ -152,7 +153,7 @@ def test_pictures_of_litdata_are_turned_unless_decoded_here(tmp_path: Path) -> N
     head = np.array([1, 12, 12 + len(sample)], "<u4").tobytes()
     (chunk / "chunk-0-0.bin").write_bytes(head + sample)
     spec = [1, {"type": "builtins.dict", "context": '["image"]', "children_spec": [_LEAF]}]
-    config = {"compression": None, "chunk_size": 1, "chunk_bytes": 10**6, "data_format": ["jpeg"]}
+    config: dict[str, Any] = {"compression": None, "chunk_size": 1, "chunk_bytes": 10**6, "data_format": ["jpeg"]}
     config |= {"data_spec": json.dumps(spec), "encryption": None, "item_loader": "PyTreeLoader"}
     told = {"filename": "chunk-0-0.bin", "chunk_bytes": len(head + sample), "chunk_size": 1, "dim": None}
     (chunk / "index.json").write_text(json.dumps({"chunks": [told], "config": config}))
@@ -166,7 +167,7 @@ def test_pictures_of_litdata_are_turned_unless_decoded_here(tmp_path: Path) -> N
     assert read(decode={"image": "pil"}).size == (16, 24)
 
 
-_LEAF = {"type": None, "context": None, "children_spec": []}
+_LEAF: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
 
 
 # --- transforms ---
@@ -281,7 +282,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         ({"decode_threads": 2, "seed_global_rng": True}, "seed_global_rng"),
     ):
         with pytest.raises(ConfigError, match=word):
-            StreamingDataset(**written, **asked)  # type: ignore[arg-type]
+            StreamingDataset(**written, **asked)
     with pytest.raises(ConfigError, match=r"no stream has; there are id, image"):
         next(iter(make_loader(**written, decode={"picture": "array"})))
     with pytest.raises(ConfigError, match=r"'id': 'array'.*holds no pictures"):
