@@ -14,10 +14,11 @@ import PIL.Image
 import pytest
 import torch
 
-from lightning_streaming import MDSWriter, Picture, StreamingDataset, read_bad_samples
+from lightning_streaming import LocalDataset, MDSWriter, Picture, StreamingDataset, read_bad_samples
 from lightning_streaming.errors import ConfigError, EncodingError, MissingDependencyError, SampleError
 from tests.formats.tar_data import write_samples
 from tests.helpers import assert_resumes_at_every_step, ids, make_dataset, make_loader, raises
+from tests.servers import HttpStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
@@ -168,6 +169,36 @@ def test_pictures_of_litdata_are_turned_unless_decoded_here(tmp_path: Path) -> N
 
 
 _LEAF: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
+
+
+@pytest.mark.parametrize("on", [None, "id"])
+def test_joined_columns_are_decoded_by_their_names_in_samples(on: str | None, tmp_path: Path) -> None:
+    write_mds(tmp_path / "images")
+    with MDSWriter(out=str(tmp_path / "own"), columns={"id": "int"}) as written:
+        for number in range(COUNT):
+            written.write({"id": number})
+    join = {"more": {"remote": str(tmp_path / "images"), "on": on, "columns": ["image"], "prefix": "of_"}}
+    for kind in ("array", "picture"):
+        asked: dict[str, Any] = {"remote": str(tmp_path / "own"), "join": join, "decode": {"of_image": kind}}
+        dataset = make_dataset(**asked)
+        samples = [*make_loader(**asked, decode_threads=2, loader={"collate_fn": list}), [dataset[4], dataset[-1]]]
+        for sample in (one for batch in samples for one in batch):
+            found = sample["of_image"] if kind == "array" else sample["of_image"].decode()
+            assert (found == pixels_of(sample["id"])).all()
+
+
+def test_a_sample_that_is_read_alone_is_decoded(http_store: HttpStore) -> None:
+    write_mds(http_store.root)
+    dataset = make_dataset(http_store.url, on_demand=True, decode={"image": "array"})
+    assert (dataset[4]["image"] == pixels_of(4)).all()
+    assert dataset.cache_usage < 4000
+
+
+def test_a_directory_as_a_map_is_decoded(tmp_path: Path) -> None:
+    write_mds(tmp_path / "data")
+    assert (LocalDataset(tmp_path / "data", decode={"image": "array"})[3]["image"] == pixels_of(3)).all()
+    with pytest.raises(ConfigError, match="'rgb'"):
+        LocalDataset(tmp_path / "data", decode={"image": "rgb"})
 
 
 # --- transforms ---
