@@ -5,22 +5,25 @@ Run from the root of the repository, on a machine that does nothing else:
     python -m benchmarks.cold_epoch
     python -m benchmarks.cold_epoch --peers ~/peers/bin/python
     python -m benchmarks.cold_epoch --latency 0 --per-connection 0 --total 0      # no caps
+    python -m benchmarks.cold_epoch --formats parquet npy webdataset
 
 A server of objects on the loopback interface speaks as much S3 as a reader needs. It answers each request after
 ``--latency`` seconds, sends ``--per-connection`` bytes a second on each connection and ``--total`` on all together; 0
-is no limit. ``--peers`` is the Python of an environment that has mosaicml-streaming, litdata or both. Every measurement
-is a fresh process with an empty cache, which reads an epoch, shuffled unless
-``--order`` says else, with ``--workers`` workers in batches of 32, all
-with default settings; systems alternate, and medians are shown, of those epochs that a peer finishes. "get" only
-downloads the files, all at once, with fsspec. Shown are seconds for the epoch, from making the dataset to the last
-batch; times the link's limit; seconds to the first batch; and seconds of processor time (user and system, workers
-included) per GB. Prints a Markdown table.
+is no limit. ``--peers`` is the Python of an environment that has mosaicml-streaming, litdata or both. Every
+measurement is a fresh process with an empty cache, which reads an epoch, shuffled unless ``--order`` says else, with
+``--workers`` workers in batches of 32, all with default settings; systems alternate, and medians are shown, of those
+epochs that a peer finishes. "get" only downloads the files, all at once, with fsspec. With ``--formats`` we read the
+same samples as other formats, too, by an index that was made ahead: row groups of Parquet, four to a file, one
+``.npy`` file, and tar files. Shown are seconds for the epoch, from making the dataset to the last batch; times the
+link's limit; seconds to the first batch; and seconds of processor time (user and system, workers included) per GB.
+Prints a Markdown table.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import json
 import os
 import resource
@@ -28,9 +31,11 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +49,7 @@ TRIES = 3
 """Of each epoch: a peer's may fail, as its workers can read a file that is not whole yet, or hang."""
 BUCKET = "bucket"
 NAME = "mds"
+FORMATS = ("parquet", "npy", "webdataset")
 PACKAGES = {
     "ours": ("lightning_streaming.loading.dataloader", "s3fs"),
     "MosaicML Streaming": ("streaming", "boto3"),
@@ -81,6 +87,35 @@ def write_litdata(root: Path, shards: int) -> None:
     writer.merge()
 
 
+def write_formats(root: Path, shards: int, formats: list[str]) -> None:
+    """Write the same samples in other formats, each with its index."""
+    from lightning_streaming.cache.made_index import made_index
+    from lightning_streaming.storage import Location
+
+    rng, rows = np.random.default_rng(0), SHARD_BYTES // SAMPLE_BYTES - 1
+    blobs = [rng.bytes(SAMPLE_BYTES) for _ in range(shards * rows)]
+    for name in formats:
+        place = root / BUCKET / name
+        place.mkdir(parents=True)
+        if name == "parquet":
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+
+            for start in range(0, len(blobs), 4 * rows):
+                table = pa.table({"blob": blobs[start : start + 4 * rows]})
+                pq.write_table(table, place / f"{start:06}.parquet", row_group_size=rows, compression="none")
+        elif name == "npy":
+            np.save(place / "all.npy", np.frombuffer(b"".join(blobs), np.uint8).reshape(-1, SAMPLE_BYTES))
+        else:
+            for start in range(0, len(blobs), rows):
+                with tarfile.open(place / f"{start:06}.tar", "w") as tar:
+                    for number, blob in enumerate(blobs[start : start + rows], start):
+                        member = tarfile.TarInfo(f"{number:06}.blob")
+                        member.size = len(blob)
+                        tar.addfile(member, io.BytesIO(blob))
+        (place / "index.json").write_bytes(made_index(Location(str(place)), name))
+
+
 def shuffled() -> bool:
     """In a process that measures: whether the epoch is read shuffled."""
     return os.environ["COLD_EPOCH_ORDER"] == "shuffled"
@@ -93,6 +128,21 @@ def our_epoch(cache: Path, workers: int, endpoint: str) -> Iterable[Any]:
     options = {"key": "key", "secret": "secret", "endpoint_url": endpoint}
     dataset = StreamingDataset(
         remote=f"s3://{BUCKET}/{NAME}", local=str(cache / NAME), storage_options=options, shuffle=shuffled()
+    )
+    return StreamingDataLoader(dataset, batch_size=BATCH_SIZE, num_workers=workers)
+
+
+def format_epoch(name: str, cache: Path, workers: int, endpoint: str) -> Iterable[Any]:
+    """Batches of ours of data of another format."""
+    from lightning_streaming import StreamingDataLoader, StreamingDataset
+
+    dataset = StreamingDataset(
+        remote=f"s3://{BUCKET}/{name}",
+        local=str(cache / name),
+        storage_options={"key": "key", "secret": "secret", "endpoint_url": endpoint},
+        shuffle=shuffled(),
+        format=name,
+        columns=["values" if name == "npy" else "blob"],
     )
     return StreamingDataLoader(dataset, batch_size=BATCH_SIZE, num_workers=workers)
 
@@ -142,6 +192,7 @@ SYSTEMS: dict[str, Callable[[Path, int, str], Iterable[Any]]] = {
     "MosaicML Streaming": reference_epoch,
     "litdata": litdata_epoch,
     "get": plain_get,
+    **{f"ours, {name}": partial(format_epoch, name) for name in FORMATS},
 }
 
 
@@ -153,13 +204,13 @@ def processor_seconds() -> float:
 
 def measure(system: str, cache: Path, workers: int, endpoint: str, out: Path) -> None:
     """In a process of its own: read one epoch, and put what was measured into a file."""
-    for package in PACKAGES[system]:
+    for package in PACKAGES[system.partition(",")[0]]:
         importlib.import_module(package)
     started, processor_started, first, count = time.perf_counter(), processor_seconds(), 0.0, 0
     batches = SYSTEMS[system](cache, workers, endpoint)
     for batch in batches:
         first = first or time.perf_counter() - started
-        count += len(batch["blob"]) if isinstance(batch, dict) else 0
+        count += len(next(iter(batch.values()))) if isinstance(batch, dict) else 0
     seconds = time.perf_counter() - started
     del batches  # which ends the workers, whose time counts when they have ended
     processor = processor_seconds() - processor_started
@@ -199,7 +250,7 @@ def measured(python: str, system: str, workers: int, endpoint: str, root: Path, 
             return None
         if done.returncode and "ModuleNotFoundError" in done.stderr:
             return None
-        if done.returncode and system in ("ours", "get"):
+        if done.returncode and system.startswith(("ours", "get")):
             raise SystemExit(f"{system} failed:\n{done.stderr[-4000:]}")
         if done.returncode:
             print(f"{system} failed: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
@@ -216,9 +267,11 @@ def compare(options: argparse.Namespace) -> None:
     if options.peers:
         pythons |= {"MosaicML Streaming": options.peers, "litdata": options.peers}
     pythons["get"] = sys.executable
+    pythons |= dict.fromkeys((f"ours, {name}" for name in options.formats), sys.executable)
     with tempfile.TemporaryDirectory(dir=options.directory, prefix="cold-epoch-") as scratch:
         root = Path(scratch)
         size = write_datasets(root, options.shards, options.peers)
+        write_formats(root, options.shards, options.formats)
         caps = {"latency": options.latency, "per_connection": options.per_connection, "total": options.total}
         with http_server(root, **caps) as endpoint:
             runs: dict[str, list[dict[str, float]]] = {system: [] for system in pythons}
@@ -257,6 +310,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", help="Python of an environment with the other systems")
     parser.add_argument("--runs", type=int, default=3, help="epochs of each system, of which the median is shown")
+    parser.add_argument("--formats", nargs="*", choices=FORMATS, default=[], help="other formats that we read, too")
     parser.add_argument("--shards", type=int, default=24, help="shards of 64 MiB")
     parser.add_argument("--workers", type=int, default=2, help="workers of each loader")
     parser.add_argument("--order", choices=["shuffled", "stored"], default="shuffled", help="in which order to read")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import re
@@ -18,7 +19,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.hashing import hash_names
 from lightning_streaming.formats.shard_table import FILE_SUFFIXES, OTHER_FORMATS
 from lightning_streaming.storage import Location, StorageOptions, local_path, mask_url
-from lightning_streaming.storage.file_patterns import is_one_name, split_location
+from lightning_streaming.storage.file_patterns import is_one_name, split_location, without_query
 
 CACHE_VARIABLE = "LIGHTNING_STREAMING_CACHE"
 """Environment variable that moves the root of all default cache directories."""
@@ -74,7 +75,9 @@ class CacheConfig:
         object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
         if not self.remote and not self.local:
             raise ConfigError(f"stream {self.name!r} needs remote, local or both, but has neither")
-        if self.format is None and "*" in (self.remote or ""):
+        if self.remote:
+            object.__setattr__(self, "remote", str(self.remote))  # users give paths, too
+        if self.format is None and "*" in without_query(self.remote or ""):
             raise ConfigError(
                 f"remote of stream {self.name!r} is {mask_url(self.remote or '')}, which names files by a wildcard; "
                 'that goes with format=, like format="parquet"; of MDS give the directory that has the index.json'
@@ -136,6 +139,18 @@ class CacheConfig:
         return self._place[1]
 
     @property
+    def shown(self) -> str:
+        """What is read, as errors call it."""
+        location = self.location
+        return str(location if self.pattern is None else location / self.pattern)
+
+    @property
+    def digest(self) -> str:
+        """What the manifest of a cache directory begins with; another one for the same files read in another way."""
+        how = [self.format, self.block_length, self.pattern]
+        return _digest(self.location.key if self.format is None else json.dumps([self.location.key, *how]))
+
+    @property
     def _place(self) -> tuple[str, str | None]:
         """The directory that files come from, and the pattern of those that are read."""
         source = self.remote or str(self.local)
@@ -193,7 +208,7 @@ def default_cache_directory(remote: str, storage_options: Mapping[str, Any] | No
     """
     last = mask_url(remote).rstrip("/").rpartition("/")[2]
     readable = _UNREADABLE.sub("-", last).strip(".-")[:_LONGEST_READABLE_NAME] or "dataset"
-    return _cache_root() / f"{readable}-{remote_digest(Location(remote, storage_options or {}))}"
+    return _cache_root() / f"{readable}-{_digest(Location(remote, storage_options or {}).key)}"
 
 
 def runtime_directory() -> Path:
@@ -213,9 +228,8 @@ def runtime_directory() -> Path:
     return path
 
 
-def remote_digest(remote: Location) -> str:
-    """What the manifest of a cache directory of this remote begins with."""
-    return hashlib.sha256(remote.key.encode()).hexdigest()[:16]
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def orders_directory() -> Path:

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from lightning_streaming.cache import index_files
-from lightning_streaming.cache.config import CacheConfig, remote_digest
+from lightning_streaming.cache.config import CacheConfig
 from lightning_streaming.cache.file_states import CacheDirectory
 from lightning_streaming.cache.index_files import FoundIndex, IndexForms, IndexLock
-from lightning_streaming.cache.made_index import found_or_made
+from lightning_streaming.cache.made_index import KnownIndex, found_or_made
 from lightning_streaming.cache.manifest import (
     CacheManifest,
     IndexCheck,
@@ -213,18 +213,29 @@ class IndexCache:
             text = self._made(None)
             return FoundIndex(parse_index(text, str(self._location)), hashlib.sha256(text).hexdigest(), text)
         with self._lock() as lock:
-            manifest = self._settle_manifest(lock)
+            manifest, began = self._settle_manifest(lock), time.time_ns()
             cached = self._load_cached(lock.scratch, manifest.digest)
-            lock.arriving.write_bytes(self._made(cached))
+            lock.arriving.write_bytes(self._made(cached, manifest))
             found = self._forms.load(lock.arriving, scratch=lock.scratch, shown=str(self._location))
             if cached is None or cached.digest != found.digest:
                 self._replace(lock)
+            with suppress(OSError):  # another user's; then its files are looked at next time
+                check = IndexCheck(digest=found.digest, checked=began)
+                write_manifest(self._directory, replace(manifest, check=check), lock.scratch)
             return found
 
-    def _made(self, before: FoundIndex | None) -> bytes:
-        """The text of an index of data of another format."""
-        assert self._config.format is not None, "else there is one"
-        return found_or_made(self._config, None if before is None else before.index)
+    def _made(self, before: FoundIndex | None, manifest: CacheManifest | None = None) -> bytes:
+        """The text of an index of data of another format.
+
+        Args:
+            before: The one that was made before; None for none.
+            manifest: Tells when.
+        """
+        check = None if before is None or manifest is None else manifest.check_of(before.digest)
+        known = None
+        if before is not None and check is not None:
+            known = KnownIndex(before.index.shards, check.checked / 1e9)
+        return found_or_made(self._config, known)
 
     def _may_write(self) -> bool:
         """Whether the cache directory of a dataset that is read in place is there, or could be made."""
@@ -309,7 +320,7 @@ class IndexCache:
         if self._config.format is None:
             self._location.download(lock.arriving)
         else:
-            lock.arriving.write_bytes(self._made(cached))
+            lock.arriving.write_bytes(self._made(cached, manifest))
         size = lock.arriving.stat().st_size
         fetched = self._forms.load(lock.arriving, scratch=lock.scratch, shown=str(self._location))
         version: Mapping[str, Any] = {}
@@ -378,19 +389,19 @@ class IndexCache:
 
     def _settle_manifest(self, lock: IndexLock) -> CacheManifest:
         in_place = self._config.source_directory() is not None
-        digest = remote_digest(self._config.location)
-        manifest = ensure_manifest(self._directory, digest, lock.scratch, of_originals=in_place)
+        manifest = ensure_manifest(self._directory, self._config.digest, lock.scratch, of_originals=in_place)
         self._check_manifest(manifest)
         return manifest
 
     def _check_manifest(self, manifest: CacheManifest | None) -> None:
         if manifest is None:
             return
-        shown = self._config.location
-        if manifest.remote != remote_digest(shown):
+        shown = self._config.shown
+        if manifest.remote != self._config.digest:
+            how = "" if self._config.format is None else f" in format {self._config.format}"
             raise ConfigError(
-                f"{self._directory} holds shards of another remote than {shown}; correct remote= if it is mistyped, "
-                "give this stream a directory of its own with local=, or remove that one"
+                f"{self._directory} holds shards of another remote than {shown}{how}; correct remote= if it is "
+                "mistyped, give this stream a directory of its own with local=, or remove that one"
             )
         in_place = self._config.source_directory() is not None
         if manifest.own is not None and manifest.of_originals != in_place:

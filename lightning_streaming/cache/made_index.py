@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import cached_property
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
+from typing import NamedTuple
 
 from lightning_streaming.cache.config import CacheConfig
-from lightning_streaming.errors import ConfigError, FormatError
+from lightning_streaming.errors import AccessDeniedError, ConfigError, FormatError, ObjectNotFoundError
 from lightning_streaming.formats.index import (
     INDEX_BASENAME,
-    DatasetIndex,
     ShardInfo,
     dump_index,
     parse_index,
@@ -29,11 +29,23 @@ from lightning_streaming.formats.shard import other_format
 from lightning_streaming.formats.shard_table import PART
 from lightning_streaming.storage import Location
 from lightning_streaming.storage.file_patterns import is_one_name, matching
+from lightning_streaming.storage.location import ListedFile
 
 _logger = logging.getLogger(__name__)
 
+_CLOCKS_DIFFER = 60.0
+"""Seconds by which a store's clock may differ from ours."""
+
 Progress = Callable[[int], object]
 """Told how many shards were found since it was last told."""
+
+
+class KnownIndex(NamedTuple):
+    """What is known of some files."""
+
+    shards: Sequence[ShardInfo]
+    looked_at: float
+    """When they were looked at, in seconds since the epoch."""
 
 
 class FilesAt:
@@ -54,14 +66,36 @@ class FilesAt:
         return str(self._location if self._pattern is None else self._location / self._pattern)
 
     @cached_property
-    def _sizes(self) -> Mapping[str, int]:
+    def _files(self) -> Mapping[str, ListedFile]:
         if self._pattern is None:
-            return self._location.walk_sizes()
-        if is_one_name(self._pattern):  # of a place that may not be listed, as over HTTP
-            size = (self._location / self._pattern).size()
-            return {} if size is None else {self._pattern: size}
-        found = self._location.walk_sizes()
-        return {name: found[name] for name in matching(self._pattern, list(found))}
+            return self._location.walk_files()
+        if is_one_name(self._pattern):
+            return self._of_one_name(self._pattern)
+        listed = self._location.walk_files()
+        return {name: listed[name] for name in matching(self._pattern, list(listed))}
+
+    @cached_property
+    def _sizes(self) -> Mapping[str, int]:
+        return {name: found.size for name, found in self._files.items()}
+
+    def changed_since(self, time: float) -> set[str]:
+        """The files that were written after a time, in seconds since the epoch, or about then, as far as is told."""
+        after = time - _CLOCKS_DIFFER
+        return {name for name, one in self._files.items() if one.modified is not None and one.modified > after}
+
+    def _of_one_name(self, name: str) -> Mapping[str, ListedFile]:
+        """A file, of a place that may not be listed, as over HTTP; or those below a directory, as Spark writes them."""
+        place = self._location / name
+        is_directory = place.path is not None and place.path.is_dir()
+        listed = None if is_directory else place.listed()
+        if listed is not None and listed.size:
+            return {name: listed}
+        # Stores have no directories, or say that they are empty files.
+        with suppress(ObjectNotFoundError):
+            below = place.walk_files()
+            if below:
+                return {f"{name}/{one}": found for one, found in below.items()}
+        return {} if listed is None else {name: listed}
 
     def sizes(self) -> Mapping[str, int]:
         """Bytes of each file at any depth, by its path with forward slashes, sorted; but for hidden ones."""
@@ -90,7 +124,7 @@ def made_index(
     block_length: int | None = None,
     *,
     pattern: str | None = None,
-    known: DatasetIndex | None = None,
+    known: KnownIndex | None = None,
     journal: Path | None = None,
     progress: Progress | None = None,
 ) -> bytes:
@@ -101,7 +135,8 @@ def made_index(
         shard_format: What lies there.
         block_length: Tokens of a sample, where the format has no other borders.
         pattern: Which files there are looked at; None for all.
-        known: An index that was made before; files that have not changed since are not looked at again.
+        known: An index that was made before; files that have the same size, and were not written since, are not looked
+            at again.
         journal: A file to note each shard in, so that whoever is killed goes on where they were; gone at the end.
         progress: Told of each shard.
 
@@ -114,12 +149,21 @@ def made_index(
         StorageError: A file could not be read.
         MissingDependencyError: The format needs a package that is not installed.
     """
-    noted = () if journal is None else _noted(journal)
-    before = {shard.raw_data.basename: shard for shard in (*(known.shards if known is not None else ()), *noted)}
+    files, noted = FilesAt(location, pattern), None if journal is None else _noted(journal)
+    told = [one for one in (known, noted) if one is not None]
+    changed = [files.changed_since(one.looked_at) for one in told]
+    before = {
+        shard.raw_data.basename: shard
+        for one, written in zip(told, changed, strict=True)
+        for shard in one.shards
+        if written.isdisjoint(file.basename for file in shard.stored)
+    }
     shards = list[ShardInfo]()
     with ExitStack() as stack:
         lines = None if journal is None else stack.enter_context(journal.open("w"))
-        found = other_format(shard_format, block_length).describe(FilesAt(location, pattern), before)
+        if lines is not None:
+            lines.write(f"{time() if noted is None else noted.looked_at}\n")
+        found = other_format(shard_format, block_length).describe(files, before)
         for shard in stack.enter_context(closing(found)):  # which ends its threads
             shards.append(shard)
             if lines is not None:
@@ -132,22 +176,25 @@ def made_index(
     return dump_index(shards)
 
 
-def _noted(journal: Path) -> list[ShardInfo]:
-    """The shards that a journal holds.
+def _noted(journal: Path) -> KnownIndex | None:
+    """The shards that a journal holds, which begins with the time when it was begun; None if it holds none.
 
     A last line that was cut short is left out; so are the parts of the last file, of which more may follow.
     """
-    shards = list[ShardInfo]()
+    shards, begun = list[ShardInfo](), 0.0
     with suppress(FileNotFoundError, ValueError, FormatError), journal.open() as lines:
+        begun = float(next(lines, "0"))
         for line in lines:
             shards.append(parse_shard(json.loads(line), {}))
+    if not shards:
+        return None
     last = shards[-1].zip_data if shards and shards[-1].compression == PART else None
     while last is not None and shards and shards[-1].zip_data == last:
         shards.pop()
-    return shards
+    return KnownIndex(shards, begun)
 
 
-def found_or_made(config: CacheConfig, known: DatasetIndex | None) -> bytes:
+def found_or_made(config: CacheConfig, known: KnownIndex | None) -> bytes:
     """The index that ``lightning-streaming index`` left beside the data; else one that is made now.
 
     Args:
@@ -159,19 +206,29 @@ def found_or_made(config: CacheConfig, known: DatasetIndex | None) -> bytes:
     """
     location, shard_format, block_length = config.location, config.format, config.block_length
     assert shard_format is not None, "else its index is beside it"
-    left = (location / INDEX_BASENAME).read_if_there()
+    left = _left_beside(config)
     if left is not None:
         with suppress(FormatError):  # what is called so there is of another library
             shards = parse_index(left, str(location / INDEX_BASENAME)).shards
             told = [(one.format, described(one).get("block_length")) for _, one in shards.examples()]
             if told and all(one == (shard_format, block_length) for one in told):
                 return left if config.pattern is None else _of_files(shards, config.pattern, location)
-    shown = FilesAt(location, config.pattern).shown
+    shown = config.shown
     _logger.info("%s has no index of its own: its %s files are looked at", shown, shard_format)
     began = perf_counter()
     text = made_index(location, shard_format, block_length, pattern=config.pattern, known=known)
     _logger.info("an index of %s was made in %.1f s", shown, perf_counter() - began)
     return text
+
+
+def _left_beside(config: CacheConfig) -> bytes | None:
+    """What lies under the name of an index beside the data, if it may be read."""
+    try:
+        return (config.location / INDEX_BASENAME).read_if_there()
+    except AccessDeniedError:
+        if config.pattern is None or not is_one_name(config.pattern):
+            raise
+        return None  # a signed URL is for one file alone; whether that may be read is told when it is
 
 
 def _of_files(shards: Sequence[ShardInfo], pattern: str, location: Location) -> bytes:

@@ -19,6 +19,7 @@ from lightning_streaming.cache.manifest import OwnTags, read_manifest
 from lightning_streaming.cache.shared_files import is_locked
 from lightning_streaming.errors import ConfigError, FormatError, LockTimeoutError, StorageError
 from lightning_streaming.formats.index import INDEX_BASENAME
+from lightning_streaming.formats.shard import name_in_index
 
 _AT_ONCE = 16
 """Files that are removed while holding the usage lock, for which readers may be waiting."""
@@ -198,7 +199,7 @@ def plan_clear(directory: Path, files: Iterable[CacheFile], index: index_files.F
             stays.append((file, Reason.IN_USE))
         elif file.kind is not FileKind.OURS:
             goes.append((file, _UNNEEDED[file.kind]))
-        elif named is not None and file.name not in named:
+        elif named is not None and name_in_index(file.name) not in named:
             stays.append((file, Reason.PERHAPS_NAMED))
         else:
             goes.append((file, Reason.FETCHED))
@@ -234,7 +235,7 @@ def plan_garbage(
             goes.append((file, Reason.COLD))
         elif file.kind is not FileKind.OURS:
             goes.append((file, _UNNEEDED[file.kind]))
-        elif named is not None and file.name not in named:
+        elif named is not None and name_in_index(file.name) not in named:
             (stays if busy else goes).append((file, Reason.PERHAPS_NAMED if busy else Reason.UNNAMED))
     is_empty = index is None and len(goes) == len(files) and _holds_notes_only(directory)
     return Plan(directory=directory, goes=goes, stays=stays, unused_since=unused_since, removes_directory=is_empty)

@@ -151,7 +151,7 @@ class CacheManifest:
     """What a manifest says."""
 
     remote: str
-    """Digest of the location, see :func:`~lightning_streaming.cache.config.remote_digest`."""
+    """See :attr:`~lightning_streaming.cache.config.CacheConfig.digest`."""
     tag: int | None
     """None where an earlier version, or nobody, chose one, and where ``of_originals``."""
     check: IndexCheck | None

@@ -423,8 +423,8 @@ def largest_shard_bytes(shards: ShardTable, columns: Sequence[str] | None = None
         return int(sizes.max())
     # Of a stored file that holds several shards, only the part that is one of them takes room.
     is_part = np.isin(shards.kind_of_shard, parts)
-    sizes = np.where(is_part, shards.data_bytes(), sizes)
-    largest = shards[int(sizes.argmax())]
+    part_sizes = shards.data_bytes() if columns is None else shards.wanted_bytes(columns)
+    largest = shards[int(np.where(is_part, part_sizes, -1).argmax())]
     return max(narrowed(largest, columns).raw_data.bytes, int(sizes[~is_part].max(initial=0)))
 
 

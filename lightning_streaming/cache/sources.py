@@ -348,7 +348,8 @@ class StoredInPlace:
             StorageError: It cannot be read.
         """
         found = list[bytes]()
-        with system_errors(f"read {self.path}"), self.path.open("rb", buffering=0) as file:
+        # Buffered, because the system gives at most 2 GiB at once.
+        with system_errors(f"read {self.path}"), self.path.open("rb") as file:
             for start, stop in ranges:
                 file.seek(start)
                 found.append(file.read(stop - start))

@@ -205,7 +205,8 @@ class ArrowRows(ColumnReader):
         if any(array.null_count for array in arrays) or not isinstance(kind, (Text, Binary, Numbers, Coded)):
             return None
         if isinstance(kind, Coded):
-            return taking_coded(kind, arrays[0]) if len(arrays) == 1 else None
+            is_text = isinstance(kind.value, (Text, Binary))  # numbers are to become a tensor
+            return taking_coded(kind, arrays[0]) if len(arrays) == 1 and is_text else None
         try:
             if isinstance(kind, (Text, Binary)):
                 return taking_texts(

@@ -136,10 +136,16 @@ def read_places(
     return offsets, check_lengths(offsets, smallest_bytes, shown, largest_bytes)
 
 
-def map_file(path: Path, expected_bytes: int) -> memoryview:
-    """Map a file that must have a known size; an empty one, which cannot be mapped, is an empty view.
+def map_file(path: Path, expected_bytes: int, start: int = 0, stop: int | None = None) -> memoryview:
+    """Map a file that must have a known size, or some of its bytes; nothing, which cannot be mapped, is an empty view.
 
     As long as the map lives it has a shared lock on the file, by which a cache knows that the file is in use.
+
+    Args:
+        path: The file.
+        expected_bytes: Its size.
+        start: The first byte to map.
+        stop: The one after the last, if the file is so long; None for its end.
 
     Raises:
         ShardCorruptError: It has another size.
@@ -158,13 +164,22 @@ def map_file(path: Path, expected_bytes: int) -> memoryview:
             if found.st_nlink:
                 # The map keeps the file open by itself, and so the lock. Files are replaced by renaming and never cut,
                 # so it stays sound.
-                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if expected_bytes else b"")
+                return _mapped(file.fileno(), start, expected_bytes if stop is None else min(stop, expected_bytes))
     except FileNotFoundError:
         pass
     except OSError as error:
         raise StorageError(f"{path} cannot be opened: {error}") from error
     # It may also have been removed from a cache between opening and locking it.
     raise ObjectNotFoundError(f"{path} is named by an index, but is not there")
+
+
+def _mapped(descriptor: int, start: int, stop: int) -> memoryview:
+    if stop <= start:
+        return memoryview(b"")
+    ahead = start % mmap.ALLOCATIONGRANULARITY
+    length, offset = stop - start + ahead, start - ahead
+    found = memoryview(mmap.mmap(descriptor, length, access=mmap.ACCESS_READ, offset=offset))
+    return found[ahead:] if ahead else found
 
 
 class Decoder(Protocol):

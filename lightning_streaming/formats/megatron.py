@@ -55,6 +55,7 @@ from lightning_streaming.formats.row_files import (
     RowsReader,
     copy_part,
     file_of_rows,
+    map_part,
     row_layout,
     row_shards,
 )
@@ -149,8 +150,8 @@ class MegatronFormat:
             return DocumentsReader(info, directory)
         file, first = file_of_rows(info, layout, directory)
         path = join_under(directory, file.basename)
-        start = (first or 0) * layout.row_bytes
-        return RowsReader(path, map_file(path, file.bytes), start, info.samples, layout, columns)
+        data = map_file(path, file.bytes) if first is None else map_part(path, file.bytes, 0, info, layout)
+        return RowsReader(path, data, 0, info.samples, layout, columns)
 
     def narrowed(self, info: ShardInfo, columns: Sequence[str] | None) -> ShardInfo:  # noqa: ARG002
         """The same shard: there is but one column."""

@@ -37,6 +37,7 @@ from lightning_streaming.formats.row_files import (
     copy_part,
     file_of_rows,
     is_value_dtype,
+    map_part,
     part_rows,
     row_layout,
     row_shards,
@@ -107,11 +108,14 @@ class NpyFormat:
         layout = _layout(info)
         file, first = file_of_rows(info, layout, directory)
         path = join_under(directory, file.basename)
-        data = map_file(path, file.bytes)
+        data = map_file(path, file.bytes, 0, None if first is None else _MOST_HEADER_BYTES)
         try:
-            start = 0 if first is None else first * layout.row_bytes
+            start = 0
             if file is not info.raw_data or info.compression is None:
-                start += _values_at(info, lambda begin, stop: bytes(data[begin:stop]), len(data), str(path))
+                start = _values_at(info, lambda begin, stop: bytes(data[begin:stop]), file.bytes, str(path))
+            if first is not None:
+                data.release()
+                data, start = map_part(path, file.bytes, start, info, layout), 0
             return RowsReader(path, data, start, info.samples, layout, columns)
         except FormatError:
             data.release()

@@ -17,6 +17,8 @@ Where only some columns are wanted, the file is another one, with a name and a s
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -39,7 +41,7 @@ from lightning_streaming.formats.in_order import known_or_found
 from lightning_streaming.formats.mds import map_file
 from lightning_streaming.formats.other_formats import RangedFile, ShardReader, StoredFiles, by_file, other_shard
 from lightning_streaming.formats.parquet_footers import Footer, Range, column_bytes_of, ranges_of, read_footer
-from lightning_streaming.formats.parquet_rows import FileOfRanges, decoded_rows, plain_where_it_fits, write_stream
+from lightning_streaming.formats.parquet_rows import FileOfRanges, unpacked_rows, write_stream
 from lightning_streaming.formats.shard_table import (
     FILE_SUFFIXES,
     PART,
@@ -53,6 +55,10 @@ from lightning_streaming.formats.values import shortened
 _NAME = "parquet"
 _SUFFIXES = FILE_SUFFIXES[_NAME]
 _ROWS, _ARROW = ".rows/", ".arrow"
+_NARROWED = re.compile(rf"({re.escape(_ROWS)}\d+)-[0-9a-f]+({re.escape(_ARROW)})\Z")
+_NOT_DATA = re.compile(r"/_[^/]*/")
+"""In directories like that writers keep what they have not finished (``_temporary``), and what they say of tables
+(``_delta_log``)."""
 _NOT_READ = "not read: "
 _FRAME_BYTES = 4096
 """More than a stream of Arrow takes beside its columns."""
@@ -67,7 +73,7 @@ class ParquetFormat:
     def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Generator[ShardInfo, None, None]:
         """The row groups of every file, in the order of names; see :class:`OtherFormat`. Only footers are read."""
         require_pyarrow()
-        names = [name for name in files.sizes() if name.endswith(_SUFFIXES)]
+        names = [name for name in files.sizes() if name.endswith(_SUFFIXES) and not _NOT_DATA.search(f"/{name}")]
         if not names:
             raise ConfigError(
                 f"{files.shown} has no Parquet files, whose names end in {', '.join(_SUFFIXES)}; give the directory or "
@@ -109,12 +115,11 @@ class ParquetFormat:
         """Unpack the columns of a row group; see :class:`PartsFormat`."""
         group, columns = _group_of(info), column_names(info)
         _check_unchanged(info, known, group, stored)
-        leaves = known.leaves(columns)
-        ranges = ranges_of([known.metadata.row_group(group).column(one) for one in leaves], known, stored)
+        chunks = [known.metadata.row_group(group).column(place) for place in known.leaves(columns)]
+        ranges = ranges_of(chunks, known, stored)
         pieces = FileOfRanges(ranges, stored.read(ranges), stored.size)
         with sound_arrow(f"row group {group} of {stored.shown}"):
-            rows = decoded_rows(known, group, columns, leaves, pieces)
-            rows = plain_where_it_fits(rows, info.raw_data.bytes - _FRAME_BYTES)
+            rows = unpacked_rows(known, group, columns, pieces, info.raw_data.bytes - _FRAME_BYTES)
         if rows.num_rows != info.samples:
             raise ShardCorruptError(
                 f"row group {group} of {stored.shown} must have {info.samples} rows, but has {rows.num_rows}"
@@ -149,6 +154,11 @@ class ParquetRows(ArrowRows):
         super().close()
         with suppress(BufferError):
             self._map.release()
+
+
+def whole_row_group(basename: str) -> str:
+    """The raw name of a row group with all columns, by its name with some of them; other names as they are."""
+    return _NARROWED.sub(r"\1\2", basename)
 
 
 def parquet_plain_kind(info: ShardInfo, columns: Sequence[str] | None) -> PlainArrow | None:
@@ -208,7 +218,7 @@ class _FileAmong:
 
     @property
     def shown(self) -> str:
-        return f"{self.files.shown}/{self.name}"
+        return f"{self.name} at {self.files.shown}"
 
     @property
     def size(self) -> int:
@@ -288,7 +298,7 @@ def _narrowed_schema(
 
 @lru_cache(maxsize=64)
 def _columns_digest(columns: tuple[str, ...]) -> str:
-    return hashlib.blake2b("\n".join(columns).encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()
+    return hashlib.blake2b(json.dumps(columns).encode(), digest_size=5).hexdigest()
 
 
 def _check_unchanged(info: ShardInfo, footer: Footer, group: int, stored: RangedFile) -> None:

@@ -212,16 +212,19 @@ def _most_bytes(kind: Any, count: int, chunks: Iterator[Any]) -> int:
 
 def _most_leaf_bytes(kind: Any, chunk: Any) -> int:
     """Most bytes that the values of a Parquet column take."""
-    count = int(chunk.num_values)
+    types, count = require_pyarrow().types, int(chunk.num_values)
+    if types.is_dictionary(kind):  # an index for each value, beside the values
+        width = max(int(kind.index_type.bit_width) // 8, 4)
+        return width * count + BUFFER_BYTES + _FRAME_BYTES_OF_COLUMN + _most_leaf_bytes(kind.value_type, chunk)
     if is_text(kind):
         width = 16 if "view" in str(kind) else 8 if "large" in str(kind) else 4
         width += 4 if chunk.has_dictionary_page else 0
         return int(chunk.total_uncompressed_size) + width * (count + 1) + 4 * BUFFER_BYTES
-    if require_pyarrow().types.is_null(kind):
+    if types.is_null(kind):
         return 0
     try:
         return count * int(kind.bit_width) // 8 + BUFFER_BYTES
-    except ValueError:  # of no fixed width: a dictionary's values, or nulls
+    except ValueError:  # of no fixed width
         return int(chunk.total_uncompressed_size) + 16 * (count + 1)
 
 
@@ -229,4 +232,4 @@ def is_text(kind: Any) -> bool:
     """Whether values are text or bytes of any length."""
     types = require_pyarrow().types
     asked = (types.is_string, types.is_binary, types.is_large_string, types.is_large_binary)
-    return any(one(kind) for one in asked) or "_view" in str(kind)
+    return any(one(kind) for one in asked) or str(kind) in ("string_view", "binary_view")

@@ -13,6 +13,8 @@ from lightning_streaming.errors import ShardCorruptError
 from lightning_streaming.formats.arrow_values import require_compute, require_parquet, require_pyarrow
 from lightning_streaming.formats.parquet_footers import BUFFER_BYTES, Footer, Range, first_leaves, is_text
 
+_LONG_VALUE = 256
+"""Mean bytes of text from which a dictionary of it is only kept if it must be."""
 _MOST_TEXT = 2**31 - 1
 """Bytes of text that one array can have whose offsets are of 32 bits."""
 
@@ -40,41 +42,67 @@ class FileOfRanges(io.RawIOBase):
 
     def read(self, size: int | None = -1) -> bytes:
         """Bytes of the range that the place is in."""
+        return self._next(size).tobytes()
+
+    def read_buffer(self, size: int | None = -1) -> Any:
+        """The same as a ``pyarrow.Buffer``, without a copy; pyarrow asks for it where there is this."""
+        return require_pyarrow().py_buffer(self._next(size))
+
+    def _next(self, size: int | None) -> memoryview:
         place = bisect_right(self._starts, self._at) - 1
         begin = self._at - self._starts[place] if place >= 0 else -1
         if begin < 0 or begin >= len(self._pieces[place]):
             raise ShardCorruptError(f"byte {self._at} is asked for, which no wanted column has")
         stop = len(self._pieces[place]) if size is None or size < 0 else begin + size
-        found = self._pieces[place][begin:stop].tobytes()
+        found = self._pieces[place][begin:stop]
         self._at += len(found)
         return found
 
 
-def decoded_rows(
-    footer: Footer, group: int, columns: Sequence[str], leaves: Sequence[int], pieces: FileOfRanges
-) -> Any:
-    """The rows of a row group, as one table whose columns are each in one piece."""
-    parquet = require_parquet()
-    told = footer.metadata.row_group(group)
+def unpacked_rows(footer: Footer, group: int, columns: Sequence[str], pieces: FileOfRanges, room: int) -> Any:
+    """The rows of a row group, as one table whose columns are each in one piece.
+
+    Args:
+        footer: Of the file.
+        group: The number of the row group.
+        columns: Names of the columns.
+        pieces: What was read of the file.
+        room: Bytes that the rows should take; they may take more.
+    """
+    dictionaries = _dictionaries(footer, group, columns)
+    # Long values mostly differ, and to tell them apart takes longer than all the rest.
+    short = [name for name, mean in dictionaries.items() if mean < _LONG_VALUE]
+    rows = _plain_where_it_fits(_decoded(footer, group, columns, pieces, short), room)
+    if rows.nbytes > room and len(short) < len(dictionaries):
+        rows = _plain_where_it_fits(_decoded(footer, group, columns, pieces, list(dictionaries)), room)
+    return rows
+
+
+def _dictionaries(footer: Footer, group: int, columns: Sequence[str]) -> dict[str, float]:
+    """The columns of text that are stored with a dictionary, with the mean bytes of a value as they are stored."""
+    told, found = footer.metadata.row_group(group), dict[str, float]()
     first = dict(zip(footer.schema.names, first_leaves(footer.schema), strict=True))
-    keeps_dictionary = [
-        name
-        for name in columns
-        if is_text(footer.schema.field(name).type) and "." not in name and told.column(first[name]).has_dictionary_page
-    ]
+    for name in columns:
+        chunk = told.column(first[name])
+        if is_text(footer.schema.field(name).type) and "." not in name and chunk.has_dictionary_page:
+            found[name] = chunk.total_uncompressed_size / max(1, chunk.num_values)
+    return found
+
+
+def _decoded(footer: Footer, group: int, columns: Sequence[str], pieces: FileOfRanges, kept: Sequence[str]) -> Any:
     # Nothing of pyarrow's own threads, which a forked worker would not have.
-    file = parquet.ParquetFile(
+    file = require_parquet().ParquetFile(
         pieces,
         metadata=footer.metadata,
-        read_dictionary=keeps_dictionary,
+        read_dictionary=kept,
         pre_buffer=False,
         page_checksum_verification=True,  # of those pages that have one
     )
-    rows = file.reader.read_row_group(group, column_indices=list(leaves), use_threads=False)
+    rows = file.reader.read_row_group(group, column_indices=footer.leaves(columns), use_threads=False)
     return rows.combine_chunks()
 
 
-def plain_where_it_fits(rows: Any, room: int) -> Any:
+def _plain_where_it_fits(rows: Any, room: int) -> Any:
     """The rows with text in place of dictionaries of it, which is read faster, as far as there is room for it.
 
     Args:
@@ -109,10 +137,14 @@ class _Bounded(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        self._left -= len(memoryview(data).cast("B"))
+        left = memoryview(data).cast("B")
+        size = len(left)
+        self._left -= size
         if self._left < 0:
             raise _FullError
-        return self._file.write(data)
+        while left:  # the system takes less than 2 GiB at a time, and pyarrow does not look at how much it took
+            left = left[self._file.write(left) :]
+        return size
 
 
 def write_stream(rows: Any, size: int, destination: Path, shown: str) -> None:
@@ -123,16 +155,18 @@ def write_stream(rows: Any, size: int, destination: Path, shown: str) -> None:
         OSError: The file cannot be written.
     """
     arrow = require_pyarrow()
-    with os.fdopen(os.open(destination, os.O_WRONLY | os.O_CREAT, 0o666), "wb", buffering=0) as file:
+    # Buffered: the system may take but a part of a long write, and Arrow does not ask how much it took.
+    with os.fdopen(os.open(destination, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
         for compression in (None, "zstd"):
             file.seek(0)
-            options = arrow.ipc.IpcWriteOptions(compression=compression, use_threads=False)
+            options = arrow.ipc.IpcWriteOptions(compression=compression, use_threads=False, allow_64bit=True)
             sink = arrow.PythonFile(_Bounded(file, size), "w")
             try:
                 with arrow.ipc.new_stream(sink, rows.schema, options=options) as stream:
                     stream.write_table(rows)
             except _FullError:
                 continue
+            file.flush()
             if os.fstat(file.fileno()).st_size != size:
                 file.truncate(size)
             return

@@ -33,6 +33,7 @@ from lightning_streaming.errors import (
 )
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.encodings import encoding
+from lightning_streaming.formats.mds import map_file
 from lightning_streaming.formats.other_formats import RangedFile, described, other_shard
 from lightning_streaming.formats.plain_rows import FlatColumn, PlainRows, plain_rows
 from lightning_streaming.formats.shard_table import PART, FileInfo, ShardInfo
@@ -273,6 +274,25 @@ def file_of_rows(info: ShardInfo, layout: RowLayout, directory: Path) -> tuple[F
     return info.zip_data, part_rows(info, layout)[0]
 
 
+def map_part(path: Path, size: int, values_at: int, info: ShardInfo, layout: RowLayout) -> memoryview:
+    """Map the rows of a part alone: all of a file for each of its parts would not fit into the address space.
+
+    Args:
+        path: The stored file.
+        size: Its bytes.
+        values_at: The byte at which its rows start.
+        info: The part.
+        layout: Of each row.
+
+    Raises:
+        FormatError: The file has another size.
+        ObjectNotFoundError: It is not there.
+        StorageError: It cannot be opened.
+    """
+    first, stop = (values_at + row * layout.row_bytes for row in part_rows(info, layout))
+    return map_file(path, size, first, stop)
+
+
 def copy_part(info: ShardInfo, layout: RowLayout, values_at: int, stored: RangedFile, destination: Path) -> int:
     """Write the rows of a part to a file of their own; gives the bytes read.
 
@@ -291,11 +311,9 @@ def copy_part(info: ShardInfo, layout: RowLayout, values_at: int, stored: Ranged
     first, stop = (values_at + row * layout.row_bytes for row in part_rows(info, layout))
     if stop > stored.size:
         raise ShardCorruptError(f"{stored.shown} must have {stop} bytes for its rows, but has {stored.size}")
-    with os.fdopen(os.open(destination, os.O_WRONLY | os.O_CREAT, 0o666), "wb", buffering=0) as file:
-        for data in stored.read([(first, stop)]):
-            left = memoryview(data)
-            while left:
-                left = left[file.write(left) :]
+    with os.fdopen(os.open(destination, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
+        file.writelines(stored.read([(first, stop)]))
+        file.flush()
         if os.fstat(file.fileno()).st_size != stop - first:
             file.truncate(stop - first)
     return stop - first

@@ -21,7 +21,7 @@ from lightning_streaming.formats.mds_samples import PlainSchema, check_safe, pla
 from lightning_streaming.formats.megatron import MegatronFormat
 from lightning_streaming.formats.npy import NpyFormat
 from lightning_streaming.formats.other_formats import OtherFormat, PartsFormat, ShardReader
-from lightning_streaming.formats.parquet import ParquetFormat, may_be_flat_column, parquet_plain_kind
+from lightning_streaming.formats.parquet import ParquetFormat, may_be_flat_column, parquet_plain_kind, whole_row_group
 from lightning_streaming.formats.plain_rows import PlainRows
 from lightning_streaming.formats.row_files import row_layout
 from lightning_streaming.formats.shard_table import OTHER_FORMATS, PART, check_columns
@@ -213,6 +213,11 @@ def narrowed(info: ShardInfo, columns: Sequence[str] | None) -> ShardInfo:
     """
     found = parts_format(info)
     return info if found is None else found.narrowed(info, columns)
+
+
+def name_in_index(basename: str) -> str:
+    """The name that an index has for a raw file: of one of some columns, that of all of them; see :func:`narrowed`."""
+    return whole_row_group(basename)
 
 
 class FilePart(NamedTuple):

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import chain, pairwise
@@ -326,6 +327,26 @@ class ShardTable(Sequence[ShardInfo]):
     def data_bytes(self) -> NDArray[np.int64]:
         """Bytes of each shard's raw data file, of shape (shards,)."""
         return self.sizes[self.first_file[:-1]]
+
+    def wanted_bytes(self, columns: Collection[str]) -> NDArray[np.int64]:
+        """What some columns take of each shard's raw data file, of shape (shards,); all of it where that is not told.
+
+        Args:
+            columns: Their names.
+        """
+        found: NDArray[np.int64] = self.data_bytes().copy()
+        for number, kind in enumerate(self.kinds):
+            if kind.tells_columns:
+                wanted = [place for place, name in enumerate(column_names(kind.example)) if name in columns]
+                for shard in np.flatnonzero(self.kind_of_shard == number).tolist():
+                    told = self._last_text(shard).split(",")
+                    with suppress(ValueError, IndexError):  # of an index that whoever opens the shard refuses
+                        found[shard] = sum(int(told[place]) for place in wanted)
+        return found
+
+    def _last_text(self, shard: int) -> str:
+        last = int(self.first_text[shard + 1]) - 1
+        return self.text[int(self.text_stops[last - 1]) if last else 0 : int(self.text_stops[last])].tobytes().decode()
 
     def texts(self, start: int, stop: int) -> list[str]:
         """The texts of some shards.

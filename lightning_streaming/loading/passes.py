@@ -356,6 +356,10 @@ class Passes:
         """See :meth:`~lightning_streaming.loading.sample_source.SampleSource.missing_ids`."""
         return list(self._source.missing_ids(watched))
 
+    def has(self, shard: int) -> bool:
+        """See :meth:`~lightning_streaming.loading.sample_source.SampleSource.has`."""
+        return self._source.has(shard)
+
     def next_cursor(self) -> Cursor:
         """Where the next pass begins."""
         return self._next.passes_later(self._counter.passes_counted())

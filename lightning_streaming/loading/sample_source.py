@@ -329,6 +329,11 @@ class SampleSource:
         with cache.hold(info, self._room):
             return True
 
+    def has(self, shard: int) -> bool:
+        """Whether a shard is on this node, with the columns that are read."""
+        cache, info = self._cache_of(shard)
+        return cache.has(info)
+
     def fetch_ahead(self, shard: int) -> bool:
         """In a thread: have a shard on this node that the reader will soon need, but wait for nobody.
 

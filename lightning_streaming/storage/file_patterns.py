@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
+from urllib.parse import unquote
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.storage.urls import HTTP_SCHEMES, scheme_of
@@ -20,7 +21,8 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _MOST_NAMES = 1_000_000
 _WILDCARDS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-_PIECES = re.compile(r"(\*\*/|\*\*|\*|\?|\[!?[^]/]+\])")
+_CLASS = re.compile(r"\[(?:![^]/]|[^]!/])[^]/]*\]")
+_PIECES = re.compile(rf"(\*\*/|\*\*|\*|\?|{_CLASS.pattern})")
 
 
 def split_location(location: str, suffixes: tuple[str, ...]) -> tuple[str, str | None]:
@@ -31,12 +33,14 @@ def split_location(location: str, suffixes: tuple[str, ...]) -> tuple[str, str |
         suffixes: What the names of single files end in.
     """
     is_http = scheme_of(location) in HTTP_SCHEMES
-    place, mark, query = location.partition("?") if is_http else (location, "", "")
-    wild = "*{" if is_http else "*{?["
+    place = without_query(location)
+    query = location[len(place) :]
+    wild = "*{[" if is_http else "*{?["
     head, scheme, rest = place.partition("://")
     start, path = (head + scheme, rest) if scheme else ("", place)
     parts = path.split("/")
-    first = next((number for number, part in enumerate(parts) if any(one in part for one in wild)), None)
+    host = 1 if is_http else 0  # which may have brackets of its own, as [::1] has
+    first = next((number for number, part in enumerate(parts[host:], host) if any(one in part for one in wild)), None)
     if first is None and parts[-1].lower().endswith(suffixes) and suffixes:
         first = len(parts) - 1
     if first is None:
@@ -44,32 +48,46 @@ def split_location(location: str, suffixes: tuple[str, ...]) -> tuple[str, str |
     directory = "/".join(parts[:first])
     if not directory and not start:
         directory = "/" if path.startswith("/") else "."
-    return start + directory + mark + query, "/".join(parts[first:])
+    pattern = "/".join(parts[first:])
+    if is_http and is_one_name(pattern) and is_one_name(unquote(pattern)):
+        pattern = unquote(pattern)  # names of files are not quoted
+    return start + directory + query, pattern
+
+
+def without_query(location: str) -> str:
+    """A location without what follows "?", where that is no wildcard."""
+    return location.partition("?")[0] if scheme_of(location) in HTTP_SCHEMES else location
 
 
 def is_one_name(pattern: str) -> bool:
-    """Whether a pattern is just the name of a file."""
+    """Whether a pattern is just the name of a file, or of a directory that is called like one."""
     return not any(one in pattern for one in "*{?[")
 
 
 def matching(pattern: str, names: list[str]) -> list[str]:
-    """Those of some names that a pattern is of.
+    """Those of some names that a pattern is of. Where it is just a name, also what lies in a directory of that name.
 
     Args:
         pattern: Like "train-*.parquet"; ``*`` is anything but a slash, ``**`` anything, ``?`` one character, ``[ab]``
-            one of some, ``{a,b}`` one of several, and ``{00..15}`` a number in a range.
+            one of some, ``{a,b}`` one of several, and ``{00..15}`` a number in a range. One without any of these is the
+            name of a file, or of a directory, and then of all below it.
         names: Paths with forward slashes.
 
     Raises:
-        ConfigError: It names more than a million.
+        ConfigError: It names more than a million, or a range that runs backwards.
     """
+    if is_one_name(pattern):
+        return [name for name in names if name == pattern or name.startswith(f"{pattern}/")]
     found = _regular(pattern)
     return [name for name in names if found.fullmatch(name)]
 
 
 @lru_cache(maxsize=64)
 def _regular(pattern: str) -> re.Pattern[str]:
-    return re.compile("|".join(f"(?:{_translated(one)})" for one in _without_braces(pattern)))
+    try:
+        return re.compile("|".join(f"(?:{_translated(one)})" for one in _without_braces(pattern)))
+    except re.error as error:
+        raise ConfigError(f"{pattern!r} is no pattern of files: {error.msg}") from error
 
 
 def _translated(pattern: str) -> str:
@@ -78,9 +96,11 @@ def _translated(pattern: str) -> str:
 
 
 def _class_or_text(piece: str) -> str:
-    if piece.startswith("[") and piece.endswith("]") and len(piece) > 2:
-        return f"[^{re.escape(piece[2:-1])}]" if piece[1] == "!" else f"[{re.escape(piece[1:-1])}]".replace(r"\-", "-")
-    return re.escape(piece)
+    if not _CLASS.fullmatch(piece):
+        return re.escape(piece)
+    is_other = piece.startswith("[!")
+    some = re.escape(piece[2 if is_other else 1 : -1]).replace(r"\-", "-")
+    return f"[^/{some}]" if is_other else f"[{some}]"
 
 
 def _without_braces(pattern: str) -> Iterator[str]:

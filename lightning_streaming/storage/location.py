@@ -6,12 +6,15 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from itertools import accumulate, count
 from pathlib import Path
 from threading import Event
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import unquote
 
 from lightning_streaming.errors import ConfigError, DownloadError, IntegrityError, ObjectNotFoundError, StorageError
 from lightning_streaming.files import appears_whole
@@ -31,6 +34,8 @@ _READ_SECONDS = 600.0
 _LIST_SECONDS = 600.0
 _STAT_SECONDS = 30.0
 _REMOVE_SECONDS = 60.0
+_LOOKS = 16
+"""Files of which the sizes are asked at once, where a list does not tell them."""
 _SLOWEST_UPLOAD = 32 << 10
 _UPLOAD_SECONDS = 120.0
 _UNKNOWN_BYTES = 64 << 20
@@ -50,6 +55,31 @@ class ObjectStat:
     """Bytes; None if the store does not tell."""
     version: Mapping[str, str]
     """Whatever tells versions of the object apart, by the store's own names."""
+    is_directory: bool = False
+    """Whether there is a directory instead, or what the store shows as one."""
+
+
+class ListedFile(NamedTuple):
+    """What a listing tells of a file."""
+
+    size: int
+    """Bytes."""
+    modified: float | None
+    """When it was written, in seconds since the epoch by the store's clock; None if the store does not tell."""
+
+
+def _modified(told: Mapping[str, Any]) -> float | None:
+    """When a file was written, by what its filesystem says of it."""
+    for key in ("mtime", "LastModified", "last_modified", "updated", "timeModified", "modified"):
+        found = told.get(key)
+        if isinstance(found, (int, float)):
+            return float(found)
+        if isinstance(found, datetime):
+            return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).timestamp()
+        if isinstance(found, str):
+            with suppress(ValueError):
+                return datetime.fromisoformat(found.replace("Z", "+00:00")).timestamp()
+    return None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -218,30 +248,44 @@ class Location:
 
     def stat(self) -> ObjectStat:
         """Size and version of the object, as they are now."""
+        found = self._info()
+        told = {key: str(value) for key, value in found.items() if value is not None}
+        version = {key: told[key] for key in told if re.sub("[-_]", "", key.lower()) in _VERSION_KEYS}
+        return ObjectStat(found.get("size"), version, found.get("type") == "directory")
 
-        def look(filesystem: Any, path: str) -> ObjectStat:
+    def _info(self) -> Mapping[str, Any]:
+        """What the filesystem says of the object."""
+
+        def look(filesystem: Any, path: str) -> Mapping[str, Any]:
             try:
                 # The hub's filesystem lists the whole directory otherwise.
                 how = {"expand_info": True} if urls.store_of(self.url) == "hf" else {}
                 seconds = min(self._seconds(_STAT_SECONDS), _STAT_SECONDS)
-                found = call(filesystem, "info", path, timeout=seconds, **how)
+                found: Mapping[str, Any] = call(filesystem, "info", path, timeout=seconds, **how)
             except FileNotFoundError as error:
                 # Over HTTP every failure is one of these, and only its cause tells which.
                 if kind_of(filesystem, self.url) == "http" and isinstance(error.__cause__, Exception):
                     raise error.__cause__ from None
                 raise
-            told = {key: str(value) for key, value in found.items() if value is not None}
-            version = {key: told[key] for key in told if re.sub("[-_]", "", key.lower()) in _VERSION_KEYS}
-            return ObjectStat(found.get("size"), version)
+            return found
 
         return self._attempt("look at", look)
 
-    def size(self) -> int | None:
-        """Bytes of the object, as it is now; None if there is none."""
+    def listed(self) -> ListedFile | None:
+        """What a listing would tell of the object, as it is now; None if there is none."""
         try:
-            return self.stat().size
+            found = self._info()
         except ObjectNotFoundError:
             return None
+        return None if found.get("type") == "directory" else ListedFile(found["size"], _modified(found))
+
+    def size(self) -> int | None:
+        """Bytes of the object, as it is now; None if there is none, or a directory."""
+        try:
+            found = self.stat()
+        except ObjectNotFoundError:
+            return None
+        return None if found.is_directory else found.size
 
     def sizes(self) -> dict[str, int]:
         """Name to bytes of the files directly in this directory, which need not exist."""
@@ -280,14 +324,34 @@ class Location:
 
         It need not exist.
         """
+        return {name: found.size for name, found in self.walk_files().items()}
 
-        def look(filesystem: Any, path: str) -> dict[str, int]:
+    def walk_files(self) -> dict[str, ListedFile]:
+        """The same, with all that a listing tells of each.
+
+        Raises:
+            StorageError: Also where a file's size is not told.
+        """
+
+        def look(filesystem: Any, path: str) -> dict[str, tuple[int | None, float | None]]:
             root = path.rstrip("/") + "/"
             found = self._find(filesystem, root, detail=True)
-            below = {one[len(root) :]: told["size"] for one, told in found.items() if one.startswith(root)}
-            return {name: below[name] for name in sorted(below) if name and "/." not in f"/{name}"}
+            below = {one[len(root) :]: told for one, told in found.items() if one.startswith(root)}
+            if kind_of(filesystem, self.url) == "http":  # whose listings are pages of links, some of which sort them
+                below = {unquote(name): told for name, told in below.items() if "?" not in name}
+            names = (name for name in sorted(below) if name and "/." not in f"/{name}")
+            return {name: (below[name].get("size"), _modified(below[name])) for name in names}
 
-        return self._attempt("list", look)
+        found = self._attempt("list", look)
+        untold = [name for name, (size, _) in found.items() if size is None]
+        if untold:
+            with ThreadPoolExecutor(_LOOKS) as pool:
+                sizes = pool.map(lambda name: (self / name).size(), untold)
+                found |= {name: (size, found[name][1]) for name, size in zip(untold, sizes, strict=True)}
+        name = next((name for name, (size, _) in found.items() if size is None), None)
+        if name is not None:
+            raise StorageError(f"{self / name} is listed, but its server does not tell its size; name files of others")
+        return {name: ListedFile(size or 0, modified) for name, (size, modified) in found.items()}
 
     def put(self, *pieces: bytes | memoryview) -> None:
         """Store an object, whole or not at all, in place of one that is there."""

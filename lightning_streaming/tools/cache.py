@@ -30,6 +30,7 @@ from lightning_streaming.cache.manifest import read_manifest
 from lightning_streaming.cache.selection_files import are_bits, is_lock
 from lightning_streaming.errors import ConfigError, StreamingError
 from lightning_streaming.formats.index import ShardInfo
+from lightning_streaming.formats.shard import name_in_index
 from lightning_streaming.storage import mask_url
 from lightning_streaming.tools import console
 from lightning_streaming.tools.commands import add_action, add_json
@@ -263,12 +264,13 @@ def _survey(directory: Path, advance: Callable[[int], object]) -> _Survey:
         found["leftovers" if _is_leftover(file) else _KINDS[file.kind]].append(file)
     whole = found["ours"] + found["not_ours"]
     sizes = {file.name: file.bytes for file in whole}
+    in_part = {told for name in sizes if (told := name_in_index(name)) != name}
     index, manifest = find_index(directory), read_manifest(directory)
     shards = None if index is None else index.index.shards
     check = manifest.check if manifest and index and manifest.check and manifest.check.digest == index.digest else None
 
     def is_present(shard: ShardInfo) -> bool:
-        return all(sizes.get(raw.basename) == raw.bytes for raw, _ in shard.files)
+        return all(sizes.get(raw.basename) == raw.bytes or raw.basename in in_part for raw, _ in shard.files)
 
     return {
         "directory": str(directory),
@@ -331,7 +333,7 @@ def _print_surveys(surveys: Sequence[_Survey]) -> None:
             "last use": [_ago(one["last_used"]) for one in surveys],
         }
         told = {head: texts for head, texts in columns.items() if head in _ALWAYS or set(texts) != {"-"}}
-        print_table("caches", list(told), zip(*told.values(), strict=True), right=list(_AMOUNTS))
+        print_table("caches", list(told), zip(*told.values(), strict=True), right=list(_AMOUNTS), whole=["directory"])
         print(f"{format_bytes(sum(one['bytes'] for one in surveys))} in {counted(len(surveys), 'cache')}")
 
 

@@ -18,9 +18,10 @@ import time
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from lightning_streaming.cache.made_index import made_index
+from lightning_streaming.cache.made_index import KnownIndex, made_index
 from lightning_streaming.cache.shared_files import make_cache_directory
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.files import remove_partials
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index
 from lightning_streaming.loading.stream import Stream, StreamDefaults
 from lightning_streaming.storage import Location
@@ -69,7 +70,7 @@ def run(args: Namespace) -> int:
             journal=directory / _JOURNAL,
             progress=advance,
         )
-    (out / INDEX_BASENAME).put(text)
+    _store(out / INDEX_BASENAME, text)
     report = _report(parse_index(text, str(out)), str(out / INDEX_BASENAME), time.monotonic() - began)
     if args.json:
         print_json(report)
@@ -96,10 +97,21 @@ def _out(args: Namespace, source: Location) -> Location:
     return source
 
 
-def _known(out: Location) -> DatasetIndex | None:
-    """The index that was made before."""
-    left = (out / INDEX_BASENAME).read_if_there()
-    return None if left is None else own_index(left)
+def _store(place: Location, text: bytes) -> None:
+    """Put an index where it goes, and take away what was left of it by those that were killed at this."""
+    if place.path is not None:
+        remove_partials(place.path)
+    place.put(text)
+
+
+def _known(out: Location) -> KnownIndex | None:
+    """The index that was made before; None if there is none, or its store does not tell when."""
+    place = out / INDEX_BASENAME
+    left, listed = place.read_if_there(), place.listed()
+    index = None if left is None else own_index(left)
+    if index is None or listed is None or listed.modified is None:
+        return None
+    return KnownIndex(index.shards, listed.modified)
 
 
 def _report(index: DatasetIndex, written: str, seconds: float) -> dict[str, Any]:

@@ -15,10 +15,11 @@ files' paths.
 
 from __future__ import annotations
 
+import math
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 
-from lightning_streaming.cache.made_index import made_index
+from lightning_streaming.cache.made_index import KnownIndex, made_index
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index
 from lightning_streaming.storage import mask_url
@@ -75,7 +76,8 @@ def _merge_format(args: Namespace) -> DatasetIndex:
     else:
         known = {path: own_index((out.at / path / INDEX_BASENAME).read()) for path in below}
         left = joined({path: one for path, one in known.items() if one is not None})
-        index = parse_index(made_index(out.at, args.format, args.block_length, known=left), out.shown)
+        believed = KnownIndex(left.shards, math.inf)
+        index = parse_index(made_index(out.at, args.format, args.block_length, known=believed), out.shown)
     publish(index, out.location, storage_options=args.storage_options)
     return index
 

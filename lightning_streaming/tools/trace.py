@@ -30,7 +30,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError, StreamingError
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.dataset import StreamingDataset
@@ -233,7 +232,7 @@ def _fields_of(dataset: StreamingDataset, reads: Iterable[Read], *, fetch: bool)
         FormatError: A sample is damaged.
         StorageError: It could not be fetched.
     """
-    is_here = cache(lambda shard: _has(dataset, shard))
+    is_here = cache(passes_of(dataset).has)
     shown: dict[int, dict[str, str]] = {}
     for read in reads:
         if read.sample in shown or not (fetch or is_here(passes_of(dataset).catalog.place(read.sample).shard)):
@@ -241,12 +240,6 @@ def _fields_of(dataset: StreamingDataset, reads: Iterable[Read], *, fetch: bool)
         values = StreamingDataset.get_item(dataset, read.sample)  # the columns, whatever a subclass makes of them
         shown[read.sample] = {column: render(value) for column, value in values.items()}
     return shown
-
-
-def _has(dataset: StreamingDataset, shard: int) -> bool:
-    """Whether a shard is on this node; nothing is fetched to find out."""
-    stream = dataset.streams[int(passes_of(dataset).catalog.stream_of_shard[shard])]
-    return ShardCache(stream.cache_config()).has(passes_of(dataset).catalog.shards[shard])
 
 
 _AT_A_TIME = 1 << 20

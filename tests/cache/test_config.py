@@ -38,6 +38,10 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], words: 
         config(**settings)
 
 
+def test_a_star_in_a_query_is_no_wildcard() -> None:
+    assert config(remote="https://host/data?name=a*b").pattern is None
+
+
 def test_secrets_are_not_shown() -> None:
     shown = repr(config(remote="https://me:secret@host/x?sig=secret", storage_options={"token": "secret"}))
     assert "secret" not in shown

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +19,19 @@ import pytest
 from lightning_streaming import StreamingDataset
 from lightning_streaming.cache.config import CACHE_VARIABLE, CacheConfig
 from lightning_streaming.cache.index_cache import IndexCache
-from lightning_streaming.cache.made_index import made_index
-from lightning_streaming.errors import ConfigError, FormatError, ObjectNotFoundError, StreamingError
+from lightning_streaming.cache.made_index import KnownIndex, made_index
+from lightning_streaming.errors import (
+    AccessDeniedError,
+    ConfigError,
+    FormatError,
+    ObjectNotFoundError,
+    StreamingError,
+)
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, parse_index
 from lightning_streaming.storage import Location
-from tests.servers import S3Bucket
+from tests.servers import HttpStore, S3Bucket
+
+LONG_AGO = 1_000_000_000
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +50,13 @@ def data(tmp_path: Path) -> Path:
     (root / "more").mkdir(parents=True)
     for number, name in enumerate(("a.npy", "b.npy", "more/c.npy")):
         np.save(root / name, rows(10 * number))
+        age(root / name)
     return root
+
+
+def age(path: Path) -> None:
+    """Make a file one that was written long before anybody looked at it."""
+    os.utime(path, (LONG_AGO, LONG_AGO))
 
 
 def config(root: Path | str, **more: object) -> CacheConfig:
@@ -79,7 +99,8 @@ def test_data_on_a_store_is_fetched_into_the_cache(data: Path, s3_bucket: S3Buck
 def test_files_that_were_looked_at_are_not_opened_again(data: Path) -> None:
     first = read(data)
     content = (data / "b.npy").read_bytes()
-    (data / "b.npy").write_bytes(b"!" * len(content))  # of the same size, so nobody looks
+    (data / "b.npy").write_bytes(b"!" * len(content))
+    age(data / "b.npy")  # and of the same size, so nobody looks
     np.save(data / "d.npy", rows(40, 4))
     assert told(read(data)) == [("a.npy", 10), ("b.npy", 10), ("d.npy", 4), ("more/c.npy", 10)]
     (data / "b.npy").write_bytes(content + b"!")
@@ -88,6 +109,28 @@ def test_files_that_were_looked_at_are_not_opened_again(data: Path) -> None:
     (data / "b.npy").write_bytes(content)
     (data / "d.npy").unlink()
     assert read(data) == first
+
+
+@pytest.mark.parametrize("afar", [False, True])
+def test_a_file_that_was_written_again_is_looked_at_though_its_size_is_the_same(
+    data: Path, afar: bool, s3_bucket: S3Bucket
+) -> None:
+    place: dict[str, Any] = {"root": data}
+    if afar:
+        for path in data.glob("*.npy"):
+            s3_bucket.put(path.name, path.read_bytes())
+        place = {"root": s3_bucket.url, "storage_options": s3_bucket.options}
+    before = read(**place)
+    for name in ("a.npy", "b.npy"):
+        np.save(data / name, rows(0).astype(np.float64))
+        if afar:
+            s3_bucket.put(name, (data / name).read_bytes())
+    if not afar:
+        np.save(data / "more" / "c.npy", rows(0).astype(np.float64))
+    after = read(**place)
+    assert told(after) == told(before)
+    assert {shard.schema["column_encodings"] for shard in before.shards} == {("ndarray:int64:3",)}
+    assert {shard.schema["column_encodings"] for shard in after.shards} == {("ndarray:float64:3",)}
 
 
 def test_a_copy_of_a_process_goes_on_with_the_index_it_began_with(data: Path) -> None:
@@ -117,6 +160,25 @@ def test_an_index_that_was_left_beside_the_data_is_believed_if_it_is_of_what_is_
     assert read(data) == parse_index(text, "")
 
 
+def test_a_directory_may_be_called_like_a_file(data: Path, s3_bucket: S3Bucket) -> None:
+    (data / "more").rename(data / "c.npy")  # as Spark calls what it writes
+    assert told(read(data / "c.npy")) == [("c.npy/c.npy", 10)]
+    (data / INDEX_BASENAME).write_bytes(made_index(Location(str(data)), "npy"))
+    assert told(read(data / "c.npy")) == [("c.npy/c.npy", 10)]
+    for name in ("c.npy/c.npy", "c.npy/d.npy", "other.npy"):
+        s3_bucket.put(name, (data / "a.npy").read_bytes())
+    found = read(f"{s3_bucket.url}/c.npy", storage_options=s3_bucket.options)
+    assert told(found) == [("c.npy/c.npy", 10), ("c.npy/d.npy", 10)]
+
+
+def test_one_file_is_read_of_a_place_that_shows_nothing_else(data: Path, http_store: HttpStore) -> None:
+    http_store.put("a.npy", (data / "a.npy").read_bytes())
+    http_store.fail(INDEX_BASENAME, "status", status=403)  # as with a URL that is signed for one file
+    assert told(read(f"{http_store.url}/a.npy?sig=x")) == [("a.npy", 10)]
+    with pytest.raises(AccessDeniedError):
+        read(f"{http_store.url}/?sig=x")
+
+
 def test_blocks_of_another_length_have_an_index_of_their_own(tmp_path: Path) -> None:
     root = tmp_path / "tokens"
     root.mkdir()
@@ -130,6 +192,26 @@ def test_blocks_of_another_length_have_an_index_of_their_own(tmp_path: Path) -> 
         assert found == [list(range(start, start + length)) for start in range(0, 100 - length + 1, length)]
 
 
+def test_a_directory_for_some_files_is_not_taken_for_others(data: Path, tmp_path: Path) -> None:
+    local = tmp_path / "local"
+    some = config(data / "a*.npy", local=local)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:  # what another process found just now is believed
+        assert pool.apply(_samples, (IndexCache(some),)) == 10
+    assert IndexCache(some).read().num_samples == 10
+    for others in (data / "b*.npy", data):
+        with pytest.raises(ConfigError, match=r"holds shards of another remote than .*/data.* in format npy"):
+            read(others, local=local)
+
+
+def test_blocks_of_two_lengths_do_not_share_a_directory(tmp_path: Path) -> None:
+    root = tmp_path / "tokens"
+    root.mkdir()
+    np.save(root / "a.npy", np.arange(100, dtype=np.uint16))
+    assert read(root, local=tmp_path / "local", block_length=10).num_samples == 10
+    with pytest.raises(ConfigError, match="another remote"):
+        read(root, local=tmp_path / "local", block_length=30)
+
+
 def test_an_index_whose_making_was_interrupted_goes_on(data: Path, tmp_path: Path) -> None:
     journal, whole = tmp_path / "journal", made_index(Location(str(data)), "npy")
     content = (data / "more" / "c.npy").read_bytes()
@@ -138,7 +220,8 @@ def test_an_index_whose_making_was_interrupted_goes_on(data: Path, tmp_path: Pat
         made_index(Location(str(data)), "npy", journal=journal)
     (data / "more" / "c.npy").write_bytes(content)
     size = (data / "a.npy").stat().st_size
-    (data / "a.npy").write_bytes(b"!" * size)  # it was noted: nobody looks again
+    (data / "a.npy").write_bytes(b"!" * size)
+    age(data / "a.npy")  # it was noted: nobody looks again
     with journal.open("a") as file:
         file.write('{"cut sho')
     told = list[int]()
@@ -160,18 +243,19 @@ def test_of_files_of_several_shards_no_shard_is_lost_or_looked_at_again(tmp_path
     root.mkdir()
     for name in "abc":
         write_groups(root / f"{name}.parquet", 3)
-    known = parse_index(made_index(Location(str(root)), "parquet"), "")
+    known = KnownIndex(parse_index(made_index(Location(str(root)), "parquet"), "").shards, time.time() + 99)
     write_groups(root / "b.parquet", 5)
     whole = made_index(Location(str(root)), "parquet")
 
     def stop(_: int) -> None:
-        if len(journal.read_text().splitlines()) == 5:
+        if len(journal.read_text().splitlines()) == 6:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         made_index(Location(str(root)), "parquet", known=known, journal=journal, progress=stop)
     for name in "ac":  # of the same size, so nobody looks
         (root / f"{name}.parquet").write_bytes(b"!" * (root / f"{name}.parquet").stat().st_size)
+        age(root / f"{name}.parquet")
     assert made_index(Location(str(root)), "parquet", known=known, journal=journal) == whole
 
 
@@ -190,3 +274,49 @@ def test_a_directory_that_may_not_be_written_to_is_no_hindrance(data: Path, monk
     monkeypatch.setenv(CACHE_VARIABLE, str(data.parent / "file" / "caches"))
     cache = IndexCache(config(data))
     assert cache.read().num_samples == 30
+
+
+def test_a_directory_that_is_called_like_a_file_is_read(data: Path, s3_bucket: S3Bucket, tmp_path: Path) -> None:
+    """As Spark calls them; no mark that it leaves is data."""
+    whole = tmp_path / "whole.npy"
+    data.rename(whole)
+    (whole / "_SUCCESS").touch()
+    for path in whole.rglob("*.npy"):
+        s3_bucket.put(f"whole.npy/{path.relative_to(whole)}", path.read_bytes())
+    store = {"storage_options": s3_bucket.options, "download_retry": 0}
+    expected = [("whole.npy/a.npy", 10), ("whole.npy/b.npy", 10), ("whole.npy/more/c.npy", 10)]
+
+    assert told(read(whole)) == expected
+    assert told(read(f"{s3_bucket.url}/whole.npy", **store)) == expected
+
+    (tmp_path / INDEX_BASENAME).write_bytes(made_index(Location(str(tmp_path)), "npy"))
+    np.save(tmp_path / "whole.npy-more.npy", rows(0))
+    assert told(read(whole)) == expected
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves files, and pages of links to those of a directory, which tell no sizes."""
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def listed(data: Path) -> Iterator[str]:
+    """The URL of the same data on a server that lists it."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(data))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_server_of_pages_of_links_is_listed(data: Path, listed: str) -> None:
+    (data / "b.npy").rename(data / "b #1 %20é.npy")
+
+    assert told(read(listed)) == [("a.npy", 10), ("b #1 %20é.npy", 10), ("more/c.npy", 10)]
+    assert told(read(f"{listed}/*.npy")) == [("a.npy", 10), ("b #1 %20é.npy", 10)]
+    assert told(read(f"{listed}/b%20%231%20%2520é.npy")) == [("b #1 %20é.npy", 10)]
+    dataset = StreamingDataset(remote=listed, format="npy", shuffle=False, num_canonical_nodes=1, batch_size=1)
+    assert values(dataset) == rows(0, 30).tolist()

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from lightning_streaming.cache import CacheConfig, ShardCache
@@ -33,6 +35,7 @@ from lightning_streaming.cache.usage import finished_time, locked_usage, read_us
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo, dump_index, parse_index
 from lightning_streaming.formats.mds import map_file
+from lightning_streaming.formats.shard import narrowed
 from tests.cache.helpers import as_nobody, cached, fetch_shard, open_to_all, parts, write_dataset
 
 
@@ -397,6 +400,23 @@ def test_a_directory_of_another_user_is_cleared_as_far_as_permitted(filled: Path
     assert told(done.stays)["shard.00000.mds"] is Reason.REFUSED
     assert (filled / STAGING_BASENAME).is_dir()
     assert read_usage(filled) == 3000
+
+
+def test_a_row_group_of_which_some_columns_are_here_is_named_by_the_index(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    pyarrow.parquet.write_table(pyarrow.table({"id": [1, 2], "text": ["a", "b"]}), tmp_path / "data" / "a.parquet")
+    root = tmp_path / "cache"
+    cache = ShardCache(CacheConfig(name="0", remote=str(tmp_path / "data"), local=root, format="parquet"))
+    (shard,) = cache.read_index().shards
+    held = [shard, narrowed(shard, ["id"])]
+    for one in held:
+        cache.fetch_ahead(one)
+    assert not garbage(root).goes
+    left = replace(held[1], raw_data=replace(held[1].raw_data, basename="b.parquet.rows/000000-0123456789.arrow"))
+    path = root / left.raw_data.basename
+    path.parent.mkdir()
+    (root / held[1].raw_data.basename).rename(path)
+    assert told(garbage(root).goes) == {left.raw_data.basename: Reason.UNNAMED}
 
 
 def test_a_file_is_judged_by_what_is_known_of_it(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from lightning_streaming.cache import CacheConfig, ShardCache, index_cache
-from lightning_streaming.cache.config import MANIFEST_BASENAME, remote_digest
+from lightning_streaming.cache.config import MANIFEST_BASENAME
 from lightning_streaming.cache.index_cache import IndexCache
 from lightning_streaming.cache.index_files import locked_index
 from lightning_streaming.cache.maintenance import is_cache
@@ -37,7 +37,6 @@ from lightning_streaming.cache.manifest import (
 from lightning_streaming.cache.usage import read_usage, scan
 from lightning_streaming.errors import ConfigError, IntegrityError, StreamingError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, dump_index
-from lightning_streaming.storage import Location
 from tests.cache.helpers import (
     LARGE,
     SMALL,
@@ -494,7 +493,7 @@ def put_directory_of_an_earlier_release(http_store: HttpStore, root: Path) -> in
     check = f'{{"digest": "{digest}", "checked": 1795356085377882253, "version": {{}}, "asker": 26332, '
     (root / ".arriving").mkdir(parents=True)
     (root / ".origin").write_text(
-        f'{remote_digest(Location(http_store.url))}\n{tag}\n{check}"came_along": false, "mark": {tag}}}\n'
+        f'{CacheConfig(name="0", remote=http_store.url).digest}\n{tag}\n{check}"came_along": false, "mark": {tag}}}\n'
     )
     (root / ".usage").write_text(f"{6000:<19}\n")
     (root / ".queue").write_text("")

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_streaming.cache import CacheConfig, ShardCache
 from lightning_streaming.cache.file_states import claim
+from lightning_streaming.cache.index_cache import IndexCache
 from lightning_streaming.cache.quota import (
     CacheQuota,
     WaitQueue,
@@ -37,6 +40,7 @@ from lightning_streaming.cache.usage import FINISHED_BEFORE, CacheEntry, finishe
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import INDEX_BASENAME, DatasetIndex, ShardInfo
 from lightning_streaming.formats.mds import map_file
+from lightning_streaming.formats.shard import narrowed
 from tests.cache.helpers import cached, fetch_shard, parts, raw_data, write_dataset
 from tests.formats.small_shards import put_dataset
 
@@ -471,6 +475,16 @@ def test_the_largest_shard_counts_with_all_its_files(tmp_path: Path) -> None:
         sizes = [sum(file.bytes for pair in shard.files for file in pair if file) for shard in index.shards]
         assert largest_shard_bytes(index.shards) == max(sizes)
     assert largest_shard_bytes(DatasetIndex(()).shards) == 0
+
+
+def test_the_largest_shard_is_that_of_the_wanted_columns(tmp_path: Path) -> None:
+    for name, texts, numbers in (("a", 50, 1), ("b", 1, 30), ("c", 2, 2)):
+        table = pyarrow.table({"text": ["x" * 1000 * texts], "numbers": [list(range(1000 * numbers))], "é": [1]})
+        pyarrow.parquet.write_table(table, tmp_path / f"{name}.parquet")
+    shards = IndexCache(CacheConfig(name="0", remote=str(tmp_path), format="parquet")).read().shards
+    for columns in (["text"], ["numbers"], ["é"], ["text", "numbers"], None):
+        sizes = [narrowed(shard, columns).raw_data.bytes for shard in shards]
+        assert largest_shard_bytes(shards, columns) == max(sizes)
 
 
 def test_a_limit_that_cannot_work_is_refused_with_the_one_that_would() -> None:

@@ -27,6 +27,7 @@ STEPS_PER_EPOCH = {
     "joined_columns": 125,
     "linked_batch_size": 125,
     "one_dataset": 125,
+    "other_formats": 125,
     "packed_documents": 100,
     "phases": 200,
     "resume": 250,

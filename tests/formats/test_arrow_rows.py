@@ -218,6 +218,12 @@ def test_any_rows_can_be_copied(rows: int, per_batch: int, width: int, data: st.
 # --- column by column ---
 
 
+def test_numbers_that_are_stored_once_are_no_list_of_a_batch() -> None:
+    assert rows_of([pa.record_batch({"a": pa.array([5, 6, 5]).dictionary_encode()})]).take(np.array([0, 2])) is None
+    texts = rows_of([pa.record_batch({"a": pa.array(["x", "y", "x"]).dictionary_encode()})])
+    assert texts.take(np.array([0, 1])) == {"a": ["x", "y"]}
+
+
 def collated(rows: ArrowRows, indexes: Sequence[int]) -> Any:
     return default_collate([rows[index] for index in indexes])
 

@@ -154,6 +154,26 @@ def test_a_long_header_is_read_whole(tmp_path: Path) -> None:
 # --- what is refused ---
 
 
+def test_parts_of_a_large_file_map_their_rows_alone(tmp_path: Path) -> None:
+    whole = np.lib.format.open_memmap(tmp_path / "a.npy", "w+", np.float32, (3 << 16, 1000))  # a hole, but for a few
+    infos = describe(tmp_path, "npy")
+    firsts = [int(info.raw_data.basename.rpartition("/")[2].partition("-")[0]) for info in infos]
+    assert len(firsts) > 10
+    whole[firsts, 0] = firsts
+    readers = [NpyFormat().open(info, tmp_path, None) for info in infos]
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    mapped = [line.split()[0].split("-") for line in lines if line.endswith(str(tmp_path / "a.npy"))]
+    # One of them is the array that was written.
+    assert sum(int(stop, 16) - int(start, 16) for start, stop in mapped) < 3 * whole.nbytes
+    assert sum(map(len, readers)) == len(whole)
+    assert [int(reader[0]["values"][0]) for reader in readers] == firsts
+    flat = readers[1].flat_column("values")
+    assert np.frombuffer(flat.data, flat.dtype, 1, int(flat.starts[0])).tolist() == [firsts[1]]
+    del flat
+    for reader in readers:
+        reader.close()
+
+
 def test_a_place_without_such_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("")
     with pytest.raises(ConfigError, match=r"no \.npy file"):

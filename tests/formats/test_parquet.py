@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -415,3 +418,87 @@ def test_an_index_of_many_row_groups_is_read_back(tmp_path: Path) -> None:
     assert len(infos) == ROWS
     assert list(parse_index(dump_index(infos), "index.json").shards) == infos
     assert len({info.raw_data.basename for info in infos}) == ROWS
+
+
+CODED = pa.dictionary(pa.int32(), pa.string())
+LONG = [Random(number).randbytes(1000).hex() for number in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrap"),
+    [
+        (CODED, lambda one: one),
+        (pa.list_(CODED), lambda one: [one, one]),
+        (pa.struct({"of": CODED}), lambda one: {"of": one}),
+    ],
+)
+@pytest.mark.parametrize("use_dictionary", [True, False])
+def test_columns_of_categories_have_room_for_their_values(
+    tmp_path: Path, kind: pa.DataType, wrap: Any, use_dictionary: bool
+) -> None:
+    table = pa.table({"kind": pa.array([wrap(one) for one in LONG], kind)})
+
+    write(tmp_path, table, use_dictionary=use_dictionary)
+
+    assert read(describe(tmp_path, "parquet"), tmp_path) == table.to_pylist()
+
+
+def test_a_field_may_be_called_a_view(tmp_path: Path) -> None:
+    """Only types are text for which it is looked whether they keep a dictionary."""
+    rows = [{"page": {"page_views": f"{number}"}, "seen": [f"{number}"]} for number in range(5)]
+    kinds = {"page": pa.struct({"page_views": pa.string()}), "seen": pa.list_(pa.string_view())}
+
+    write(tmp_path, pa.Table.from_pylist(rows, pa.schema(list(kinds.items()))))
+
+    assert read(describe(tmp_path, "parquet"), tmp_path) == rows
+
+
+class Sparing(io.FileIO):
+    """A file that takes and gives few bytes at a time, as the system does with more than 2 GiB."""
+
+    def write(self, data: Any) -> int:
+        return super().write(memoryview(data)[:100])
+
+    def read(self, size: int | None = -1) -> bytes:
+        return super().read(100 if size is None or size < 0 else min(size, 100)) or b""
+
+    def readinto(self, buffer: Any) -> int | None:
+        return super().readinto(memoryview(buffer)[:100])
+
+
+class SparingPath(type(Path())):  # type: ignore[misc]  # which path there is differs by system
+    """A path of such a file."""
+
+    def open(self, mode: str = "r", buffering: int = -1) -> Any:
+        raw = Sparing(self, mode)
+        return raw if buffering == 0 else io.BufferedReader(raw)
+
+
+def test_more_than_the_system_reads_or_writes_at_once_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    infos = describe(write(tmp_path, TABLE, row_group_size=ROWS), "parquet")
+    stored = StoredInPlace(SparingPath(tmp_path / "a.parquet"), (tmp_path / "a.parquet").stat().st_size)
+    monkeypatch.setattr(os, "fdopen", lambda descriptor, mode, **_: Sparing(descriptor, mode))
+
+    PartsOfFiles().unpack(infos[0], stored, made := tmp_path / infos[0].raw_data.basename.replace("/", "-"))
+
+    rows = pa.ipc.open_stream(made.read_bytes()).read_all()
+    assert rows.cast(TABLE.schema).equals(TABLE)
+
+
+def test_other_columns_are_another_file_whatever_their_names(tmp_path: Path) -> None:
+    numbers = pa.array(range(5))
+    info = describe(write(tmp_path, pa.table({"a": numbers, "b": numbers, "a\nb": numbers})), "parquet")[0]
+
+    names = {narrowed(info, one).raw_data.basename for one in (["a"], ["a", "b"], ["a\nb"])}
+
+    assert len(names) == 3
+
+
+def test_what_writers_keep_beside_the_data_is_no_data(tmp_path: Path) -> None:
+    names = ("a.parquet", "_b.parquet", "_temporary/0/a.parquet", "x/_delta_log/0010.checkpoint.parquet", "x/c.parquet")
+    for name in names:
+        write(tmp_path, TABLE, name, row_group_size=ROWS)
+
+    stored = [info.zip_data.basename for info in describe(tmp_path, "parquet") if info.zip_data is not None]
+
+    assert stored == ["_b.parquet", "a.parquet", "x/c.parquet"]

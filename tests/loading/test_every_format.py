@@ -339,8 +339,10 @@ def test_a_cache_of_two_shards_is_enough(written: Write, tmp_path: Path, name: s
     shards = loader.dataset._source.catalog.shards
     index_bytes = sum(path.stat().st_size for path in cache.rglob("index.json*") if path.is_file())
     limit = least_limit(index_bytes, largest_shard_bytes(loader.dataset._source.catalog.indexes[0].shards))
+    loader = loader_of(name, written(name), cache_limit=limit, **how)
+    assert loader.dataset.size == COUNT  # by an index, which lies there twice while it is made anew
     with Watcher(cache) as watcher:
-        found = epochs(loader_of(name, written(name), cache_limit=limit, **how))
+        found = epochs(loader)
         largest = max(watcher.largest, measured(cache))
     assert same(found, epochs(mds_loader(name, written(f"mds of {name}"), batch_size=3)))
     assert 0 < largest <= limit

@@ -10,7 +10,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from lightning_streaming import StreamingDataset
 from lightning_streaming.cache.config import CACHE_VARIABLE, default_cache_directory
@@ -451,3 +453,18 @@ def test_what_is_left_of_making_a_selection_is_garbage_once_nobody_makes_it(sele
     assert len(of_selections(run("cache", "gc", selected, "--json"), "removed")) == 3
     assert [path.name for path in parts.iterdir()] == ["mine.npy"]
     assert not lock.exists()
+
+
+def test_row_groups_of_some_columns_are_those_of_the_index(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    rows = pa.table({"id": range(6), "text": list("abcdef")})
+    parquet.write_table(rows, tmp_path / "rows" / "a.parquet", row_group_size=2)
+    place: dict[str, Any] = {"remote": str(tmp_path / "rows"), "local": str(tmp_path / "cache"), "format": "parquet"}
+    for columns, samples in ((["id"], 6), (None, 1)):
+        dataset = StreamingDataset(**place, columns=columns)
+        assert [dataset[sample]["id"] for sample in range(samples)] == list(range(samples))
+        dataset.close()
+    (one,) = run("cache", "info", tmp_path / "cache", "--json").json["caches"]
+    assert (one["shards"], one["shards_present"], one["ours"]["files"]) == (3, 3, 4)
+    assert entries(run("cache", "gc", tmp_path / "cache", "--json"), "removed") == {}
+    assert len(entries(run("cache", "clear", tmp_path / "cache", "--yes", "--json"), "removed")) == 4

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +66,19 @@ def test_another_librarys_index_is_not_replaced(data: Path) -> None:
     assert failed.code == 2
     assert "--out" in failed.err
     assert "chunks" in (data / INDEX_BASENAME).read_text()
+
+
+def test_what_a_killed_process_left_of_an_index_is_removed(data: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    left, of_a_living = (
+        data / f"{INDEX_BASENAME}.{socket.gethostname()}-{pid}-1.part" for pid in (ended.pid, os.getpid())
+    )
+    left.write_text("{")
+    of_a_living.write_text("{")
+    assert run("index", data, "--format", "npy").code == 0
+    assert not left.exists()
+    assert of_a_living.exists()
 
 
 def test_mistakes_are_told(data: Path, tmp_path: Path) -> None:

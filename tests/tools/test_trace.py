@@ -8,6 +8,8 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 import yaml  # type: ignore[import-untyped]
@@ -369,6 +371,19 @@ def test_fields_are_shown_where_the_shard_is_here_or_they_are_wanted(data: Path,
     assert not list((tmp_path / "cache").glob("*.mds"))
     dataset_of(described).prepare_shard(first["key"]["shard"])
     assert traced("--config", config, "--step", 0)[0]["fields"] == wanted[0]["fields"]
+
+
+def test_a_shard_that_is_here_with_the_columns_that_are_read_is_here(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    table = pyarrow.table({"id": [1, 2], "text": ["a", "b"]})
+    pyarrow.parquet.write_table(table, tmp_path / "data" / "a.parquet")
+    stream = {"remote": str(tmp_path / "data"), "format": "parquet"}
+    described = {"streams": {"rows": stream}, "columns": ["text"]}
+    config = write_config(tmp_path / "run.yaml", described, {"batch_size": 2}, devices=1)
+    assert traced("--config", config, "--step", 0)[0]["fields"] is None
+    dataset_of(described).prepare_shard(0)
+    shown = [read["fields"]["text"] for read in traced("--config", config, "--step", 0)]
+    assert sorted(shown) == ["'a'", "'b'"]
 
 
 def test_tables_name_samples_as_they_are_asked_for(data: Path, tmp_path: Path) -> None:
