@@ -105,7 +105,7 @@ def by_pillow(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any
 
     image = sample["image"] if isinstance(sample["image"], Image.Image) else Image.open(io.BytesIO(sample["image"]))
     part = image.convert("RGB").resize((PIXELS, PIXELS), Image.Resampling.BILINEAR, draw_box(image.size, rng))
-    return {**sample, "image": torch.from_numpy(np.array(part)).permute(2, 0, 1)}
+    return {**sample, "image": torch.from_numpy(np.array(part)).permute(2, 0, 1).contiguous()}
 
 
 class Files:
