@@ -8,6 +8,7 @@ from lightning_streaming import errors, replaced_names
 
 if TYPE_CHECKING:
     from lightning_streaming.formats.encodings import register_encoding, registered_encodings
+    from lightning_streaming.formats.pictures import Picture
     from lightning_streaming.loading.bad_log import BadSample, read_bad_samples
     from lightning_streaming.loading.dataloader import StreamingDataLoader
     from lightning_streaming.loading.dataset import StreamingDataset
@@ -49,6 +50,7 @@ __all__ = [
     "Pack",
     "PartJob",
     "Phase",
+    "Picture",
     "Preempted",
     "PreemptionCheckpoint",
     "SampleKey",
@@ -95,6 +97,7 @@ _MODULE_OF = {
     "Pack": "loading.pack_options",
     "PartJob": "writing.parts",
     "Phase": "loading.phase_options",
+    "Picture": "formats.pictures",
     "Preempted": "trainer.preemption",
     "PreemptionCheckpoint": "trainer.preemption",
     "SampleKey": "loading.sample_key",

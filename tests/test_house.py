@@ -144,6 +144,7 @@ def test_nobody_imports_through_the_front_door() -> None:
         ("ray", {"writing"}),
         ("numba", {"order"}),
         ("PIL", {"formats"}),
+        ("simplejpeg", {"formats"}),
         ("zstandard", {"formats"}),
         ("xxhash", {"formats"}),
     ],
@@ -153,11 +154,15 @@ def test_a_package_is_imported_in_its_rooms_only(package: str, rooms: set[str]) 
     assert not _told(one for one in users if one.room not in rooms)
 
 
-@pytest.mark.parametrize(("package", "files"), [("torch", "formats/litdata_"), ("pyarrow", "formats/arrow_")])
-def test_of_the_formats_only_those_with_such_values_import_these_when_they_are_read(package: str, files: str) -> None:
+@pytest.mark.parametrize(
+    ("package", "files"), [("torch", ("formats/litdata_", "formats/pictures")), ("pyarrow", ("formats/arrow_",))]
+)
+def test_of_the_formats_only_those_with_such_values_import_these_when_they_are_read(
+    package: str, files: tuple[str, ...]
+) -> None:
     found = [one for one in IMPORTS if one.module.split(".")[0] == package and one.room == "formats"]
     assert found
-    assert all(one.file.startswith(files) and one.in_function for one in found)
+    assert all(one.file.startswith(files) and (one.in_function or one.for_types_only) for one in found)
 
 
 def test_the_package_is_not_imported_inside_functions() -> None:

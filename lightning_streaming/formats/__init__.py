@@ -10,6 +10,7 @@
     columns        whole columns of a shard; array_lengths, how long its arrays are, mostly by offsets alone
     encodings      the values of one column, by name, and those that users register; values and images are its
                    families
+    pictures       image files made pixels, quickly, where a dataset asks for them
     compression    whole files, smaller
     hashing        whole files, told apart
     other_formats  the door to data of other libraries, each in a file of its own; in_order looks at many files at once

@@ -28,13 +28,13 @@ from lightning_streaming.formats.arrow_values import (
     Clock,
     Coded,
     FixedBinary,
+    ImageStruct,
     Listed,
     Lists,
     Moment,
     Null,
     Number,
     Pairs,
-    Picture,
     Rare,
     Record,
     Text,
@@ -247,7 +247,7 @@ def _of_struct(kind: Any, hint: Any) -> ArrowKind:
         raise _NotReadError("two fields of a struct have one name")
     if _type_of(hint) == "Image" and "bytes" in names:
         path = _kind(fields[names.index("path")].type, None) if "path" in names else None
-        return Picture(tuple(names), _kind(fields[names.index("bytes")].type, None), path)
+        return ImageStruct(tuple(names), _kind(fields[names.index("bytes")].type, None), path)
     inner = _hints_of_fields(hint)
     return Record(tuple((field.name, _kind(field.type, inner.get(field.name))) for field in fields))
 

@@ -367,7 +367,7 @@ class Coded:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class ImageStruct:
     """An image file that Hugging Face datasets stored, opened; its pixels are decoded when they are first needed."""
 
     names: tuple[str, ...]

@@ -84,7 +84,7 @@ def _split_parts(data: memoryview) -> list[memoryview]:
 BEGINNINGS = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n"}
 """The first bytes of each kind of file."""
 
-_PIXELS_PER_BYTE = {"JPEG": 512, "MPO": 512, "PNG": 8 * 1032}
+PIXELS_PER_BYTE = {"JPEG": 512, "MPO": 512, "PNG": 8 * 1032}
 """Most pixels that a byte of each kind of file can describe. JPEG: a bit for each block of 64. PNG: a bit for each,
 deflated to no less than one part in 1032. WebP: a file of a few bytes can be all of one colour, however large."""
 
@@ -129,7 +129,7 @@ def open_image_file(data: bytes, formats: Sequence[str] = ("JPEG", "PNG")) -> Im
 
 def _check_can_hold(image: ImageFile, data: bytes) -> None:
     width, height = image.size
-    if width * height > _PIXELS_PER_BYTE.get(image.format or "PNG", math.inf) * len(data):
+    if width * height > PIXELS_PER_BYTE.get(image.format or "PNG", math.inf) * len(data):
         raise EncodingError(f"{len(data)} bytes of {image.format} cannot hold an image of {width} x {height}")
 
 

@@ -65,6 +65,8 @@ class LitDataFormat:
     """Values of each sample, of data that ``TokensLoader`` wrote; what is left of a chunk is not read. Else None."""
     allow_unsafe_types: bool = False
     """Whether leaves may be unpickled, which runs code of whoever wrote them."""
+    as_files: frozenset[str] = frozenset()
+    """Columns whose image files are given as bytes."""
 
     def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Generator[ShardInfo, None, None]:  # noqa: ARG002
         """The shards that litData's index names, in its order; see :class:`OtherFormat`. No chunk is looked at."""
@@ -116,8 +118,10 @@ class LitDataFormat:
         return PlainChunk(info, directory, decoder, leaves, zipped=how["zipped"] == "sample")
 
     def _decoder(self, how: Mapping[str, Any], columns: Sequence[str] | None) -> LitDataDecoder:
-        unsafe = self.allow_unsafe_types
-        return sample_decoder(how["data_spec"], how["data_format"], columns, allow_unsafe_types=unsafe)
+        unsafe, as_files = self.allow_unsafe_types, self.as_files
+        return sample_decoder(
+            how["data_spec"], how["data_format"], columns, allow_unsafe_types=unsafe, as_files=as_files
+        )
 
     def _shards(self, index: _Index, files: StoredFiles) -> Iterator[ShardInfo]:
         value_bytes = self._value_bytes(index)

@@ -35,7 +35,9 @@ from lightning_streaming.formats.images import (
     PilEncoding,
     open_image_file,
     require_pillow,
+    stored_file,
 )
+from lightning_streaming.formats.pictures import check_rgb, rgb_pixels
 from lightning_streaming.formats.values import PickleEncoding, StrEncoding, brief
 
 Decode = Callable[[memoryview], Any]
@@ -56,12 +58,13 @@ _NOT_READ = ("graph", "video", "audio", "nifti", "mesh", "pdf", "tifffile")
 
 
 @lru_cache(maxsize=256)
-def leaf_decoder(serializer: str, *, allow_unsafe_types: bool = False) -> Decode:
+def leaf_decoder(serializer: str, *, allow_unsafe_types: bool = False, as_file: bool = False) -> Decode:
     """What reads the leaves of a serializer.
 
     Args:
         serializer: Its name, as ``data_format`` has it.
         allow_unsafe_types: Whether leaves may be unpickled, which runs code of whoever wrote them.
+        as_file: Whether image files are given as bytes.
 
     Raises:
         ConfigError: Its leaves can run any code when they are read, and that was not allowed; or they are not read,
@@ -82,7 +85,7 @@ def leaf_decoder(serializer: str, *, allow_unsafe_types: bool = False) -> Decode
     if name in _PLAIN:
         if name in _OF_IMAGES:
             require_pillow()
-        return _PLAIN[name]
+        return _FILES[name] if as_file and name in _FILES else _PLAIN[name]
     if name == "no_header_numpy":
         return partial(_row_of_numpy, _dtype(_NUMPY_DTYPES, detail, serializer))
     if name == "no_header_tensor":
@@ -251,16 +254,13 @@ def plain_layout(serializer: str, data: memoryview) -> PlainLayout | None:
 
 # --- images ---
 
-_RGB_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
-
 
 def _pixels(image: Any) -> Any:
     """A tensor uint8 of shape (3, height, width). Of a JPEG file it is turned as its EXIF data says."""
     import PIL.ImageOps
     import torch
 
-    if image.mode not in _RGB_MODES:
-        raise EncodingError(f"expected an image of 8 bits a channel, but found mode {image.mode}")
+    check_rgb(image)
     if "exif" in image.info and image.format == "JPEG":
         try:
             image = PIL.ImageOps.exif_transpose(image)
@@ -268,8 +268,7 @@ def _pixels(image: Any) -> Any:
             if isinstance(error, EncodingError):  # of its pixels
                 raise
             raise EncodingError(f"expected an image with sound EXIF data, but {error!r}") from error
-    pixels = np.asarray(image.convert("RGB"))
-    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+    return torch.from_numpy(np.ascontiguousarray(rgb_pixels(image).transpose(2, 0, 1)))
 
 
 def _image(data: memoryview) -> Any:
@@ -278,6 +277,10 @@ def _image(data: memoryview) -> Any:
 
 def _images(data: memoryview) -> list[Any]:
     return [_pixels(image) for image in JpegArrayEncoding().decode(data)]
+
+
+def _files(data: memoryview) -> list[Any]:
+    return [stored_file(image) for image in JpegArrayEncoding().decode(data)]
 
 
 # --- nested values ---
@@ -426,6 +429,8 @@ _PLAIN: dict[str, Decode] = {
     "image": _image,
     "jpeg_array": _images,
 }
+_FILES: dict[str, Decode] = {"jpeg": bytes, "image": bytes, "jpeg_array": _files}
+"""Image files as bytes."""
 _ENCODINGS = {
     "int": "int",
     "float": "float64",

@@ -201,7 +201,12 @@ class LitDataDecoder:
 
 
 def sample_decoder(
-    spec: str, serializers: Sequence[str], columns: Sequence[str] | None, *, allow_unsafe_types: bool = False
+    spec: str,
+    serializers: Sequence[str],
+    columns: Sequence[str] | None,
+    *,
+    allow_unsafe_types: bool = False,
+    as_files: frozenset[str] = frozenset(),
 ) -> LitDataDecoder:
     """What reads such samples, or why nothing can. What is not wanted need not be readable.
 
@@ -210,18 +215,24 @@ def sample_decoder(
         serializers: Its ``data_format``.
         columns: The columns wanted; None for all.
         allow_unsafe_types: Whether leaves may be unpickled, which runs code of whoever wrote them.
+        as_files: Columns whose image files are given as bytes.
 
     Raises:
         IndexFormatError: The index describes samples that cannot be.
         ConfigError: A wanted leaf is of a serializer that is not read, or that can run code and that was not allowed.
         MissingDependencyError: A wanted leaf needs a package that is not installed.
     """
-    return _compiled(spec, tuple(serializers), None if columns is None else frozenset(columns), allow_unsafe_types)
+    wanted = None if columns is None else frozenset(columns)
+    return _compiled(spec, tuple(serializers), wanted, allow_unsafe_types, as_files)
 
 
 @lru_cache(maxsize=256)
 def _compiled(
-    spec: str, serializers: tuple[str, ...], columns: frozenset[str] | None, allow_unsafe_types: bool
+    spec: str,
+    serializers: tuple[str, ...],
+    columns: frozenset[str] | None,
+    allow_unsafe_types: bool,
+    as_files: frozenset[str],
 ) -> LitDataDecoder:
     tree = parse_tree(spec, len(serializers))
     leaves, builds, names = list[tuple[str, Decode | None]](), list[tuple[str, Build]](), iter(serializers)
@@ -230,7 +241,8 @@ def _compiled(
         if wanted:
             builds.append((column, build))
         for serializer in (next(names) for _ in range(count)):
-            leaves.append((column, _wanted_leaf(column, serializer, allow_unsafe_types) if wanted else None))
+            decode = _wanted_leaf(column, serializer, allow_unsafe_types, column in as_files) if wanted else None
+            leaves.append((column, decode))
     return LitDataDecoder(struct.Struct(f"<{len(serializers)}I"), tuple(leaves), None if tree.flat else tuple(builds))
 
 
@@ -250,9 +262,9 @@ def unsafe_leaves(spec: str, serializers: Sequence[str]) -> list[str]:
     return [name for name, of_column in leaves if any(map(is_unsafe_leaf, of_column))]
 
 
-def _wanted_leaf(column: str, serializer: str, allow_unsafe_types: bool) -> Decode:
+def _wanted_leaf(column: str, serializer: str, allow_unsafe_types: bool, as_file: bool) -> Decode:
     try:
-        return leaf_decoder(serializer, allow_unsafe_types=allow_unsafe_types)
+        return leaf_decoder(serializer, allow_unsafe_types=allow_unsafe_types, as_file=as_file)
     except (FormatError, ConfigError) as error:
         raise type(error)(f"column {column!r}: {error}") from None
 

@@ -17,7 +17,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -257,10 +257,11 @@ class MDSReader(MappedShard):
         *,
         allow_unsafe_types: bool = False,
         columns: Sequence[str] | None = None,
+        as_files: Collection[str] = (),
     ) -> None:
         """Map the raw file and check its size and its offsets; arguments and errors are those of ``open_shard``."""
         check_columns(info, columns)
-        decoder = read_decoder(info, allow_unsafe_types=allow_unsafe_types, columns=columns)
+        decoder = read_decoder(info, allow_unsafe_types=allow_unsafe_types, columns=columns, as_files=as_files)
         super().__init__(info, directory, decoder)
         self._schema = plain_schema(info, columns)
         self._plain: PlainRows | None = None

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -286,13 +286,20 @@ class SampleDecoder:
         return varying
 
 
-def read_decoder(info: ShardInfo, *, allow_unsafe_types: bool, columns: Sequence[str] | None = None) -> SampleDecoder:
+def read_decoder(
+    info: ShardInfo,
+    *,
+    allow_unsafe_types: bool,
+    columns: Sequence[str] | None = None,
+    as_files: Collection[str] = (),
+) -> SampleDecoder:
     """What reads a shard's samples, or why nothing can. What is not wanted need not be readable.
 
     Args:
         info: The shard, as its index describes it.
         allow_unsafe_types: Whether encodings may be read that can run code of whoever wrote the data.
         columns: The columns wanted, which the shard has; None for all.
+        as_files: Columns whose image files are given as bytes.
 
     Raises:
         IndexFormatError: The index describes columns that cannot be.
@@ -304,7 +311,7 @@ def read_decoder(info: ShardInfo, *, allow_unsafe_types: bool, columns: Sequence
         check_safe(info, columns)
     wanted = None if columns is None else frozenset(columns)
     try:
-        return _compile_decoder(names, encoding_names, info.schema["column_sizes"], wanted)
+        return _compile_decoder(names, encoding_names, info.schema["column_sizes"], wanted, frozenset(as_files))
     except MissingDependencyError as error:
         raise MissingDependencyError(f"{info.raw_data.basename} cannot be read: {shortened(str(error))}") from None
     except ConfigError as error:
@@ -336,13 +343,18 @@ def _compile_decoder(
     encoding_names: tuple[str, ...],
     sizes: tuple[int | None, ...],
     wanted: frozenset[str] | None,
+    as_files: frozenset[str],
 ) -> SampleDecoder:
     check_names(names, encoding_names)
     if len(sizes) != len(names):
         raise ConfigError(f"column_sizes must be {len(names)}, one for each column, but are {sizes}")
+    told = [
+        "bytes" if name in as_files and one in ("jpeg", "png") else one
+        for name, one in zip(names, encoding_names, strict=True)
+    ]
     columns = [
         (name, _encoding(encoding_name, size, wanted=_wanted(name, wanted)), size)
-        for name, encoding_name, size in zip(names, encoding_names, sizes, strict=True)
+        for name, encoding_name, size in zip(names, told, sizes, strict=True)
     ]
     varying = sizes.count(None)
     last = max((place for place, column in enumerate(columns) if column[1] is not None), default=-1)

@@ -61,9 +61,14 @@ def kind_of(column: str) -> str:
     return _kind(column).encoding
 
 
-def decoder(column: str) -> Decode:
-    """What reads the files of a column; arguments are those of :func:`kind_of`."""
-    decode = _kind(column).decode
+def decoder(column: str, *, as_file: bool = False) -> Decode:
+    """What reads the files of a column.
+
+    Args:
+        column: As for :func:`kind_of`.
+        as_file: Whether images are given as the bytes of their files.
+    """
+    decode = bytes if as_file and is_image(column) else _kind(column).decode
     if not _is_packed(column):
         return decode
     return lambda data: decode(_unpacked(data))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -78,7 +78,12 @@ def check_shard(info: ShardInfo, *, allow_unsafe_types: bool = False, columns: S
 
 
 def open_shard(
-    info: ShardInfo, directory: Path, *, allow_unsafe_types: bool = False, columns: Sequence[str] | None = None
+    info: ShardInfo,
+    directory: Path,
+    *,
+    allow_unsafe_types: bool = False,
+    columns: Sequence[str] | None = None,
+    as_files: Collection[str] = (),
 ) -> ShardReader:
     """Open the raw files of a shard.
 
@@ -87,6 +92,8 @@ def open_shard(
         directory: Where the dataset's files are.
         allow_unsafe_types: Whether encodings may be read that can run code of whoever wrote the data.
         columns: Names of the columns to read; None for all. What is not wanted is not decoded.
+        as_files: Names of columns whose image files may be given as bytes; where the format has a quicker way, they are
+            PIL images all the same, which are open to their files.
 
     Raises:
         ShardCorruptError: A file is not the one that the index describes.
@@ -97,10 +104,11 @@ def open_shard(
         MissingDependencyError: A wanted column needs a package that is not installed.
     """
     if info.format in OTHER_FORMATS:
-        return other_format(info.format, allow_unsafe_types=allow_unsafe_types).open(info, directory, columns)
+        one = other_format(info.format, allow_unsafe_types=allow_unsafe_types, as_files=as_files)
+        return one.open(info, directory, columns)
     if info.format != "mds":
         return SplitReader(info, directory, columns=columns)
-    return MDSReader(info, directory, allow_unsafe_types=allow_unsafe_types, columns=columns)
+    return MDSReader(info, directory, allow_unsafe_types=allow_unsafe_types, columns=columns, as_files=as_files)
 
 
 def plain_kind(
@@ -152,13 +160,16 @@ def unsafe_columns(info: ShardInfo) -> list[str]:
     return [name for name, encoding in pairs if is_unsafe(encoding)]
 
 
-def other_format(name: str, block_length: int | None = None, *, allow_unsafe_types: bool = False) -> OtherFormat:
+def other_format(
+    name: str, block_length: int | None = None, *, allow_unsafe_types: bool = False, as_files: Collection[str] = ()
+) -> OtherFormat:
     """The format of this name.
 
     Args:
         name: One of ``OTHER_FORMATS``.
         block_length: Tokens of a sample, where the format has no other borders; only used to describe data.
         allow_unsafe_types: Whether values may be read that can run code of whoever wrote the data.
+        as_files: As for :func:`open_shard`.
 
     Raises:
         ConfigError: There is none; or it has no tokens to be cut.
@@ -168,12 +179,12 @@ def other_format(name: str, block_length: int | None = None, *, allow_unsafe_typ
     if name == "megatron":
         return MegatronFormat(block_length)
     if name == "litdata":
-        return LitDataFormat(block_length, allow_unsafe_types)
+        return LitDataFormat(block_length, allow_unsafe_types, frozenset(as_files))
     if name not in ("webdataset", "parquet"):
         raise ConfigError(f"format must be one of {', '.join(OTHER_FORMATS)}, but is {name!r}")
     if block_length is not None:
         raise ConfigError(f"block_length cuts tokens into samples, but format={name!r} has samples of its own")
-    return WebDatasetFormat(allow_unsafe_types) if name == "webdataset" else ParquetFormat()
+    return WebDatasetFormat(allow_unsafe_types, frozenset(as_files)) if name == "webdataset" else ParquetFormat()
 
 
 def parts_format(info: ShardInfo) -> PartsFormat | None:
@@ -246,6 +257,7 @@ class LoneSamples:
         table: The bytes of :func:`table_part`.
         allow_unsafe_types: Whether encodings may be read that can run code of whoever wrote the data.
         columns: Names of the columns to read; None for all.
+        as_files: As for :func:`open_shard`.
 
     Raises:
         ShardCorruptError: The table contradicts the index.
@@ -255,11 +267,17 @@ class LoneSamples:
     """
 
     def __init__(
-        self, info: ShardInfo, table: bytes, *, allow_unsafe_types: bool = False, columns: Sequence[str] | None = None
+        self,
+        info: ShardInfo,
+        table: bytes,
+        *,
+        allow_unsafe_types: bool = False,
+        columns: Sequence[str] | None = None,
+        as_files: Collection[str] = (),
     ) -> None:
         check_columns(info, columns)
         self._info = info
-        self._decoder, earliest = _decoder_of(info, allow_unsafe_types, columns)
+        self._decoder, earliest = _decoder_of(info, allow_unsafe_types, columns, as_files)
         shown, smallest = info.raw_data.basename, self._decoder.smallest_bytes
         self._offsets, _ = read_places(memoryview(table), info, shown, earliest, smallest)
 
@@ -288,10 +306,13 @@ class LoneSamples:
             raise type(error)(f"{self._info.raw_data.basename}, sample {index}: {error}") from error
 
 
-def _decoder_of(info: ShardInfo, allow_unsafe_types: bool, columns: Sequence[str] | None) -> tuple[Decoder, int]:
+def _decoder_of(
+    info: ShardInfo, allow_unsafe_types: bool, columns: Sequence[str] | None, as_files: Collection[str]
+) -> tuple[Decoder, int]:
     """What decodes a sample, and where in its file the first one may start."""
     if info.format == "mds":
-        return read_decoder(info, allow_unsafe_types=allow_unsafe_types, columns=columns), table_bytes(info.samples)
+        decoder = read_decoder(info, allow_unsafe_types=allow_unsafe_types, columns=columns, as_files=as_files)
+        return decoder, table_bytes(info.samples)
     layout = read_split_layout(info)
     return RowDecoder(layout, None if columns is None else frozenset(columns)), len(layout.header)
 

@@ -62,6 +62,8 @@ class WebDatasetFormat:
 
     allow_unsafe_types: bool = False
     """Whether members may be unpickled, which runs code of whoever wrote them."""
+    as_files: frozenset[str] = frozenset()
+    """Columns whose image files are given as bytes."""
 
     def describe(self, files: StoredFiles, known: Mapping[str, ShardInfo]) -> Generator[ShardInfo, None, None]:
         """See :meth:`OtherFormat.describe`."""
@@ -110,7 +112,7 @@ class WebDatasetFormat:
         """
         check_columns(info, columns)
         self.check(info, columns)
-        return TarSamples(info, directory, columns)
+        return TarSamples(info, directory, columns, self.as_files)
 
 
 def unsafe_members(info: ShardInfo) -> list[str]:
@@ -289,7 +291,9 @@ def _is_meta(name: str) -> bool:
 class TarSamples:
     """The samples of a tar file, memory-mapped; see :class:`ShardReader`."""
 
-    def __init__(self, info: ShardInfo, directory: Path, columns: Sequence[str] | None) -> None:
+    def __init__(
+        self, info: ShardInfo, directory: Path, columns: Sequence[str] | None, as_files: frozenset[str]
+    ) -> None:
         """Map the raw file, and walk through its headers; arguments and errors are those of ``OtherFormat.open``."""
         self._path = join_under(directory, info.raw_data.basename)
         self._data = map_file(self._path, info.raw_data.bytes)
@@ -304,7 +308,8 @@ class TarSamples:
         self._wanted = None if columns is None else frozenset(columns)
         self._has_key = columns is None or KEY in columns
         self._decoders = [
-            (name, decoder(name) if columns is None or name in columns else None) for name in found.columns
+            (name, decoder(name, as_file=name in as_files) if columns is None or name in columns else None)
+            for name in found.columns
         ]
 
     def __len__(self) -> int:

@@ -153,6 +153,10 @@ class BadSamples:
         if (shard, index) in self.known.get(position, ()):
             raise _KnownBadError
 
+    def replaces(self, told: StreamingError) -> bool:
+        """Whether :meth:`instead` takes an error, rather than raise it."""
+        return isinstance(told, _KnownBadError) or is_bad_sample(told)
+
     def instead(self, row: Row, told: StreamingError, make: Callable[[Row], Any]) -> Any:
         """What is handed out in the place of a sample that could not be made.
 

@@ -16,7 +16,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.dataset_options import DatasetOptions
 from lightning_streaming.loading.other_trainers import AcceleratedDataset
 from lightning_streaming.loading.passes import CurrentRun, Passes, PassSettings
-from lightning_streaming.loading.reading import WorkerPass, WorkerSamples
+from lightning_streaming.loading.reading import WorkerPass
 from lightning_streaming.loading.reference_names import ReferenceNames, told
 from lightning_streaming.loading.run import OnChange
 from lightning_streaming.loading.run_order import RunRequest
@@ -24,6 +24,7 @@ from lightning_streaming.loading.sample_log import WatchSettings
 from lightning_streaming.loading.sample_source import SampleSource
 from lightning_streaming.loading.state import Cursor, read_state
 from lightning_streaming.loading.stream import DatasetStreams, Stream, selections_of
+from lightning_streaming.loading.worker_samples import WorkerSamples
 from lightning_streaming.loading.workers import prepare_worker_process
 from lightning_streaming.order.skips import parse_batch_ranges
 from lightning_streaming.replaced_names import tells_replacements, tells_unknown_arguments
@@ -71,7 +72,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
         unsafe, limit = options.allow_unsafe_types, options.cache_bytes()
         pack = options.packing()
         lengths = None if pack is None else pack.request()
-        source = SampleSource(caches, unsafe, options.columns, limit, selections, joins, lengths)
+        source = SampleSource(caches, unsafe, options.columns, limit, selections, joins, lengths, options.decode)
         super().__init__(source, options.on_demand, options.transform, options.seed_global_rng, settings.shuffle_seed)
         misses = {name: cache.misses for name, cache in caches.items()}
         asked = RunRequest(
@@ -85,7 +86,7 @@ class StreamingDataset(AcceleratedDataset, ReferenceNames):
             followed=frozenset(place for place, one in enumerate(named.values()) if one.is_followed(defaults)),
         )
         run, watched = CurrentRun(asked, source), WatchSettings(options.sample_log, options.watchdog_seconds)
-        read = PassSettings(options.predownload, watched, options.bad_samples())
+        read = PassSettings(options.predownload, watched, options.bad_samples(), options.decode_threads)
         self._passes = Passes(run, source, misses, read)
         self.streams = DatasetStreams(named, defaults, run, source)
         self._described = options.described(named)

@@ -14,6 +14,7 @@ import numpy as np
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.bad_options import BadSampleOptions
+from lightning_streaming.loading.decode_options import DecodeOptions
 from lightning_streaming.loading.join_options import Join, named_joins
 from lightning_streaming.loading.pack_options import Budget, Pack, Packing, parse_packing
 from lightning_streaming.loading.phase_options import Phase, check_all_streams_are_read, listed_phases, settled_phases
@@ -68,7 +69,7 @@ class StreamOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataOptions(OrderSettings, BadSampleOptions, StreamDefaults, StreamOptions):
+class DataOptions(OrderSettings, BadSampleOptions, DecodeOptions, StreamDefaults, StreamOptions):
     """Which data is read, in which order, and what of it is kept: all that a configuration can say.
 
     Args:
@@ -108,6 +109,8 @@ class DataOptions(OrderSettings, BadSampleOptions, StreamDefaults, StreamOptions
     def __post_init__(self) -> None:
         OrderSettings.__post_init__(self)
         BadSampleOptions.__post_init__(self)
+        DecodeOptions.__post_init__(self)
+        self._check_decoding()
         check_at_least("predownload", self.predownload, 1)
         check_at_least("replication", self.replication, 1)
         parse_batch_ranges(self.skip, "skip")
@@ -122,6 +125,18 @@ class DataOptions(OrderSettings, BadSampleOptions, StreamDefaults, StreamOptions
     def packing(self) -> Packing | None:
         """How documents are brought together; None if they are not."""
         return parse_packing(Pack, self.pack) or parse_packing(Budget, self.budget)
+
+    def _check_decoding(self) -> None:
+        if self.decode_threads and self.seed_global_rng:
+            raise ConfigError(
+                "seed_global_rng seeds generators that all threads share, so samples made in decode_threads would draw "
+                "each other's numbers; give transform a parameter rng, which is the sample's own, or leave one out"
+            )
+        lacking = [name for name in self.decode or () if self.columns is not None and name not in self.columns]
+        if lacking:
+            raise ConfigError(
+                f"decode names column {lacking[0]!r}, which columns={list(self.columns or ())} leaves out"
+            )
 
     def _check_packing(self, phases: Sequence[SettledPhase]) -> None:
         packing = self.packing()

@@ -22,7 +22,7 @@ from lightning_streaming.loading.growth import NO_GROWTH, Growth, growth_since
 from lightning_streaming.loading.measures import BatchMeter
 from lightning_streaming.loading.missing_ids import MissingIds
 from lightning_streaming.loading.order_files import OrderAhead, shared_order
-from lightning_streaming.loading.reading import WorkerPartition, WorkerPass, WorkerSamples
+from lightning_streaming.loading.reading import WorkerPartition, WorkerPass
 from lightning_streaming.loading.run import (
     Epoch,
     Machines,
@@ -42,6 +42,7 @@ from lightning_streaming.loading.scanning import Watched
 from lightning_streaming.loading.shared_memory import PassCounter
 from lightning_streaming.loading.state import Cursor, PassStart, SavedPosition
 from lightning_streaming.loading.transform import Making
+from lightning_streaming.loading.worker_samples import WorkerSamples
 from lightning_streaming.order.batchings import Batched
 from lightning_streaming.order.draw import Shuffled
 from lightning_streaming.order.partition import BatchGeometry
@@ -297,6 +298,8 @@ class PassSettings(NamedTuple):
     """Who is told of each sample."""
     bad: BadSampleOptions
     """What becomes of samples that cannot be read."""
+    threads: int
+    """In which each process that reads finishes samples; 0 for none beside the one that reads."""
 
 
 class Passes:
@@ -430,11 +433,17 @@ class Passes:
                 num_workers=num_workers,
             )
 
+        making = making_of(start.shuffle_seed, start.cursor.epoch)
+        if self._settings.threads and making.make is not None:
+            raise ConfigError(
+                f"decode_threads={self._settings.threads} has threads decode samples and apply transform, but "
+                f"{making.name} makes them one by one; leave decode_threads out, or give the dataset a transform="
+            )
         meter = BatchMeter(self._misses, is_read=is_measured)
         return WorkerPass(
             make_partition=make_partition,
             source=source,
-            making=making_of(start.shuffle_seed, start.cursor.epoch),
+            making=making,
             key=lambda row: keys_of_rows(source.catalog, start)(row),
             predownload=self._settings.predownload,
             near_end=partial(run.prepare_after, start),
@@ -442,6 +451,7 @@ class Passes:
             watch=self._settings.watched.watch(source, start, worker),
             pack=run.asked.pack,
             bad=self._bad_samples(start, worker, meter, is_measured),
+            threads=self._settings.threads,
         )
 
     def _bad_samples(self, start: PassStart, worker: int, meter: BatchMeter, is_measured: bool) -> BadSamples | None:

@@ -2,16 +2,17 @@
 
 WorkerPass      what one worker reads in a pass, and what it makes of it
 Reading         such a pass under way: shards fetched ahead, opened, let go of, measured
-WorkerSamples   its samples, one by one; :mod:`~lightning_streaming.loading.batches` has the way by whole batches
 WorkerPartition which positions of the epoch are the worker's own, and where their samples are
+
+Its samples are made one by one in :mod:`~lightning_streaming.loading.worker_samples`, and by whole batches in
+:mod:`~lightning_streaming.loading.batches`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -23,10 +24,8 @@ from lightning_streaming.errors import FormatError, StreamingError
 from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.loading.bad_samples import BadSamples
 from lightning_streaming.loading.catalog import Catalog
-from lightning_streaming.loading.group_values import groups_of
 from lightning_streaming.loading.measures import BatchMeter
-from lightning_streaming.loading.pack_options import Budget, Pack, Packing
-from lightning_streaming.loading.pack_values import packs_of
+from lightning_streaming.loading.pack_options import Packing
 from lightning_streaming.loading.prefetch import (
     BatchShards,
     LastUses,
@@ -39,7 +38,7 @@ from lightning_streaming.loading.prefetch import (
 from lightning_streaming.loading.sample_key import Row, SampleKey
 from lightning_streaming.loading.sample_log import SampleWatch
 from lightning_streaming.loading.sample_source import SampleSource
-from lightning_streaming.loading.transform import KeyedSample, Making, failed_sample
+from lightning_streaming.loading.transform import Making, failed_sample
 from lightning_streaming.order.batchings import Batched
 from lightning_streaming.order.packed import rows_of, rows_per_entry
 from lightning_streaming.order.packs import PackRows
@@ -49,7 +48,6 @@ _NEAR_END = 0.5
 """Part of a partition after which what the next pass needs is made ready."""
 _WINDOW_SAMPLES = 8192
 """Samples whose ids are worked out together: enough for numpy to be fast, few enough to start at once."""
-_LAST_USE, _BATCH_ENDS = 1, 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +72,8 @@ class WorkerPass:
     """How samples are brought together; None where they are not."""
     bad: BadSamples | None = None
     """Replaces samples that cannot be read; None where they are errors."""
+    threads: int = 0
+    """In which samples are decoded and transformed, beside the one that reads; 0 for none."""
 
     def may_be_tables(self) -> bool:
         """Whether samples may be plain, and nobody looks at them one by one."""
@@ -172,7 +172,7 @@ class Reading:
         # A partition of one batch that is not full has all of its end in sight.
         near_end_at = (self._partition.num_samples() - self.batch_size) * _NEAR_END
         is_near_end, catalog = False, self._source.catalog
-        for window in _located(self._partition, catalog):
+        for window in located(self._partition, catalog):
             self._meter.begin_window(catalog, window.shards, window.stops, self._tokens(window))
             if not is_near_end and (window.batches_before + len(window.stops)) * self.batch_size > near_end_at:
                 is_near_end = True
@@ -264,87 +264,6 @@ def _default_lookahead(partition: WorkerPartition, catalog: Catalog) -> Lookahea
     return default_lookahead(round(geometry.batch_size * per_entry), catalog.num_samples / len(catalog.shards), readers)
 
 
-class WorkerSamples(Iterator[Any]):
-    """Iterates over a worker's samples of a pass and counts them. It ends when nobody holds it any more.
-
-    Args:
-        of_pass: What to read.
-    """
-
-    def __init__(self, of_pass: WorkerPass) -> None:
-        self.samples_read = 0
-        """Samples handed out so far."""
-        make = of_pass.making.make
-        samples = _read(of_pass) if make is None else _make(of_pass, make)
-        if of_pass.watch is not None:
-            samples = of_pass.watch.samples(samples)
-        self._samples = samples if of_pass.pack is None else _packed(of_pass, samples, of_pass.pack)
-
-    def __next__(self) -> Any:
-        sample = next(self._samples)
-        self.samples_read += 1
-        return sample
-
-    def close(self) -> None:
-        """Hand out no more, and stop fetching ahead."""
-        self._samples.close()
-
-
-def _packed(of_pass: WorkerPass, samples: Generator[Any, None, None], pack: Packing) -> Generator[Any, None, None]:
-    """Samples brought together: packs, or groups."""
-    with closing(samples):
-        for window in _located(of_pass.make_partition(), of_pass.source.catalog):
-            assert window.pieces is not None, "as of packs"
-            if isinstance(pack, Pack):
-                yield from packs_of(samples, window.pieces, pack)
-            elif isinstance(pack, Budget):
-                yield from groups_of(samples, window.pieces, pack)
-
-
-def _read(of_pass: WorkerPass) -> Generator[Any, None, None]:
-    source, transform, watch, bad = of_pass.source, of_pass.making.transform, of_pass.watch, of_pass.bad
-    with of_pass.begun() as reading:
-        readers, latest = source.readers, -1
-        for window in reading.windows():
-            rows = _rows(window, reading)
-            for position, shard, index, events in rows if watch is None else watch.rows(rows):
-                # At every sample anew: what the caller does between two of them may close shards.
-                reader = readers.get(shard) if shard == latest else reading.reader(shard)
-                if reader is None:
-                    reader = reading.reader(shard)
-                latest = shard
-                try:
-                    if bad is not None and bad.known:
-                        bad.refuse_known(position, shard, index)
-                    try:
-                        sample = reader[index]
-                    except FormatError as error:
-                        raise source.named(error, shard) from error
-                    if transform is not None:
-                        try:
-                            sample = transform(sample, position)
-                        except Exception as error:
-                            raise of_pass.failed((position, shard, index, events), error) from error
-                except StreamingError as error:
-                    if bad is None:
-                        raise
-                    sample = of_pass.instead((position, shard, index, events), error, partial(_one, of_pass, reading))
-                if events:
-                    _note(events, shard, reading)
-                yield sample
-
-
-def _one(of_pass: WorkerPass, reading: Reading, row: Row) -> Any:
-    """One sample that is read in the place of another, as the loop above makes it."""
-    sample = decoded(of_pass, reading, row)
-    if of_pass.making.transform is None:
-        return sample
-    try:
-        return of_pass.making.transform(sample, row[0])
-    except Exception as error:
-        raise of_pass.failed(row, error) from error
-
-
 def decoded(of_pass: WorkerPass, reading: Reading, row: Row) -> dict[str, Any]:
     """One sample as it is stored.
 
@@ -353,64 +272,12 @@ def decoded(of_pass: WorkerPass, reading: Reading, row: Row) -> dict[str, Any]:
     """
     _, shard, index, _ = row
     reader = reading.reader(shard)
+    decode = of_pass.source.decoder()
     try:
-        return reader[index]
+        sample = reader[index]
+        return sample if decode is None else decode(sample)
     except FormatError as error:
         raise of_pass.source.named(error, shard) from error
-
-
-def _make(of_pass: WorkerPass, make: KeyedSample) -> Generator[Any, None, None]:
-    """The samples as a subclass of the dataset makes them, each while its shard is open."""
-    source, watch, bad = of_pass.source, of_pass.watch, of_pass.bad
-    with of_pass.begun() as reading:
-
-        def one(row: Row, sample_id: int) -> Any:
-            position, shard, _, _ = row
-            reading.reader(shard)
-            source.is_in_pass = True
-            try:
-                return make(sample_id, position)
-            except Exception as error:
-                raise of_pass.failed(row, error) from error
-            finally:
-                source.is_in_pass = False
-
-        for window in reading.windows():
-            ids = source.catalog.ids(window.shards, window.indexes).tolist()
-            rows = _rows(window, reading)
-            for row, sample_id in zip(rows if watch is None else watch.rows(rows), ids, strict=True):
-                try:
-                    if bad is not None and bad.known:
-                        bad.refuse_known(*row[:3])
-                    sample = one(row, sample_id)
-                except StreamingError as error:
-                    sample = of_pass.instead(row, error, lambda other: one(other, _id_of(source.catalog, other)))
-                if row[3]:
-                    _note(row[3], row[1], reading)
-                yield sample
-
-
-def _id_of(catalog: Catalog, row: Row) -> int:
-    _, shard, index, _ = row
-    return int(catalog.ids(np.array([shard]), np.array([index]))[0])
-
-
-def _note(events: int, shard: int, reading: Reading) -> None:
-    if events & _LAST_USE:
-        reading.let_go(shard)
-    if events & _BATCH_ENDS:
-        reading.have_read(batches=1)
-
-
-def _rows(window: Window, reading: Reading) -> Iterator[Row]:
-    """Position, shard, index within it, and what happens after it, sample by sample."""
-    events = np.zeros(len(window.positions), np.uint8)
-    events[window.stops - 1] = _BATCH_ENDS
-    are_last = reading.last_uses(window.shards)
-    if are_last is not None:
-        events[are_last] |= _LAST_USE
-    columns = window.positions.tolist(), window.shards.tolist(), window.indexes.tolist(), events.tobytes()
-    return zip(*columns, strict=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -493,7 +360,7 @@ _NO_ROWS = np.empty(0, np.int64)
 _NO_WINDOW = Window(_NO_ROWS, _NO_ROWS, _NO_ROWS, None, _NO_ROWS, 0, 0, None)
 
 
-def _located(partition: WorkerPartition, catalog: Catalog) -> Iterator[Window]:
+def located(partition: WorkerPartition, catalog: Catalog) -> Iterator[Window]:
     """The worker's samples in order, some batches at a time."""
     rows_before = batches_before = 0
     batch_size = partition.epoch_partition.geometry.batch_size
@@ -510,7 +377,7 @@ def _located(partition: WorkerPartition, catalog: Catalog) -> Iterator[Window]:
 
 def _shard_needs(partition: WorkerPartition, catalog: Catalog) -> Iterator[ShardNeed]:
     """Shards in the order in which this worker first needs them, once per window of samples."""
-    for window in _located(partition, catalog):
+    for window in located(partition, catalog):
         needed, before = window.needed(), window.rows_before
         shards, first_uses = np.unique(needed, return_index=True)
         needs = [
@@ -586,6 +453,6 @@ def _node_plan(partition: WorkerPartition, catalog: Catalog) -> NodePlan:
             * partition.epoch_partition.geometry.ranks_per_node
             * rows_per_entry(partition.sequence)
         ),
-        own=lambda: (window.needed() for window in _located(partition, catalog)),
+        own=lambda: (window.needed() for window in located(partition, catalog)),
         of_node=of_node,
     )

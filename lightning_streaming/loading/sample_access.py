@@ -14,6 +14,7 @@ from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError, SampleIndexError
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.loading.catalog import Catalog
+from lightning_streaming.loading.decode_options import DecodeOptions
 from lightning_streaming.loading.sample_key import SampleKey
 from lightning_streaming.loading.sample_source import SampleSource
 from lightning_streaming.loading.stream import Stream, StreamDefaults
@@ -300,9 +301,10 @@ class LocalDataset(ShardAccess, Dataset[Any]):
         split: Subdirectory of it, like "train"; or a part of it, like "train[:98%]".
         allow_unsafe_types: Whether columns may be unpickled. Unpickling runs code found in the data.
         columns: Names of the columns to read. None: all.
+        decode: What columns of pictures give, by name; see docs/pictures.md.
 
     Raises:
-        ConfigError: ``columns`` is not a list of names.
+        ConfigError: ``columns`` is not a list of names, or ``decode`` cannot be.
     """
 
     def __init__(
@@ -312,13 +314,16 @@ class LocalDataset(ShardAccess, Dataset[Any]):
         *,
         allow_unsafe_types: bool = False,
         columns: Sequence[str] | None = None,
+        decode: Mapping[str, str] | None = None,
     ) -> None:
         self.local = local
         self.split = split or ""
         stream, defaults = Stream(local=str(local), split=split), StreamDefaults()
         asked = {"0": stream.selection(defaults)}
         cache = ShardCache(stream.cache_config("0", defaults))
-        super().__init__(SampleSource({"0": cache}, allow_unsafe_types, columns, selections=asked), on_demand=False)
+        decode = DecodeOptions(decode=decode).decode
+        source = SampleSource({"0": cache}, allow_unsafe_types, columns, selections=asked, decode=decode)
+        super().__init__(source, on_demand=False)
 
     def __len__(self) -> int:
         """Samples of the directory."""

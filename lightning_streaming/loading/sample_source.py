@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from lightning_streaming.errors import ConfigError, FormatError, ObjectNotFoundE
 from lightning_streaming.formats.encodings import register_encoding, registered_encodings
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.other_formats import ShardReader
+from lightning_streaming.formats.pictures import DecodePictures, decoded_columns
 from lightning_streaming.formats.shard import (
     LoneSamples,
     check_shard,
@@ -61,6 +62,15 @@ _MOST_TABLES = 64
 """Shards whose offsets are remembered; four bytes for each of their samples."""
 
 
+class _Wanted(NamedTuple):
+    """What is read of samples."""
+
+    columns: Sequence[str] | None
+    """None for all."""
+    decode: Mapping[str, str]
+    """What columns of pictures give."""
+
+
 class SampleSource:
     """The shards of all streams of a dataset, fetched and opened when needed.
 
@@ -76,6 +86,7 @@ class SampleSource:
         selections: Which samples of a stream are read; all, of streams that are not there.
         joins: The datasets that are joined with a stream, by its name and theirs.
         lengths: What tells how many tokens samples have, where they are packed.
+        decode: What columns of pictures give, by name.
 
     Raises:
         ConfigError: ``columns`` is not a list of names.
@@ -90,10 +101,11 @@ class SampleSource:
         selections: Mapping[str, SelectionRequest] = MappingProxyType({}),
         joins: Mapping[str, Mapping[str, JoinSource]] = MappingProxyType({}),
         lengths: LengthsRequest | None = None,
+        decode: Mapping[str, str] | None = None,
     ) -> None:
         self._caches = dict(caches)
         self.allow_unsafe_types = allow_unsafe_types
-        self._columns = check_selection(columns)
+        self._wanted = _Wanted(check_selection(columns), decode or {})
         # Each with its key, once it is known: other processes read what was selected here.
         self._selections: dict[str, tuple[SelectionRequest, str | None]] = {
             name: (one, None) for name, one in selections.items() if not one.is_all
@@ -191,11 +203,11 @@ class SampleSource:
         for place, (name, index) in enumerate(indexes.items()):
             joined = []
             for join, source in self._joins.get(name, {}).items():
-                one = JoinedDataset(join, source, source.cache.read_index(), following, self._columns)
+                one = JoinedDataset(join, source, source.cache.read_index(), following, self._wanted.columns)
                 joined.append(one)
                 following += len(one.index.shards)
             if joined:
-                streams[place] = StreamJoins(self._caches[name].label, index, first, joined, self._columns)
+                streams[place] = StreamJoins(self._caches[name].label, index, first, joined, self._wanted.columns)
             first += len(index.shards)
         return Joins(own_shards, streams)
 
@@ -237,11 +249,12 @@ class SampleSource:
 
     def has_all_columns(self) -> bool:
         """Whether samples have all columns that are there, as nobody has said which."""
-        return self._columns is None
+        return self._wanted.columns is None
 
     def may_be_plain(self) -> bool:
         """Whether all shards are alike, and their samples nothing but numbers and arrays, all in one shard."""
-        return self.catalog.joins is None and self.catalog.may_be_plain(self._columns)
+        columns, is_touched = self._wanted.columns, self._wanted.decode or self.catalog.joins is not None
+        return not is_touched and self.catalog.may_be_plain(columns)
 
     def may_be_joined(self) -> bool:
         """Whether arrays can be had from all shards without a look at each, and nothing is joined with them."""
@@ -368,6 +381,39 @@ class SampleSource:
             FormatError: The shard or the sample is damaged; names the stream and the shard.
             StorageError: The shard could not be fetched.
         """
+        sample = self._read_stored(shard, index, alone=alone, retry=retry)
+        decode = self.decoder()
+        if decode is None:
+            return sample
+        try:
+            return decode(sample)
+        except FormatError as error:
+            raise self.named(error, shard) from error
+
+    def decoder(self) -> DecodePictures | None:
+        """What makes the pictures of a sample what was asked for, in the sample itself; None if nothing was.
+
+        It may be called by several threads at once, raises EncodingError of files that are damaged, and ConfigError of
+        columns that hold no pictures.
+
+        Raises:
+            ConfigError: A column that was asked for is nowhere.
+            MissingDependencyError: What decodes pictures is not installed.
+        """
+        return self._decoder if self._wanted.decode else None
+
+    @cached_property
+    def _decoder(self) -> DecodePictures:
+        known = {name for stream in self.catalog.columns_of_streams() for names in stream for name in names}
+        lacking = [name for name in self._wanted.decode if name not in known]
+        if lacking:
+            raise ConfigError(
+                f"decode names column {lacking[0]!r}, which no stream has; there are {', '.join(sorted(known))}"
+            )
+        return decoded_columns(self._wanted.decode)
+
+    def _read_stored(self, shard: int, index: int, *, alone: bool = False, retry: int = 1) -> dict[str, Any]:
+        """One sample, as :meth:`read` gives it, but for its pictures, which are as readers give them."""
         readers = self._open.readers
         reader = readers.get(shard)
         if reader is None:
@@ -418,7 +464,8 @@ class SampleSource:
 
     def _reader_of(self, shard: int, info: ShardInfo, directory: Path) -> ShardReader:
         columns = self._columns_of(shard)
-        reader = open_shard(info, directory, allow_unsafe_types=self.allow_unsafe_types, columns=columns)
+        unsafe, as_files = self.allow_unsafe_types, self._as_files(shard)
+        reader = open_shard(info, directory, allow_unsafe_types=unsafe, columns=columns, as_files=as_files)
         joins = self._joins_of(shard)
         return reader if joins is None else JoinedReader(reader, joins, shard, self._read_joined)
 
@@ -511,7 +558,8 @@ class SampleSource:
         return error if str(error).startswith(label) else type(error)(f"{label}: {error}")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "known_catalog": None, "_offsets": OrderedDict(), "encodings": registered_encodings()}
+        made_anew = {"known_catalog": None, "_offsets": OrderedDict(), "encodings": registered_encodings()}
+        return {**{name: value for name, value in self.__dict__.items() if name != "_decoder"}, **made_anew}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, encoding_class in state.pop("encodings").items():
@@ -524,7 +572,7 @@ class SampleSource:
             stream = int(catalog.stream_of_shard[place])
             joins = None if catalog.joins is None else catalog.joins.streams.get(stream)
             cache = self._caches[catalog.stream_names[stream]]
-            columns, more = (self._columns, "") if joins is None else (joins.own_columns, joins.in_words())
+            columns, more = (self._wanted.columns, "") if joins is None else (joins.own_columns, joins.in_words())
             self._check_wanted(cache, info, columns, more)
         for one in catalog.joins or ():
             for _, info in one.index.shards.examples() if one.names else ():
@@ -558,7 +606,7 @@ class SampleSource:
         for place, (cache, index) in enumerate(zip(self._caches.values(), catalog.indexes, strict=True)):
             found = joins.get(place)
             joined = [] if found is None else [(one.cache, one.index, one.columns) for one in found.read]
-            yield [(cache, index, self._columns if found is None else found.own_columns), *joined]
+            yield [(cache, index, self._wanted.columns if found is None else found.own_columns), *joined]
 
     def _share_room(self, readers: int) -> None:
         if self._room.limit is not None:
@@ -575,7 +623,8 @@ class SampleSource:
             samples = self._offsets.get(shard)
             if samples is None:
                 table = cache.read_bytes(*table_part(info))
-                samples = LoneSamples(info, table, allow_unsafe_types=self.allow_unsafe_types, columns=columns)
+                unsafe, as_files = self.allow_unsafe_types, self._as_files(shard)
+                samples = LoneSamples(info, table, allow_unsafe_types=unsafe, columns=columns, as_files=as_files)
                 self._offsets[shard] = samples
                 if len(self._offsets) > _MOST_TABLES:
                     self._offsets.popitem(last=False)
@@ -584,7 +633,7 @@ class SampleSource:
         except FormatError as error:
             raise self.named(error, shard) from error
         joins = self._joins_of(shard)
-        return sample if joins is None else joins.complete(sample, shard, index, partial(self.read, alone=True))
+        return sample if joins is None else joins.complete(sample, shard, index, partial(self._read_stored, alone=True))
 
     def _checked(self, shard: int) -> tuple[ShardCache, ShardInfo]:
         """A shard and its cache, looked at before anything is downloaded."""
@@ -606,7 +655,13 @@ class SampleSource:
         if shard >= len(self.catalog.shards):
             return self._joined(shard)[0].columns
         joins = self._joins_of(shard)
-        return self._columns if joins is None else joins.own_columns
+        return self._wanted.columns if joins is None else joins.own_columns
+
+    def _as_files(self, shard: int) -> frozenset[str]:
+        """The columns of a shard whose pictures are decoded later than it is read."""
+        if not self._wanted.decode or shard < len(self.catalog.shards):
+            return frozenset(self._wanted.decode)
+        return frozenset(name for name, final in self._joined(shard)[0].names.items() if final in self._wanted.decode)
 
     def _joins_of(self, shard: int) -> StreamJoins | None:
         """What is joined with a stream's shard."""

@@ -42,6 +42,7 @@ PROGRAMS = [
     "custom_datamodule",
     "demo",
     "huggingface_trainer",
+    "imagenet",
     "linked_batch_size",
     "packed_documents",
     "plain_pytorch",

@@ -1,0 +1,119 @@
+"""The usual recipe of ImageNet: a random part of each picture, brought to one size, flipped or not, normalised.
+
+    python -m examples.imagenet
+
+Pictures are decoded after the part is drawn, at no larger a size than it needs, in threads. All randomness is the
+sample's own ``rng``, so a resumed run sees the same parts. Nothing but numpy and torch is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from lightning_streaming import MDSWriter, Picture, StreamingConfig, StreamingDataModule
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Of the colours of ImageNet, from 0 to 1."""
+
+
+def draw_box(
+    size: tuple[int, int],
+    rng: np.random.Generator,
+    share: tuple[float, float] = (0.08, 1.0),
+    shape: tuple[float, float] = (3 / 4, 4 / 3),
+) -> tuple[int, int, int, int]:
+    """A part of a picture: its left, upper, right and lower edge.
+
+    Args:
+        size: Width and height of the picture.
+        rng: Draws it.
+        share: Of the picture's area, from and to.
+        shape: Width to height, from and to; as likely narrow as wide.
+    """
+    width, height = size
+    for _ in range(10):
+        area = width * height * rng.uniform(*share)
+        ratio = math.exp(rng.uniform(math.log(shape[0]), math.log(shape[1])))
+        across, down = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < across <= width and 0 < down <= height:
+            left, upper = int(rng.integers(width - across + 1)), int(rng.integers(height - down + 1))
+            return left, upper, left + across, upper + down
+    return middle_box(size, min(max(width / height, shape[0]), shape[1]))
+
+
+def middle_box(size: tuple[int, int], ratio: float = 1.0, share: float = 1.0) -> tuple[int, int, int, int]:
+    """The middle of a picture: as large a part of a ratio of width to height as there is, or a share of its sides."""
+    width, height = size
+    across = max(1, round(share * min(width, height * ratio)))
+    down = max(1, round(share * min(height, width / ratio)))
+    left, upper = (width - across) // 2, (height - down) // 2
+    return left, upper, left + across, upper + down
+
+
+def normalised(images: Tensor) -> Tensor:
+    """Pixels of any batch, uint8 of shape (..., 3, height, width), as float32 of mean 0 and deviation 1."""
+    mean, std = (255 * torch.tensor(one, device=images.device).view(3, 1, 1) for one in (MEAN, STD))
+    return (images.float() - mean) / std
+
+
+class ImageNet(StreamingDataModule):
+    """Streams samples {"image": a picture, "label": int} as {"image": float32 (batch, 3, pixels, pixels), "label"}.
+
+    Args:
+        pixels: Width and height.
+        **kwargs: The arguments of :class:`~lightning_streaming.StreamingDataModule`; stages with ``decode={"image":
+            "picture"}``.
+    """
+
+    def __init__(self, pixels: int = 224, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.pixels = pixels
+
+    def transform(self, sample: dict[str, Any], stage: str, rng: np.random.Generator) -> dict[str, Any]:
+        """A random part, flipped or not, in training; else the middle, seven eighths of the shorter side."""
+        picture: Picture = sample["image"]
+        if stage != "train":
+            return {**sample, "image": picture.crop(middle_box(picture.size, share=7 / 8), self.pixels)}
+        image = picture.crop(draw_box(picture.size, rng), self.pixels)
+        return {**sample, "image": image.flip(-1) if rng.random() < 0.5 else image}
+
+    def on_after_batch_transfer(self, batch: dict[str, Tensor], dataloader_idx: int) -> dict[str, Tensor]:  # noqa: ARG002
+        """Normalise where the model is: bytes are a quarter of the way there."""
+        return {**batch, "image": normalised(batch["image"])}
+
+
+def write_pictures(out: Path, count: int) -> None:
+    """Write JPEG files of random spots, 320 x 240 pixels."""
+    rng = np.random.default_rng(0)
+    with MDSWriter(out=out, columns={"image": "jpeg", "label": "int"}, size_limit="256kb", exist_ok=True) as writer:
+        for number in range(count):
+            file = io.BytesIO()
+            Image.fromarray(rng.integers(0, 256, (6, 8, 3), np.uint8)).resize((320, 240)).save(file, "JPEG")
+            writer.write({"image": file.getvalue(), "label": number % 10})
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("demo_output/pictures"), metavar="DIR")
+    out: Path = parser.parse_args().out
+    write_pictures(out, 256)
+    stage = StreamingConfig(remote=str(out), decode={"image": "picture"}, decode_threads=2)
+    data = ImageNet(train=stage, batch_size=64, num_workers=0)
+    data.setup("fit")
+    for batch in data.train_dataloader():
+        images = data.on_after_batch_transfer(batch, 0)["image"]
+        print(tuple(images.shape), images.dtype, f"mean {images.mean():.2f}, deviation {images.std():.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,333 @@
+"""Pictures made pixels: JPEG files by libjpeg-turbo, without the interpreter's lock; all others by Pillow.
+
+    kind       what a column of pictures gives
+    pil        a PIL image, which decodes its pixels when they are first needed
+    bytes      the file
+    array      uint8, numpy, (height, width, 3), RGB
+    tensor     uint8, torch, (3, height, width), RGB
+    picture    a :class:`Picture`, which decodes what it is asked for
+
+Pixels are those of Pillow's ``convert("RGB")``. What libjpeg-turbo's own door does not take, as CMYK and files with
+slight damage, is decoded by Pillow too, so both take the same files. Nothing is turned as EXIF data says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.errors import ConfigError, EncodingError, MissingDependencyError
+from lightning_streaming.formats.images import (
+    BEGINNINGS,
+    IMAGE_FORMATS,
+    PIXELS_PER_BYTE,
+    open_image_file,
+    require_pillow,
+    stored_file,
+)
+from lightning_streaming.formats.values import brief
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor
+
+Size = tuple[int, int]
+"""Width and height in pixels, as Pillow has them."""
+Pixels = NDArray[np.uint8]
+"""RGB, of shape (height, width, 3)."""
+
+_FACTORS = (8, 4, 2)
+"""What libjpeg divides sizes by at no cost; rounded up."""
+_QUICK_COLORS = ("YCbCr", "Gray", "RGB")
+"""Colours of JPEG files that libjpeg-turbo makes RGB of as Pillow does."""
+_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+"""Of 8 bits a channel."""
+
+
+def require_simplejpeg() -> Any:
+    """The module ``simplejpeg``.
+
+    Raises:
+        MissingDependencyError: It is not installed.
+    """
+    try:
+        import simplejpeg
+    except ImportError:
+        raise MissingDependencyError(
+            "pictures are decoded with the simplejpeg package; run: pip install 'lightning-streaming[jpeg]'"
+        ) from None
+    return simplejpeg
+
+
+class Picture:
+    """A picture that is not decoded yet; pixels are decoded each time they are asked for.
+
+    Args:
+        file: A whole JPEG, PNG or WebP file.
+    """
+
+    __slots__ = ("file",)
+
+    def __init__(self, file: bytes) -> None:
+        self.file = file
+        """The file."""
+
+    @property
+    def size(self) -> Size:
+        """Width and height, as the file's head tells them.
+
+        Raises:
+            EncodingError: It is no such file, or its head is damaged.
+        """
+        head = _jpeg_head(self.file)
+        return self.pil().size if head is None else head
+
+    def pil(self) -> Image:
+        """A PIL image, which decodes its pixels when they are first needed.
+
+        Raises:
+            EncodingError: It is no such file, or its head is damaged; later, that its pixels are.
+        """
+        return open_image_file(self.file, IMAGE_FORMATS)
+
+    def decode(self, min_size: int | Size | None = None) -> Pixels:
+        """The pixels, uint8 of shape (height, width, 3), RGB.
+
+        Args:
+            min_size: Width and height that will do, or a number for both: a JPEG file is then decoded at a half, a
+                quarter or an eighth of its size, which takes less time, as long as neither side becomes shorter than
+                this. None, and all other files: the whole size.
+
+        Raises:
+            EncodingError: The file is damaged, or of more than 8 bits a channel.
+        """
+        if not self.file.startswith(BEGINNINGS["JPEG"]):
+            return _own(self.pil())
+        pixels = _decode_quickly(self.file, min_size)
+        if pixels is None:  # Pillow decodes it, or says why not
+            image = self.pil()
+            factor = _factor(image.size, min_size)
+            if factor > 1:
+                width, height = image.size
+                image.draft(None, (width // factor, height // factor))
+            pixels = _own(image)
+        return pixels
+
+    def crop(self, box: tuple[int, int, int, int], size: int | Size) -> Tensor:
+        """The pixels of a box, brought to a size: a tensor uint8 of shape (3, height, width), RGB.
+
+        A JPEG file is decoded at as small a size as is enough for that. Samples are bilinear with antialias, as
+        Pillow's are, from which they differ by one at most where the file is decoded at its whole size.
+
+        Args:
+            box: Left, upper, right and lower edge in pixels of the whole picture.
+            size: Width and height of what is returned, or a number for both.
+
+        Raises:
+            EncodingError: The file is damaged, or of more than 8 bits a channel.
+            ConfigError: The box is empty, or not within the picture.
+        """
+        import torch
+
+        width, height = self.size
+        left, upper, right, lower = box
+        if not (0 <= left < right <= width and 0 <= upper < lower <= height):
+            raise ConfigError(f"a crop must be a box within {width} x {height} pixels, but got {box}")
+        to_width, to_height = _pair(size)
+        enough = -(-width * to_width // (right - left)), -(-height * to_height // (lower - upper))
+        pixels = self.decode(enough)
+        across, down = pixels.shape[1] / width, pixels.shape[0] / height
+        rows = _scaled(upper, lower, down, pixels.shape[0])
+        columns = _scaled(left, right, across, pixels.shape[1])
+        # Made a batch before its channels come first: the other way round torch takes twice as long.
+        cut = torch.from_numpy(pixels[rows, columns])[None].permute(0, 3, 1, 2)
+        if cut.shape[2:] != (to_height, to_width):
+            cut = torch.nn.functional.interpolate(cut, (to_height, to_width), mode="bilinear", antialias=True)
+        return cut[0].contiguous()  # now, as it is in the cache: to collate others takes thrice as long
+
+    def __reduce__(self) -> tuple[type[Picture], tuple[bytes]]:
+        return Picture, (self.file,)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Picture) and self.file == other.file
+
+    def __hash__(self) -> int:
+        return hash(self.file)
+
+    def __repr__(self) -> str:
+        return f"<Picture of {len(self.file)} bytes>"
+
+
+def rgb_pixels(image: Image) -> Pixels:
+    """The pixels of a PIL image, uint8 of shape (height, width, 3), RGB; not to be written to.
+
+    Raises:
+        EncodingError: They cannot be decoded, or have more than 8 bits a channel.
+    """
+    check_rgb(image)
+    if image.mode in ("P", "PA"):  # by way of RGBA, as Pillow itself would warn of what is transparent
+        image = image.convert("RGBA")
+    found: Pixels = np.asarray(image.convert("RGB"))
+    return found
+
+
+def _own(image: Image) -> Pixels:
+    """The same, to be written to."""
+    return np.array(rgb_pixels(image))
+
+
+def check_rgb(image: Image) -> None:
+    """Refuse an image of more than 8 bits a channel.
+
+    Raises:
+        EncodingError: It is one.
+    """
+    if image.mode not in _MODES:
+        raise EncodingError(f"expected an image of 8 bits a channel, but found mode {image.mode}")
+
+
+# --- JPEG ---
+
+
+def _jpeg_head(data: bytes) -> Size | None:
+    """Width and height; None where Pillow is to look."""
+    if not data.startswith(BEGINNINGS["JPEG"]):
+        return None
+    try:
+        height, width, colors, _ = require_simplejpeg().decode_jpeg_header(data)
+    except ValueError:
+        return None
+    most = min(PIXELS_PER_BYTE["JPEG"] * len(data), require_pillow().MAX_IMAGE_PIXELS or width * height)
+    return (width, height) if colors in _QUICK_COLORS and width * height <= most else None
+
+
+def _decode_quickly(data: bytes, min_size: int | Size | None) -> Pixels | None:
+    """The pixels; None where Pillow is to decode them, or to say what is wrong."""
+    size = _jpeg_head(data)
+    if size is None:
+        return None
+    factor = _factor(size, min_size)
+    width, height = (-(-side // factor) for side in size)
+    try:
+        found: Pixels = require_simplejpeg().decode_jpeg(
+            data, "RGB", min_width=width, min_height=height, min_factor=factor
+        )
+    except ValueError:
+        return None
+    return found
+
+
+def _factor(size: Size, min_size: int | Size | None) -> int:
+    """What to divide both sides by, so that neither becomes shorter than it may be."""
+    if min_size is None:
+        return 1
+    least = _pair(min_size)
+    fits = (
+        one
+        for one in _FACTORS
+        if all(side >= one and -(-side // one) >= enough for side, enough in zip(size, least, strict=True))
+    )
+    return next(fits, 1)
+
+
+def _pair(size: int | Size) -> Size:
+    return (size, size) if isinstance(size, int) else size
+
+
+def _scaled(start: int, stop: int, scale: float, length: int) -> slice:
+    """A stretch of a side that was scaled; at least one pixel."""
+    first = min(round(start * scale), length - 1)
+    return slice(first, max(first + 1, round(stop * scale)))
+
+
+# --- columns ---
+
+DecodePictures = Callable[[dict[str, Any]], dict[str, Any]]
+"""Makes the pictures of a sample what was asked for."""
+
+
+def decoded_columns(asked: Mapping[str, str]) -> DecodePictures:
+    """What makes the pictures of a sample what is asked for, in the sample itself.
+
+    A list has one for each of its pictures. Columns that a sample lacks, and values that are None, stay so.
+
+    Args:
+        asked: Kinds by the names of columns.
+
+    Returns:
+        A function that raises EncodingError of files that are damaged, and ConfigError of columns that hold none.
+
+    Raises:
+        MissingDependencyError: What decodes them is not installed.
+    """
+    if any(kind not in ("pil", "bytes") for kind in asked.values()):
+        require_simplejpeg()
+    makes = [(name, _KINDS[kind], kind) for name, kind in asked.items()]
+
+    def decode(sample: dict[str, Any]) -> dict[str, Any]:
+        for name, make, kind in makes:
+            value = sample.get(name)
+            if value is None:
+                continue
+            try:
+                sample[name] = list(map(make, value)) if isinstance(value, list) else make(value)
+            except EncodingError as error:
+                raise EncodingError(f"column {name!r}: {error}") from error
+            except _NoPictureError as error:
+                raise ConfigError(f"decode={{{name!r}: {kind!r}}}: the column {error}") from None
+        return sample
+
+    return decode
+
+
+class _NoPictureError(Exception):
+    """A value that nothing of the kind can be made of: what the column holds, and the way out."""
+
+
+def _file_of(value: Any) -> bytes:
+    """The file of a picture as a format's reader gives it."""
+    if isinstance(value, bytes):
+        return value
+    data = stored_file(value) if _is_image(value) else None
+    if data is None:
+        held = "is stored as pixels, not as files; ask for 'pil', 'array' or 'tensor'" if _is_image(value) else None
+        raise _NoPictureError(held or f"holds no pictures, but {brief(value)}; leave it out of decode")
+    return data
+
+
+def _is_image(value: Any) -> bool:
+    return isinstance(value, require_pillow().Image)
+
+
+def _pil(value: Any) -> Any:
+    return value if _is_image(value) else Picture(_file_of(value)).pil()
+
+
+def _array(value: Any) -> Pixels:
+    if not isinstance(value, bytes) and _is_image(value) and stored_file(value) is None:
+        return _own(value)
+    return Picture(_file_of(value)).decode()
+
+
+def _tensor(value: Any) -> Tensor:
+    import torch
+
+    return torch.from_numpy(_array(value)).permute(2, 0, 1).contiguous()
+
+
+def _picture(value: Any) -> Picture:
+    return Picture(_file_of(value))
+
+
+_KINDS: Mapping[str, Callable[[Any], Any]] = {
+    "pil": _pil,
+    "bytes": _file_of,
+    "array": _array,
+    "tensor": _tensor,
+    "picture": _picture,
+}
+KINDS = tuple(_KINDS)
+"""What may be asked for of a column of pictures."""

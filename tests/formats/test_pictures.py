@@ -1,0 +1,232 @@
+"""Pictures made pixels: as Pillow makes them, at smaller sizes too; and damaged files."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import warnings
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import PIL.ImageFile
+import pytest
+import simplejpeg
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_streaming import Picture
+from lightning_streaming.errors import ConfigError, EncodingError
+from lightning_streaming.formats.images import open_image_file
+from lightning_streaming.formats.pictures import decoded_columns
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def _image(mode: str, width: int, height: int, seed: int = 0, spot: int = 7) -> PIL.Image.Image:
+    """Spots of random colours, of about so many pixels, that run into each other."""
+    rng = np.random.default_rng(seed)
+    channels = {"L": 1, "CMYK": 4}.get(mode, 3)
+    small = rng.integers(0, 256, (height // spot + 1, width // spot + 1, channels), np.uint8)
+    return PIL.Image.fromarray(small.squeeze(-1) if channels == 1 else small).resize((width, height))
+
+
+def jpeg(mode: str = "RGB", width: int = 50, height: int = 40, seed: int = 0, spot: int = 7, **how: Any) -> bytes:
+    file = io.BytesIO()
+    _image(mode, width, height, seed, spot).convert(mode).save(file, "JPEG", **how)
+    return file.getvalue()
+
+
+def by_pillow(data: bytes, factor: int = 1) -> Pixels:
+    image = PIL.Image.open(io.BytesIO(data))
+    if factor > 1:
+        image.draft(None, (image.width // factor, image.height // factor))
+    return np.asarray(image.convert("RGB"))
+
+
+sides = st.integers(1, 90)
+saved = st.fixed_dictionaries(
+    {
+        "quality": st.integers(1, 100),
+        "subsampling": st.sampled_from(["4:4:4", "4:2:2", "4:2:0"]),
+        "progressive": st.booleans(),
+        "optimize": st.booleans(),
+        "restart_marker_blocks": st.integers(0, 3),
+    }
+)
+
+
+@given(st.sampled_from(["RGB", "L", "CMYK"]), sides, sides, st.integers(0, 9), saved, st.integers(1, 90))
+def test_pixels_are_those_of_pillow(
+    mode: str, width: int, height: int, seed: int, how: dict[str, Any], least: int
+) -> None:
+    data = jpeg(mode, width, height, seed, **how)
+    picture = Picture(data)
+    assert picture.size == (width, height)
+    assert (picture.decode() == by_pillow(data)).all()
+    small = picture.decode(min_size=least)
+    fit = [one for one in (8, 4, 2) if min(width, height) >= max(one, 1 - -one * (least - 1))]
+    factor = fit[0] if fit else 1
+    assert small.shape == (-(-height // factor), -(-width // factor), 3)
+    assert (small == by_pillow(data, factor)).all()
+    assert small.flags.writeable
+    assert small.flags.c_contiguous
+
+
+@pytest.mark.parametrize("subsampling", ["440", "411", "Gray"])
+def test_other_ways_to_store_colours_are_decoded_as_by_pillow(subsampling: str) -> None:
+    for width, height in ((17, 23), (64, 48), (1, 9)):
+        pixels = np.asarray(_image("RGB", width, height))
+        data = simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), colorsubsampling=subsampling)
+        assert (Picture(data).decode() == by_pillow(data)).all()
+
+
+def test_nothing_is_turned_as_exif_data_says() -> None:
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6
+    data = jpeg(width=30, height=20, exif=exif)
+    assert PIL.Image.open(io.BytesIO(data)).getexif()[0x0112] == 6
+    assert Picture(data).decode().shape == (20, 30, 3)
+    assert (Picture(data).decode() == by_pillow(data)).all()
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_other_files_are_decoded_by_pillow(mode: str, kind: str) -> None:
+    file = io.BytesIO()
+    how = {"transparency": b"\0\x80"} if (mode, kind) == ("P", "PNG") else {}
+    image = _image("RGB", 40, 30).convert(mode)
+    image.save(file, kind, **({"lossless": True} if kind == "WEBP" else how))
+    picture = Picture(file.getvalue())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        expected = by_pillow(picture.file)
+    assert (picture.decode(min_size=4) == expected).all()
+    assert picture.size == (40, 30)
+    assert picture.decode().flags.writeable
+
+
+def test_what_has_more_than_eight_bits_a_channel_is_refused() -> None:
+    file = io.BytesIO()
+    PIL.Image.fromarray(np.arange(12, dtype=np.uint16).reshape(3, 4)).save(file, "PNG")
+    with pytest.raises(EncodingError, match="8 bits a channel"):
+        Picture(file.getvalue()).decode()
+
+
+@pytest.mark.parametrize("data", [b"", b"no picture", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"])
+def test_what_is_no_picture_is_refused(data: bytes) -> None:
+    with pytest.raises(EncodingError):
+        Picture(data).decode()
+    with pytest.raises(EncodingError):
+        Picture(data).crop((0, 0, 1, 1), 2)
+
+
+def test_a_small_file_that_promises_many_pixels_is_refused_before_memory_is_asked_for() -> None:
+    data = bytearray(jpeg(width=16, height=16))
+    start = data.index(b"\xff\xc0") + 5
+    data[start : start + 4] = b"\xff\xff\xff\xff"
+    with pytest.raises(EncodingError):
+        Picture(bytes(data)).decode()
+
+
+def test_damaged_files_are_decoded_as_by_pillow_or_refused() -> None:
+    rng = np.random.default_rng(5)
+    whole = [jpeg(seed=1), jpeg("L", seed=2), jpeg("CMYK", seed=3), jpeg(progressive=True, subsampling=0, seed=4)]
+    refused = decoded = 0
+    for number in range(2000):
+        data = bytearray(whole[number % 4])
+        for place in rng.integers(2, len(data), int(rng.integers(1, 6))):
+            data[place] = rng.integers(0, 256)
+        damaged = bytes(data[: rng.integers(2, len(data) + 1)]) if number % 3 == 0 else bytes(data)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                found = Picture(damaged).decode(min_size=(None, 20)[number % 2])
+            except EncodingError:
+                refused += 1
+                with pytest.raises(EncodingError):
+                    open_image_file(damaged).load()
+                continue
+            expected = np.asarray(open_image_file(damaged).convert("RGB"))
+        decoded += 1
+        assert number % 2 or (found == expected).all()
+    assert min(refused, decoded) > 300
+
+
+# --- crops ---
+
+
+@given(st.data())
+def test_a_crop_of_the_whole_size_differs_from_that_of_pillow_by_one_at_most(data: st.DataObject) -> None:
+    width, height = data.draw(st.integers(20, 90)), data.draw(st.integers(20, 90))
+    left, upper = data.draw(st.integers(0, width - 10)), data.draw(st.integers(0, height - 10))
+    box = left, upper, data.draw(st.integers(left + 5, width)), data.draw(st.integers(upper + 5, height))
+    size = box[2] - box[0] - data.draw(st.integers(-20, 2)), box[3] - box[1] - data.draw(st.integers(-20, 2))
+    picture = Picture(jpeg(width=width, height=height, subsampling=0))
+    found = picture.crop(box, size)
+    expected = picture.pil().crop(box).resize(size, PIL.Image.Resampling.BILINEAR)
+    assert found.shape == (3, size[1], size[0])
+    assert np.abs(found.permute(1, 2, 0).numpy().astype(int) - np.asarray(expected)).max() <= 1
+
+
+@pytest.mark.parametrize("kind", ["RGB", "CMYK"])
+def test_a_crop_of_a_smaller_size_shows_the_same_place(kind: str) -> None:
+    picture = Picture(jpeg(kind, 640, 480, spot=80, quality=95))
+    box = 104, 64, 560, 424  # an eighth of which is whole pixels
+    expected = np.asarray(picture.pil().convert("RGB").crop(box).resize((50, 40), PIL.Image.Resampling.BILINEAR))
+    found = picture.crop(box, (50, 40)).permute(1, 2, 0).numpy()
+    assert np.abs(found.astype(int) - expected).mean() < 3
+    assert (picture.crop((3, 5, 43, 35), (40, 30)).permute(1, 2, 0).numpy() == picture.decode()[5:35, 3:43]).all()
+
+
+@pytest.mark.parametrize("box", [(0, 0, 0, 5), (5, 0, 3, 5), (-1, 0, 5, 5), (0, 0, 51, 5), (0, 0, 5, 41)])
+def test_a_box_that_is_not_within_the_picture_is_refused(box: tuple[int, int, int, int]) -> None:
+    with pytest.raises(ConfigError, match="within 50 x 40"):
+        Picture(jpeg()).crop(box, 8)
+
+
+def test_a_picture_travels_to_another_process_as_it_is() -> None:
+    picture = Picture(jpeg())
+    again = pickle.loads(pickle.dumps(picture))
+    assert again == picture
+    assert hash(again) == hash(picture)
+    assert again not in (Picture(b""), picture.file)
+    assert str(len(picture.file)) in repr(picture)
+
+
+# --- columns ---
+
+
+def test_columns_become_what_is_asked_for() -> None:
+    data = jpeg()
+    opened, pixels = open_image_file(data), _image("RGB", 5, 4)
+    for value in (data, opened):
+        array = decoded_columns({"x": "array"})({"x": value, "y": 1})
+        assert array["y"] == 1
+        assert (array["x"] == by_pillow(data)).all()
+        tensor = decoded_columns({"x": "tensor"})({"x": value})["x"]
+        assert (tensor.permute(1, 2, 0).numpy() == by_pillow(data)).all()
+        assert decoded_columns({"x": "picture"})({"x": value})["x"] == Picture(data)
+        assert decoded_columns({"x": "bytes"})({"x": value})["x"] == data
+        assert (np.asarray(decoded_columns({"x": "pil"})({"x": value})["x"]) == by_pillow(data)).all()
+    assert [one.shape for one in decoded_columns({"x": "array"})({"x": [data, opened]})["x"]] == [(40, 50, 3)] * 2
+    assert (decoded_columns({"x": "array"})({"x": pixels})["x"] == np.asarray(pixels)).all()
+    assert decoded_columns({"x": "pil"})({"x": pixels})["x"] is pixels
+    assert decoded_columns({"x": "array", "z": "array"})({"x": None}) == {"x": None}
+
+
+@pytest.mark.parametrize("kind", ["array", "tensor", "picture", "bytes", "pil"])
+def test_a_column_without_pictures_is_refused(kind: str) -> None:
+    with pytest.raises(ConfigError, match=f"'x': '{kind}'.*holds no pictures, but 7"):
+        decoded_columns({"x": kind})({"x": 7})
+
+
+@pytest.mark.parametrize("kind", ["picture", "bytes"])
+def test_pixels_are_no_file(kind: str) -> None:
+    with pytest.raises(ConfigError, match="stored as pixels"):
+        decoded_columns({"x": kind})({"x": _image("RGB", 5, 4)})
+
+
+def test_damage_names_the_column() -> None:
+    with pytest.raises(EncodingError, match="column 'x'"):
+        decoded_columns({"x": "array"})({"x": jpeg()[:300]})
