@@ -140,6 +140,8 @@ REFUSED: dict[str, list[Any]] = {
     "seed_global_rng": [],
     "sample_log": ["", 7, True],
     "watchdog_seconds": [0, -1, "60", True, float("nan"), float("inf")],
+    "decode": ["image", {"image": "jpeg"}, {1: "pil"}, ["image"]],
+    "decode_threads": [-1, "2", 1.5],
     "on_bad_sample": ["skip", None, True, "replace"],
     "max_bad": [-1, 0.01, "1.5", "101%", "many", "%", None, True, float("nan")],
     "bad_log": ["", 7, True, "logs"],

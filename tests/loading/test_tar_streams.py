@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tests.servers import S3Store
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
+LONG_AGO = 1_000_000_000
 SIZES = (7, 1, 12, 5, 9)
 SAMPLES = text_samples(sum(SIZES))
 COLUMNS = {"__key__": "str", "cls": "int", "json": "json", "txt": "str"}
@@ -123,6 +125,7 @@ def test_a_file_that_changes_under_its_size_is_told(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"remote": str(tmp_path), "format": "webdataset"}
     assert StreamingDataset(**settings)[1]["txt"] == "y"
     write_members(tmp_path / "00.tar", [("0.txt", b"x"), ("0.cls", b"1")])
+    os.utime(tmp_path / "00.tar", (LONG_AGO, LONG_AGO))  # else it is looked at again
     with raises(ShardCorruptError, "00.tar must have 2 samples by its index, but has 1"):
         StreamingDataset(**settings)[0]
 
@@ -142,5 +145,6 @@ def test_a_compressed_file_that_is_damaged_later_is_told(tmp_path: Path) -> None
     path = tmp_path / "00000.tar.gz"
     data = path.read_bytes()
     path.write_bytes(gzip.compress(bytes(99)).ljust(len(data), b"x")[: len(data)])
+    os.utime(path, (LONG_AGO, LONG_AGO))  # else it is looked at again
     with raises(ShardCorruptError, "00000.tar.gz cannot be decompressed"):
         StreamingDataset(**settings)[0]
