@@ -217,7 +217,7 @@ def _noted(journal: Path) -> KnownIndex | None:
             shards.append(parse_shard(json.loads(line), {}))
     if not shards:
         return None
-    last = shards[-1].zip_data if shards and shards[-1].compression == PART else None
+    last = shards[-1].zip_data if shards[-1].compression == PART else None
     while last is not None and shards and shards[-1].zip_data == last:
         shards.pop()
     return KnownIndex(shards, begun)

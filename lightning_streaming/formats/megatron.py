@@ -22,7 +22,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -53,6 +52,7 @@ from lightning_streaming.formats.row_files import (
     RowColumn,
     RowLayout,
     RowsReader,
+    all_alike,
     copy_part,
     file_of_rows,
     map_part,
@@ -110,17 +110,8 @@ class MegatronFormat:
         stems = [name[:-4] for name in sizes if name.endswith((".bin", ".idx"))]
         if not stems:
             raise ConfigError(f"there are no .bin and .idx files at {files.shown}")
-        first: ShardInfo | None = None
         with closing(known_or_found(self._described, files, self._asked(files, stems, known))) as found:
-            for shard in chain.from_iterable(found):
-                if first is not None and shard.schema != first.schema:
-                    raise FormatError(
-                        f"{shard.raw_data.basename} at {files.shown} has tokens of {_dtype(shard)}, but "
-                        f"{first.raw_data.basename} of {_dtype(first)}; one stream takes tokens of one kind, so put "
-                        "others elsewhere"
-                    )
-                first = first or shard
-                yield shard
+            yield from all_alike(found, files.shown, "tokens", _dtype, "tokens")
 
     def _asked(
         self, files: StoredFiles, stems: Sequence[str], known: Mapping[str, ShardInfo]

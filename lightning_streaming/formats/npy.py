@@ -18,7 +18,6 @@ import math
 import struct
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -34,6 +33,7 @@ from lightning_streaming.formats.row_files import (
     RowColumn,
     RowLayout,
     RowsReader,
+    all_alike,
     copy_part,
     file_of_rows,
     is_value_dtype,
@@ -86,18 +86,9 @@ class NpyFormat:
         if not sizes:
             raise ConfigError(f"there is no .npy file at {files.shown}")
         before = {name: found for name, found in by_file(known, sizes).items() if self._is_same(found[0])}
-        first: ShardInfo | None = None
         asked = ((name, before.get(name)) for name in sizes)
         with closing(known_or_found(self._described, files, asked)) as found:
-            for shard in chain.from_iterable(found):
-                if first is not None and shard.schema != first.schema:
-                    raise FormatError(
-                        f"{shard.raw_data.basename} at {files.shown} has samples of {_in_words(shard)}, but "
-                        f"{first.raw_data.basename} of {_in_words(first)}; one stream takes files of one kind, so put "
-                        "others elsewhere"
-                    )
-                first = first or shard
-                yield shard
+            yield from all_alike(found, files.shown, "samples", _in_words, "files")
 
     def check(self, info: ShardInfo, columns: Sequence[str] | None) -> None:  # noqa: ARG002
         """Refuse an entry that describes no rows."""
@@ -111,8 +102,9 @@ class NpyFormat:
         data = map_file(path, file.bytes, 0, None if first is None else _MOST_HEADER_BYTES)
         try:
             start = 0
-            if file is not info.raw_data or info.compression is None:
-                start = _values_at(info, lambda begin, stop: bytes(data[begin:stop]), file.bytes, str(path))
+            if first is not None or info.compression is None:
+                header = read_header(lambda begin, stop: bytes(data[begin:stop]), file.bytes, str(path))
+                start = _checked_values_at(info, header, file.bytes, str(path))
             if first is not None:
                 data.release()
                 data, start = map_part(path, file.bytes, start, info, layout), 0
@@ -145,13 +137,8 @@ class NpyFormat:
         return row_shards("npy", FileInfo(basename=name, bytes=size, hashes={}), samples, layout, facts)
 
 
-def _values_at(info: ShardInfo, read: Callable[[int, int], bytes], size: int, shown: str) -> int:
-    """The byte at which the rows of a shard's stored file start."""
-    return _checked_values_at(info, read_header(read, size, shown), size, shown)
-
-
 def _checked_values_at(info: ShardInfo, header: NpyHeader, size: int, shown: str) -> int:
-    """The same, of a file whose header was read; raises ShardCorruptError where it is not what the index describes."""
+    """The byte at which the rows of a stored file start; ShardCorruptError where it is not what the index describes."""
     layout = _layout(info)
     found, samples = rows_of(header, size, shown, described(info).get("block_length"))
     needed = info.samples if info.compression is None else part_rows(info, layout)[1]

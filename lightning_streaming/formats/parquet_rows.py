@@ -110,7 +110,7 @@ def _plain_where_it_fits(rows: Any, room: int) -> Any:
         room: Bytes that they may take.
     """
     compute = require_compute()
-    left = room - rows.nbytes - sum(BUFFER_BYTES * 4 for _ in rows.columns)
+    left = room - rows.nbytes - 4 * BUFFER_BYTES * rows.num_columns
     for place, field in enumerate(rows.schema):
         if not require_pyarrow().types.is_dictionary(field.type) or not is_text(field.type.value_type):
             continue
@@ -155,7 +155,6 @@ def write_stream(rows: Any, size: int, destination: Path, shown: str) -> None:
         OSError: The file cannot be written.
     """
     arrow = require_pyarrow()
-    # Buffered: the system may take but a part of a long write, and Arrow does not ask how much it took.
     with os.fdopen(os.open(destination, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
         for compression in (None, "zstd"):
             file.seek(0)

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from lightning_streaming.errors import (
     ConfigError,
     EncodingError,
+    FormatError,
     IndexFormatError,
     MissingDependencyError,
     SampleIndexError,
@@ -239,6 +240,32 @@ def row_shards(
         )
         for start, stop in pairwise(borders)
     ]
+
+
+def all_alike(
+    found: Iterable[Sequence[ShardInfo]], place: str, what: str, of: Callable[[ShardInfo], object], kinds: str
+) -> Iterator[ShardInfo]:
+    """The shards of some files, one after another.
+
+    Args:
+        found: Those of each file.
+        place: Where the files are, as an error calls it.
+        what: Is in them: "samples", or "tokens".
+        of: Tells of a shard what they are of.
+        kinds: Of what a stream takes but one kind.
+
+    Raises:
+        FormatError: One is of another kind than the first.
+    """
+    first: ShardInfo | None = None
+    for shard in chain.from_iterable(found):
+        if first is not None and shard.schema != first.schema:
+            raise FormatError(
+                f"{shard.raw_data.basename} at {place} has {what} of {of(shard)}, but {first.raw_data.basename} of "
+                f"{of(first)}; one stream takes {kinds} of one kind, so put others elsewhere"
+            )
+        first = first or shard
+        yield shard
 
 
 def part_rows(info: ShardInfo, layout: RowLayout) -> tuple[int, int]:

@@ -6,7 +6,7 @@ import json
 import struct
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from lightning_streaming.errors import ConfigError, FormatError, IndexFormatError, SampleIndexError, ShardCorruptError
 from lightning_streaming.files import join_under
@@ -27,6 +27,9 @@ from lightning_streaming.formats.row_files import row_layout
 from lightning_streaming.formats.shard_table import OTHER_FORMATS, PART, check_columns
 from lightning_streaming.formats.split import RowDecoder, SplitReader, read_split_layout
 from lightning_streaming.formats.webdataset import WebDatasetFormat, unsafe_members
+
+_HAVE_PARTS = ("parquet", "npy", "megatron")
+"""Formats whose shards may be parts of files."""
 
 
 def check_wanted(info: ShardInfo, *, allow_unsafe_types: bool = False, columns: Sequence[str] | None = None) -> None:
@@ -195,10 +198,9 @@ def parts_format(info: ShardInfo) -> PartsFormat | None:
     """
     if info.compression != PART:
         return None
-    formats: dict[str, PartsFormat] = {"parquet": ParquetFormat(), "npy": NpyFormat(), "megatron": MegatronFormat()}
-    if info.format not in formats:
+    if info.format not in _HAVE_PARTS:
         raise IndexFormatError(f"the index entry of {info.raw_data.basename} is of a part of a {info.format} file")
-    return formats[info.format]
+    return cast("PartsFormat", other_format(info.format))
 
 
 def narrowed(info: ShardInfo, columns: Sequence[str] | None) -> ShardInfo:
