@@ -95,11 +95,20 @@ class ParquetFormat:
     def open(self, info: ShardInfo, directory: Path, columns: Sequence[str] | None) -> ShardReader:
         """Open the unpacked rows of a row group; see :class:`OtherFormat`."""
         self.check(info, columns)
-        return ParquetRows(_narrowed(info, columns), directory)
+        return ParquetRows(self.narrowed(info, columns), directory)
 
     def narrowed(self, info: ShardInfo, columns: Sequence[str] | None) -> ShardInfo:
         """The shard of the same row group that has some columns alone; see :class:`PartsFormat`."""
-        return _narrowed(info, columns)
+        names = column_names(info)
+        if columns is None or set(columns) == set(names):
+            return info
+        told = dict(zip(names, _check_told(info), strict=True))
+        schema, wanted = _narrowed_schema(tuple(info.schema.items()), frozenset(columns))
+        sizes = [told[name] for name in wanted]
+        whole = whole_row_group(info.raw_data.basename).removesuffix(_ARROW)
+        basename = f"{whole}-{_columns_digest(wanted)}{_ARROW}"
+        raw = FileInfo(basename=basename, bytes=_stream_bytes(sizes), hashes={})
+        return replace(info, raw_data=raw, schema=schema, column_bytes=",".join(map(str, sizes)))
 
     def look(self, stored: RangedFile) -> Footer:
         """The footer of a file; see :class:`PartsFormat`."""
@@ -285,19 +294,6 @@ def _group_of(info: ShardInfo) -> int:
 
 def _stream_bytes(sizes: Sequence[int]) -> int:
     return _FRAME_BYTES + sum(sizes)
-
-
-def _narrowed(info: ShardInfo, columns: Sequence[str] | None) -> ShardInfo:
-    names = column_names(info)
-    if columns is None or set(columns) == set(names):
-        return info
-    told = dict(zip(names, _check_told(info), strict=True))
-    schema, wanted = _narrowed_schema(tuple(info.schema.items()), frozenset(columns))
-    sizes = [told[name] for name in wanted]
-    start, _, group = info.raw_data.basename.rpartition(_ROWS)
-    basename = f"{start}{_ROWS}{group.removesuffix(_ARROW).partition('-')[0]}-{_columns_digest(wanted)}{_ARROW}"
-    raw = FileInfo(basename=basename, bytes=_stream_bytes(sizes), hashes={})
-    return replace(info, raw_data=raw, schema=schema, column_bytes=",".join(map(str, sizes)))
 
 
 @lru_cache(maxsize=64)
