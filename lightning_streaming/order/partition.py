@@ -52,10 +52,27 @@ class BatchGeometry:
 
 
 class Layout(Protocol):
-    """A way to divide a global batch."""
+    """A way to divide global batches."""
 
-    def entries(self, geometry: BatchGeometry, node: int, rank_of_node: int) -> NDArray[np.int64]:
-        """The ``batch_size`` entries of a global batch that one rank reads, in order, each in [0, P * R * B)."""
+    def entries(
+        self, geometry: BatchGeometry, node: int, rank_of_node: int, firsts: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """The entries of some global batches that one rank reads.
+
+        Args:
+            geometry: The machines.
+            node: In ``[0, geometry.num_nodes)``.
+            rank_of_node: In ``[0, geometry.ranks_per_node)``.
+            firsts: Where the first entry of each global batch lies in the sequence, of shape (batches, 1).
+
+        Returns:
+            Entries counted from the first of their batch, each in [0, P * R * B), of shape (batches, batch_size), or
+            (batch_size,) where they are the same in all.
+        """
+
+
+ANYWHERE = np.zeros((1, 1), np.int64)
+"""Where a global batch lies, for layouts that divide all alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +82,11 @@ class Interleaved:
     So a node that has canonical nodes of its own reads those alone.
     """
 
-    def entries(self, geometry: BatchGeometry, node: int, rank_of_node: int) -> NDArray[np.int64]:
+    def entries(
+        self, geometry: BatchGeometry, node: int, rank_of_node: int, firsts: NDArray[np.int64] = ANYWHERE
+    ) -> NDArray[np.int64]:
         """See :class:`Layout`. For 2 nodes of 1 rank and batches of 3: node 0 reads 0 2 4."""
+        del firsts
         return np.arange(geometry.batch_size) * geometry.num_ranks + rank_of_node * geometry.num_nodes + node
 
 
@@ -77,8 +97,11 @@ INTERLEAVED = Interleaved()
 class Contiguous:
     """A whole batch after another, to the ranks of the first node, then to those of the second, and so on."""
 
-    def entries(self, geometry: BatchGeometry, node: int, rank_of_node: int) -> NDArray[np.int64]:
+    def entries(
+        self, geometry: BatchGeometry, node: int, rank_of_node: int, firsts: NDArray[np.int64] = ANYWHERE
+    ) -> NDArray[np.int64]:
         """See :class:`Layout`. For 2 nodes of 1 rank and batches of 3: node 0 reads 0 1 2."""
+        del firsts
         rank = node * geometry.ranks_per_node + rank_of_node
         return np.arange(rank * geometry.batch_size, (rank + 1) * geometry.batch_size)
 
@@ -93,14 +116,53 @@ class Regrouped:
 
     initial_num_nodes: int
 
-    def entries(self, geometry: BatchGeometry, node: int, rank_of_node: int) -> NDArray[np.int64]:
+    def entries(
+        self, geometry: BatchGeometry, node: int, rank_of_node: int, firsts: NDArray[np.int64] = ANYWHERE
+    ) -> NDArray[np.int64]:
         """See :class:`Layout`. For 2 nodes regrouped to 3, each of 1 rank with batches of 2: 0 2 | 4 1 | 3 5."""
+        del firsts
         nodes, ranks = self.initial_num_nodes, geometry.ranks_per_node
         batch_size = geometry.global_batch_size // (nodes * ranks)
         blocks = Contiguous().entries(geometry, node, rank_of_node)
         initial_ranks, samples = np.divmod(blocks, batch_size)
         initial_nodes, ranks_of_nodes = np.divmod(initial_ranks, ranks)
         return (samples * ranks + ranks_of_nodes) * nodes + initial_nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The shares of a global batch that the first nodes would read, one after another, cut into equal runs for nodes.
+
+    As :class:`Regrouped`, for any global batch: so on any number of nodes a node reads the shards of two or three of
+    the first nodes, and not of all. A share has one sample more than another, which ones changes from batch to batch,
+    and with it where runs are cut.
+    """
+
+    shares: int
+    """How many there are; the sequence reads each in turn."""
+
+    def entries(
+        self, geometry: BatchGeometry, node: int, rank_of_node: int, firsts: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """See :class:`Layout`. For batches of 1 of 5 nodes, with shares 0 1 2 3 0: 0 | 4 | 1 | 2 | 3."""
+        shares, ranks = self.shares, geometry.ranks_per_node
+        # Of all entries, share after share, the node has a run, of which its ranks have every entry in turn.
+        places = node * ranks * geometry.batch_size + np.arange(geometry.batch_size) * ranks + rank_of_node
+        size, longer = divmod(geometry.global_batch_size, shares)
+        first = firsts % shares
+        # The longer shares are those from the first on; past the last one come those from share 0 on.
+        wrapped = np.maximum(first + longer - shares, 0)
+        zeros = np.zeros_like(first)
+        begins = np.hstack([zeros, wrapped, first, np.minimum(first + longer, shares)])
+        sizes = np.hstack([zeros + size + 1, zeros + size, zeros + size + 1, zeros + size])
+        before = np.cumsum(np.diff(begins, append=shares) * sizes, axis=1)
+        kinds = (places[:, np.newaxis] >= before[:, np.newaxis, :-1]).sum(axis=2)
+        own_sizes = np.take_along_axis(sizes, kinds, axis=1)
+        since = places - np.take_along_axis(np.hstack([zeros, before[:, :-1]]), kinds, axis=1)
+        own_shares, rounds = np.divmod(since, own_sizes)
+        own_shares += np.take_along_axis(begins, kinds, axis=1)
+        entries: NDArray[np.int64] = (own_shares - first) % shares + rounds * shares
+        return entries
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,8 +252,11 @@ class Partition:
             raise ConfigError(f"batches count from 0, but got {ts.min()}")
         before = self.entries_before
         firsts = (before + ts * size)[:, np.newaxis]
-        entries: NDArray[np.int64] = firsts + self.layout.entries(machines, node, rank_of_node)
         at_end = ts >= self.full_batches
+        # Those at the end are dealt in turn, and may lie beyond it.
+        lie_at = self.sequence.positions(firsts[~at_end])
+        entries = np.empty((len(ts), machines.batch_size), np.int64)
+        entries[~at_end] = firsts[~at_end] + self.layout.entries(machines, node, rank_of_node, lie_at)
         if not at_end.any():
             return self.sequence.positions(entries)
         steps = (ts[at_end] * size)[:, np.newaxis] + INTERLEAVED.entries(machines, node, rank_of_node)
@@ -284,4 +349,4 @@ def rank_layout(settings: SettledOrder, current: BatchGeometry, epoch: BatchGeom
         return INTERLEAVED
     if current.global_batch_size % (epoch.num_nodes * current.ranks_per_node) == 0:
         return Regrouped(epoch.num_nodes)
-    return INTERLEAVED
+    return Gathered(min(epoch.num_nodes, settings.num_canonical_nodes))

@@ -11,15 +11,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.order.partition import (
+    ANYWHERE,
     INTERLEAVED,
     BatchGeometry,
     Contiguous,
+    Gathered,
     Layout,
     Partition,
     Regrouped,
@@ -79,7 +81,7 @@ def reference_repeats(partition: Partition) -> list[int]:
 def laid_out_deals(draw: st.DrawFn) -> Partition:
     """Deals in every layout; where batches are regrouped, those of the first nodes divide a global batch."""
     initial, (nodes, ranks, batch_size) = draw(st.integers(1, 4)), draw(topologies)
-    layouts: list[Layout] = [INTERLEAVED, Contiguous(), Regrouped(initial)]
+    layouts: list[Layout] = [INTERLEAVED, Contiguous(), Regrouped(initial), Gathered(initial)]
     layout = draw(st.sampled_from(layouts))
     if isinstance(layout, Regrouped):
         batch_size *= initial
@@ -214,14 +216,13 @@ geometries = st.builds(
 )
 
 
-def divided(layout: Layout, geometry: BatchGeometry) -> NDArray[np.int64]:
-    """Entries of shape (nodes, ranks, batch size)."""
-    return np.asarray(
-        [
-            [layout.entries(geometry, node, rank) for rank in range(geometry.ranks_per_node)]
-            for node in range(geometry.num_nodes)
-        ]
-    )
+def divided(layout: Layout, geometry: BatchGeometry, first: int = 0) -> NDArray[np.int64]:
+    """Entries of shape (nodes, ranks, batch size), of the global batch that begins at a position."""
+    entries = [
+        layout.entries(geometry, node, rank, np.array([[first]]))
+        for node, rank in np.ndindex(geometry.num_nodes, geometry.ranks_per_node)
+    ]
+    return np.asarray(entries).reshape(geometry.num_nodes, geometry.ranks_per_node, geometry.batch_size)
 
 
 @st.composite
@@ -239,6 +240,9 @@ def regrouped(draw: st.DrawFn) -> tuple[Regrouped, BatchGeometry]:
         (Contiguous(), geometry_of(2, 1, 3), [[[0, 1, 2]], [[3, 4, 5]]]),
         (Contiguous(), geometry_of(2, 2, 2), [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]),
         (Regrouped(2), geometry_of(3, 1, 2), [[[0, 2]], [[4, 1]], [[3, 5]]]),  # 2 nodes would read 0 2 4 and 1 3 5
+        (Gathered(2), geometry_of(3, 1, 2), [[[0, 2]], [[4, 1]], [[3, 5]]]),
+        (Gathered(4), geometry_of(5, 1, 1), [[[0]], [[4]], [[1]], [[2]], [[3]]]),
+        (Gathered(2), geometry_of(3, 2, 1), [[[0], [2]], [[4], [1]], [[3], [5]]]),  # ranks take a node's run in turn
     ],
     ids=str,
 )
@@ -246,9 +250,13 @@ def test_a_small_global_batch(layout: Layout, geometry: BatchGeometry, expected:
     assert divided(layout, geometry).tolist() == expected
 
 
-@given(geometry=geometries, layout=st.sampled_from([INTERLEAVED, Contiguous()]))
-def test_ranks_read_each_entry_once(geometry: BatchGeometry, layout: Layout) -> None:
-    entries = divided(layout, geometry)
+@given(
+    geometry=geometries,
+    layout=st.sampled_from([INTERLEAVED, Contiguous(), *map(Gathered, range(1, 9))]),
+    first=st.integers(0, 99),
+)
+def test_ranks_read_each_entry_once(geometry: BatchGeometry, layout: Layout, first: int) -> None:
+    entries = divided(layout, geometry, first)
     assert entries.shape == (geometry.num_nodes, geometry.ranks_per_node, geometry.batch_size)
     assert sorted(entries.ravel()) == list(range(geometry.global_batch_size))
 
@@ -267,6 +275,29 @@ def test_regrouped_are_the_batches_of_the_first_nodes_one_after_another_cut_anew
 def test_regrouped_to_the_same_nodes_is_in_turn(geometry: BatchGeometry) -> None:
     layout = Regrouped(geometry.num_nodes)
     assert divided(layout, geometry).tolist() == divided(INTERLEAVED, geometry).tolist()
+
+
+@given(geometry=geometries, shares=st.integers(1, 8), first=st.integers(0, 99))
+def test_gathered_are_the_shares_of_the_first_nodes_one_after_another_cut_anew(
+    geometry: BatchGeometry, shares: int, first: int
+) -> None:
+    runs = divided(Gathered(shares), geometry, first).transpose(0, 2, 1).reshape(geometry.num_nodes, -1)
+    positions = sorted(range(first, first + geometry.global_batch_size), key=lambda at: (at % shares, at))
+    assert (first + runs).ravel().tolist() == positions
+
+
+@given(shares=st.integers(1, 40), nodes=st.integers(1, 40), batch_size=st.integers(1, 40), start=st.integers(0, 500))
+def test_gathered_a_node_reads_the_shares_of_few_of_the_first_nodes_from_batch_to_batch(
+    shares: int, nodes: int, batch_size: int, start: int
+) -> None:
+    whole = make_deal(2 * start + 20 * nodes * batch_size, start, (nodes, 1, batch_size))
+    partition = replace(whole, layout=Gathered(shares))
+    size, longer = divmod(nodes * batch_size, shares)
+    assume(size > 0)
+    moved = -(-min(longer, shares - longer) // size)  # how far the borders move from batch to batch
+    for node in range(nodes):
+        positions = partition.batches(np.arange(partition.full_batches), node, 0)
+        assert len(np.unique(positions % shares)) <= -(-shares // nodes) + 1 + moved
 
 
 @given(geometry=geometries)
@@ -329,7 +360,7 @@ def test_a_global_batch_smaller_than_the_first_ranks_is_served() -> None:
     settings, current = settings_of("random", canonical=8), geometry_of(3, 1, 1)
     geometry = epoch_geometry(settings, current, 8)
     assert geometry == geometry_of(8, 1, 1)
-    assert rank_layout(settings, current, geometry) == INTERLEAVED
+    assert rank_layout(settings, current, geometry) == Gathered(8)
 
 
 @pytest.mark.parametrize("method", ["random", "per_stream"])
@@ -357,7 +388,8 @@ def test_a_batch_per_device_and_stream_needs_whole_canonical_nodes_on_each_node(
             (method, geometry_of(2, 2, 3), geometry_of(4, 2, 3), INTERLEAVED) for method in SHARED
         ],  # 4 canonical nodes fit
         *[(method, geometry_of(3, 2, 4), geometry_of(2, 2, 6), Regrouped(2)) for method in SHARED],
-        *[(method, geometry_of(3, 2, 3), geometry_of(2, 2, 4), INTERLEAVED) for method in SHARED],  # 18 among 4 ranks
+        *[(method, geometry_of(3, 2, 3), geometry_of(2, 2, 4), Gathered(2)) for method in SHARED],  # 18 among 4 ranks
+        *[(method, geometry_of(3, 2, 3), geometry_of(8, 2, 4), Gathered(4)) for method in SHARED],
     ],
 )
 def test_how_machines_share_a_global_batch(
@@ -387,5 +419,5 @@ def test_relaxed_goes_on_with_any_machines(
     for made in (geometry, made_for):
         chosen = rank_layout(settings, current, made)
         ranks = [(node, rank) for node in range(current.num_nodes) for rank in range(current.ranks_per_node)]
-        entries = [entry for node, rank in ranks for entry in chosen.entries(current, node, rank).tolist()]
+        entries = np.hstack([np.ravel(chosen.entries(current, node, rank, ANYWHERE)) for node, rank in ranks])
         assert sorted(entries) == list(range(current.global_batch_size))
