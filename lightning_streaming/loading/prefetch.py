@@ -21,6 +21,8 @@ _logger = logging.getLogger(__name__)
 _ROOM_SECONDS = 5.0
 """How often to look for room while the reader stays with its shard: other processes make room too."""
 _BATCHES, _SAMPLES, _SHARDS = 8, 64, 4
+_GOLDEN = (5**0.5 - 1) / 2
+"""Its multiples, without their whole parts, lie evenly between 0 and 1, however many there are."""
 _MOST_SAMPLES = 2 * 10**8
 """Above this the plan is not read ahead to its end: shards then go by when they were used."""
 _FEW_SAMPLES = 2**16
@@ -37,18 +39,21 @@ class Lookahead(NamedTuple):
     later: int
 
 
-def default_lookahead(batch_size: int, samples_per_shard: float, readers: int) -> Lookahead:
-    """How far to look if nobody says: 8 batches, and then also 4 shards read in order.
+def default_lookahead(batch_size: int, samples_per_shard: float, readers: int, node: int = 0) -> Lookahead:
+    """How far to look if nobody says: 8 batches, and then also 4 shards read in order; on other nodes up to twice that.
 
-    Fewer shards than that would leave the network idle between one and the next.
+    Fewer shards than that would leave the network idle between one and the next. Nodes that are in step come to the
+    end of a shard, or of a block of them, together; looking ahead differently far, they do not all ask at once.
 
     Args:
         batch_size: Samples per batch.
         samples_per_shard: On average.
         readers: Workers of all this node's ranks, who share each shard that is read in order.
+        node: Counts from 0.
     """
     at_first = max(_BATCHES * batch_size, _SAMPLES)
-    return Lookahead(at_first, max(at_first, math.ceil(_SHARDS * samples_per_shard / readers)))
+    later = max(at_first, _SHARDS * samples_per_shard / readers)
+    return Lookahead(at_first, math.ceil(later * (1 + node * _GOLDEN % 1)))
 
 
 class ShardNeed(NamedTuple):

@@ -261,7 +261,8 @@ class Reading:
 def _default_lookahead(partition: WorkerPartition, catalog: Catalog) -> Lookahead:
     geometry, per_entry = partition.epoch_partition.geometry, rows_per_entry(partition.sequence)
     readers = partition.num_workers * geometry.ranks_per_node
-    return default_lookahead(round(geometry.batch_size * per_entry), catalog.num_samples / len(catalog.shards), readers)
+    shard_samples = catalog.num_samples / len(catalog.shards)
+    return default_lookahead(round(geometry.batch_size * per_entry), shard_samples, readers, partition.node)
 
 
 def decoded(of_pass: WorkerPass, reading: Reading, row: Row) -> dict[str, Any]:

@@ -79,6 +79,14 @@ def test_without_being_told_a_worker_looks_ahead_some_batches_and_some_shards(
     assert default_lookahead(batch_size, samples_per_shard, readers) == (at_first, later)
 
 
+def test_nodes_that_are_in_step_look_ahead_differently_far_at_most_twice_and_evenly_spread() -> None:
+    found = [default_lookahead(32, 10_000, 8, node) for node in range(200)]
+    assert {one.at_first for one in found} == {256}
+    assert found[0].later == 5000
+    in_tenths, _ = np.histogram([one.later for one in found], 10, (5000, 10_000))
+    assert set(in_tenths.tolist()) <= {19, 20, 21}
+
+
 def test_several_shards_are_fetched_at_a_time() -> None:
     together = threading.Barrier(4)
     prefetcher = ShardPrefetcher(iter(_needs(0, 0, 0, 0)), lambda shard: together.wait(5) >= 0, Lookahead(1, 1))
