@@ -60,8 +60,8 @@ def read_really(url: str, node: int, cache: Path, limit: int | None, options: di
 @pytest.mark.parametrize(
     ("order", "part"),
     [
-        (Order(name="py1e", block_size=192, canonical_each=1), 0.5),
-        (Order(name="blockwise", block_size=96, canonical_each=2), 0.6),
+        (Order(name="py1e", block_size=192, canonical_each=1), 0.7),
+        (Order(name="blockwise", block_size=48, canonical_each=2), 0.8),
         (Order(name="stored"), 0.3),
         (Order(name="stored"), None),
     ],
