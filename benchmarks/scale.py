@@ -3,7 +3,7 @@
 Run from the root of the repository:
 
     python -m benchmarks.scale                                               # 16 nodes, half a minute
-    python -m benchmarks.scale --nodes 1000 --samples 10b --shards 1m        # some hours of a core; fewer --sampled-nodes, less
+    python -m benchmarks.scale --nodes 1000 --samples 10b --shards 1m        # hours; see --sampled-nodes
     python -m benchmarks.scale --nodes 256 --samples 2b --shards 200k --orders blockwise --limits 0.3
 
 Nothing is stored but an index of the data and a few shards. Of some nodes the run, its order, the partition, what each
