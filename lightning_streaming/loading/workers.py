@@ -45,7 +45,7 @@ from lightning_streaming.loading.packed_batches import read_group_tables, read_p
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.reading import WorkerPass
 from lightning_streaming.loading.sample_key import Replacement, SampleKey
-from lightning_streaming.loading.shared_memory import BatchMessage, BatchSender, BatchSlots, shared
+from lightning_streaming.loading.shared_memory import BatchMessage, BatchSender, BatchSlots, is_plain, shared
 from lightning_streaming.loading.state import PassStart
 from lightning_streaming.loading.transform import kind_of, rng_of_worker, seed_global_generators, told_keys
 
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 _PATIENCE = 1.0
 """Seconds for a worker to end by itself, and then again for one that was told to by a signal."""
+_FEWEST_IN_THREADS = 1 << 15
+"""Values from which on torch copies in threads."""
 _START_BYTES, _RUN_BYTES = 4096, 64
 """Several times what a pass start takes pickled, without streams that have grown, and what each run that it skips adds.
 """
@@ -307,7 +309,8 @@ class WorkerBatches(IterableDataset[BatchGroup]):
             return lambda groups: padded(budget, groups[0]) if is_default else _collated_group(collate, groups[0])
         if is_default and pack is not None:
             return lambda packs: collated(collate_packs, packs, is_default=False)
-        chosen = _stacked if is_default and self._sender is not None else collate
+        goes_by_torch = self._sender is None and get_worker_info() is not None
+        chosen = _stacked if is_default and not goes_by_torch else collate
         return lambda samples: collated(chosen, samples, is_default=is_default)
 
 
@@ -318,17 +321,30 @@ def _delivered(key: SampleKey, replaced: Mapping[int, Replacement]) -> SampleKey
 
 
 def _stacked(samples: list[Any]) -> Any:
-    """What torch's default collate makes of samples, in memory of this process alone.
+    """What torch's default collate makes of samples, in memory of this process alone, by this thread alone.
 
     In a worker that sets shared memory aside for each tensor, which takes thrice as long to fill, and is copied too.
+    Elsewhere it wakes torch's threads, which then keep cores busy that threads of ours decode on.
     """
     return collate_by(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: _stacked_tensors})
 
 
 def _stacked_tensors(tensors: list[torch.Tensor], *, collate_fn_map: Any = None) -> Any:  # noqa: ARG001
-    if all(one.layout is torch.strided and not one.is_nested for one in tensors):
+    first = tensors[0]
+    if first.is_nested or first.layout is not torch.strided:
+        return default_collate(tensors)  # which says that it does not take them
+    kind = first.dtype, first.shape
+    if first.numel() * len(tensors) < _FEWEST_IN_THREADS or not all(
+        is_plain(one) and (one.dtype, one.shape) == kind for one in tensors
+    ):
         return torch.stack(tensors)
-    return default_collate(tensors)  # which says what it does not take
+    batch = torch.empty((len(tensors), *first.shape), dtype=first.dtype)
+    np.concatenate([_bytes_of(one) for one in tensors], out=_bytes_of(batch))
+    return batch
+
+
+def _bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
+    return tensor.view(-1).view(torch.uint8).numpy()
 
 
 def _collated_group(collate: Collate, group: Sequence[Any]) -> Any:
