@@ -202,7 +202,7 @@ def test_what_is_no_size_is_refused(size: Any) -> None:
 
 def test_sizes_and_boxes_may_be_numbers_of_numpy() -> None:
     five, picture = np.int64(5), Picture(jpeg())
-    crops = [picture.crop((0, 0, 5, 5), 3), picture.crop((0, 0, five, five), np.int64(3))]  # type: ignore[arg-type]
+    crops = [picture.crop((0, 0, 5, 5), 3), picture.crop((0, 0, five, five), np.int64(3))]
     assert (crops[0] == crops[1]).all()
 
 

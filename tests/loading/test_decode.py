@@ -299,7 +299,8 @@ def test_a_thread_that_is_told_to_end_begins_no_further_sample(tmp_path: Path) -
 
 def test_a_bad_picture_that_is_read_twice_is_replaced_alike(tmp_path: Path) -> None:
     written = write_mds(tmp_path / "data", bad=(3, 13))
-    asked = {"decode": {"image": "array"}, "on_bad_sample": "replace", "max_bad": 8, "epoch_size": 3 * COUNT}
+    asked: dict[str, Any] = {"decode": {"image": "array"}, "on_bad_sample": "replace", "max_bad": 8}
+    asked["epoch_size"] = 3 * COUNT
     read = []
     for threads in (0, 2):
         log = tmp_path / f"bad{threads}"
