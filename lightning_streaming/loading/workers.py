@@ -334,17 +334,16 @@ def _stacked_tensors(tensors: list[torch.Tensor], *, collate_fn_map: Any = None)
     if first.is_nested or first.layout is not torch.strided:
         return default_collate(tensors)  # which says that it does not take them
     kind = first.dtype, first.shape
-    if first.numel() * len(tensors) < _FEWEST_IN_THREADS or not all(
-        is_plain(one) and (one.dtype, one.shape) == kind for one in tensors
-    ):
+    is_by_one = torch.get_num_threads() == 1 or first.numel() * len(tensors) < _FEWEST_IN_THREADS
+    if is_by_one or not all(is_plain(one) and (one.dtype, one.shape) == kind for one in tensors):
         return torch.stack(tensors)
-    batch = torch.empty((len(tensors), *first.shape), dtype=first.dtype)
-    np.concatenate([_bytes_of(one) for one in tensors], out=_bytes_of(batch))
-    return batch
+    # In one go: numpy would let go of the interpreter's lock, and wait for it, at each.
+    joined = bytearray().join([_bytes_of(one) for one in tensors])
+    return torch.frombuffer(joined, dtype=first.dtype).view(len(tensors), *first.shape)
 
 
-def _bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
-    return tensor.view(-1).view(torch.uint8).numpy()
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return tensor.view(-1).view(torch.uint8).numpy().data
 
 
 def _collated_group(collate: Collate, group: Sequence[Any]) -> Any:
