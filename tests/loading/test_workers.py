@@ -484,3 +484,22 @@ def test_batches_that_go_through_slots_take_no_other_shared_memory(
         assert all(torch.equal(one[name], other[name]) for name in ("tensor", "array"))
     with raises(SampleError, "default collate", "sparse tensors"):
         next(iter(make_loader(tmp_path / "data", transform=_sparse, workers=1)))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.complex64, torch.bool])
+def test_batches_made_here_are_those_of_torch(threads: int, dtype: torch.dtype, root: Path) -> None:
+    def tensor(sample: dict[str, Any]) -> torch.Tensor:
+        return torch.full((4, 90, 60), sample["id"]).to(dtype)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        made = list(make_loader(root, transform=tensor))
+        by_torch = list(make_loader(root, transform=tensor, loader={"collate_fn": torch.stack}))
+    finally:
+        torch.set_num_threads(before)
+    for one, other in zip(made, by_torch, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+        one[0] = 1  # may be written to
