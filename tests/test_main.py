@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,7 @@ from lightning_streaming import __main__ as program
 from lightning_streaming.tools.commands import COMMANDS
 from lightning_streaming.trainer import SUBCOMMANDS
 from lightning_streaming.trainer.cli import StreamingCLI
-from tests.tools.running import run, run_process
+from tests.tools.running import run, run_process, write_texts
 
 
 def test_help_lists_the_tools_and_the_ways_to_train() -> None:
@@ -74,12 +75,22 @@ def test_ctrl_c_is_quiet_also_while_something_is_imported(monkeypatch: pytest.Mo
     assert run("inspect", "data") == run("fit") == (130, "", "")
 
 
-def test_a_tool_does_not_import_lightning() -> None:
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["inspect"],
+        ["verify"],
+        ["select", "--where", "id < 5", "--local", "cache"],
+        ["lengths", "--lengths", "id", "--local", "cache"],
+    ],
+    ids=lambda args: args[0],
+)
+def test_tools_for_stored_data_import_neither_torch_nor_lightning(tmp_path: Path, args: list[str]) -> None:
+    write_texts(tmp_path / "data")
     code = (
         "import sys; from lightning_streaming.__main__ import main\n"
-        "try: main(['inspect', '--help'])\n"
-        "except SystemExit: pass\n"
-        "assert 'lightning_streaming.tools.inspect' in sys.modules\n"
-        "assert 'lightning' not in sys.modules and 'jsonargparse' not in sys.modules"
+        f"assert main({[args[0], 'data', *args[1:]]!r}) == 0\n"
+        "print(*{'torch', 'lightning', 'jsonargparse'} & set(sys.modules), file=sys.stderr)"
     )
-    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stderr.strip()) == (0, "")

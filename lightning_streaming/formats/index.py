@@ -459,6 +459,8 @@ _AT_ONCE = 4 * 2**20
 """Bytes read at a time."""
 _ENOUGH = 4
 """Bytes from which the encoding of a JSON text can be told."""
+_FEW = 4
+"""Shards that are read one by one sooner than a template is made for those that follow."""
 
 
 def _read_root(text: _Text) -> _Shards:
@@ -530,6 +532,8 @@ class _Shards:
             self.refusal, self._pattern = error, None
             return
         number = self.builder.add(shard)
+        if len(self.builder) <= _FEW:
+            return
         template = _template_of(text.latest(), number, self.builder.kind(number))
         # Made for the second shard alike: of a text that never comes again, it would be made in vain.
         if template is not None and template == self._seen and template != self._template:

@@ -17,7 +17,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -213,6 +213,8 @@ class MappedShard:
         table = info.raw_meta or info.raw_data
         self._path, self._table_path = (join_under(directory, file.basename) for file in (info.raw_data, table))
         self._num_samples, self._decoder = info.samples, decoder
+        self._values: tuple[tuple[str, Callable[[int], Any]], ...] = ()
+        """What gives each column of a sample by its number, where samples are alike and any bytes are one."""
         self._table = map_file(self._table_path, table.bytes)
         self._data = self._table if info.raw_meta is None else map_file(self._path, info.raw_data.bytes)
 
@@ -229,6 +231,8 @@ class MappedShard:
         """
         if not 0 <= index < self._num_samples:
             raise SampleIndexError(f"{self._path} has {self._num_samples} samples, but sample {index} was asked for")
+        if self._values:
+            return {name: value(index) for name, value in self._values}
         start, stop = _OFFSET_PAIR.unpack_from(self._table, 4 + 4 * index)
         try:
             return self._decoder.decode(self._data, start, stop)
@@ -270,6 +274,9 @@ class MDSReader(MappedShard):
         largest = None if decoder.header.size else smallest
         earliest = table_bytes(info.samples)
         _, self._sample_bytes = read_places(self._table, info, str(self._path), earliest, smallest, largest)
+        plain = None if decoder.header.size else self.plain_rows()
+        if plain is not None and self._schema is not None and self._rows is not None:
+            self._values = self._schema.values_of(self._rows, plain)
 
     def plain_rows(self) -> PlainRows | None:
         """How the first sample lies in its bytes, if it may be plain and all samples have as many; else None."""
@@ -294,6 +301,7 @@ class MDSReader(MappedShard):
     def close(self) -> None:
         """Let go of the file; nothing can be read afterwards."""
         self._schema = self._plain = self._rows = None
+        self._values = ()
         super().close()
 
 

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightning_streaming.errors import (
     ConfigError,
@@ -32,7 +33,7 @@ from lightning_streaming.errors import (
 from lightning_streaming.formats.encodings import Encoding, encode_value, encoding, is_unsafe
 from lightning_streaming.formats.index import MAX_RAW_BYTES, ShardInfo
 from lightning_streaming.formats.plain_rows import PlainRows, plain_rows
-from lightning_streaming.formats.values import NUMBERS, NdarrayEncoding, shortened
+from lightning_streaming.formats.values import NUMBERS, IntEncoding, NdarrayEncoding, shortened
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -425,6 +426,17 @@ class PlainSchema:
         heads = [one for one in heads if one[1]]
         return plain_rows(start, tuple(fields), tuple(heads)) if start == len(sample) else None
 
+    def values_of(self, rows: NDArray[np.void], plain: PlainRows) -> tuple[tuple[str, Callable[[int], Any]], ...]:
+        """What gives a value of one sample by the sample's number, for each wanted column by name.
+
+        Args:
+            rows: The bytes of samples whose columns are all of a fixed size.
+            plain: How they lie in them.
+        """
+        table = rows.view(plain.columns)
+        wanted = [(name, its_encoding) for name, its_encoding, _, is_wanted in self.columns if is_wanted]
+        return tuple((name, _value_by_number(its_encoding, table[name])) for name, its_encoding in wanted)
+
 
 def plain_schema(info: ShardInfo, columns: Sequence[str] | None = None) -> PlainSchema | None:
     """What a shard's samples may have in common; None where a column is neither a number nor an array.
@@ -458,6 +470,13 @@ def _plain_encoding(name: str) -> Encoding | None:
     except (ConfigError, MissingDependencyError):
         return None  # whoever opens the shard says why it cannot be read
     return found if isinstance(found, (*NUMBERS, NdarrayEncoding)) else None
+
+
+def _value_by_number(its_encoding: Encoding, column: NDArray[Any]) -> Callable[[int], Any]:
+    """What gives an entry of a column as the encoding decodes it."""
+    if isinstance(its_encoding, NdarrayEncoding):
+        return lambda index: column[index].copy()
+    return column.item if isinstance(its_encoding, IntEncoding) else column.__getitem__
 
 
 def _values(its_encoding: Encoding, payload: memoryview) -> tuple[np.dtype[Any], int]:

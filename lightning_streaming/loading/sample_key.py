@@ -14,7 +14,6 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
@@ -23,6 +22,9 @@ from lightning_streaming.loading.state import PassStart
 from lightning_streaming.order.batchings import Batched
 from lightning_streaming.order.packed import rows_of
 from lightning_streaming.order.partition import Partition
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _WINDOW_SAMPLES = 8192
 """Samples whose keys are worked out together: enough for numpy to be fast, few enough to start at once."""
@@ -162,14 +164,18 @@ class SampleKeys:
         return self._table.rows
 
     @property
-    def valid(self) -> torch.Tensor:
+    def valid(self) -> Tensor:
         """False for what was read again to have as many samples on every rank; bool of shape (samples,)."""
-        return torch.from_numpy(self._table.are_first.copy())
+        from torch import from_numpy  # not for tools and logs, which know keys too
+
+        return from_numpy(self._table.are_first.copy())
 
     @property
-    def positions(self) -> torch.Tensor:
+    def positions(self) -> Tensor:
         """Places in the epoch's global sequence; int64 of shape (samples,)."""
-        return torch.from_numpy(self._table.rows[:, 0].copy())
+        from torch import from_numpy
+
+        return from_numpy(self._table.rows[:, 0].copy())
 
     def to(self, *_where: Any, **_how: Any) -> SampleKeys:
         """Itself: keys stay on the CPU when their batch goes to a device."""

@@ -289,6 +289,15 @@ def _parse_pair(text: str) -> tuple[str, Any]:
         raise ArgumentTypeError(f"the value of {key} starts like JSON, but is not JSON") from None
 
 
+def of_run(tool: str) -> Callable[..., int]:
+    """What a tool does for a configured run: the function ``TOOL_run`` of ``tools/TOOL_run.py``; gives an exit code.
+
+    It imports torch, which takes seconds, and of which the same tool needs nothing to look at stored data.
+    """
+    found: Callable[..., int] = getattr(import_module(f"lightning_streaming.tools.{tool}_run"), f"{tool}_run")
+    return found
+
+
 _READER = "lightning_streaming.trainer.cli"
 _USES = {"train": "no training", "val": "no validation", "test": "no test", "predict": "nothing to predict"}
 

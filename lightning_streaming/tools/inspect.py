@@ -44,10 +44,10 @@ from lightning_streaming.tools.commands import (
     add_storage_options,
     check_set_is_of_a_run,
     not_negative,
+    of_run,
 )
 from lightning_streaming.tools.console import FINE, counted, print_json, print_table, printable_name, render
 from lightning_streaming.tools.held_shards import opened
-from lightning_streaming.tools.inspect_run import inspect_run
 from lightning_streaming.tools.stored_dataset import (
     Column,
     StoredDataset,
@@ -89,7 +89,7 @@ def run(args: Namespace) -> int:
             raise ConfigError("--config shows no samples, and says itself how data is read; give it alone")
         if args.loader is not None and args.checkpoint is None:
             raise ConfigError("--loader names a train loader of a checkpoint; give --ckpt with it")
-        return inspect_run(args.config, dict(args.set), args.checkpoint, args.loader, as_json=args.json)
+        return of_run("inspect")(args.config, dict(args.set), args.checkpoint, args.loader, as_json=args.json)
     check_set_is_of_a_run(args)
     if args.checkpoint is not None or args.loader is not None:
         option = "--loader" if args.checkpoint is None else "--ckpt"

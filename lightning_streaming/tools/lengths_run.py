@@ -16,7 +16,7 @@ from lightning_streaming.tools.inspect_run import read_as_configured
 from lightning_streaming.tools.select_run import make_ahead, print_made
 
 
-def lengths_for_run(files: Sequence[str], *, as_json: bool) -> int:
+def lengths_run(files: Sequence[str], *, as_json: bool) -> int:
     """Count what is not counted yet, plan the packs of the first epoch, and say what there is.
 
     Args:

@@ -43,9 +43,15 @@ from lightning_streaming.loading.bad_log import BadSample, read_bad_samples
 from lightning_streaming.loading.selecting import select_samples
 from lightning_streaming.loading.selection import Selection, SelectionRequest, parse_split
 from lightning_streaming.loading.stream import Stream, StreamDefaults
-from lightning_streaming.tools.commands import add_format, add_json, add_set, add_storage_options, check_set_is_of_a_run
+from lightning_streaming.tools.commands import (
+    add_format,
+    add_json,
+    add_set,
+    add_storage_options,
+    check_set_is_of_a_run,
+    of_run,
+)
 from lightning_streaming.tools.console import FINE, counted, print_json, print_table, progress
-from lightning_streaming.tools.select_run import select_for_run
 from lightning_streaming.tools.stored_dataset import find_dataset
 from lightning_streaming.units import format_bytes
 
@@ -84,7 +90,7 @@ def run(args: Namespace) -> int:
         raise ConfigError("say what to select from: either DATASET, a directory or URL, or --config run.yaml")
     if args.config:
         _check_alone(args)
-        return select_for_run(args.config, dict(args.set), as_json=args.json)
+        return of_run("select")(args.config, dict(args.set), as_json=args.json)
     check_set_is_of_a_run(args)
     report = _select_of_dataset(args)
     (print_json if args.json else _print_report)(report)

@@ -15,7 +15,7 @@ from lightning_streaming.tools.commands import read_run_files
 from lightning_streaming.tools.console import BAD, FINE, PROGRAM, print_error, print_json, print_table, progress
 
 
-def select_for_run(files: Sequence[str], changes: Mapping[str, Any], *, as_json: bool) -> int:
+def select_run(files: Sequence[str], changes: Mapping[str, Any], *, as_json: bool) -> int:
     """Make what is not made yet, and say what there is.
 
     Args:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from lightning_streaming.errors import (
     EncodingError,
     IndexFormatError,
     MissingDependencyError,
+    SampleIndexError,
     ShardCorruptError,
 )
 from lightning_streaming.formats import mds_samples
@@ -31,6 +32,7 @@ from lightning_streaming.formats.index import parse_index
 from lightning_streaming.formats.mds import MDSReader
 from lightning_streaming.formats.mds_samples import SampleDecoder, compile_layout, plain_schema, read_decoder
 from tests.formats.small_shards import shard_info
+from tests.helpers import descriptors_under
 
 LAYOUT = compile_layout(("a", "b", "c"), ("str", "uint8", "bytes"))
 NUMBERS = ("int", "int8", "int32", "uint16", "uint64", "float32", "float64")
@@ -444,6 +446,49 @@ def test_encodings_of_users_are_theirs_to_decode(tmp_path: Path) -> None:
         writer.write({"a": 258})
     (info,) = parse_index((tmp_path / "index.json").read_bytes(), "the index").shards
     assert plain_schema(info) is None
+
+
+FIXED = ["int", *PLAIN_NUMBERS, *(name for name in ARRAYS if ":3" in name), "ndarray:uint16:5"]
+
+
+@given(
+    st.lists(st.sampled_from(FIXED), min_size=1, max_size=6),
+    st.sets(st.integers(0, 5)),
+)
+def test_samples_of_fixed_columns_are_as_their_encodings_decode_them(
+    tmp_path_factory: pytest.TempPathFactory, encodings: list[str], left_out: set[int]
+) -> None:
+    root = tmp_path_factory.mktemp("fixed")
+    columns = {f"c{place}": encoding for place, encoding in enumerate(encodings)}
+    wanted = [name for place, name in enumerate(columns) if place not in left_out] or None
+    written, info = open_written(root, columns, 3)
+    data, offsets = written.bytes_and_offsets()
+    one_by_one = read_decoder(info, allow_unsafe_types=False, columns=wanted)
+    reader = MDSReader(info, root, columns=wanted)
+    for index, (start, stop) in enumerate(pairwise(offsets.tolist())):
+        expected, found = one_by_one.decode(data, start, stop), reader[index]
+        assert list(found) == list(expected)
+        for name, value in expected.items():
+            assert type(found[name]) is type(value)
+            assert np.asarray(found[name]).dtype == np.asarray(value).dtype
+            np.testing.assert_array_equal(found[name], value)
+            if isinstance(value, np.ndarray):
+                assert found[name].flags.c_contiguous
+                assert found[name].flags.owndata
+                assert found[name].flags.aligned
+                assert found[name].flags.writeable
+
+
+def test_a_closed_reader_of_fixed_columns_reads_no_more(tmp_path: Path) -> None:
+    reader, _ = open_written(tmp_path, {"a": "int32", "b": "ndarray:uint16:5"}, 3)
+    kept = reader[1]
+    reader.close()
+    assert descriptors_under(tmp_path) == 0
+    assert kept["b"].tolist() == values_of("ndarray:uint16:5", 3)[1].tolist()
+    with pytest.raises(ValueError, match="released"):
+        reader[1]
+    with pytest.raises(SampleIndexError):
+        reader[3]
 
 
 def test_rows_outlive_their_reader(tmp_path: Path) -> None:
