@@ -138,6 +138,8 @@ def _not_decoded(plain: type[ImageFile]) -> type[ImageFile]:
     """What an open file is until its pixels are decoded; then it is an image of the class ``plain`` of Pillow."""
 
     class NotDecoded(plain):  # type: ignore[misc, valid-type]
+        is_not_decoded = True
+
         def load(self) -> Any:
             """Decode the pixels.
 
@@ -194,7 +196,8 @@ def load_whole(image: Image) -> None:
 def stored_file(image: Image) -> bytes | None:
     """The file in memory that an image was opened from, if nothing but its head was read; else None."""
     file = getattr(image, "fp", None)
-    return file.getvalue() if isinstance(file, io.BytesIO) and getattr(image, "tile", None) else None
+    is_open = getattr(image, "is_not_decoded", False) or getattr(image, "tile", None)  # of WebP there are no tiles
+    return file.getvalue() if isinstance(file, io.BytesIO) and is_open else None
 
 
 def _file_behind(image: Image) -> bytes | None:

@@ -14,7 +14,8 @@ slight damage, is decoded by Pillow too, so both take the same files. Nothing is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from operator import index
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,11 +68,16 @@ class Picture:
 
     Args:
         file: A whole JPEG, PNG or WebP file.
+
+    Raises:
+        ConfigError: ``file`` is not bytes.
     """
 
     __slots__ = ("file",)
 
     def __init__(self, file: bytes) -> None:
+        if not isinstance(file, bytes):
+            raise ConfigError(f"a Picture is made of the bytes of a whole file, but got {brief(file)}")
         self.file = file
         """The file."""
 
@@ -103,13 +109,15 @@ class Picture:
 
         Raises:
             EncodingError: The file is damaged, or of more than 8 bits a channel.
+            ConfigError: ``min_size`` is no size.
         """
+        least = None if min_size is None else _pair("min_size", min_size)
         if not self.file.startswith(BEGINNINGS["JPEG"]):
             return _own(self.pil())
-        pixels = _decode_quickly(self.file, min_size)
+        pixels = _decode_quickly(self.file, least)
         if pixels is None:  # Pillow decodes it, or says why not
             image = self.pil()
-            factor = _factor(image.size, min_size)
+            factor = _factor(image.size, least)
             if factor > 1:
                 width, height = image.size
                 image.draft(None, (width // factor, height // factor))
@@ -128,15 +136,13 @@ class Picture:
 
         Raises:
             EncodingError: The file is damaged, or of more than 8 bits a channel.
-            ConfigError: The box is empty, or not within the picture.
+            ConfigError: The box is empty, or not within the picture; or ``size`` is no size.
         """
         import torch
 
         width, height = self.size
-        left, upper, right, lower = box
-        if not (0 <= left < right <= width and 0 <= upper < lower <= height):
-            raise ConfigError(f"a crop must be a box within {width} x {height} pixels, but got {box}")
-        to_width, to_height = _pair(size)
+        left, upper, right, lower = _box_within(box, width, height)
+        to_width, to_height = _pair("the size of a crop", size)
         enough = -(-width * to_width // (right - left)), -(-height * to_height // (lower - upper))
         pixels = self.decode(enough)
         across, down = pixels.shape[1] / width, pixels.shape[0] / height
@@ -146,7 +152,7 @@ class Picture:
         cut = torch.from_numpy(pixels[rows, columns])[None].permute(0, 3, 1, 2)
         if cut.shape[2:] != (to_height, to_width):
             cut = torch.nn.functional.interpolate(cut, (to_height, to_width), mode="bilinear", antialias=True)
-        return cut[0].contiguous()  # now, as it is in the cache: to collate others takes thrice as long
+        return _channels_first(cut[0].numpy())  # now, as it is in the cache: to collate others takes thrice as long
 
     def __reduce__(self) -> tuple[type[Picture], tuple[bytes]]:
         return Picture, (self.file,)
@@ -189,6 +195,14 @@ def check_rgb(image: Image) -> None:
         raise EncodingError(f"expected an image of 8 bits a channel, but found mode {image.mode}")
 
 
+def _channels_first(pixels: Pixels) -> Tensor:
+    """A tensor of pixels of shape (3, height, width) in this order in memory, too."""
+    import torch
+
+    # By numpy: torch wakes its threads for so few bytes, which in threads of ours costs several times the copy.
+    return torch.from_numpy(np.ascontiguousarray(pixels))
+
+
 # --- JPEG ---
 
 
@@ -204,12 +218,12 @@ def _jpeg_head(data: bytes) -> Size | None:
     return (width, height) if colors in _QUICK_COLORS and width * height <= most else None
 
 
-def _decode_quickly(data: bytes, min_size: int | Size | None) -> Pixels | None:
+def _decode_quickly(data: bytes, least: Size | None) -> Pixels | None:
     """The pixels; None where Pillow is to decode them, or to say what is wrong."""
     size = _jpeg_head(data)
     if size is None:
         return None
-    factor = _factor(size, min_size)
+    factor = _factor(size, least)
     width, height = (-(-side // factor) for side in size)
     try:
         found: Pixels = require_simplejpeg().decode_jpeg(
@@ -220,11 +234,10 @@ def _decode_quickly(data: bytes, min_size: int | Size | None) -> Pixels | None:
     return found
 
 
-def _factor(size: Size, min_size: int | Size | None) -> int:
+def _factor(size: Size, least: Size | None) -> int:
     """What to divide both sides by, so that neither becomes shorter than it may be."""
-    if min_size is None:
+    if least is None:
         return 1
-    least = _pair(min_size)
     fits = (
         one
         for one in _FACTORS
@@ -233,8 +246,27 @@ def _factor(size: Size, min_size: int | Size | None) -> int:
     return next(fits, 1)
 
 
-def _pair(size: int | Size) -> Size:
-    return (size, size) if isinstance(size, int) else size
+def _pair(what: str, size: int | Size) -> Size:
+    """Width and height, as they were asked for."""
+    try:
+        width, height = map(index, (size, size) if isinstance(size, SupportsIndex) else size)
+    except (TypeError, ValueError):
+        width = height = 0
+    if min(width, height) < 1:
+        raise ConfigError(f"{what} must be a number of pixels, or width and height; at least 1; but got {size!r}")
+    return width, height
+
+
+def _box_within(box: tuple[int, int, int, int], width: int, height: int) -> tuple[int, int, int, int]:
+    """The same, if it is a box within a picture."""
+    try:
+        left, upper, right, lower = box
+        is_within = 0 <= left < right <= width and 0 <= upper < lower <= height
+    except (TypeError, ValueError):
+        is_within = False
+    if not is_within:
+        raise ConfigError(f"a crop must be a box within {width} x {height} pixels, but got {box!r}")
+    return left, upper, right, lower
 
 
 def _scaled(start: int, stop: int, scale: float, length: int) -> slice:
@@ -252,7 +284,7 @@ DecodePictures = Callable[[dict[str, Any]], dict[str, Any]]
 def decoded_columns(asked: Mapping[str, str]) -> DecodePictures:
     """What makes the pictures of a sample what is asked for, in the sample itself.
 
-    A list has one for each of its pictures. Columns that a sample lacks, and values that are None, stay so.
+    A list has one for each of its pictures. What a sample lacks stays so, and so does None, in a list too.
 
     Args:
         asked: Kinds by the names of columns.
@@ -273,7 +305,7 @@ def decoded_columns(asked: Mapping[str, str]) -> DecodePictures:
             if value is None:
                 continue
             try:
-                sample[name] = list(map(make, value)) if isinstance(value, list) else make(value)
+                sample[name] = [_made(make, one) for one in value] if isinstance(value, list) else make(value)
             except EncodingError as error:
                 raise EncodingError(f"column {name!r}: {error}") from error
             except _NoPictureError as error:
@@ -281,6 +313,10 @@ def decoded_columns(asked: Mapping[str, str]) -> DecodePictures:
         return sample
 
     return decode
+
+
+def _made(make: Callable[[Any], Any], value: Any) -> Any:
+    return None if value is None else make(value)
 
 
 class _NoPictureError(Exception):
@@ -313,9 +349,7 @@ def _array(value: Any) -> Pixels:
 
 
 def _tensor(value: Any) -> Tensor:
-    import torch
-
-    return torch.from_numpy(_array(value)).permute(2, 0, 1).contiguous()
+    return _channels_first(_array(value).transpose(2, 0, 1))
 
 
 def _picture(value: Any) -> Picture:

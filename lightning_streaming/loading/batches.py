@@ -181,7 +181,7 @@ class _Gather:
                 samples.append(one(row))
             except StreamingError as error:
                 samples.append(self._of_pass.instead(row, error, one))
-        return collated(default_collate, samples)
+        return collated(default_collate, samples, is_default=True)
 
     def _reader(self, shard: int) -> ShardReader:
         """The reader of a shard. One that could not be had is not tried again by the batch that needs it."""
@@ -279,8 +279,13 @@ class CollateError(Exception):
         self.places = places
 
 
-def collated(collate: Collate, samples: list[Any]) -> Any:
+def collated(collate: Collate, samples: list[Any], *, is_default: bool) -> Any:
     """The batch of some samples.
+
+    Args:
+        collate: Makes it.
+        samples: One or more.
+        is_default: Whether it makes what torch's own function makes.
 
     Raises:
         CollateError: The collate function failed; its cause is that error, unless it is torch's own function, of whose
@@ -289,7 +294,7 @@ def collated(collate: Collate, samples: list[Any]) -> Any:
     try:
         return collate(samples)
     except Exception as error:
-        if collate is default_collate:
+        if is_default:
             raise _explained(samples, error) from None
         told = f"collate_fn failed on a batch: {type(error).__name__}: {error}"
         raise CollateError(told, range(len(samples))) from error

@@ -147,13 +147,13 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, thing: Any) -> Any:
         if not isinstance(thing, torch.Tensor):
             return NotImplemented
-        if not _is_plain(thing):
+        if not is_plain(thing):
             raise _UnfitError
         values = thing.reshape(-1).view(torch.uint8).numpy()
         return _tensor_of, (pickle.PickleBuffer(values.data), thing.dtype, tuple(thing.shape))
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor is but its bytes, and these are its own."""
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.device.type != "cpu":
         return False

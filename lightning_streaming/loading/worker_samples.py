@@ -19,6 +19,7 @@ from threading import Thread
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from lightning_streaming.errors import FormatError, StreamingError
 from lightning_streaming.formats.pictures import DecodePictures
@@ -193,11 +194,11 @@ def _read_in_threads(of_pass: WorkerPass) -> Generator[Any, None, None]:
     with of_pass.begun() as reading:
         together = max(1, min(_MOST_TOGETHER, reading.batch_size // (2 * threads)))
         ahead = max(2 * threads, reading.batch_size // together)
-        finish = partial(_finished, of_pass, of_pass.source.decoder())
+        finish = partial(_whole, of_pass, of_pass.source.decoder())
         for window in reading.windows():
             halves = _halves(of_pass, reading, window)
             groups = iter(lambda halves=halves: list(islice(halves, together)), [])  # type: ignore[misc]
-            with closing(in_threads(finish, groups, threads, ahead)) as finished:
+            with closing(_in_threads(finish, groups, threads, ahead)) as finished:
                 for group in finished:
                     for row, sample, error in group:
                         if isinstance(error, StreamingError):
@@ -231,13 +232,11 @@ def _halves(of_pass: WorkerPass, reading: Reading, window: Window) -> Iterator[_
             yield _Half(row, sample)
 
 
-def _finished(of_pass: WorkerPass, decode: DecodePictures | None, halves: list[_Half]) -> list[_Half]:
-    """In a thread: samples decoded and transformed."""
-    return [half if half.error is not None else _whole(of_pass, decode, half) for half in halves]
-
-
 def _whole(of_pass: WorkerPass, decode: DecodePictures | None, half: _Half) -> _Half:
-    row, sample, _ = half
+    """In a thread: a sample decoded and transformed."""
+    row, sample, failed = half
+    if failed is not None:
+        return half
     try:
         if decode is not None:
             try:
@@ -254,43 +253,62 @@ def _whole(of_pass: WorkerPass, decode: DecodePictures | None, half: _Half) -> _
     return _Half(row, sample)
 
 
-def in_threads(
-    work: Callable[[list[_Half]], list[_Half]], items: Iterator[list[_Half]], threads: int, ahead: int
+def _in_threads(
+    work: Callable[[_Half], _Half], groups: Iterator[list[_Half]], threads: int, ahead: int
 ) -> Generator[list[_Half], None, None]:
-    """What a function makes of each of some items, in the order of the items.
+    """What a function makes of samples that are given to threads some at a time, in their order.
 
-    Items are taken in the thread that asks. The threads have ended when the generator has.
+    Samples are taken in the thread that asks. The threads have ended when the generator has: each at most finishes the
+    sample that it is at.
 
     Args:
         work: Raises nothing.
-        items: Of each one result.
+        groups: Samples.
         threads: Which call ``work``.
-        ahead: Items that are taken before the result of the first of them is given; at most.
+        ahead: Groups that are taken before the first of them is given; at most.
     """
     # Ctrl-C cannot leave these queues locked, as it can what concurrent.futures waits with.
     todo: SimpleQueue[tuple[list[_Half], SimpleQueue[list[_Half]]] | None] = SimpleQueue()
-    waiting, running = deque[SimpleQueue[list[_Half]]](), list[Thread]()
+    waiting, running, started = deque[SimpleQueue[list[_Half]]](), list[Thread](), SimpleQueue[None]()
+    is_closed = False
 
     def work_off() -> None:
+        _take_one_thread_of_torch(started)
         while (asked := todo.get()) is not None:
-            item, answer = asked
-            answer.put(work(item) if not is_closed else [])
+            group, answer = asked
+            answer.put([work(one) for one in group if not is_closed])
+        todo.put(None)  # for the next, which may not be among those that are known to run
 
-    is_closed = False
     try:
         while True:
-            for item in islice(items, ahead - len(waiting)):
+            for group in islice(groups, ahead - len(waiting)):
                 waiting.append(SimpleQueue())
-                todo.put((item, waiting[-1]))
+                todo.put((group, waiting[-1]))
                 if len(running) < threads:
-                    running.append(Thread(target=work_off, name="make-samples", daemon=True))
-                    running[-1].start()
+                    running.append(_started(work_off, started))
             if not waiting:
                 return
             yield waiting.popleft().get()
     finally:
         is_closed = True
-        for _ in running:
-            todo.put(None)
+        todo.put(None)
         for one in running:
             one.join()
+
+
+def _started(work_off: Callable[[], None], started: SimpleQueue[None]) -> Thread:
+    """A thread in which torch computes with one thread: else each of ours would have as many as there are cores."""
+    of_torch = torch.get_num_threads()
+    thread = Thread(target=work_off, name="make-samples", daemon=True)
+    thread.start()
+    try:
+        started.get()
+    finally:
+        torch.set_num_threads(of_torch)  # for threads that begin later: what a thread says is the default of those, too
+    return thread
+
+
+def _take_one_thread_of_torch(started: SimpleQueue[None]) -> None:
+    torch.get_num_threads()  # what is asked first overrules what is set before
+    torch.set_num_threads(1)
+    started.put(None)

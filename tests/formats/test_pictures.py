@@ -185,6 +185,33 @@ def test_a_box_that_is_not_within_the_picture_is_refused(box: tuple[int, int, in
         Picture(jpeg()).crop(box, 8)
 
 
+@pytest.mark.parametrize("box", [None, (0, 0, 5), "abcd", (0, 0, float("nan"), 5)])
+def test_what_is_no_box_is_refused(box: Any) -> None:
+    with pytest.raises(ConfigError, match="within 50 x 40"):
+        Picture(jpeg()).crop(box, 8)
+
+
+@pytest.mark.parametrize("size", [0, -1, (0, 5), (5,), (5, 5, 5), 2.5, "8", (7.0, 7.0)])
+def test_what_is_no_size_is_refused(size: Any) -> None:
+    with pytest.raises(ConfigError, match="the size of a crop must be"):
+        Picture(jpeg()).crop((0, 0, 9, 9), size)
+    for data in (jpeg(), jpeg("CMYK")):
+        with pytest.raises(ConfigError, match="min_size must be"):
+            Picture(data).decode(size)
+
+
+def test_sizes_and_boxes_may_be_numbers_of_numpy() -> None:
+    five, picture = np.int64(5), Picture(jpeg())
+    crops = [picture.crop((0, 0, 5, 5), 3), picture.crop((0, 0, five, five), np.int64(3))]
+    assert (crops[0] == crops[1]).all()
+
+
+@pytest.mark.parametrize("file", ["text", None, 5, bytearray(b"x"), memoryview(b"x")])
+def test_a_picture_is_made_of_bytes(file: Any) -> None:
+    with pytest.raises(ConfigError, match="bytes of a whole file"):
+        Picture(file)
+
+
 def test_a_picture_travels_to_another_process_as_it_is() -> None:
     picture = Picture(jpeg())
     again = pickle.loads(pickle.dumps(picture))
@@ -213,6 +240,25 @@ def test_columns_become_what_is_asked_for() -> None:
     assert (decoded_columns({"x": "array"})({"x": pixels})["x"] == np.asarray(pixels)).all()
     assert decoded_columns({"x": "pil"})({"x": pixels})["x"] is pixels
     assert decoded_columns({"x": "array", "z": "array"})({"x": None}) == {"x": None}
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("more", [0, 2])
+def test_an_image_that_is_open_is_its_file_until_it_is_decoded(kind: str, more: int) -> None:
+    file, image = io.BytesIO(), _image("RGB", 9, 8)
+    image.save(file, kind, **({"save_all": True, "append_images": [image] * more} if more and kind != "JPEG" else {}))
+    opened = open_image_file(file.getvalue(), ("JPEG", "PNG", "WEBP"))
+    assert decoded_columns({"x": "bytes"})({"x": opened})["x"] == file.getvalue()
+    assert decoded_columns({"x": "picture"})({"x": opened})["x"] == Picture(file.getvalue())
+    opened.load()
+    with pytest.raises(ConfigError, match="stored as pixels"):
+        decoded_columns({"x": "bytes"})({"x": opened})
+
+
+def test_none_in_a_list_stays() -> None:
+    found = decoded_columns({"x": "array"})({"x": [None, jpeg()]})["x"]
+    assert found[0] is None
+    assert found[1].shape == (40, 50, 3)
 
 
 @pytest.mark.parametrize("kind", ["array", "tensor", "picture", "bytes", "pil"])

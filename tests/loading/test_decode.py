@@ -255,6 +255,62 @@ def test_a_pass_that_is_left_leaves_no_thread(tmp_path: Path) -> None:
     assert threading.active_count() == before
 
 
+def test_each_thread_uses_one_of_torch_and_no_other_does(tmp_path: Path) -> None:
+    before, others = torch.get_num_threads(), list[int]()
+
+    def note(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"threads": torch.get_num_threads()}
+
+    torch.set_num_threads(3)
+    try:
+        for batch in make_loader(**write_mds(tmp_path / "data"), transform=note, decode_threads=2):
+            assert batch["threads"].tolist() == [1] * len(batch["threads"])
+            other = threading.Thread(target=lambda: others.append(torch.get_num_threads()))
+            other.start()
+            other.join()
+        assert torch.get_num_threads() == 3
+        assert set(others) == {3}
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_thread_that_is_told_to_end_begins_no_further_sample(tmp_path: Path) -> None:
+    begun, may_go_on = list[int](), threading.Event()
+
+    def wait(sample: dict[str, Any]) -> dict[str, Any]:
+        begun.append(sample["id"])
+        if len(begun) > 16:
+            may_go_on.wait(20)
+        return sample
+
+    loader = make_loader(
+        **write_mds(tmp_path / "data"), columns=["id"], transform=wait, decode_threads=1, batch_size=16
+    )
+    batches = iter(loader)
+    next(batches)
+    closing = threading.Thread(target=loader.close)
+    closing.start()
+    closing.join(0.3)
+    may_go_on.set()
+    closing.join(20)
+    assert not closing.is_alive()
+    assert len(begun) <= 17
+
+
+def test_a_bad_picture_that_is_read_twice_is_replaced_alike(tmp_path: Path) -> None:
+    written = write_mds(tmp_path / "data", bad=(3, 13))
+    asked: dict[str, Any] = {"decode": {"image": "array"}, "on_bad_sample": "replace", "max_bad": 8}
+    asked["epoch_size"] = 3 * COUNT
+    read = []
+    for threads in (0, 2):
+        log = tmp_path / f"bad{threads}"
+        loader = make_loader(**written, **asked, bad_log=str(log), decode_threads=threads, batch_size=16)
+        batches = list(loader)
+        told = [(one.key.position, one.key.shard, one.key.index) for one in read_bad_samples(log)]
+        read.append((ids(batches), told, loader.statistics().bad_samples))
+    assert read[0] == read[1]
+
+
 def test_resumes_are_exact(tmp_path: Path) -> None:
     written = {**write_mds(tmp_path / "data"), "decode": {"image": "picture"}, "transform": augment}
     assert_resumes_at_every_step(

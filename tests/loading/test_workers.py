@@ -30,12 +30,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from torch.utils.data import DataLoader
 
 from lightning_streaming import SampleKey, Stream, StreamingDataLoader, StreamingDataset
 from lightning_streaming.errors import EncodingError, SampleError, StreamingError
-from tests.helpers import ids, make_dataset, make_loader, read_epochs, write_dataset
+from tests.helpers import ids, make_dataset, make_loader, raises, read_epochs, write_dataset
 from tests.loading.processes import children, is_alive, shared_memory_of, wait_until
 from tests.servers import HttpStore
 
@@ -461,3 +463,43 @@ def test_training_survives_being_killed_at_any_moment(http_store: HttpStore, tmp
     cache = tmp_path / "cache"
     assert all((cache / path.name).read_bytes() == path.read_bytes() for path in http_store.root.iterdir())
     assert not list(cache.rglob("*.part"))
+
+
+def _tensors(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"tensor": torch.full((3, 50, 50), sample["id"]), "array": np.full((50, 50), sample["id"])}
+
+
+def _sparse(sample: dict[str, Any]) -> torch.Tensor:
+    return torch.eye(50).to_sparse()
+
+
+def test_batches_that_go_through_slots_take_no_other_shared_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_dataset(tmp_path / "data", 30)
+    plain = list(make_loader(tmp_path / "data", transform=_tensors))
+    monkeypatch.delattr(torch.storage.TypedStorage, "_new_shared")  # before workers are forked
+    read = list(make_loader(tmp_path / "data", transform=_tensors, workers=2))
+    for one, other in zip(plain, read, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in ("tensor", "array"))
+    with raises(SampleError, "default collate", "sparse tensors"):
+        next(iter(make_loader(tmp_path / "data", transform=_sparse, workers=1)))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.complex64, torch.bool])
+def test_batches_made_here_are_those_of_torch(threads: int, dtype: torch.dtype, root: Path) -> None:
+    def tensor(sample: dict[str, Any]) -> torch.Tensor:
+        return torch.full((4, 90, 60), sample["id"]).to(dtype)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        made = list(make_loader(root, transform=tensor))
+        by_torch = list(make_loader(root, transform=tensor, loader={"collate_fn": torch.stack}))
+    finally:
+        torch.set_num_threads(before)
+    for one, other in zip(made, by_torch, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+        one[0] = 1  # may be written to
