@@ -210,7 +210,7 @@ def _packing(args: Namespace, source: RowSource) -> tokens.PackingSettings:
     schema = source.schema()
     if text_column not in schema.columns:
         raise ConfigError(
-            f"there is no column {text_column!r} to tokenize; {schema.told_by} has the columns "
+            f"there is no column {text_column!r} to tokenize; the columns of {schema.told_by} are "
             f"{', '.join(schema.columns)}; choose one by --text-column"
         )
     tokenizer = tokens.load_tokenizer(args.tokenizer)

@@ -397,7 +397,7 @@ def test_the_example_model_trains_on_blocks_as_they_are(tmp_path: Path) -> None:
         (["--tokenize", "--tokenizer", "bytes", "--block-length", "4", "--columns", "id"], "leave --columns out"),
         (
             ["--tokenize", "--tokenizer", "bytes", "--block-length", "4", "--text-column", "x"],
-            "has the columns id, text",
+            "are id, text",
         ),
         (
             ["--tokenize", "--tokenizer", "bytes", "--block-length", "4", "--dtype", "uint8", "--eot", "256"],

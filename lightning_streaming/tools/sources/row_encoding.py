@@ -90,7 +90,7 @@ def choose_columns(schema: Schema, asked: Mapping[str, str | None], command: str
     unknown = [name for name in asked if name not in schema.columns]
     if unknown:
         raise ConfigError(
-            f"there is no column {unknown[0]!r}; {schema.told_by} has the columns {', '.join(schema.columns)}"
+            f"there is no column {unknown[0]!r}; the columns of {schema.told_by} are {', '.join(schema.columns)}"
         )
     wanted = {name: asked.get(name) or schema.columns[name].encoding for name in asked or schema.columns}
     open_ones = [name for name, encoding in wanted.items() if encoding is None]
