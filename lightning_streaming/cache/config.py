@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +215,9 @@ def default_cache_directory(remote: str, storage_options: Mapping[str, Any] | No
     return _cache_root() / f"{readable}-{_digest(Location(remote, storage_options or {}).key)}"
 
 
+_PICTURES = (".jpg", ".jpeg", ".png", ".webp")
+
+
 def other_format_at(path: Path) -> tuple[str, str] | None:
     """The format of what lies in a directory, or is a file, as far as names tell; and one of the names."""
     with suppress(OSError):
@@ -222,6 +225,14 @@ def other_format_at(path: Path) -> tuple[str, str] | None:
         found = {told: name for name in sorted(names, reverse=True) if (told := format_told_by(name)) is not None}
         return next(iter(found.items()), None)
     return None
+
+
+def has_pictures(directory: Path) -> bool:
+    """Whether pictures are among the first files in a directory, or in the folders directly in it."""
+    with suppress(OSError):
+        files = chain(directory.glob("*.*"), directory.glob("*/*.*"))
+        return any(one.suffix.lower() in _PICTURES for one in islice(files, _MOST_LOOKED_AT))
+    return False
 
 
 def runtime_directory() -> Path:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from operator import index
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,6 +154,14 @@ class Picture:
             cut = torch.nn.functional.interpolate(cut, (to_height, to_width), mode="bilinear", antialias=True)
         return _channels_first(cut[0].numpy())  # now, as it is in the cache: to collate others takes thrice as long
 
+    def __array__(self, *args: object, **kwargs: object) -> NoReturn:
+        """Refused: numpy would make an array of one object of it.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError("a Picture is not decoded yet; call its decode(), crop() or pil(), or ask for decode: array")
+
     def __reduce__(self) -> tuple[type[Picture], tuple[bytes]]:
         return Picture, (self.file,)
 
@@ -260,12 +268,13 @@ def _pair(what: str, size: int | Size) -> Size:
 def _box_within(box: tuple[int, int, int, int], width: int, height: int) -> tuple[int, int, int, int]:
     """The same, if it is a box within a picture."""
     try:
-        left, upper, right, lower = box
+        left, upper, right, lower = map(index, box)
         is_within = 0 <= left < right <= width and 0 <= upper < lower <= height
     except (TypeError, ValueError):
         is_within = False
     if not is_within:
-        raise ConfigError(f"a crop must be a box within {width} x {height} pixels, but got {box!r}")
+        asked = "a crop must be a box of whole pixels, (left, upper, right, lower),"
+        raise ConfigError(f"{asked} within {width} x {height} pixels, but got {box!r}")
     return left, upper, right, lower
 
 

@@ -276,7 +276,7 @@ def decoded(of_pass: WorkerPass, reading: Reading, row: Row) -> dict[str, Any]:
     decode = of_pass.source.decoder()
     try:
         sample = reader[index]
-        return sample if decode is None else decode(sample)
+        return sample if decode is None else decode(sample, shard, index)
     except FormatError as error:
         raise of_pass.source.named(error, shard) from error
 

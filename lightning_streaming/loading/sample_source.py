@@ -19,7 +19,14 @@ from lightning_streaming.cache.index_cache import IndexCache
 from lightning_streaming.cache.quota import CacheQuota, check_limit, coldest_first, largest_shard_bytes, reader_share
 from lightning_streaming.cache.shard_cache import Absence, Miss
 from lightning_streaming.cache.usage import CacheEntry
-from lightning_streaming.errors import ConfigError, FormatError, ObjectNotFoundError, ShardCorruptError, StreamingError
+from lightning_streaming.errors import (
+    ConfigError,
+    EncodingError,
+    FormatError,
+    ObjectNotFoundError,
+    ShardCorruptError,
+    StreamingError,
+)
 from lightning_streaming.formats.encodings import register_encoding, registered_encodings
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.other_formats import ShardReader
@@ -60,6 +67,10 @@ _RANDOM_READERS = 8
 """Readers by sample number keep open what one of so many readers in order may: they rest for nobody knows how long."""
 _MOST_TABLES = 64
 """Shards whose offsets are remembered; four bytes for each of their samples."""
+
+
+DecodeSample = Callable[[dict[str, Any], int, int], dict[str, Any]]
+"""Makes the pictures of a sample what was asked for; is told its shard, and its index there."""
 
 
 class _Wanted(NamedTuple):
@@ -386,21 +397,28 @@ class SampleSource:
         if decode is None:
             return sample
         try:
-            return decode(sample)
+            return decode(sample, shard, index)
         except FormatError as error:
             raise self.named(error, shard) from error
 
-    def decoder(self) -> DecodePictures | None:
+    def decoder(self) -> DecodeSample | None:
         """What makes the pictures of a sample what was asked for, in the sample itself; None if nothing was.
 
-        It may be called by several threads at once, raises EncodingError of files that are damaged, and ConfigError of
-        columns that hold no pictures.
+        It is given the sample, its shard, and its index there. It may be called by several threads at once, raises
+        EncodingError of files that are damaged, with the sample's name, and ConfigError of columns that hold no pictures.
 
         Raises:
             ConfigError: A column that was asked for is nowhere.
             MissingDependencyError: What decodes pictures is not installed.
         """
-        return self._decoder if self._wanted.decode else None
+        return partial(self._decoded, self._decoder) if self._wanted.decode else None
+
+    def _decoded(self, decode: DecodePictures, sample: dict[str, Any], shard: int, index: int) -> dict[str, Any]:
+        try:
+            return decode(sample)
+        except EncodingError as error:
+            _, info = self._cache_of(shard)
+            raise EncodingError(f"{info.raw_data.basename}, sample {index}: {error}") from error
 
     @cached_property
     def _decoder(self) -> DecodePictures:

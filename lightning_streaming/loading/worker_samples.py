@@ -22,13 +22,13 @@ import numpy as np
 import torch
 
 from lightning_streaming.errors import FormatError, StreamingError
-from lightning_streaming.formats.pictures import DecodePictures
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.group_values import groups_of
 from lightning_streaming.loading.pack_options import Budget, Pack, Packing
 from lightning_streaming.loading.pack_values import packs_of
 from lightning_streaming.loading.reading import Reading, Window, WorkerPass, decoded, located
 from lightning_streaming.loading.sample_key import Row
+from lightning_streaming.loading.sample_source import DecodeSample
 from lightning_streaming.loading.transform import KeyedSample
 
 _LAST_USE, _BATCH_ENDS = 1, 2
@@ -94,7 +94,7 @@ def _read(of_pass: WorkerPass) -> Generator[Any, None, None]:
                     try:
                         sample = reader[index]
                         if decode is not None:
-                            sample = decode(sample)
+                            sample = decode(sample, shard, index)
                     except FormatError as error:
                         raise source.named(error, shard) from error
                     if transform is not None:
@@ -232,7 +232,7 @@ def _halves(of_pass: WorkerPass, reading: Reading, window: Window) -> Iterator[_
             yield _Half(row, sample)
 
 
-def _whole(of_pass: WorkerPass, decode: DecodePictures | None, half: _Half) -> _Half:
+def _whole(of_pass: WorkerPass, decode: DecodeSample | None, half: _Half) -> _Half:
     """In a thread: a sample decoded and transformed."""
     row, sample, failed = half
     if failed is not None:
@@ -240,7 +240,7 @@ def _whole(of_pass: WorkerPass, decode: DecodePictures | None, half: _Half) -> _
     try:
         if decode is not None:
             try:
-                sample = decode(sample)
+                sample = decode(sample, row[1], row[2])
             except FormatError as error:
                 raise of_pass.source.named(error, row[1]) from error
         if of_pass.making.transform is not None:
