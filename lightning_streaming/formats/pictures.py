@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from operator import index
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,7 +136,7 @@ class Picture:
 
         Raises:
             EncodingError: The file is damaged, or of more than 8 bits a channel.
-            ConfigError: The box is empty, or not within the picture; or ``size`` is no size.
+            ConfigError: The box is empty, not of whole pixels, or not within the picture; or ``size`` is no size.
         """
         import torch
 
@@ -249,7 +249,7 @@ def _factor(size: Size, least: Size | None) -> int:
 def _pair(what: str, size: int | Size) -> Size:
     """Width and height, as they were asked for."""
     try:
-        width, height = map(index, (size, size) if isinstance(size, SupportsIndex) else size)
+        width, height = _sides(size)
     except (TypeError, ValueError):
         width = height = 0
     if min(width, height) < 1:
@@ -257,15 +257,22 @@ def _pair(what: str, size: int | Size) -> Size:
     return width, height
 
 
+def _sides(size: Any) -> tuple[int, ...]:
+    try:
+        return (index(size),) * 2
+    except TypeError:  # not asked of its type: an array of two sides has that method, too
+        return tuple(map(index, size))
+
+
 def _box_within(box: tuple[int, int, int, int], width: int, height: int) -> tuple[int, int, int, int]:
     """The same, if it is a box within a picture."""
     try:
-        left, upper, right, lower = box
+        left, upper, right, lower = map(index, box)
         is_within = 0 <= left < right <= width and 0 <= upper < lower <= height
     except (TypeError, ValueError):
         is_within = False
     if not is_within:
-        raise ConfigError(f"a crop must be a box within {width} x {height} pixels, but got {box!r}")
+        raise ConfigError(f"a crop must be a box of whole pixels within {width} x {height} pixels, but got {box!r}")
     return left, upper, right, lower
 
 

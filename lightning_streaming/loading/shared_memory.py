@@ -154,8 +154,8 @@ class _Pickler(pickle.Pickler):
         if thing.requires_grad and not thing.is_leaf:
             # Torch would find out in a thread of its own, leave the batch out, and have the loader wait for ever.
             raise SampleError(
-                f"a batch has a tensor of shape {tuple(thing.shape)} that was computed from one with requires_grad, and "
-                "cannot go from a worker to the loader; detach() it in transform= or collate_fn=, or set num_workers=0"
+                f"a batch has a tensor of shape {tuple(thing.shape)} that was computed from one with requires_grad, "
+                "which no worker can send; detach() it in transform= or collate_fn=, or set num_workers=0"
             )
         if not is_plain(thing):
             raise _UnfitError

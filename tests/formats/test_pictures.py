@@ -11,6 +11,7 @@ import numpy as np
 import PIL.Image
 import PIL.ImageFile
 import pytest
+import torch
 import simplejpeg
 from hypothesis import given
 from hypothesis import strategies as st
@@ -185,9 +186,9 @@ def test_a_box_that_is_not_within_the_picture_is_refused(box: tuple[int, int, in
         Picture(jpeg()).crop(box, 8)
 
 
-@pytest.mark.parametrize("box", [None, (0, 0, 5), "abcd", (0, 0, float("nan"), 5)])
+@pytest.mark.parametrize("box", [None, (0, 0, 5), "abcd", (0, 0, float("nan"), 5), (0.5, 0.5, 9.5, 9.5)])
 def test_what_is_no_box_is_refused(box: Any) -> None:
-    with pytest.raises(ConfigError, match="within 50 x 40"):
+    with pytest.raises(ConfigError, match="whole pixels within 50 x 40"):
         Picture(jpeg()).crop(box, 8)
 
 
@@ -200,10 +201,11 @@ def test_what_is_no_size_is_refused(size: Any) -> None:
             Picture(data).decode(size)
 
 
-def test_sizes_and_boxes_may_be_numbers_of_numpy() -> None:
-    five, picture = np.int64(5), Picture(jpeg())
-    crops = [picture.crop((0, 0, 5, 5), 3), picture.crop((0, 0, five, five), np.int64(3))]
-    assert (crops[0] == crops[1]).all()
+def test_sizes_and_boxes_may_be_numbers_of_numpy_and_torch() -> None:
+    five, box, picture = np.int64(5), torch.tensor([0, 0, 5, 5]), Picture(jpeg())
+    boxes, sizes = [(0, 0, five, five), box, box.numpy()], [np.int64(3), torch.tensor([3, 3]), np.array([3, 3])]
+    crops: list[Any] = [picture.crop(a_box, size) for a_box, size in zip(boxes, sizes, strict=True)]
+    assert all((one == picture.crop((0, 0, 5, 5), 3)).all() for one in crops)
 
 
 @pytest.mark.parametrize("file", ["text", None, 5, bytearray(b"x"), memoryview(b"x")])
