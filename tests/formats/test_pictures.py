@@ -11,8 +11,8 @@ import numpy as np
 import PIL.Image
 import PIL.ImageFile
 import pytest
-import torch
 import simplejpeg
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
