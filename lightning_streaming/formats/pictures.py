@@ -128,8 +128,8 @@ class Picture:
         """The pixels of a box, brought to a size: a tensor uint8 of shape (3, height, width), RGB.
 
         A JPEG file is decoded at as small a size as is enough for that. Samples are bilinear with antialias, as
-        Pillow's are, from which they differ by two of 255 at most, and hardly ever by more than one, where the file is decoded at
-        its whole size.
+        Pillow's are, from which they differ by two at most, and hardly ever by more than one, where the file is decoded
+        at its whole size.
 
         Args:
             box: Left, upper, right and lower edge in pixels of the whole picture.
