@@ -395,6 +395,9 @@ def _wanted(name: str, columns: Sequence[str] | frozenset[str] | None) -> bool:
 
 # --- read as a table ---
 
+_MOST_ROW_BYTES = 2**31 - 1
+"""Of what numpy takes for one entry of a table."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlainSchema:
@@ -424,7 +427,9 @@ class PlainSchema:
                 fields.append((name, start + values, dtype))
             start += size
         heads = [one for one in heads if one[1]]
-        return plain_rows(start, tuple(fields), tuple(heads)) if start == len(sample) else None
+        if start != len(sample) or start > _MOST_ROW_BYTES:
+            return None
+        return plain_rows(start, tuple(fields), tuple(heads))
 
     def values_of(self, rows: NDArray[np.void], plain: PlainRows) -> tuple[tuple[str, Callable[[int], Any]], ...]:
         """What gives a value of one sample by the sample's number, for each wanted column by name.

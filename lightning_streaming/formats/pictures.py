@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from operator import index
-from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,7 +128,8 @@ class Picture:
         """The pixels of a box, brought to a size: a tensor uint8 of shape (3, height, width), RGB.
 
         A JPEG file is decoded at as small a size as is enough for that. Samples are bilinear with antialias, as
-        Pillow's are, from which they differ by one at most where the file is decoded at its whole size.
+        Pillow's are, from which they differ by two at most, and hardly ever by more than one, where the file is decoded
+        at its whole size.
 
         Args:
             box: Left, upper, right and lower edge in pixels of the whole picture.
@@ -136,7 +137,7 @@ class Picture:
 
         Raises:
             EncodingError: The file is damaged, or of more than 8 bits a channel.
-            ConfigError: The box is empty, or not within the picture; or ``size`` is no size.
+            ConfigError: The box is empty, not of whole pixels, or not within the picture; or ``size`` is no size.
         """
         import torch
 
@@ -257,12 +258,19 @@ def _factor(size: Size, least: Size | None) -> int:
 def _pair(what: str, size: int | Size) -> Size:
     """Width and height, as they were asked for."""
     try:
-        width, height = map(index, (size, size) if isinstance(size, SupportsIndex) else size)
+        width, height = _sides(size)
     except (TypeError, ValueError):
         width = height = 0
     if min(width, height) < 1:
         raise ConfigError(f"{what} must be a number of pixels, or width and height; at least 1; but got {size!r}")
     return width, height
+
+
+def _sides(size: Any) -> tuple[int, ...]:
+    try:
+        return (index(size),) * 2
+    except TypeError:  # not asked of its type: an array of two sides has that method, too
+        return tuple(map(index, size))
 
 
 def _box_within(box: tuple[int, int, int, int], width: int, height: int) -> tuple[int, int, int, int]:
@@ -273,8 +281,7 @@ def _box_within(box: tuple[int, int, int, int], width: int, height: int) -> tupl
     except (TypeError, ValueError):
         is_within = False
     if not is_within:
-        asked = "a crop must be a box of whole pixels, (left, upper, right, lower),"
-        raise ConfigError(f"{asked} within {width} x {height} pixels, but got {box!r}")
+        raise ConfigError(f"a crop must be a box of whole pixels within {width} x {height} pixels, but got {box!r}")
     return left, upper, right, lower
 
 

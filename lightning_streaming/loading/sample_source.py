@@ -404,8 +404,8 @@ class SampleSource:
     def decoder(self) -> DecodeSample | None:
         """What makes the pictures of a sample what was asked for, in the sample itself; None if nothing was.
 
-        It is given the sample, its shard, and its index there. It may be called by several threads at once, raises
-        EncodingError of files that are damaged, with the sample's name, and ConfigError of columns that hold no pictures.
+        It is given the sample, its shard, and its index there, and may be called by several threads at once. It raises
+        EncodingError of files that are damaged, which names the sample, and ConfigError of columns without pictures.
 
         Raises:
             ConfigError: A column that was asked for is nowhere.

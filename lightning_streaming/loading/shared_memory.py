@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import get_worker_info
 
-from lightning_streaming.errors import ConfigError
+from lightning_streaming.errors import ConfigError, SampleError
 from lightning_streaming.loading.state import Cursor
 
 _FEWEST_BYTES = 2048
@@ -78,7 +78,11 @@ class BatchSender:
         self._slots.done_before(self._worker, self._sent)
 
     def send(self, batch: Any) -> Any:
-        """What is to go through the pipe: a :class:`BatchMessage`, or the batch itself for torch to send."""
+        """What is to go through the pipe: a :class:`BatchMessage`, or the batch itself for torch to send.
+
+        Raises:
+            SampleError: It has a tensor that no process can be sent.
+        """
         worker = self._worker
         slot = self._slots.free(worker, self._sent)
         packed = None if slot is None else _pack(batch, slot)
@@ -147,6 +151,12 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, thing: Any) -> Any:
         if not isinstance(thing, torch.Tensor):
             return NotImplemented
+        if thing.requires_grad and not thing.is_leaf:
+            # Torch would find out in a thread of its own, leave the batch out, and have the loader wait for ever.
+            raise SampleError(
+                f"a batch has a tensor of shape {tuple(thing.shape)} that was computed from one with requires_grad, "
+                "which no worker can send; detach() it in transform= or collate_fn=, or set num_workers=0"
+            )
         if not is_plain(thing):
             raise _UnfitError
         values = thing.reshape(-1).view(torch.uint8).numpy()

@@ -297,7 +297,10 @@ def _in_threads(
 
 
 def _started(work_off: Callable[[], None], started: SimpleQueue[None]) -> Thread:
-    """A thread in which torch computes with one thread: else each of ours would have as many as there are cores."""
+    """A thread in which torch computes with one thread: else each of ours would have as many as there are cores.
+
+    A thread of others that asks torch for the first time in between keeps one, too: what was said last is for all such.
+    """
     of_torch = torch.get_num_threads()
     thread = Thread(target=work_off, name="make-samples", daemon=True)
     thread.start()

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 from torch.utils.data._utils.collate import collate as collate_by
-from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 from lightning_streaming.errors import BadSamplesError, ConfigError, SampleError, StreamingError
 from lightning_streaming.loading.bad_samples import MISSING
@@ -326,6 +326,8 @@ def _stacked(samples: list[Any]) -> Any:
     In a worker that sets shared memory aside for each tensor, which takes thrice as long to fill, and is copied too.
     Elsewhere it wakes torch's threads, which then keep cores busy that threads of ours decode on.
     """
+    if default_collate_fn_map.get(torch.Tensor) is not collate_tensor_fn:  # a user's own way, put there as torch allows
+        return default_collate(samples)
     return collate_by(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: _stacked_tensors})
 
 

@@ -133,9 +133,9 @@ class Regrouped:
 class Gathered:
     """The shares of a global batch that the first nodes would read, one after another, cut into equal runs for nodes.
 
-    As :class:`Regrouped`, for any global batch: so on any number of nodes a node reads the shards of two or three of
-    the first nodes, and not of all. A share has one sample more than another, which ones changes from batch to batch,
-    and with it where runs are cut.
+    As :class:`Regrouped`, for any global batch: so a node does not read the shards of all first nodes, but of as many
+    as come on each node, and of one or two more; of two or three where their number is about the same. Some shares have
+    one sample more than others: which ones changes from batch to batch, and with it where runs are cut.
     """
 
     shares: int

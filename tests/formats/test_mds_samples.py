@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import sys
 from collections import defaultdict
 from collections.abc import Callable
@@ -477,6 +478,15 @@ def test_samples_of_fixed_columns_are_as_their_encodings_decode_them(
                 assert found[name].flags.owndata
                 assert found[name].flags.aligned
                 assert found[name].flags.writeable
+
+
+def test_samples_too_large_for_an_entry_of_numpy_are_no_table() -> None:
+    half = 2**30 + 4
+    names, encodings = ("a", "b"), (f"ndarray:uint8:{half}",) * 2
+    schema = mds_samples._schema(names, encodings, (half, half), None)
+    assert schema is not None
+    with mmap.mmap(-1, 2 * half) as memory, memoryview(memory) as sample:  # none of which is touched
+        assert schema.rows_like(sample) is None
 
 
 def test_a_closed_reader_of_fixed_columns_reads_no_more(tmp_path: Path) -> None:

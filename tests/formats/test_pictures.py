@@ -12,6 +12,7 @@ import PIL.Image
 import PIL.ImageFile
 import pytest
 import simplejpeg
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -157,7 +158,7 @@ def test_damaged_files_are_decoded_as_by_pillow_or_refused() -> None:
 
 
 @given(st.data())
-def test_a_crop_of_the_whole_size_differs_from_that_of_pillow_by_one_at_most(data: st.DataObject) -> None:
+def test_a_crop_of_the_whole_size_differs_from_that_of_pillow_by_one_hardly_ever_by_two(data: st.DataObject) -> None:
     width, height = data.draw(st.integers(20, 90)), data.draw(st.integers(20, 90))
     left, upper = data.draw(st.integers(0, width - 10)), data.draw(st.integers(0, height - 10))
     box = left, upper, data.draw(st.integers(left + 5, width)), data.draw(st.integers(upper + 5, height))
@@ -166,7 +167,9 @@ def test_a_crop_of_the_whole_size_differs_from_that_of_pillow_by_one_at_most(dat
     found = picture.crop(box, size)
     expected = picture.pil().crop(box).resize(size, PIL.Image.Resampling.BILINEAR)
     assert found.shape == (3, size[1], size[0])
-    assert np.abs(found.permute(1, 2, 0).numpy().astype(int) - np.asarray(expected)).max() <= 1
+    differences = np.abs(found.permute(1, 2, 0).numpy().astype(int) - np.asarray(expected))
+    assert differences.max() <= 2  # one of the width, one of the height: both are rounded
+    assert (differences > 1).sum() <= 3
 
 
 @pytest.mark.parametrize("kind", ["RGB", "CMYK"])
@@ -185,9 +188,9 @@ def test_a_box_that_is_not_within_the_picture_is_refused(box: tuple[int, int, in
         Picture(jpeg()).crop(box, 8)
 
 
-@pytest.mark.parametrize("box", [None, (0, 0, 5), "abcd", (0, 0, float("nan"), 5)])
+@pytest.mark.parametrize("box", [None, (0, 0, 5), "abcd", (0, 0, float("nan"), 5), (0.5, 0.5, 9.5, 9.5)])
 def test_what_is_no_box_is_refused(box: Any) -> None:
-    with pytest.raises(ConfigError, match="within 50 x 40"):
+    with pytest.raises(ConfigError, match="whole pixels within 50 x 40"):
         Picture(jpeg()).crop(box, 8)
 
 
@@ -200,10 +203,12 @@ def test_what_is_no_size_is_refused(size: Any) -> None:
             Picture(data).decode(size)
 
 
-def test_sizes_and_boxes_may_be_numbers_of_numpy() -> None:
-    five, picture = np.int64(5), Picture(jpeg())
-    crops = [picture.crop((0, 0, 5, 5), 3), picture.crop((0, 0, five, five), np.int64(3))]
-    assert (crops[0] == crops[1]).all()
+def test_sizes_and_boxes_may_be_numbers_of_numpy_and_torch() -> None:
+    five, box, picture = np.int64(5), torch.tensor([0, 0, 5, 5]), Picture(jpeg())
+    boxes: list[Any] = [(0, 0, five, five), box, box.numpy()]
+    sizes: list[Any] = [np.int64(3), torch.tensor([3, 3]), np.array([3, 3])]
+    crops = [picture.crop(a_box, size) for a_box, size in zip(boxes, sizes, strict=True)]
+    assert all(torch.equal(one, picture.crop((0, 0, 5, 5), 3)) for one in crops)
 
 
 @pytest.mark.parametrize("file", ["text", None, 5, bytearray(b"x"), memoryview(b"x")])

@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
+from lightning_streaming.errors import SampleError
 from lightning_streaming.loading import shared_memory
 from lightning_streaming.loading.shared_memory import BatchMessage, BatchSender, BatchSlots
-from tests.helpers import make_loader, write_dataset
+from tests.helpers import make_loader, raises, write_dataset
 
 LARGE = 4096
 
@@ -119,6 +120,20 @@ def test_a_batch_comes_out_as_it_was(name: str) -> None:
 @pytest.mark.parametrize("name", FOR_TORCH)
 def test_tensors_that_are_more_than_their_bytes_are_left_to_torch(name: str) -> None:
     assert shared_memory._pack({"a": [FOR_TORCH[name]()]}, memoryview(bytearray(1 << 16))) is None
+
+
+@pytest.mark.parametrize("collate", [None, torch.stack])
+def test_a_tensor_computed_from_one_that_requires_gradients_is_an_error_rather_than_a_wait(
+    collate: Callable[[Any], Any] | None, tmp_path: Path
+) -> None:
+    write_dataset(tmp_path / "data", 4)
+    loader = make_loader(tmp_path / "data", transform=_with_gradient, workers=1, loader={"collate_fn": collate})
+    with raises(SampleError, "requires_grad", "detach() it in transform="):
+        next(iter(loader))
+
+
+def _with_gradient(sample: dict[str, Any]) -> torch.Tensor:
+    return torch.full((2,), float(sample["id"]), requires_grad=True)
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])

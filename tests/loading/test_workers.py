@@ -34,6 +34,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from lightning_streaming import SampleKey, Stream, StreamingDataLoader, StreamingDataset
 from lightning_streaming.errors import EncodingError, SampleError, StreamingError
@@ -503,3 +504,21 @@ def test_batches_made_here_are_those_of_torch(threads: int, dtype: torch.dtype, 
         assert one.dtype == other.dtype
         assert torch.equal(one, other)
         one[0] = 1  # may be written to
+
+
+def _growing(sample: dict[str, Any]) -> torch.Tensor:
+    return torch.ones(sample["id"] + 1)
+
+
+def _filled_up(tensors: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
+    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_torch_was_told_to_make_of_tensors_is_made(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_dataset(tmp_path / "data", 4)
+    monkeypatch.setitem(default_collate_fn_map, torch.Tensor, _filled_up)
+    loader = make_loader(tmp_path / "data", transform=_growing, shuffle=False, batch_size=4, workers=workers)
+    assert next(iter(loader)).sum(dim=1).tolist() == [1, 2, 3, 4]
