@@ -1,6 +1,7 @@
 """The usual recipe of ImageNet: a random part of each picture, brought to one size, flipped or not, normalised.
 
-    python -m examples.imagenet
+    python -m examples.imagenet                                 # writes demo_output/pictures
+    lightning-streaming fit --config configs/pictures.yaml
 
 Pictures are decoded after the part is drawn, at no larger a size than it needs, in threads. All randomness is the
 sample's own ``rng``, so a resumed run sees the same parts. Nothing but numpy and torch is needed.
@@ -11,13 +12,15 @@ from __future__ import annotations
 import argparse
 import io
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch import LightningModule
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_streaming import MDSWriter, Picture, StreamingConfig, StreamingDataModule
 
@@ -89,6 +92,37 @@ class ImageNet(StreamingDataModule):
     def on_after_batch_transfer(self, batch: dict[str, Tensor], dataloader_idx: int) -> dict[str, Tensor]:  # noqa: ARG002
         """Normalise where the model is: bytes are a quarter of the way there."""
         return {**batch, "image": normalised(batch["image"])}
+
+
+class Classifier(LightningModule):
+    """A few convolutions, for batches {"image": float32 (batch, 3, height, width), "label": int64 (batch,)}.
+
+    Args:
+        classes: How many labels there are, from 0 on.
+        width: Channels of the first layer; each of the next has twice as many.
+    """
+
+    def __init__(self, classes: int = 1000, width: int = 8) -> None:
+        super().__init__()
+        sizes = [3, width, 2 * width, 4 * width]
+        layers = [
+            nn.Sequential(nn.Conv2d(before, after, 3, stride=2, padding=1), nn.ReLU())
+            for before, after in pairwise(sizes)
+        ]
+        self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(sizes[-1], classes))
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:  # noqa: ARG002
+        """Cross-entropy of the labels."""
+        return nn.functional.cross_entropy(self.layers(batch["image"]), batch["label"])
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:  # noqa: ARG002
+        """Log the share of labels that are right."""
+        right = self.layers(batch["image"]).argmax(1) == batch["label"]
+        self.log("val_accuracy", right.float().mean(), prog_bar=True, batch_size=len(right))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """AdamW."""
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
 
 def write_pictures(out: Path, count: int) -> None:

@@ -30,6 +30,7 @@ STEPS_PER_EPOCH = {
     "other_formats": 125,
     "packed_documents": 100,
     "phases": 200,
+    "pictures": 8,
     "resume": 250,
     "token_budget": 100,
     "validation_set": 125,
