@@ -407,7 +407,7 @@ class PlainSchema:
     """Name, encoding, bytes if they do not vary, and whether the column is wanted."""
 
     def rows_like(self, sample: memoryview) -> PlainRows | None:
-        """How samples lie in their bytes that are like this one; None if this one cannot be read."""
+        """How samples lie in their bytes that are like this one; None if it cannot be read, or no column is wanted."""
         varying = [size for _, _, size, _ in self.columns].count(None)
         start = 4 * varying
         if len(sample) < start:
@@ -427,7 +427,7 @@ class PlainSchema:
                 fields.append((name, start + values, dtype))
             start += size
         heads = [one for one in heads if one[1]]
-        if start != len(sample) or start > _MOST_ROW_BYTES:
+        if start != len(sample) or start > _MOST_ROW_BYTES or not fields:
             return None
         return plain_rows(start, tuple(fields), tuple(heads))
 

@@ -461,7 +461,7 @@ def test_samples_of_fixed_columns_are_as_their_encodings_decode_them(
 ) -> None:
     root = tmp_path_factory.mktemp("fixed")
     columns = {f"c{place}": encoding for place, encoding in enumerate(encodings)}
-    wanted = [name for place, name in enumerate(columns) if place not in left_out] or None
+    wanted = [name for place, name in enumerate(columns) if place not in left_out] if left_out else None
     written, info = open_written(root, columns, 3)
     data, offsets = written.bytes_and_offsets()
     one_by_one = read_decoder(info, allow_unsafe_types=False, columns=wanted)

@@ -127,7 +127,7 @@ def test_whole_numbers_fit_a_column_of_floats_if_no_digit_is_lost(tmp_path: Path
 def test_columns_asked_for_leave_others_out(tmp_path: Path) -> None:
     source = json_lines(tmp_path / "a.jsonl", {"x": 1, "y": "a"}, {"x": 2, "z": 0})
     assert [list(sample) for sample in encode_all(source, "x")] == [["x"], ["x"]]
-    with pytest.raises(ConfigError, match=r"no column 'w'.*the columns x, y"):
+    with pytest.raises(ConfigError, match=r"no column 'w'; the columns of .* are x, y"):
         encode_all(source, "w")
     with pytest.raises(ConfigError, match="another column each time"):
         encode_all(source, "x", "x:int")
