@@ -5,33 +5,29 @@ them together. Where a shard gives columns of many samples at once, texts too, t
 
     sample      0   1   2   3   4   5             sorted by shard, each shard is asked once:
     shard       7   2   7   7   2   9             shard 7 for samples 0 2 3, shard 2 for 1 4, shard 9 for 5
-
-Where torch's default collate makes no batch of samples, the error says which column is why, and what to do about it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from numbers import Number
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import default_collate
 
 from lightning_streaming.errors import StreamingError
 from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.formats.plain_rows import ColumnReader, PlainReader, PlainRows
+from lightning_streaming.loading.collation import collated, stacked
 from lightning_streaming.loading.reading import Reading, WorkerPass, by_shard, decoded
 
 _MOST_BYTES = 1 << 20
 """Of the samples gathered at a time, unless one batch has more: what a core's own cache holds."""
 _LARGE = 1 << 15
 """Bytes of a sample from which on copying it once more would take longer than asking for it alone."""
-_IN_TRANSFORM = "in transform= (or in the dataset's __getitem__)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +177,7 @@ class _Gather:
                 samples.append(one(row))
             except StreamingError as error:
                 samples.append(self._of_pass.instead(row, error, one))
-        return collated(default_collate, samples, is_default=True)
+        return collated(stacked, samples)
 
     def _reader(self, shard: int) -> ShardReader:
         """The reader of a shard. One that could not be had is not tried again by the batch that needs it."""
@@ -260,168 +256,3 @@ def _table(rows: _Rows, batch_size: int) -> Table:
     columns = rows.plain.columns_of(rows.data).items()
     batches = len(rows.data) // size  # of empty arrays, numpy could not tell
     return Table({name: values.reshape(batches, size, *values.shape[1:]) for name, values in columns})
-
-
-Collate = Callable[[list[Any]], Any]
-"""Makes a batch of samples."""
-
-
-class CollateError(Exception):
-    """Samples that could not be made a batch; for who knows which ones they are.
-
-    Args:
-        told: What is wrong.
-        places: Those samples of the batch that are to be named.
-    """
-
-    def __init__(self, told: str, places: Sequence[int]) -> None:
-        super().__init__(told)
-        self.places = places
-
-
-def collated(collate: Collate, samples: list[Any], *, is_default: bool) -> Any:
-    """The batch of some samples.
-
-    Args:
-        collate: Makes it.
-        samples: One or more.
-        is_default: Whether it makes what torch's own function makes.
-
-    Raises:
-        CollateError: The collate function failed; its cause is that error, unless it is torch's own function, of whose
-            error the message says what to do about it.
-    """
-    try:
-        return collate(samples)
-    except Exception as error:
-        if is_default:
-            raise _explained(samples, error) from None
-        told = f"collate_fn failed on a batch: {type(error).__name__}: {error}"
-        raise CollateError(told, range(len(samples))) from error
-
-
-class _Mismatch(NamedTuple):
-    where: str
-    """What is wrong, of the samples' values that stand in one place."""
-    way_out: str
-    odd: int | None = None
-    """The first sample of the batch that is not like those before it, if that is what is wrong."""
-
-
-def _explained(samples: list[Any], error: Exception) -> CollateError:
-    found = _mismatch("", samples)
-    if found is None:
-        told = f"torch's default collate makes no batch of these samples: {type(error).__name__}: {error}"
-        return CollateError(told, range(len(samples)))
-    told = f"{found.where}, of which torch's default collate makes no batch; {found.way_out}"
-    return CollateError(told, [] if found.odd is None else [found.odd])
-
-
-def _mismatch(path: str, values: Sequence[Any]) -> _Mismatch | None:
-    """What keeps values from being collated: the first of their parts that does not go with torch.
-
-    Args:
-        path: Where in the samples they stand; empty for the samples themselves.
-        values: One of each sample.
-    """
-    place, first = f"column {path}" if path else "each sample", values[0]
-    if any(value is None for value in values):
-        return _missing(place, values)
-    if isinstance(first, Mapping):
-        return _mappings(path, place, values)
-    if isinstance(first, (tuple, list)):
-        return _sequences(path, place, values)
-    if isinstance(first, (torch.Tensor, np.ndarray)):
-        return _of_other_kinds(place, values, type(first)) or _arrays(place, values)
-    if isinstance(first, (str, bytes)):
-        return None
-    if isinstance(first, Number):
-        return _of_other_kinds(place, values, Number)
-    return _Mismatch(f"{place} is {_kind_in_words(type(first))}", _way_out_of(type(first)))
-
-
-def _missing(place: str, values: Sequence[Any]) -> _Mismatch:
-    nones = [number for number, value in enumerate(values) if value is None]
-    way_out = f"put a value there {_IN_TRANSFORM}, or pass the loader a collate_fn="
-    if len(nones) == len(values):
-        return _Mismatch(f"{place} is None", way_out)
-    return _Mismatch(f"{place} is None in {len(nones)} of {len(values)} samples", way_out, nones[0])
-
-
-def _of_other_kinds(place: str, values: Sequence[Any], kind: type) -> _Mismatch | None:
-    """Samples that are of another type than the first."""
-    for number, value in enumerate(values):
-        if not isinstance(value, kind):
-            names = f"{type(values[0]).__name__} and {type(value).__name__}"
-            return _Mismatch(f"{place} is of different types, {names}", f"make them one {_IN_TRANSFORM}", number)
-    return None
-
-
-def _mappings(path: str, place: str, values: Sequence[Any]) -> _Mismatch | None:
-    first = values[0]
-    for number, value in enumerate(values):
-        keys = list(value) if isinstance(value, Mapping) else type(value).__name__
-        if not isinstance(value, Mapping) or value.keys() != first.keys():
-            way_out = f"give all samples the same {_IN_TRANSFORM}, or pass the loader a collate_fn="
-            return _Mismatch(
-                f"{place} has different columns: {list(first)} in number 0 of the batch, {keys} in number {number}",
-                way_out if path else f"{_columns_of_all(values)}{way_out}",
-                number,
-            )
-    parts = (_mismatch(f"{path}[{name!r}]" if path else repr(name), [one[name] for one in values]) for name in first)
-    return next((part for part in parts if part is not None), None)
-
-
-def _columns_of_all(samples: Sequence[Any]) -> str:
-    """How to read only the columns that all samples have; empty if there are none."""
-    if not all(isinstance(one, Mapping) for one in samples):
-        return ""
-    common = [name for name in samples[0] if all(name in one for one in samples)]
-    return f"name those that all have with columns={common}, " if common else ""
-
-
-def _sequences(path: str, place: str, values: Sequence[Any]) -> _Mismatch | None:
-    sizes = [len(value) if isinstance(value, (tuple, list)) else -1 for value in values]
-    if len(set(sizes)) > 1:
-        shown = ", ".join(map(str, sorted(set(sizes))[:5]))
-        return _Mismatch(
-            f"{place} is a {type(values[0]).__name__} of different lengths ({shown})",
-            f"make them equally long {_IN_TRANSFORM}, or pad them in a collate_fn= of the loader",
-        )
-    parts = (_mismatch(f"{path}[{number}]", [one[number] for one in values]) for number in range(sizes[0]))
-    return next((part for part in parts if part is not None), None)
-
-
-def _arrays(place: str, values: Sequence[Any]) -> _Mismatch | None:
-    shapes = list(dict.fromkeys(tuple(value.shape) for value in values))
-    if len(shapes) > 1:
-        shown = ", ".join(map(str, shapes[:4])) + (", ..." if len(shapes) > 4 else "")
-        return _Mismatch(
-            f"{place} is an array of different shapes, not of equal size in all samples: {shown}",
-            f"bring them to one shape {_IN_TRANSFORM}, or pad them in a collate_fn= of the loader",
-        )
-    if isinstance(values[0], np.ndarray) and values[0].dtype.kind in "OSUMm":
-        return _Mismatch(
-            f"{place} is an array of dtype {values[0].dtype}", f"make numbers of it {_IN_TRANSFORM}, or leave it out"
-        )
-    return None
-
-
-def _kind_in_words(kind: type) -> str:
-    if _is_image(kind):
-        return f"a PIL image ({kind.__name__})"
-    return f"an object of type {kind.__module__}.{kind.__qualname__}"
-
-
-def _way_out_of(kind: type) -> str:
-    if _is_image(kind):
-        return (
-            f"make an array of it {_IN_TRANSFORM}, as numpy.array(image) or torchvision's ToTensor do, of one size for "
-            "all images; or pass the loader a collate_fn="
-        )
-    return f"make a tensor, array, number or text of it {_IN_TRANSFORM}, or pass the loader a collate_fn="
-
-
-def _is_image(kind: type) -> bool:
-    """Whether these are Pillow's, which need not be installed."""
-    return any(one.__module__ == "PIL.Image" and one.__name__ == "Image" for one in kind.__mro__)

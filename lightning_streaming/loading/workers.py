@@ -31,12 +31,11 @@ import torch
 from numpy.typing import NDArray
 from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
-from torch.utils.data._utils.collate import collate as collate_by
-from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 from lightning_streaming.errors import BadSamplesError, ConfigError, SampleError, StreamingError
 from lightning_streaming.loading.bad_samples import MISSING
-from lightning_streaming.loading.batches import Batches, Collate, CollateError, collated, read_tables
+from lightning_streaming.loading.batches import Batches, read_tables
+from lightning_streaming.loading.collation import Collate, CollateError, collated, stacked
 from lightning_streaming.loading.group_values import padded
 from lightning_streaming.loading.growth import NO_GROWTH, Growth
 from lightning_streaming.loading.pack_options import Budget, Pack, Packing
@@ -45,7 +44,7 @@ from lightning_streaming.loading.packed_batches import read_group_tables, read_p
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.reading import WorkerPass
 from lightning_streaming.loading.sample_key import Replacement, SampleKey
-from lightning_streaming.loading.shared_memory import BatchMessage, BatchSender, BatchSlots, is_plain, shared
+from lightning_streaming.loading.shared_memory import BatchMessage, BatchSender, BatchSlots, shared
 from lightning_streaming.loading.state import PassStart
 from lightning_streaming.loading.transform import kind_of, rng_of_worker, seed_global_generators, told_keys
 
@@ -54,8 +53,6 @@ if TYPE_CHECKING:
 
 _PATIENCE = 1.0
 """Seconds for a worker to end by itself, and then again for one that was told to by a signal."""
-_FEWEST_IN_THREADS = 1 << 15
-"""Values from which on torch copies in threads."""
 _START_BYTES, _RUN_BYTES = 4096, 64
 """Several times what a pass start takes pickled, without streams that have grown, and what each run that it skips adds.
 """
@@ -308,44 +305,16 @@ class WorkerBatches(IterableDataset[BatchGroup]):
             budget = pack
             return lambda groups: padded(budget, groups[0]) if is_default else _collated_group(collate, groups[0])
         if is_default and pack is not None:
-            return lambda packs: collated(collate_packs, packs, is_default=False)
+            return lambda packs: collated(collate_packs, packs)
         goes_by_torch = self._sender is None and get_worker_info() is not None
-        chosen = _stacked if is_default and not goes_by_torch else collate
-        return lambda samples: collated(chosen, samples, is_default=is_default)
+        chosen = stacked if is_default and not goes_by_torch else collate
+        return partial(collated, chosen)
 
 
 def _delivered(key: SampleKey, replaced: Mapping[int, Replacement]) -> SampleKey:
     """The key of what was read where a sample was planned."""
     other = replaced.get(key.position)
     return key if other is None else replace(key, shard=other.shard, index=other.sample)
-
-
-def _stacked(samples: list[Any]) -> Any:
-    """What torch's default collate makes of samples, in memory of this process alone, by this thread alone.
-
-    In a worker that sets shared memory aside for each tensor, which takes thrice as long to fill, and is copied too.
-    Elsewhere it wakes torch's threads, which then keep cores busy that threads of ours decode on.
-    """
-    if default_collate_fn_map.get(torch.Tensor) is not collate_tensor_fn:  # a user's own way, put there as torch allows
-        return default_collate(samples)
-    return collate_by(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: _stacked_tensors})
-
-
-def _stacked_tensors(tensors: list[torch.Tensor], *, collate_fn_map: Any = None) -> Any:  # noqa: ARG001
-    first = tensors[0]
-    if first.is_nested or first.layout is not torch.strided:
-        return default_collate(tensors)  # which says that it does not take them
-    kind = first.dtype, first.shape
-    is_by_one = torch.get_num_threads() == 1 or first.numel() * len(tensors) < _FEWEST_IN_THREADS
-    if is_by_one or not all(is_plain(one) and (one.dtype, one.shape) == kind for one in tensors):
-        return torch.stack(tensors)
-    # In one go: numpy would let go of the interpreter's lock, and wait for it, at each.
-    joined = bytearray().join([_bytes_of(one) for one in tensors])
-    return torch.frombuffer(joined, dtype=first.dtype).view(len(tensors), *first.shape)
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return tensor.view(-1).view(torch.uint8).numpy().data
 
 
 def _collated_group(collate: Collate, group: Sequence[Any]) -> Any:
@@ -362,7 +331,7 @@ def _collated_group(collate: Collate, group: Sequence[Any]) -> Any:
             "mend the data or the transform, or leave such documents out with `lightning-streaming select --not`"
         )
     try:
-        return collated(collate, [group[place] for place in there], is_default=False)
+        return collated(collate, [group[place] for place in there])
     except CollateError as error:
         raise CollateError(str(error), [there[place] for place in error.places]) from error.__cause__
 

@@ -1,7 +1,7 @@
 """How a sequence is divided among nodes, ranks and batches.
 
 A global batch is a run of ``P * R * B`` entries of a sequence, for ``P`` nodes of ``R`` ranks with ``B`` samples each.
-A :class:`Layout` says which of these each rank gets, a :class:`Partition` does it for a whole epoch.
+A :data:`Layout` says which of these each rank gets, a :class:`Partition` does it for a whole epoch.
 
 A run may go on in the middle of an epoch with other machines. Batching methods that compose batches then keep those of
 the machines that the epoch began with (:func:`epoch_geometry`): the sequence stays, and is divided among the new ranks
@@ -51,28 +51,20 @@ class BatchGeometry:
         return self.num_ranks * self.batch_size
 
 
-class Layout(Protocol):
-    """A way to divide global batches."""
+class FixedLayout(Protocol):
+    """A way to divide global batches, the same for all."""
 
-    def entries(
-        self, geometry: BatchGeometry, node: int, rank_of_node: int, firsts: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """The entries of some global batches that one rank reads.
+    def entries(self, geometry: BatchGeometry, node: int, rank_of_node: int) -> NDArray[np.int64]:
+        """The entries of a global batch that one rank reads.
 
         Args:
             geometry: The machines.
             node: In ``[0, geometry.num_nodes)``.
             rank_of_node: In ``[0, geometry.ranks_per_node)``.
-            firsts: Where the first entry of each global batch lies in the sequence, of shape (batches, 1).
 
         Returns:
-            Entries counted from the first of their batch, each in [0, P * R * B), of shape (batches, batch_size), or
-            (batch_size,) where they are the same in all.
+            Entries counted from the first of the batch, each in [0, P * R * B), of shape (batch_size,).
         """
-
-
-ANYWHERE = np.zeros((1, 1), np.int64)
-"""Where a global batch lies, for layouts that divide all alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +74,8 @@ class Interleaved:
     So a node that has canonical nodes of its own reads those alone.
     """
 
-    def entries(
-        self, geometry: BatchGeometry, node: int, rank_of_node: int, firsts: NDArray[np.int64] = ANYWHERE
-    ) -> NDArray[np.int64]:
-        """See :class:`Layout`. For 2 nodes of 1 rank and batches of 3: node 0 reads 0 2 4."""
-        del firsts
+    def entries(self, geometry: BatchGeometry, node: int, rank_of_node: int) -> NDArray[np.int64]:
+        """See :class:`FixedLayout`. For 2 nodes of 1 rank and batches of 3: node 0 reads 0 2 4."""
         return np.arange(geometry.batch_size) * geometry.num_ranks + rank_of_node * geometry.num_nodes + node
 
 
@@ -97,11 +86,8 @@ INTERLEAVED = Interleaved()
 class Contiguous:
     """A whole batch after another, to the ranks of the first node, then to those of the second, and so on."""
 
-    def entries(
-        self, geometry: BatchGeometry, node: int, rank_of_node: int, firsts: NDArray[np.int64] = ANYWHERE
-    ) -> NDArray[np.int64]:
-        """See :class:`Layout`. For 2 nodes of 1 rank and batches of 3: node 0 reads 0 1 2."""
-        del firsts
+    def entries(self, geometry: BatchGeometry, node: int, rank_of_node: int) -> NDArray[np.int64]:
+        """See :class:`FixedLayout`. For 2 nodes of 1 rank and batches of 3: node 0 reads 0 1 2."""
         rank = node * geometry.ranks_per_node + rank_of_node
         return np.arange(rank * geometry.batch_size, (rank + 1) * geometry.batch_size)
 
@@ -116,11 +102,8 @@ class Regrouped:
 
     initial_num_nodes: int
 
-    def entries(
-        self, geometry: BatchGeometry, node: int, rank_of_node: int, firsts: NDArray[np.int64] = ANYWHERE
-    ) -> NDArray[np.int64]:
-        """See :class:`Layout`. For 2 nodes regrouped to 3, each of 1 rank with batches of 2: 0 2 | 4 1 | 3 5."""
-        del firsts
+    def entries(self, geometry: BatchGeometry, node: int, rank_of_node: int) -> NDArray[np.int64]:
+        """See :class:`FixedLayout`. For 2 nodes regrouped to 3, each of 1 rank with batches of 2: 0 2 | 4 1 | 3 5."""
         nodes, ranks = self.initial_num_nodes, geometry.ranks_per_node
         batch_size = geometry.global_batch_size // (nodes * ranks)
         blocks = Contiguous().entries(geometry, node, rank_of_node)
@@ -133,18 +116,30 @@ class Regrouped:
 class Gathered:
     """The shares of a global batch that the first nodes would read, one after another, cut into equal runs for nodes.
 
-    As :class:`Regrouped`, for any global batch: so a node does not read the shards of all first nodes, but of as many
-    as come on each node, and of one or two more; of two or three where their number is about the same. Some shares have
-    one sample more than others: which ones changes from batch to batch, and with it where runs are cut.
+    As :class:`Regrouped`, but for any global batch: so a node does not read the shards of all first nodes, but of as
+    many as come on each node, and of one or two more; of two or three where their number is about the same. Some shares
+    have one sample more than others: which ones changes from batch to batch, and with it where runs are cut.
     """
 
     shares: int
     """How many there are; the sequence reads each in turn."""
 
-    def entries(
+    def entries_of(
         self, geometry: BatchGeometry, node: int, rank_of_node: int, firsts: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """See :class:`Layout`. For batches of 1 of 5 nodes, with shares 0 1 2 3 0: 0 | 4 | 1 | 2 | 3."""
+        """The entries of some global batches that one rank reads.
+
+        For batches of 1 of 5 nodes, with shares 0 1 2 3 0: 0 | 4 | 1 | 2 | 3.
+
+        Args:
+            geometry: The machines.
+            node: In ``[0, geometry.num_nodes)``.
+            rank_of_node: In ``[0, geometry.ranks_per_node)``.
+            firsts: Where the first entry of each global batch lies in the sequence, of shape (batches, 1).
+
+        Returns:
+            Entries counted from the first of their batch, each in [0, P * R * B), of shape (batches, batch_size).
+        """
         shares, ranks = self.shares, geometry.ranks_per_node
         # Of all entries, share after share, the node has a run, of which its ranks have every entry in turn.
         places = node * ranks * geometry.batch_size + np.arange(geometry.batch_size) * ranks + rank_of_node
@@ -163,6 +158,10 @@ class Gathered:
         own_shares += np.take_along_axis(begins, kinds, axis=1)
         entries: NDArray[np.int64] = (own_shares - first) % shares + rounds * shares
         return entries
+
+
+Layout = FixedLayout | Gathered
+"""Which entries of a global batch each rank gets."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -250,18 +249,23 @@ class Partition:
             )
         if ts.size and ts.min() < 0:
             raise ConfigError(f"batches count from 0, but got {ts.min()}")
-        before = self.entries_before
-        firsts = (before + ts * size)[:, np.newaxis]
         at_end = ts >= self.full_batches
-        # Those at the end are dealt in turn, and may lie beyond it.
-        lie_at = self.sequence.positions(firsts[~at_end])
-        entries = np.empty((len(ts), machines.batch_size), np.int64)
-        entries[~at_end] = firsts[~at_end] + self.layout.entries(machines, node, rank_of_node, lie_at)
         if not at_end.any():
-            return self.sequence.positions(entries)
+            return self.sequence.positions(self._entries_of_full(ts, node, rank_of_node))
+        # Those at the end are dealt in turn, and may lie beyond it.
+        entries = np.empty((len(ts), machines.batch_size), np.int64)
+        entries[~at_end] = self._entries_of_full(ts[~at_end], node, rank_of_node)
         steps = (ts[at_end] * size)[:, np.newaxis] + INTERLEAVED.entries(machines, node, rank_of_node)
-        entries[at_end] = read_again(steps, self.remaining, machines, before)
+        entries[at_end] = read_again(steps, self.remaining, machines, self.entries_before)
         return np.where(entries < 0, -1, self.sequence.positions(entries))
+
+    def _entries_of_full(self, ts: NDArray[np.int64], node: int, rank_of_node: int) -> NDArray[np.int64]:
+        """The entries of full batches that one rank reads, of shape (len(ts), batch_size)."""
+        firsts = (self.entries_before + ts * self.geometry.global_batch_size)[:, np.newaxis]
+        if isinstance(self.layout, Gathered):
+            lie_at = self.sequence.positions(firsts)
+            return firsts + self.layout.entries_of(self.geometry, node, rank_of_node, lie_at)
+        return firsts + self.layout.entries(self.geometry, node, rank_of_node)
 
     def are_first(self, ts: NDArray[np.int64], node: int, rank_of_node: int) -> NDArray[np.bool_]:
         """Of what :meth:`batches` gives, what is no entry read again to keep the ranks even, and not -1."""
