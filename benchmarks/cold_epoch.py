@@ -47,6 +47,9 @@ BATCH_SIZE = 32
 LONGEST_SECONDS = 90
 TRIES = 3
 """Of each epoch: a peer's may fail, as its workers can read a file that is not whole yet, or hang."""
+CAPS = {"latency": 0.05, "per_connection": 20e6, "total": 160e6}
+"""Of the server, unless told otherwise: seconds before each answer, bytes a second of one connection and of all."""
+
 BUCKET = "bucket"
 NAME = "mds"
 FORMATS = ("parquet", "npy", "webdataset")
@@ -314,9 +317,9 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=24, help="shards of 64 MiB")
     parser.add_argument("--workers", type=int, default=2, help="workers of each loader")
     parser.add_argument("--order", choices=["shuffled", "stored"], default="shuffled", help="in which order to read")
-    parser.add_argument("--latency", type=float, default=0.05, help="seconds before each answer")
-    parser.add_argument("--per-connection", type=float, default=20e6, help="bytes a second of each connection")
-    parser.add_argument("--total", type=float, default=160e6, help="bytes a second of all connections")
+    parser.add_argument("--latency", type=float, default=CAPS["latency"], help="seconds before each answer")
+    parser.add_argument("--per-connection", type=float, default=CAPS["per_connection"], help="bytes a second of one")
+    parser.add_argument("--total", type=float, default=CAPS["total"], help="of all connections")
     parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()), help="where files are put")
     parser.add_argument("--measure", nargs=5, help=argparse.SUPPRESS)
     parser.add_argument("--write-litdata", nargs=2, help=argparse.SUPPRESS)

@@ -50,7 +50,6 @@ CHUNK_BYTES = 8 << 20
 CONNECTIONS = 16
 DOWNLOADS = 4
 """Shards at a time, each in chunks."""
-CAPS = {"latency": 0.05, "per_connection": 20e6, "total": 160e6}
 NO_CAPS = {"latency": 0.0, "per_connection": 0.0, "total": 0.0}
 
 
@@ -62,6 +61,14 @@ class Spent(NamedTuple):
     """Seconds of processor time."""
     size: int
     """Bytes that were read."""
+
+
+class BlobShard(NamedTuple):
+    """A shard of the dataset of blobs."""
+
+    name: str
+    size: int
+    sha1: str
 
 
 @dataclass(frozen=True)
@@ -83,15 +90,10 @@ class Place:
         """The dataset of blobs, which is also the server's."""
         return self.root / cold_epoch.BUCKET / cold_epoch.NAME
 
-    def shards(self) -> list[tuple[str, int]]:
-        """Name and bytes of each shard of blobs."""
-        index = json.loads((self.blobs() / "index.json").read_bytes())
-        return [(one["raw_data"]["basename"], one["raw_data"]["bytes"]) for one in index["shards"]]
-
-    def sha1s(self) -> dict[str, str]:
-        """The SHA-1 of each shard of blobs."""
-        index = json.loads((self.blobs() / "index.json").read_bytes())
-        return {one["raw_data"]["basename"]: one["raw_data"]["hashes"]["sha1"] for one in index["shards"]}
+    def shards(self) -> list[BlobShard]:
+        """The shards of blobs."""
+        files = [one["raw_data"] for one in json.loads((self.blobs() / "index.json").read_bytes())["shards"]]
+        return [BlobShard(file["basename"], file["bytes"], file["hashes"]["sha1"]) for file in files]
 
 
 def write(root: Path, shards: int) -> None:
@@ -168,15 +170,15 @@ def sockets(place: Place) -> Iterator[int]:
     shards = place.shards()
     yield 0
     with ThreadPoolExecutor(CONNECTIONS) as pool:
-        targets = {name: os.open(place.scratch / name, os.O_WRONLY | os.O_CREAT) for name, _ in shards}
+        targets = {shard: os.open(place.scratch / shard.name, os.O_WRONLY | os.O_CREAT) for shard in shards}
         jobs = [
-            pool.submit(fetch, targets[name], name, start, min(start + CHUNK_BYTES, size))
-            for name, size in shards
-            for start in range(0, size, CHUNK_BYTES)
+            pool.submit(fetch, targets[shard], shard.name, start, min(start + CHUNK_BYTES, shard.size))
+            for shard in shards
+            for start in range(0, shard.size, CHUNK_BYTES)
         ]
         for job in jobs:
             job.result()
-    yield sum(size for _, size in shards)
+    yield sum(shard.size for shard in shards)
 
 
 def download(place: Place, *, hashed: bool) -> Iterator[int]:
@@ -186,19 +188,18 @@ def download(place: Place, *, hashed: bool) -> Iterator[int]:
 
     options = {"key": "key", "secret": "secret", "endpoint_url": place.endpoint}
     source = Location(f"s3://{cold_epoch.BUCKET}/{cold_epoch.NAME}", options)
-    shards, sha1s = place.shards(), place.sha1s()
+    shards = place.shards()
     (source / "index.json").read()
     yield 0
 
-    def one(shard: tuple[str, int]) -> None:
-        name, size = shard
-        (source / name).download(place.scratch / name, size=size)
-        if hashed and hash_file("sha1", place.scratch / name) != sha1s[name]:
-            raise SystemExit(f"{name} is not as its SHA-1 says")
+    def one(shard: BlobShard) -> None:
+        (source / shard.name).download(place.scratch / shard.name, size=shard.size)
+        if hashed and hash_file("sha1", place.scratch / shard.name) != shard.sha1:
+            raise SystemExit(f"{shard.name} is not as its SHA-1 says")
 
     with ThreadPoolExecutor(DOWNLOADS) as pool:
         list(pool.map(one, shards))
-    yield sum(size for _, size in shards)
+    yield sum(shard.size for shard in shards)
 
 
 def epoch(place: Place, workers: int) -> Iterator[int]:
@@ -215,7 +216,7 @@ def get(place: Place) -> Iterator[int]:
     os.environ["COLD_EPOCH_ROOT"] = str(place.root)
     yield 0
     cold_epoch.plain_get(place.scratch, 0, place.endpoint)
-    yield sum(size for _, size in place.shards())
+    yield sum(shard.size for shard in place.shards())
 
 
 Measure = Callable[[Place], Iterator[int]]
@@ -305,7 +306,7 @@ def compare(options: argparse.Namespace) -> None:
         write(root, options.shards)
         if options.only != "link":
             show_memory(rounds(list(MEMORY), root, "", options.rounds))
-        for caps in () if options.only == "memory" else (NO_CAPS, CAPS):
+        for caps in () if options.only == "memory" else (NO_CAPS, cold_epoch.CAPS):
             with http_server(root, **caps) as endpoint:
                 show_link(rounds(list(LINK), root, endpoint, options.rounds), caps["total"])
 

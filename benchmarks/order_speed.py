@@ -19,7 +19,6 @@ import hashlib
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 import tempfile
@@ -78,22 +77,17 @@ class Meter:
         # Makes the kernel forget the peak, which the imports may have reached.
         Path("/proc/self/clear_refs").write_text("5")
         self._memory = _resident("VmRSS")
-        self._seconds = _processor_seconds()
+        self._seconds = time.process_time()
 
     @property
     def seconds(self) -> float:
         """User and system time."""
-        return _processor_seconds() - self._seconds
+        return time.process_time() - self._seconds
 
     @property
     def peak_mib(self) -> float:
         """The most memory at any time, above what there was."""
         return (_resident("VmHWM") - self._memory) / MIB
-
-
-def _processor_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
 
 
 def _resident(field: str) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import time
 import urllib.request
 from dataclasses import dataclass
@@ -82,10 +81,10 @@ def _dataset(url: str, scratch: Path, name: str) -> StreamingDataset:
 
 
 def _read_shards(url: str, scratch: Path) -> tuple[float, float]:
-    began = _processor_seconds()
+    began = time.process_time()
     for _ in StreamingDataLoader(_dataset(url, scratch, "shards")):
         pass
-    seconds = _processor_seconds() - began
+    seconds = time.process_time() - began
     files = [path.stat().st_size for path in (scratch / "bucket" / "shards").glob("*.mds")]
     return _count(url, "/shards/.*mds$") / len(files), seconds / sum(files) * 1e9
 
@@ -111,8 +110,3 @@ def _count(url: str, pattern: str) -> int:
     asked = urllib.request.Request(f"{url}/__log", data=pattern.encode(), method="POST")
     with urllib.request.urlopen(asked) as answer:
         return len(json.loads(answer.read()))
-
-
-def _processor_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime

@@ -18,6 +18,7 @@ from typing import Any
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.hashing import hash_names
+from lightning_streaming.formats.images import IMAGE_SUFFIXES
 from lightning_streaming.formats.shard_table import FILE_SUFFIXES, OTHER_FORMATS, format_told_by
 from lightning_streaming.storage import Location, StorageOptions, local_path, mask_url
 from lightning_streaming.storage.file_patterns import is_one_name, split_location, without_query
@@ -215,9 +216,6 @@ def default_cache_directory(remote: str, storage_options: Mapping[str, Any] | No
     return _cache_root() / f"{readable}-{_digest(Location(remote, storage_options or {}).key)}"
 
 
-_PICTURES = (".jpg", ".jpeg", ".png", ".webp")
-
-
 def other_format_at(path: Path) -> tuple[str, str] | None:
     """The format of what lies in a directory, or is a file, as far as names tell; and one of the names."""
     with suppress(OSError):
@@ -231,7 +229,7 @@ def has_pictures(directory: Path) -> bool:
     """Whether pictures are among the first files in a directory, or in the folders directly in it."""
     with suppress(OSError):
         files = chain(directory.glob("*.*"), directory.glob("*/*.*"))
-        return any(one.suffix.lower() in _PICTURES for one in islice(files, _MOST_LOOKED_AT))
+        return any(one.suffix.lower() in IMAGE_SUFFIXES for one in islice(files, _MOST_LOOKED_AT))
     return False
 
 

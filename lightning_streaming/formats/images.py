@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from PIL.JpegImagePlugin import JpegImageFile
 
 
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+"""What names of image files end in."""
 PILLOW_ERRORS = (OSError, ValueError, SyntaxError, OverflowError, EOFError, struct.error)
 """What Pillow raises of damaged files, besides its own errors."""
 

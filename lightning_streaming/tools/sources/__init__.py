@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lightning_streaming.errors import ConfigError
+from lightning_streaming.formats.images import IMAGE_SUFFIXES
 from lightning_streaming.formats.index import INDEX_BASENAME
 from lightning_streaming.tools.sources import arrow, csv_and_json, folders_and_tars
 from lightning_streaming.tools.sources.row_source import RowSource, files_under, find_files, has_suffix
@@ -29,7 +30,7 @@ KINDS = {
     "parquet": SourceKind(arrow.Parquet.open, arrow.PARQUET_SUFFIXES),
     "huggingface": SourceKind(arrow.HuggingFace.open, ()),
     "webdataset": SourceKind(folders_and_tars.WebDataset.open, folders_and_tars.TAR_SUFFIXES),
-    "images": SourceKind(folders_and_tars.ImageFolder.open, folders_and_tars.IMAGE_SUFFIXES),
+    "images": SourceKind(folders_and_tars.ImageFolder.open, IMAGE_SUFFIXES),
     _TEXT: SourceKind(folders_and_tars.TextFolder.open, folders_and_tars.TEXT_SUFFIXES),
 }
 """By the name that ``--from`` takes."""

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from lightning_streaming.errors import ConfigError, EncodingError, FormatError
+from lightning_streaming.formats.images import IMAGE_SUFFIXES
 from lightning_streaming.tools.sources import row_source
 from lightning_streaming.tools.sources.csv_and_json import parse_json
 from lightning_streaming.tools.sources.row_encoding import check_image_file, image_encoding
@@ -21,7 +22,6 @@ from lightning_streaming.tools.sources.row_source import Found, Piece, RowSource
 
 _ENDINGS = {".jpg": "jpeg", ".jpeg": "jpeg", ".png": "png"}
 """The encoding that an ending stands for."""
-IMAGE_SUFFIXES = (*_ENDINGS, ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
 
 @dataclass(frozen=True, slots=True)
