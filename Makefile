@@ -10,13 +10,16 @@ PEERS_VENV := .venv-peers
 PEERS ?= $(PEERS_VENV)/bin/python
 PEERS_READY := $(if $(filter $(PEERS_VENV)/%,$(PEERS)),$(PEERS_VENV)/.ready)
 
-.PHONY: help demo test test-fast coverage test-lowest check format bench bench-peers clean
+.PHONY: help demo docs test test-fast coverage test-lowest check format bench bench-peers clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 demo: $(READY)  ## Train on two weighted streams, kill -9 mid-epoch, resume, and prove that no sample was lost
 	$(BIN)/python examples/demo.py --out demo_output
+
+docs: $(READY)  ## Make the documentation site in build/docs; a link that leads nowhere is an error
+	$(BIN)/python -m sphinx -b html -E -W --keep-going -j 2 docs build/docs
 
 test: $(READY)  ## Run the tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal
@@ -46,7 +49,7 @@ bench-peers: $(READY) $(PEERS_READY)  ## The same beside other libraries, in .ve
 	$(BIN)/python -m benchmarks.reading --peers $(PEERS)
 
 clean:  ## Remove the environments and everything the targets above made
-	rm -rf $(VENV) $(LOWEST) $(PEERS_VENV) build/bench_reading.json build/reading_*.png demo_output .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(PEERS_VENV) build/docs build/bench_reading.json build/reading_*.png demo_output .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -58,11 +58,7 @@ def run_command(name: str, args: Sequence[str]) -> int:
     Raises:
         SystemExit: The arguments cannot be parsed, or ask for help; or the process was told to end.
     """
-    tool = import_module(f"lightning_streaming.tools.{name}")
-    parser = _CommandParser(
-        prog=f"{PROGRAM} {name}", description=tool.__doc__, formatter_class=_LAYOUT, allow_abbrev=False
-    )
-    tool.add_arguments(parser)
+    tool, parser = import_module(f"lightning_streaming.tools.{name}"), parser_of(name)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # where a terminal's encoding lacks a character of the data
@@ -85,6 +81,20 @@ def run_command(name: str, args: Sequence[str]) -> int:
         print_error(parser.prog, error)
         return UNUSABLE
     return code
+
+
+def parser_of(name: str) -> ArgumentParser:
+    """The parser of a tool's arguments.
+
+    Args:
+        name: One of :data:`COMMANDS`.
+    """
+    tool = import_module(f"lightning_streaming.tools.{name}")
+    parser = _CommandParser(
+        prog=f"{PROGRAM} {name}", description=tool.__doc__, formatter_class=_LAYOUT, allow_abbrev=False
+    )
+    tool.add_arguments(parser)
+    return parser
 
 
 class _CommandParser(ArgumentParser):

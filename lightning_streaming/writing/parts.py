@@ -155,7 +155,7 @@ def plan_parts(asked: PlanOptions[Input]) -> PartJob[Input]:
     """Write down what a dataset in parts is made of, and give the job that writes it.
 
     For engines of your own: call ``job.write(number, inputs[number])`` for every input, wherever and in whatever order,
-    then ``job.publish()`` once. :func:`~lightning_streaming.writing.parallel.write_parallel` does just that.
+    then ``job.publish()`` once. :func:`~lightning_streaming.write_parallel` does just that.
 
     Raises:
         ConfigError: An argument cannot work, ``out`` is not empty, or what was begun there has other inputs or

@@ -1,0 +1,57 @@
+"""The sidebar, made of the lists of links that readers of the Markdown see; and links to files that are no pages.
+
+A page of :data:`LISTS` leads to others. Each of its headings that has links to pages below becomes a part of the
+sidebar, so what belongs where is written once. Links that leave the pages, to an example or a package's README, lead to
+the repository.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
+
+REPOSITORY = "https://github.com/lightning-streaming/lightning-streaming/blob/main"
+LISTS = ("index", "decisions/README", "api/README")
+"""Pages whose links make the sidebar."""
+_HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
+_LISTED = re.compile(r"^(?:- |\| )\[[^\]]+\]\((?!\w+:)([^)#]+)\.md\)", re.MULTILINE)
+_LINK = re.compile(r"(?<=\]\()(?![\w+]+:|#)([^)#\s]+)(?=[)#])")
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Called by Sphinx."""
+    app.connect("source-read", _read)
+    return {"parallel_read_safe": True}
+
+
+def _read(app: Sphinx, page: str, source: list[str]) -> None:
+    root = Path(app.srcdir)
+    source[0] = with_repository_links(source[0], (root / page).parent, root)
+    if page in LISTS:
+        source[0] += "".join(sidebar(source[0]))
+
+
+def sidebar(text: str) -> Iterator[str]:
+    """A hidden table of contents for each heading of a page that has a list, or table, of pages below it."""
+    parts = _HEADING.split(text)
+    for caption, below in zip(["", *parts[1::2]], parts[::2], strict=True):
+        pages = _LISTED.findall(below)
+        if pages:
+            told = f":caption: {caption}\n" if caption else ""
+            yield "\n\n```{toctree}\n:hidden:\n" + told + "\n" + "\n".join(pages) + "\n```\n"
+
+
+def with_repository_links(text: str, directory: Path, root: Path) -> str:
+    """The text, with links to files that are no pages leading to the repository; those to nowhere stay as they are."""
+
+    def resolved(link: re.Match[str]) -> str:
+        target = (directory / link[1]).resolve()
+        if (root in target.parents and target.suffix in (".md", ".png")) or not target.exists():
+            return link[1]
+        return f"{REPOSITORY}/{target.relative_to(root.parent).as_posix()}"
+
+    return _LINK.sub(resolved, text)

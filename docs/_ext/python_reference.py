@@ -1,0 +1,139 @@
+"""The public names and the options of the package, from docstrings and signatures.
+
+An ``{api}`` block names what is documented where it stands, a name a line; an ``{options}`` block names a class whose
+arguments are listed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any, get_type_hints
+
+from sphinx.application import Sphinx
+
+import lightning_streaming
+from lightning_streaming.signatures import explanations_of
+
+_MOST_ARGUMENTS = 10
+_ARGUMENT = re.compile(r"    (\w+):(?= )")
+PACKAGE = "lightning_streaming"
+_BLOCK = re.compile(r"^```\{(api|options)\}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_MENTION = re.compile(r"\bdocs/([\w/-]+)\.md\b")
+_MARKED = re.compile(r"(``.+?``|:\w+:`[^`]+`)")
+"""Code and references: the only marks of reStructuredText that docstrings here have."""
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Called by Sphinx."""
+    app.connect("source-read", _read)
+    app.connect("autodoc-process-docstring", _prepare, priority=400)
+    app.connect("autodoc-process-signature", _shorten)
+    return {"parallel_read_safe": True}
+
+
+def _read(_: Sphinx, __: str, source: list[str]) -> None:
+    source[0] = _BLOCK.sub(lambda block: "\n".join(_made(block[1], block[2].split())), source[0])
+
+
+def _made(kind: str, names: list[str]) -> Iterator[str]:
+    for name in names:
+        yield "```{eval-rst}"
+        yield from documented(name) if kind == "api" else arguments(name)
+        yield from ("```", "")
+
+
+def _prepare(_: Sphinx, __: str, ___: str, found: Any, ____: Any, lines: list[str]) -> None:
+    lines[:] = [readied(line) for line in lines]
+    if callable(found) and _has_many_arguments(found):
+        lines[:] = with_defaults(lines, inspect.signature(found))
+
+
+def _shorten(*told: Any) -> tuple[str, str | None] | None:
+    _, _, _, found, _, signature, returns = told
+    return ("(...)", returns) if signature and callable(found) and _has_many_arguments(found) else None
+
+
+def _has_many_arguments(found: Any) -> bool:
+    """Whether a signature is too long to be read as a whole; each default is then told with its argument."""
+    try:
+        return len(inspect.signature(found).parameters) > _MOST_ARGUMENTS
+    except (TypeError, ValueError):  # of some builtins
+        return False
+
+
+def with_defaults(lines: list[str], signature: inspect.Signature) -> list[str]:
+    """A docstring whose arguments say what they are by default, where it is no word of theirs."""
+    told: list[str] = []
+    default = ""
+    for line in [*lines, ""]:
+        named = _ARGUMENT.match(line)
+        if default and not line.startswith("     "):  # what was said of the argument before ends here
+            told[-1] += f" Default: ``{default}``."
+            default = ""
+        one = signature.parameters.get(named[1]) if named else None
+        if one is not None and one.default is not one.empty:
+            default = shown(one.default)
+        told.append(line)
+    return told[:-1]
+
+
+def readied(line: str) -> str:
+    """A line of a docstring as reStructuredText: asterisks and underscores are themselves, pages are linked."""
+    parts = _MARKED.split(line)
+    parts[::2] = [_MENTION.sub(r":doc:`/\1`", re.sub(r"[*|]|_(?!\w)", r"\\\g<0>", part)) for part in parts[::2]]
+    return "".join(parts)
+
+
+def documented(name: str) -> Iterator[str]:
+    """The reStructuredText that documents a public name."""
+    found = getattr(lightning_streaming, name, None) or lightning_streaming.errors.__dict__[name]
+    home = PACKAGE if hasattr(lightning_streaming, name) else f"{PACKAGE}.errors"
+    if not inspect.isclass(found):
+        yield f".. autofunction:: {home}.{name}"
+        return
+    yield f".. autoclass:: {home}.{name}"
+    if home == PACKAGE:
+        yield "   :members:"
+        yield "   :inherited-members: " + ", ".join(sorted(_foreign_bases(found)))
+    else:
+        yield "   :show-inheritance:"
+
+
+def _foreign_bases(kind: type) -> set[str]:
+    """Classes of other packages that it is made of, whose members others document."""
+    return {one.__name__ for one in kind.__mro__ if not one.__module__.startswith(PACKAGE)}
+
+
+def arguments(name: str) -> Iterator[str]:
+    """The arguments of a class as a list of definitions: name, type, default, meaning."""
+    kind = getattr(lightning_streaming, name)
+    told = {option: _meaning(text) for option, text in explanations_of(kind).items()}
+    hints = {**get_type_hints(kind), **inspect.get_annotations(kind.__init__)}
+    for one in inspect.signature(kind).parameters.values():
+        default = "" if one.default is one.empty else f" = {shown(one.default)}"
+        yield from (f"**{one.name}** : ``{spelt(hints[one.name])}{default}``", f"   {told[one.name]}", "")
+
+
+def _meaning(text: str) -> str:
+    """What a docstring says of an argument, in one line."""
+    return readied(" ".join(text.partition(":")[2].split()))
+
+
+def spelt(kind: Any) -> str:
+    """A type as it is written in Python, without the modules that it comes from."""
+    text = kind if isinstance(kind, str) else inspect.formatannotation(kind)
+    return re.sub(r"\b[a-zA-Z_][\w.]*\.(?=\w)", "", text)
+
+
+def shown(default: Any) -> str:
+    """A default as it is written in Python."""
+    if default.__class__.__name__ == "_HAS_DEFAULT_FACTORY_CLASS":
+        return "{}"
+    return repr(default)
+
+
+def escaped(text: str) -> str:
+    """Words that mean nothing special in reStructuredText."""
+    return re.sub(r"([\\*`|_])", r"\\\1", text)
