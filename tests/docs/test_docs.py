@@ -24,7 +24,7 @@ WITH_LINKS = [
     *sorted((ROOT / "lightning_streaming").rglob("*.md")),
 ]
 _SNIPPET = re.compile(
-    r"^(?P<not_run><!-- (?:not run|with (?P<package>[\w.]+)) -->\s*)?"
+    r"^(?P<not_run><!-- (?:not run|raises[^>]*?|with (?P<package>[\w.]+)) -->\s*)?"
     r"^```python\n(?P<code>.*?)^```\n(?:\s*^```text\n(?P<prints>.*?)^```$)?",
     re.MULTILINE | re.DOTALL,
 )
