@@ -44,6 +44,7 @@ nitpick_ignore_regex = [
 html_theme = "furo"
 html_title = "lightning_streaming"
 html_static_path = ["_static"]
+html_favicon = "_static/favicon.svg"
 html_css_files = ["site.css"]
 html_show_sphinx = False
 html_copy_source = False

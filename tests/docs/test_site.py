@@ -1,0 +1,152 @@
+"""The documentation site: made without a warning, with every public name and tool; each page opened in a browser."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lightning_streaming
+from docs._ext.command_reference import description, marked
+from docs._ext.navigation import REPOSITORY, sidebar, with_repository_links
+from docs._ext.python_reference import readied, with_defaults
+from lightning_streaming import errors
+from lightning_streaming.tools.commands import COMMANDS, parser_of
+from tests.chromium import Browser, browser, needs_chromium
+from tests.servers import http_server
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md"))
+WINDOWS = {"desktop": (1280, 800), "phone": (390, 844)}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, as ``make docs`` makes it: where a link leads nowhere, or a page is in no list, it is not made."""
+    out = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-b", "html", "-E", "-W", "--keep-going", "-q", "-d", f"{out}.cache"]
+    done = subprocess.run([*command, DOCS, out], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    """Where the site is served."""
+    with http_server(site) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def window() -> Iterator[Browser]:
+    with browser() as opened:
+        yield opened
+
+
+def told(site: Path, page: str) -> str:
+    """The HTML of a page."""
+    return (site / f"{page}.html").read_text()
+
+
+def test_every_page_of_markdown_is_made(site: Path) -> None:
+    assert [page for page in PAGES if not (site / f"{page}.html").exists()] == []
+
+
+def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+    loaded = re.compile(r"<(?:script|img|iframe)[^>]*\ssrc=[\"'](?:https?:)?//|<link[^>]*\shref=[\"'](?:https?:)?//")
+    assert [path.name for path in site.rglob("*.html") if loaded.search(path.read_text())] == []
+    assert [
+        path.name for path in site.rglob("*.css") if re.search(r"url\([\"']?(?:https?:)?//", path.read_text())
+    ] == []
+
+
+def test_every_public_name_is_documented_once(site: Path) -> None:
+    text = "".join(told(site, page) for page in PAGES if page.startswith("api/"))
+    found = re.findall(r'<dt class="sig sig-object py" id="lightning_streaming\.([\w.]+)"', text)
+    classes = {f"errors.{name}" for name, one in vars(errors).items() if isinstance(one, type)}
+    names = {*lightning_streaming.__all__, *classes} - {"errors"}
+    assert names <= set(found)
+    assert len(found) == len(set(found))
+
+
+def test_every_option_of_every_tool_is_documented(site: Path) -> None:
+    text = told(site, "command-line")
+    for name in COMMANDS:
+        for action in parser_of(name)._actions:
+            if action.option_strings and "--help" not in action.option_strings:
+                assert f'id="cmdoption-lightning-streaming-{name}-{action.option_strings[-1].lstrip("-")}"' in text
+
+
+@pytest.mark.parametrize(
+    "name", ["StreamingDataModule", "StreamingConfig", "Stream", "Phase", "Join", "Pack", "Budget"]
+)
+def test_every_field_of_a_configuration_is_documented(site: Path, name: str) -> None:
+    listed = re.findall(r"<dt><strong>(\w+)</strong><span", told(site, "configuration"))
+    assert set(inspect.signature(getattr(lightning_streaming, name)).parameters) <= set(listed)
+
+
+@needs_chromium
+@pytest.mark.timeout(600)  # some seventy pages, twice
+def test_every_page_is_legible_and_nothing_fails_on_it(address: str, window: Browser) -> None:
+    wide = {}
+    for name, (width, height) in WINDOWS.items():
+        window.size(width, height)
+        for page in PAGES:
+            window.open(f"{address}/{page}.html")
+            if window.overflow() > 0:
+                wide[page, name] = window.overflow()
+    assert wide == {}
+    assert window.complaints() == []
+    assert window.hosts() == {address.removeprefix("http://")}
+
+
+@needs_chromium
+@pytest.mark.timeout(300)
+def test_search_finds_an_option(address: str, window: Browser) -> None:
+    window.size(*WINDOWS["desktop"])
+    window.open(f"{address}/search.html?q=cache_limit")
+    found = "document.querySelector('#search-results a[href^=\"configuration.html\"]')"
+    # Results come one by one; where this one never does, the wait ends in an error.
+    asks = f"const ask = () => {found} ? done(true) : setTimeout(ask, 50); ask()"
+    assert window.evaluate(f"new Promise(done => {{ {asks} }})")
+    assert window.complaints() == []
+
+
+def test_the_sidebar_is_what_a_page_lists() -> None:
+    text = "# Home\n\n## Start\n\n- [One](one.md): first\n- [Two](a/two.md)\n\n## More\n\nwords, [three](three.md)\n"
+    (made,) = sidebar(text)
+    assert made.split() == ["```{toctree}", ":hidden:", ":caption:", "Start", "one", "a/two", "```"]
+
+
+def test_links_to_files_that_are_no_pages_lead_to_the_repository() -> None:
+    text = "[a](../configs/s3.yaml) [b](resume.md#limits) [c](../nowhere.md) [d](https://x.y) [e](img/packing.py)"
+    made = with_repository_links(text, DOCS, DOCS)
+    assert re.findall(r"\((.*?)\)", made) == [
+        f"{REPOSITORY}/configs/s3.yaml",
+        "resume.md#limits",
+        "../nowhere.md",
+        "https://x.y",
+        f"{REPOSITORY}/docs/img/packing.py",
+    ]
+
+
+def test_docstrings_become_what_they_mean() -> None:
+    assert (
+        readied("``a*`` and *.parquet, clip_; see docs/order.md") == r"``a*`` and \*.parquet, clip\_; see :doc:`/order`"
+    )
+    assert marked("give --out, like *.tar") == r"give ``--out``, like \*.tar"
+    shown = list(description("Words.\n\n    lightning-streaming copy A B"))
+    assert shown[-3:] == ["$ lightning-streaming copy A B", "```", ""]
+
+
+def test_defaults_are_told_with_their_arguments() -> None:
+    def function(size: int, name: str = "x") -> None: ...
+
+    lines = ["Args:", "    size: How large.", "    name: What it is", "        called."]
+    assert with_defaults(lines, inspect.signature(function)) == [*lines[:3], "        called. Default: ``'x'``."]
