@@ -18,7 +18,7 @@ REPOSITORY = "https://github.com/lightning-streaming/lightning-streaming/blob/ma
 LISTS = ("index", "decisions/README", "api/README")
 """Pages whose links make the sidebar."""
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
-_LISTED = re.compile(r"^(?:- |\| )\[[^\]]+\]\((?!\w+:)([^)#]+)\.md\)", re.MULTILINE)
+_LISTED = re.compile(r"^(?:- |\| )\[([^\]]+)\]\((?!\w+:)([^)#]+)\.md\)", re.MULTILINE)
 _LINK = re.compile(r"(?<=\]\()(?![\w+]+:|#)([^)#\s]+)(?=[)#])")
 
 
@@ -39,7 +39,8 @@ def sidebar(text: str) -> Iterator[str]:
     """A hidden table of contents for each heading of a page that has a list, or table, of pages below it."""
     parts = _HEADING.split(text)
     for caption, below in zip(["", *parts[1::2]], parts[::2], strict=True):
-        pages = _LISTED.findall(below)
+        # A number says too little: the page's own title is shown.
+        pages = [page if name.isdecimal() else f"{name} <{page}>" for name, page in _LISTED.findall(below)]
         if pages:
             told = f":caption: {caption}\n" if caption else ""
             yield "\n\n```{toctree}\n:hidden:\n" + told + "\n" + "\n".join(pages) + "\n```\n"

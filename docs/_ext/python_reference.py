@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, get_type_hints
 
+from docutils import nodes
 from sphinx.application import Sphinx
 
 import lightning_streaming
@@ -30,6 +31,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("source-read", _read)
     app.connect("autodoc-process-docstring", _prepare, priority=400)
     app.connect("autodoc-process-signature", _shorten)
+    app.connect("doctree-read", _draw_dashes)
     return {"parallel_read_safe": True}
 
 
@@ -53,6 +55,13 @@ def _prepare(_: Sphinx, __: str, ___: str, found: Any, ____: Any, lines: list[st
 def _shorten(*told: Any) -> tuple[str, str | None] | None:
     _, _, _, found, _, signature, returns = told
     return ("(...)", returns) if signature and callable(found) and _has_many_arguments(found) else None
+
+
+def _draw_dashes(_: Sphinx, page: nodes.document) -> None:
+    """The dash between an argument and its meaning, which Sphinx writes as two and leaves to its smart quotes."""
+    for text in list(page.findall(nodes.Text)):
+        if text == " -- ":
+            text.parent.replace(text, nodes.Text(" – "))
 
 
 def _has_many_arguments(found: Any) -> bool:

@@ -119,9 +119,9 @@ def test_search_finds_an_option(address: str, window: Browser) -> None:
 
 
 def test_the_sidebar_is_what_a_page_lists() -> None:
-    text = "# Home\n\n## Start\n\n- [One](one.md): first\n- [Two](a/two.md)\n\n## More\n\nwords, [three](three.md)\n"
+    text = "# Home\n\n## Start\n\n- [One](one.md): first\n- [2](a/two.md)\n\n## More\n\nwords, [three](three.md)\n"
     (made,) = sidebar(text)
-    assert made.split() == ["```{toctree}", ":hidden:", ":caption:", "Start", "one", "a/two", "```"]
+    assert made.split() == ["```{toctree}", ":hidden:", ":caption:", "Start", "One", "<one>", "a/two", "```"]
 
 
 def test_links_to_files_that_are_no_pages_lead_to_the_repository() -> None:
