@@ -1,7 +1,7 @@
 """The public names and the options of the package, from docstrings and signatures.
 
-An ``{api}`` block names what is documented where it stands, a name a line; an ``{options}`` block names a class whose
-arguments are listed.
+An ``{api}`` block names what is documented where it stands, a name a line, with the members that are shown of it:
+``Name`` none, ``Name: a b`` these, ``Name: *`` all. An ``{options}`` block names a class whose arguments are listed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from sphinx.application import Sphinx
 import lightning_streaming
 from lightning_streaming.signatures import explanations_of
 
-_MOST_ARGUMENTS = 10
+_MOST_ARGUMENTS = 5
+_SECTION = re.compile(r"[A-Z]\w+:")
 _ARGUMENT = re.compile(r"    (\w+):(?= )")
 PACKAGE = "lightning_streaming"
 _BLOCK = re.compile(r"^```\{(api|options)\}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -29,27 +30,47 @@ _MARKED = re.compile(r"(``.+?``|:\w+:`[^`]+`)")
 def setup(app: Sphinx) -> dict[str, Any]:
     """Called by Sphinx."""
     app.connect("source-read", _read)
-    app.connect("autodoc-process-docstring", _prepare, priority=400)
+    app.connect("autodoc-process-docstring", _prepare, priority=400)  # before napoleon, which is at 500
+    app.connect("autodoc-process-docstring", _restore, priority=600)
     app.connect("autodoc-process-signature", _shorten)
     app.connect("doctree-read", _draw_dashes)
     return {"parallel_read_safe": True}
 
 
 def _read(_: Sphinx, __: str, source: list[str]) -> None:
-    source[0] = _BLOCK.sub(lambda block: "\n".join(_made(block[1], block[2].split())), source[0])
+    source[0] = _BLOCK.sub(lambda block: "\n".join(_made(block[1], block[2].splitlines())), source[0])
 
 
-def _made(kind: str, names: list[str]) -> Iterator[str]:
-    for name in names:
+def _made(kind: str, lines: list[str]) -> Iterator[str]:
+    for line in lines:
+        name, _, members = line.partition(": ")
         yield "```{eval-rst}"
-        yield from documented(name) if kind == "api" else arguments(name)
+        yield from documented(name, members) if kind == "api" else arguments(name)
         yield from ("```", "")
 
 
-def _prepare(_: Sphinx, __: str, ___: str, found: Any, ____: Any, lines: list[str]) -> None:
-    lines[:] = [readied(line) for line in lines]
+def _prepare(app: Sphinx, __: str, ___: str, found: Any, ____: Any, lines: list[str]) -> None:
+    lines[:] = list(with_programs([readied(line) for line in lines]))
     if callable(found) and _has_many_arguments(found):
         lines[:] = with_defaults(lines, inspect.signature(found))
+    app.env.temp_data["prepared"] = list(lines)
+
+
+def _restore(app: Sphinx, what: str, ___: str, ____: Any, _____: Any, lines: list[str]) -> None:
+    """Undo what napoleon makes of attributes: it takes words before a colon for their type."""
+    prepared: list[str] = app.env.temp_data.pop("prepared")
+    if what in ("attribute", "property") and not any(map(_SECTION.fullmatch, prepared)):
+        lines[:] = prepared
+
+
+def with_programs(lines: list[str]) -> Iterator[str]:
+    """A docstring whose indented blocks before its sections are programs."""
+    is_before = True
+    for above, line in zip(["words", *lines], lines, strict=False):
+        is_before &= not _SECTION.fullmatch(line)
+        if is_before and line.startswith("    ") and not above:
+            yield from (".. code-block:: python", "")
+        yield line
 
 
 def _shorten(*told: Any) -> tuple[str, str | None] | None:
@@ -95,19 +116,20 @@ def readied(line: str) -> str:
     return "".join(parts)
 
 
-def documented(name: str) -> Iterator[str]:
-    """The reStructuredText that documents a public name."""
+def documented(name: str, members: str) -> Iterator[str]:
+    """The reStructuredText that documents a public name, and members of it."""
     found = getattr(lightning_streaming, name, None) or lightning_streaming.errors.__dict__[name]
     home = PACKAGE if hasattr(lightning_streaming, name) else f"{PACKAGE}.errors"
     if not inspect.isclass(found):
         yield f".. autofunction:: {home}.{name}"
         return
     yield f".. autoclass:: {home}.{name}"
-    if home == PACKAGE:
-        yield "   :members:"
-        yield "   :inherited-members: " + ", ".join(sorted(_foreign_bases(found)))
-    else:
+    if home != PACKAGE:
         yield "   :show-inheritance:"
+    if members == "*":
+        yield from ("   :members:", f"   :inherited-members: {', '.join(sorted(_foreign_bases(found)))}")
+    elif members:
+        yield f"   :members: {', '.join(members.split())}"
 
 
 def _foreign_bases(kind: type) -> set[str]:

@@ -14,7 +14,7 @@ import pytest
 import lightning_streaming
 from docs._ext.command_reference import description, marked
 from docs._ext.navigation import REPOSITORY, sidebar, with_repository_links
-from docs._ext.python_reference import readied, with_defaults
+from docs._ext.python_reference import readied, with_defaults, with_programs
 from lightning_streaming import errors
 from lightning_streaming.tools.commands import COMMANDS, parser_of
 from tests.chromium import Browser, browser, needs_chromium
@@ -150,3 +150,8 @@ def test_defaults_are_told_with_their_arguments() -> None:
 
     lines = ["Args:", "    size: How large.", "    name: What it is", "        called."]
     assert with_defaults(lines, inspect.signature(function)) == [*lines[:3], "        called. Default: ``'x'``."]
+
+
+def test_an_indented_block_of_a_docstring_is_a_program() -> None:
+    lines = ["Does it.", "", "    do_it()", "", "Args:", "    size: How large.", "", "    more"]
+    assert list(with_programs(lines)) == [*lines[:2], ".. code-block:: python", "", *lines[2:]]
