@@ -27,6 +27,8 @@ _BRIEF_TEXT = 280
 _MOST_PICTURES = 24
 _DEEPEST, _MOST_ITEMS, _MOST_NODES, _MOST_LEAF = 8, 50, 1500, 500
 _MOST_POINTS, _MOST_BINS = 360, 32
+_FEWEST = 8
+"""Numbers of an array in a list that is drawn."""
 _MOST_COUNTED = 1_000_000
 """Numbers of an array of which a chart is made; of a longer one, so many of it evenly."""
 _MOST_HEX = 512
@@ -66,6 +68,8 @@ class ShownValue:
     """Of each what it is."""
     facts: Sequence[tuple[str, str]] = ()
     charts: Sequence[Any] = field(default=(), repr=False)
+    spark: str = ""
+    """The points of a line through its values, 100 wide and 24 high."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +99,7 @@ def shown_value(value: Any, start: int = 0) -> ShownValue:
     if isinstance(value, bytes):
         return _shown_bytes(value)
     if isinstance(value, (Mapping, list, tuple)):
-        tree = _tree(None, value, 0, [_MOST_NODES])
+        tree = _tree(None, value, 0, _MOST_NODES)
         return ShownValue(kind="tree", words=tree.words, tree=tree)
     return ShownValue(kind="plain", words=_cut(render(value)))
 
@@ -109,7 +113,18 @@ def brief_value(value: Any) -> ShownValue:
         return ShownValue(kind="text", words="", text=_cut(value), length=len(value))
     if isinstance(value, bytes) and sound_type(value) is not None:
         return ShownValue(kind="audio", words=_told_sound(value))
-    return ShownValue(kind="plain", words=_cut(render(value)))
+    return ShownValue(kind="plain", words=_cut(render(value)), spark=_spark(value))
+
+
+def _spark(value: Any) -> str:
+    if not isinstance(value, np.ndarray) or value.ndim != 1 or value.size < _FEWEST or value.dtype.kind not in "iuf":
+        return ""
+    values = value[:: math.ceil(value.size / 100)].astype(np.float64)
+    values = values[np.isfinite(values)]
+    if len(values) < _FEWEST:
+        return ""
+    heights = (values - values.min()) / (np.ptp(values) or 1)
+    return " ".join(f"{100 * at / (len(values) - 1):.1f},{23 - 22 * height:.1f}" for at, height in enumerate(heights))
 
 
 def media_of(value: Any, place: int) -> MediaFile | None:
@@ -218,17 +233,17 @@ def _printable(row: bytes) -> str:
     return "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
 
 
-def _tree(name: str | None, value: Any, depth: int, left: list[int]) -> Node:
-    """A value with what is in it, as deep and as much as there is room for; ``left`` is how many more nodes may be."""
-    left[0] -= 1
+def _tree(name: str | None, value: Any, depth: int, room: int) -> Node:
+    """A value with what is in it, as deep and as much as there is room for: so many nodes below it."""
     if isinstance(value, Mapping):
         pairs: Iterable[tuple[str, Any]] = ((str(key), item) for key, item in value.items())
     elif isinstance(value, (list, tuple)):
         pairs = ((str(place), item) for place, item in enumerate(value))
     else:
         return Node(name=name, words=_leaf(value))
-    shown = 0 if depth >= _DEEPEST else min(_MOST_ITEMS, max(0, left[0]), len(value))
-    items = [_tree(key[:_MOST_LEAF], item, depth + 1, left) for key, item in islice(pairs, shown)]
+    shown = 0 if depth >= _DEEPEST else min(_MOST_ITEMS, room, len(value))
+    of_each = (room - shown) // max(1, shown)
+    items = [_tree(key[:_MOST_LEAF], item, depth + 1, of_each) for key, item in islice(pairs, shown)]
     words = counted(len(value), "field" if isinstance(value, Mapping) else "item")
     return Node(name=name, words=words, items=items, more=len(value) - len(items))
 

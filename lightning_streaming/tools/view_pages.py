@@ -26,6 +26,8 @@ from lightning_streaming.units import format_bytes
 
 _ON_A_PAGE = 12
 _SHARDS_ON_A_PAGE = 100
+_KINDS = ("pictures", "text", "plain", "audio", "tree", "array", "bytes")
+"""In which order the page of a sample shows its values."""
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
@@ -238,7 +240,7 @@ def _sample(pages: Pages, request: Request, place: int, number: int) -> Answer:
     reader = stream.reader
     shard, index = reader.find(number)
     found, info = reader.read([number], is_asked=request.is_asked)[0], reader.index.shards[shard]
-    values, told = [], None
+    values, told = list[dict[str, Any]](), None
     if isinstance(found, (TooMuch, Unreadable)):
         told = _told(found)
     else:
@@ -251,6 +253,7 @@ def _sample(pages: Pages, request: Request, place: int, number: int) -> Answer:
             value = shown_value(found[name], start) if name in found else None
             shown = printable_name(name)
             values.append({"at": at, "name": shown, "encoding": encodings.get(name, ""), "value": value})
+        values.sort(key=lambda one: _KINDS.index(one["value"].kind) if one["value"] else len(_KINDS))
     return pages.show(
         request,
         "view_sample.html",
@@ -278,7 +281,13 @@ def _reads(pages: Pages, request: Request, stream: ViewedStream, shard: int, ind
     if run is None or request.query.get("when") != "1":
         return None
     unread = None if request.is_asked else run.unread("train")
-    return {"unread": unread, "found": None if unread else run.reads(stream.name, shard, index)}
+    found, problem = list[Any](), None
+    if unread is None:
+        try:
+            found = run.reads(stream.name, shard, index)
+        except StreamingError as error:
+            problem = redact(str(error), {})
+    return {"unread": unread, "found": found, "problem": problem}
 
 
 def _file(pages: Pages, request: Request, place: int, number: int, column: int, which: int) -> Answer | None:
@@ -350,9 +359,7 @@ def _find(pages: Pages, request: Request) -> Answer:
         place, number = found_sample(pages.viewed, request.query.get("key", "").strip(), here)
     except StreamingError as error:
         words = redact(str(error), {})
-        return pages.show(
-            request, "view_problem.html", "No such sample", words=words, status=404, **_of_stream(pages, here)
-        )
+        return pages.show(request, "view_problem.html", "No such sample", words=words, **_of_stream(pages, here))
     return _to(request, f"s/{place}/sample/{number}")
 
 
