@@ -119,7 +119,8 @@ class ViewedRun:
 
     def unread(self, stage: str) -> TooMuch | None:
         """What must be read of stores, shard by shard, to know the order of a stage; None if it is known without."""
-        if stage in self._stages or (stage == "train" and self._traced is not None):
+        is_known = stage in self._stages or (stage == "train" and self._traced is not None)
+        if is_known or stage not in self.configs:
             return None
         dataset, config = self._dataset(stage), self.configs[stage]
         names = [
