@@ -117,7 +117,7 @@ def _kind(value: Any) -> str:
 _Told = tuple[list[tuple[str, str]], Any]
 
 
-def _numbers(name: str, values: Sequence[Any]) -> _Told:
+def _numbers(name: str, values: Sequence[Any], counted_as: str = "samples") -> _Told:
     numbers = np.array([float(value) for value in values])
     finite = numbers[np.isfinite(numbers)]
     facts = [] if len(finite) == len(numbers) else [("not finite", f"{len(numbers) - len(finite):,}")]
@@ -125,7 +125,9 @@ def _numbers(name: str, values: Sequence[Any]) -> _Told:
         return facts, None
     told = (("least", finite.min()), ("mean", finite.mean()), ("most", finite.max()))
     facts += [(what, f"{value:,.6g}") for what, value in told]
-    return [*facts, ("different", f"{len(np.unique(numbers)):,}")], _spread_chart(f"Values of {name}", "value", finite)
+    return [*facts, ("different", f"{len(np.unique(numbers)):,}")], _spread_chart(
+        f"Values of {name}", "value", finite, counted_as
+    )
 
 
 def _lengths(name: str, sizes: Sequence[int], unit: str, show: Callable[[float], str]) -> _Told:
@@ -168,7 +170,7 @@ def _arrays(name: str, values: Sequence[Any]) -> _Told:
     flat = np.concatenate([value.reshape(-1)[:4096] for value in values if value.dtype.kind in "iufb"] or [np.zeros(0)])
     if not flat.size:
         return facts, None
-    found, chart = _numbers(name, flat.astype(np.float64).tolist())
+    found, chart = _numbers(name, flat.astype(np.float64).tolist(), "values")
     return facts + [one for one in found if one[0] != "different"], chart
 
 
@@ -200,13 +202,13 @@ _TOLD: Mapping[str, Callable[[str, Any], _Told]] = {
 }
 
 
-def _spread_chart(title: str, label: str, numbers: Any) -> Any:
+def _spread_chart(title: str, label: str, numbers: Any, counted_as: str = "samples") -> Any:
     different = len(np.unique(numbers))
-    if different < 2 or not np.isfinite(numbers.max() - numbers.min()):
+    if different < 2 or not np.isfinite(float(numbers.max()) - float(numbers.min())):
         return None
     counts, edges = np.histogram(numbers, min(_MOST_BINS, different))
     words = f"A histogram of {counted(len(numbers), 'number')} from {numbers.min():.6g} to {numbers.max():.6g}."
-    axes = Axis(label=label, low=None), Axis(label="samples")
+    axes = Axis(label=label, low=None), Axis(label=counted_as)
     return histogram(title, words, *axes, edges.tolist(), counts.tolist())
 
 

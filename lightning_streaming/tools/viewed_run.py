@@ -237,7 +237,7 @@ class ViewedRun:
             "run": traced,
             "begins_at": traced.steps.first_step,
             "batches": [
-                {"step": at, "epoch": epoch, "batch": batch, "reads": reads, "counts": _counts(reads)}
+                {"step": at, "epoch": epoch, "batch": batch, "reads": reads, "counts": _counts(names, reads)}
                 for (at, epoch, batch), reads in batches.items()
             ],
             "streams": [
@@ -276,8 +276,10 @@ class ViewedRun:
         return {name: stream.cache_config() for name, stream in self._dataset(stage).streams.items()}
 
 
-def _counts(reads: Sequence[Read]) -> list[tuple[str, int]]:
-    return list(Counter(read.key.stream for read in reads).items())
+def _counts(names: Sequence[str], reads: Sequence[Read]) -> list[tuple[str, int]]:
+    """Of the streams that are read how many samples, in the order of the streams."""
+    counts = Counter(read.key.stream for read in reads)
+    return [(name, counts[name]) for name in names if counts[name]]
 
 
 def _joins_by_id(stream: Any) -> bool:
