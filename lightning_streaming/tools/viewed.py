@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -47,6 +47,7 @@ class ViewedStream:
         self._allows_unsafe = allow_unsafe_types
         self._lock = threading.Lock()
         self._reader: SampleReader | None = None
+        self._summary: Mapping[str, Any] | None = None
         self._statistics: Statistics | None = None
 
     @property
@@ -63,6 +64,16 @@ class ViewedStream:
                 self._reader = SampleReader(self.place, cache, index, self._allows_unsafe)
             return self._reader
 
+    def summary(self) -> Mapping[str, Any]:
+        """What ``summarize`` reports of its index: it looks at every shard, of which there may be a million.
+
+        Raises:
+            StreamingError: As for :attr:`reader`.
+        """
+        if self._summary is None:
+            self._summary = summarize(self.reader.index)
+        return self._summary
+
     def statistics(self, *, is_asked: bool) -> Statistics:
         """What is in its columns, told from some samples.
 
@@ -71,7 +82,7 @@ class ViewedStream:
         """
         reader = self.reader
         if self._statistics is None or (is_asked and self._statistics.left_out):
-            encodings = {one["name"]: one["encoding"] for one in summarize(reader.index)["columns"]}
+            encodings = {one["name"]: one["encoding"] for one in self.summary()["columns"]}
             self._statistics = statistics_of(reader, encodings, is_asked=is_asked)
         return self._statistics
 

@@ -30,6 +30,8 @@ from lightning_streaming.tools.traced_run import TracedRun, run_on
 
 _MOST_READS = 20_000
 """Samples of steps that are shown; no further step is looked at once there are more."""
+_GRACE = 1.0
+"""Seconds to wait for a thread that works at a page when nobody needs it any more."""
 _EPOCHS = 3
 """In which a sample is looked for."""
 
@@ -86,10 +88,13 @@ class ViewedRun:
         return path
 
     def close(self) -> None:
-        """Let go of what is open."""
-        with self.lock:
-            if self._traced is not None:
-                self._traced.loader.close()
+        """Let go of what is open; of what a thread still works at, nothing."""
+        if self.lock.acquire(timeout=_GRACE):
+            try:
+                if self._traced is not None:
+                    self._traced.loader.close()
+            finally:
+                self.lock.release()
 
     def move_into_own_caches(self) -> None:
         """Within ``own_caches``: read everything by way of them, and see there what is kept in the run's caches."""
