@@ -10,8 +10,8 @@ Nothing is stored but an index of the data and a few shards. Of some nodes the r
 worker needs and how far it looks ahead are those of the library, and the cache follows the library's rules: workers and
 cache are simulated as by ``lightning-streaming plan`` (lightning_streaming/tools/plan_cache.py). What a shard and an
 index cost is measured with a server on this machine (benchmarks/scale_costs.py). How a store's limit is met is
-simulated with the library's own waits (benchmarks/scale_store.py). Orders that are drawn as a whole are drawn for ``--drawn-nodes``, each with the same share:
-to draw them for all would take 8 bytes for each sample.
+simulated with the library's own waits (benchmarks/scale_store.py). Orders that are drawn as a whole are drawn for
+``--drawn-nodes``, each with the same share: to draw them for all would take 8 bytes for each sample.
 
 Prints Markdown tables, and writes all numbers as JSON:
 
