@@ -7,7 +7,7 @@ Time is simulated as in :mod:`~lightning_streaming.tools.plan_node`.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
@@ -23,8 +23,6 @@ from lightning_streaming.tools.plan_node import NodeReads, ShardBytes
 
 _NOW = 1_800_000_000 * 10**9
 """When the simulation begins, in nanoseconds since 1970: after all that the cache takes for finished."""
-_AT_ONCE = 64
-"""Batches between two looks whether to go on."""
 _MOST_REMEMBERED = 1 << 14
 """Shards of which is remembered what the index says."""
 
@@ -60,6 +58,15 @@ class NodeCache:
         """How often a reader went beyond the limit."""
         self.on_fetch: Callable[[int], object] = lambda _: None
         """Called with each shard that is fetched."""
+
+    def put(self, shards: Iterable[int]) -> None:
+        """Let some shards be here that were fetched before."""
+        for shard in shards:
+            if self._making[shard]:
+                self._here.add(shard)
+                self._unused[shard] = self.now()
+                self.used += self._kept[shard]
+        self.peak = max(self.peak, self.used)
 
     def now(self) -> int:
         """A moment later than all before."""
@@ -273,7 +280,7 @@ def read_epoch(
     Args:
         reads: What they read.
         cache: What is here before and after.
-        goes_on: Told of the batches that each rank has read, every now and then; False where that is enough.
+        goes_on: Told of the batches that each rank has read, before the next; False where that is enough.
         last: What :meth:`NodeReads.last_uses` gives, if that is known already.
 
     Returns:
@@ -293,7 +300,7 @@ def read_epoch(
     for worker in workers:
         worker.fetch_ahead()
     done = 0
-    while done < reads.num_batches and (done % _AT_ONCE or goes_on(done)):
+    while done < reads.num_batches and goes_on(done):
         for rank in range(reads.num_ranks):
             workers[rank * reads.num_workers + done % reads.num_workers].read(workers)
         done += 1
