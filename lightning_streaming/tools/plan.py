@@ -25,7 +25,7 @@ from typing import TypeVar
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.tools.commands import add_json, add_loader, add_run, add_set, not_negative, of_run, positive
-from lightning_streaming.tools.plan_conditions import Condition, names_told, parse_condition
+from lightning_streaming.tools.plan_conditions import PlanCondition, names_told, parse_condition
 from lightning_streaming.units import parse_bytes
 
 _Parsed = TypeVar("_Parsed")
@@ -85,7 +85,7 @@ def _seconds(text: str) -> float:
     return float(text)
 
 
-def _condition(text: str) -> Condition:
+def _condition(text: str) -> PlanCondition:
     return _told(parse_condition, text)
 
 

@@ -73,7 +73,7 @@ def names_told() -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Condition:
+class PlanCondition:
     """One condition."""
 
     text: str
@@ -103,7 +103,7 @@ class Condition:
         return _COMPARED[self.compared](value, self.number)
 
 
-def parse_condition(text: str) -> Condition:
+def parse_condition(text: str) -> PlanCondition:
     """Understand a condition.
 
     Raises:
@@ -128,4 +128,4 @@ def parse_condition(text: str) -> Condition:
     plain = None if stream is None else stream.strip()
     if plain is not None and len(plain) > 1 and plain[0] == plain[-1] and plain[0] in "'\"":
         plain = plain[1:-1]
-    return Condition(text=text.strip(), name=name, stream=plain, compared=compared, number=parsed)
+    return PlanCondition(text=text.strip(), name=name, stream=plain, compared=compared, number=parsed)

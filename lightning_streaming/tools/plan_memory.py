@@ -13,7 +13,7 @@ from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.order.packed import rows_per_entry
 from lightning_streaming.order.phased import Mixture
-from lightning_streaming.tools.plan_reads import Extent
+from lightning_streaming.tools.plan_reads import RunEnd
 from lightning_streaming.tools.traced_run import TracedRun
 
 _TOKENS = re.compile(r"ndarray:u?int(?:8|16|32|64):(\d+)")
@@ -42,7 +42,7 @@ class Memory:
         return self.order + self.lengths + self.index + self.batches
 
 
-def memory_of(run: TracedRun, extent: Extent) -> Memory:
+def memory_of(run: TracedRun, extent: RunEnd) -> Memory:
     """What a run needs on a node.
 
     Args:

@@ -77,7 +77,7 @@ class PlannedEpoch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Extent:
+class RunEnd:
     """Where a run ends; what comes first counts."""
 
     max_epochs: int | None
@@ -97,7 +97,7 @@ class Extent:
         return by_steps if by_epochs is None else min(by_epochs, by_steps)
 
 
-def extent_of(run: TracedRun, epochs: int | None, steps: int | None) -> Extent:
+def extent_of(run: TracedRun, epochs: int | None, steps: int | None) -> RunEnd:
     """Where the run ends that is planned.
 
     Args:
@@ -111,12 +111,12 @@ def extent_of(run: TracedRun, epochs: int | None, steps: int | None) -> Extent:
     if mixture is not None and mixture.is_cut:
         max_epochs = 1
     if max_epochs is not None or max_steps is not None:
-        return Extent(max_epochs=max_epochs, max_steps=max_steps)
+        return RunEnd(max_epochs=max_epochs, max_steps=max_steps)
     told = "the configuration says neither max_epochs nor max_steps; one epoch is planned, see --epochs and --steps"
-    return Extent(max_epochs=run.begins.epoch + 1, max_steps=None, assumed=told)
+    return RunEnd(max_epochs=run.begins.epoch + 1, max_steps=None, assumed=told)
 
 
-def epochs_of(run: TracedRun, extent: Extent) -> Iterator[PlannedEpoch]:
+def epochs_of(run: TracedRun, extent: RunEnd) -> Iterator[PlannedEpoch]:
     """The epochs of the run, one after another; each is drawn when its turn comes.
 
     Args:
@@ -441,7 +441,7 @@ def _entries(partition: Partition, first: int, stop: int) -> tuple[NDArray[np.in
     return np.concatenate(positions), np.concatenate(batches)
 
 
-def progress_total(run: TracedRun, extent: Extent) -> int:
+def progress_total(run: TracedRun, extent: RunEnd) -> int:
     """About how many samples :meth:`Reads.look_at` is going to tell of."""
     each = run.steps.of_epoch(run.begins.epoch).batches
     size = run.order.epoch(run.begins).partition.geometry.global_batch_size

@@ -16,7 +16,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.tools.console import BAD, FINE, PROGRAM, print_error, print_json, print_note, progress
-from lightning_streaming.tools.plan_conditions import Condition
+from lightning_streaming.tools.plan_conditions import PlanCondition
 from lightning_streaming.tools.plan_fetches import (
     MOST_SAMPLES,
     Fetches,
@@ -32,9 +32,9 @@ from lightning_streaming.tools.plan_memory import Memory, memory_of, tokens_of_s
 from lightning_streaming.tools.plan_node import NodeReads, ShardBytes
 from lightning_streaming.tools.plan_page import write_page
 from lightning_streaming.tools.plan_reads import (
-    Extent,
     PlannedEpoch,
     Reads,
+    RunEnd,
     RunReads,
     epochs_of,
     extent_of,
@@ -89,7 +89,7 @@ def plan_run(args: Namespace) -> int:
     return BAD if failed else FINE
 
 
-def _check_stream(condition: Condition, run: TracedRun) -> None:
+def _check_stream(condition: PlanCondition, run: TracedRun) -> None:
     """Refuse a condition on a stream that is not there, before minutes of work."""
     if condition.stream is not None:
         names = passes_of(run.loader.dataset).catalog.stream_names
@@ -102,7 +102,7 @@ class Planned:
     """What was worked out of a run."""
 
     run: TracedRun
-    extent: Extent
+    extent: RunEnd
     reads: RunReads
     nodes: Sequence[int]
     """Those that were simulated."""
@@ -167,7 +167,7 @@ def planned(run: TracedRun, args: Namespace) -> Planned:
     )  # fmt: skip
 
 
-def _nothing_left(run: TracedRun, extent: Extent) -> ConfigError:
+def _nothing_left(run: TracedRun, extent: RunEnd) -> ConfigError:
     where = f"epoch {run.begins.epoch}, step {run.steps.first_step}"
     ends = f"max_epochs={extent.max_epochs}, max_steps={extent.max_steps}"
     return ConfigError(
@@ -188,7 +188,7 @@ def _node_reads(run: TracedRun, epoch: PlannedEpoch, node: int) -> NodeReads:
     )
 
 
-def _nodes(run: TracedRun, extent: Extent) -> list[int]:
+def _nodes(run: TracedRun, extent: RunEnd) -> list[int]:
     """The nodes that are simulated: all of a few, where there is little to read, else one."""
     nodes = run.num_nodes
     is_little = progress_total(run, extent) <= MOST_SAMPLES
