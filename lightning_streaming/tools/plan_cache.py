@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import count
+from itertools import count, pairwise, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.cache.quota import bytes_to_free, reader_share
 from lightning_streaming.formats.index import ShardInfo
+from lightning_streaming.loading.batches import GATHERED_BYTES
 from lightning_streaming.loading.open_shards import OpenShards, ShardsAhead
 from lightning_streaming.loading.prefetch import batches_until
 from lightning_streaming.loading.reading import Window, WorkerPartition, located, shard_needs
@@ -183,6 +184,23 @@ class _Uses(NamedTuple):
         return cls(last, list(zip(after[order].tolist(), mine[order].tolist(), strict=True)))
 
 
+class _Group(NamedTuple):
+    """Batches that a worker reads at once."""
+
+    shards: list[int]
+    """What they need, in the order in which it is opened."""
+    rows: list[int]
+    """Samples of each."""
+
+    @property
+    def rows_before_last(self) -> int:
+        """Samples of all but the last one."""
+        return sum(self.rows[:-1])
+
+
+_NOTHING = _Group([], [])
+
+
 class _SimulatedWorker:
     """One worker under way: the steps of ``loading/reading.py`` and ``loading/prefetch.py``, one batch at a time.
 
@@ -210,12 +228,15 @@ class _SimulatedWorker:
         self._ahead, self._open = ShardsAhead(), OpenShards(cache.shards.let_go, share)
         self._ahead.most_bytes = share
         self._lookahead = reads.lookahead(partition)
-        self._batches = _batches(located(partition, reads.catalog))
+        self._groups = _groups(located(partition, reads.catalog), reads.batch_bytes)
         self._read = self._rows = 0
+        self.group, self.ready = _NOTHING, 0
+        """What it reads at once, and batches of that which are left to hand out."""
 
-    def fetch_ahead(self) -> None:
-        """Fetch what comes within reach, until there is no room."""
-        reach = self._rows + (self._lookahead.later if self._read else self._lookahead.at_first)
+    def fetch_ahead(self, rows: int = 0, batches: int = 0) -> None:
+        """Fetch what comes within reach, until there is no room; as if so much more had been read."""
+        has_begun = self._read or batches
+        reach = self._rows + rows + (self._lookahead.later if has_begun else self._lookahead.at_first)
         while self._need is not None and self._need.sample < reach:
             if not self._fetch_one(self._need.shard):
                 return
@@ -230,33 +251,39 @@ class _SimulatedWorker:
             self._ahead.begin(shard, size, cache.shards.now())
         return True
 
-    def read(self, others: Sequence[_SimulatedWorker]) -> None:
-        """Read the next batch, and go on as a worker does after one."""
-        shards = next(self._batches, None)
-        if shards is None:
+    def begin(self) -> _Group:
+        """Begin to read what comes next; nothing is left of what was read before."""
+        self.group = next(self._groups, _NOTHING)
+        self.ready = len(self.group.rows)
+        self.fetch_ahead(self.group.rows_before_last, self.ready - 1)
+        return self.group
+
+    def open(self, shard: int, others: Sequence[_SimulatedWorker]) -> None:
+        """Open a shard, unless it is open."""
+        if shard in self._open.readers:
+            self._open.readers.move_to_end(shard)
+        else:
+            self._open_shard(shard, others)
+
+    def end(self) -> None:
+        """Go on as a worker does after what it has read."""
+        if self.group is _NOTHING:
             return
-        self._rows += len(shards)
-        needed = dict.fromkeys(shards.reshape(-1).tolist())
-        needed.pop(-1, None)
-        for shard in needed:
-            if shard in self._open.readers:
-                self._open.readers.move_to_end(shard)
-            else:
-                self._open_shard(shard, others)
-        self._let_go(needed)
+        self._rows += sum(self.group.rows)
+        self._let_go(self.group.shards, len(self.group.rows))
         share = self._open.most_bytes
         if share is not None and share < self._cache.largest:
             self._open.close_all()
         self.fetch_ahead()
 
-    def _let_go(self, needed: Iterable[int]) -> None:
-        """Close shards that the batch just read needed last; and say which ones the node is done with."""
-        self._read += 1
+    def _let_go(self, needed: Iterable[int], batches: int) -> None:
+        """Close shards that the batches just read needed last; and say which ones the node is done with."""
+        self._read += batches
         if self._uses is None:
             return
         batch, (last, finished) = self._partition.worker + (self._read - 1) * self._partition.num_workers, self._uses
         for shard in needed:
-            if last[shard] == batch:
+            if last[shard] <= batch:
                 self._open.close(shard)
                 self._ahead.end(shard)
         while finished and finished[-1][0] <= self._read:
@@ -285,13 +312,23 @@ def _opened() -> Any:
     return _Opened()
 
 
-def _batches(windows: Iterator[Window]) -> Iterator[NDArray[np.int64]]:
-    """The shards that the samples of each batch need, of shape (samples, shards)."""
+def _groups(windows: Iterator[Window], batch_bytes: int) -> Iterator[_Group]:
+    """What a worker reads at once: one batch, then twice as many each time, as many as are quick to gather.
+
+    Args:
+        windows: Its samples.
+        batch_bytes: Of each batch; 0 where batches are read one by one.
+    """
+    together, most = 1, max(1, GATHERED_BYTES // batch_bytes) if batch_bytes else 1
     for window in windows:
-        needed, start = window.needed(), 0
-        for stop in window.stops.tolist():
-            yield needed[start:stop]
-            start = stop
+        needed, stops = window.needed(), [0, *window.stops.tolist()]
+        first = 0
+        while first < len(stops) - 1:
+            last = min(first + together, len(stops) - 1)
+            shards = dict.fromkeys(needed[stops[first] : stops[last]].reshape(-1).tolist())
+            shards.pop(-1, None)
+            yield _Group(list(shards), [stop - start for start, stop in pairwise(stops[first : last + 1])])
+            first, together = last, min(2 * together, most)
 
 
 def read_epoch(
@@ -323,12 +360,27 @@ def read_epoch(
         worker.fetch_ahead()
     done = 0
     while done < reads.num_batches and goes_on(done):
-        for rank in range(reads.num_ranks):
-            workers[rank * reads.num_workers + done % reads.num_workers].read(workers)
+        of_ranks = [workers[rank * reads.num_workers + done % reads.num_workers] for rank in range(reads.num_ranks)]
+        if not all(worker.ready for worker in of_ranks):
+            _read_on(workers)
+        for worker in of_ranks:
+            worker.ready -= 1
         done += 1
     for worker in workers:
         worker.close_all()
     return done
+
+
+def _read_on(workers: Sequence[_SimulatedWorker]) -> None:
+    """Let all who have nothing left read what comes next, at the same time: a shard of each in turn."""
+    waiting = [worker for worker in workers if worker.ready <= 0]
+    groups = [worker.begin().shards for worker in waiting]
+    for shards in zip_longest(*groups):
+        for worker, shard in zip(waiting, shards, strict=True):
+            if shard is not None:
+                worker.open(shard, workers)
+    for worker in waiting:
+        worker.end()
 
 
 class _Remembered(dict[int, ShardInfo]):

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch.utils.data import default_collate
 
 from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.loading.dataset import StreamingDataset
+from lightning_streaming.loading.pack_options import Pack
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.order.packed import rows_per_entry
 from lightning_streaming.order.phased import Mixture
@@ -77,6 +79,21 @@ def memory_of(run: TracedRun, extent: RunEnd) -> Memory:
 
 def _longest_step(mixture: Mixture) -> int:
     return int(np.diff(mixture.plan.stops, prepend=0).max())
+
+
+def gathered_bytes(run: TracedRun) -> int:
+    """Bytes of a batch, where workers read as many batches at once as are quick to gather; 0 where one by one."""
+    loader, dataset = run.loader, run.loader.dataset
+    passes, packing = passes_of(dataset), passes_of(dataset).run.asked.pack
+    if loader.collate_fn is not default_collate or not dataset._are_as_stored():
+        return 0
+    batch_size = run.order.epoch(run.begins).partition.geometry.batch_size
+    if packing is None:
+        return round(batch_size * float(np.mean(passes.catalog.mean_sample_bytes))) if passes.may_be_plain() else 0
+    if not isinstance(packing, Pack) or not passes.may_be_joined():
+        return 0
+    itemsize: int = np.dtype(packing.as_dtype or "int64").itemsize
+    return batch_size * packing.capacity * len(packing.columns) * itemsize
 
 
 def tokens_of_samples(dataset: StreamingDataset) -> NDArray[np.int64]:

@@ -43,6 +43,8 @@ class NodeReads:
     """Batches of each rank that are read; workers look ahead beyond them."""
     predownload: int | None = None
     """As a dataset is told."""
+    batch_bytes: int = 0
+    """Bytes of a batch, where a worker reads as many batches at once as are quick to gather; else 0."""
 
     @property
     def num_ranks(self) -> int:

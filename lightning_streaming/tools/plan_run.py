@@ -28,7 +28,7 @@ from lightning_streaming.tools.plan_fetches import (
     index_bytes,
     streams_of_shards,
 )
-from lightning_streaming.tools.plan_memory import Memory, memory_of, tokens_of_samples
+from lightning_streaming.tools.plan_memory import Memory, gathered_bytes, memory_of, tokens_of_samples
 from lightning_streaming.tools.plan_node import NodeReads, ShardBytes
 from lightning_streaming.tools.plan_page import write_page
 from lightning_streaming.tools.plan_reads import (
@@ -185,6 +185,7 @@ def _node_reads(run: TracedRun, epoch: PlannedEpoch, node: int) -> NodeReads:
         num_workers=max(1, loader.num_workers),
         num_batches=epoch.batches,
         predownload=loader.dataset.predownload,
+        batch_bytes=gathered_bytes(run),
     )
 
 
