@@ -22,8 +22,8 @@ from lightning_streaming.trainer.config import config_of
 from tests.packed_data import pieces
 
 _FORK = multiprocessing.get_context("fork")
-_TOKENS = 60
-_STEP_SECONDS = 0.004
+_BYTES = 4000
+_STEP_SECONDS = 0.01
 """What a model would take: time for what is fetched ahead."""
 ROOM = 250
 """Tokens of a document tell it, by its number over all streams, as in :mod:`tests.packed_data`."""
@@ -31,12 +31,12 @@ ROOM = 250
 
 def write_stream(root: Path, samples: int, first: int, *, lengths: Sequence[int] = (), **settings: Any) -> None:
     """A stream of samples with an id and some tokens, in shards of some kilobytes."""
-    columns = {"id": "int", "tokens": "ndarray:uint16" if len(lengths) else f"ndarray:uint16:{_TOKENS}"}
-    with MDSWriter(out=str(root), columns=columns, **{"size_limit": 4000, **settings}) as writer:
+    columns = {"id": "int", **({"tokens": "ndarray:uint16"} if len(lengths) else {"text": "bytes"})}
+    with MDSWriter(out=str(root), columns=columns, **{"size_limit": 100_000, **settings}) as writer:
         for number in range(samples):
-            length = lengths[number] if len(lengths) else _TOKENS
-            begin = (first + number) * ROOM % 2**16 if len(lengths) else 0
-            writer.write({"id": first + number, "tokens": (begin + np.arange(length)).astype(np.uint16)})
+            begin = (first + number) * ROOM % 2**16
+            tokens = (begin + np.arange(lengths[number] if len(lengths) else 0)).astype(np.uint16)
+            writer.write({"id": first + number, **({"tokens": tokens} if len(lengths) else {"text": bytes(_BYTES)})})
 
 
 @dataclass(kw_only=True)
