@@ -35,6 +35,7 @@ COMMANDS = {
     "lengths": "count the tokens of every document, ahead of a run that packs them",
     "state": "show and move the place in the data that a checkpoint holds",
     "trace": "tell which samples a step of training reads, and when a sample is read",
+    "plan": "tell what a run will read, fetch and need, before it runs",
     "tune": "measure how fast a run's data is read here, and recommend settings for it",
     "cache": "show what caches hold, and make room in them",
 }
