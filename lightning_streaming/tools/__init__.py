@@ -7,6 +7,12 @@
     held_shards     shards of data of another format, opened by way of the cache
 
     inspect         shows what a dataset holds, and its first samples; inspect_run what a configured run reads
+    view            shows a dataset or a run as pages in the browser: view_server lets in whom it may, view_pages makes
+                    pages, view_search finds the sample that was typed; view_run is the door for runs
+    viewed          what is looked at, dataset by dataset; viewed_run, the run that reads them
+    sample_reader   samples one by one, by ranges, and nothing large unasked; own_caches keeps what that takes
+    shown_values    values as people look at them; column_statistics, columns; png, pixels as a file
+    pages           templates and style of all pages; charts, SVG for them
     verify          checks a dataset, and repairs it
     copy            copies a dataset, checked
     merge           joins datasets; writing.merge does the work

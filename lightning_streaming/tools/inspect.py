@@ -24,7 +24,6 @@ import numpy as np
 
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError, StreamingError
-from lightning_streaming.files import join_under
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.shard import (
     LoneSamples,
@@ -54,7 +53,7 @@ from lightning_streaming.tools.stored_dataset import (
     add_up,
     columns_of,
     find_dataset,
-    unpack_into,
+    raw_directory,
 )
 from lightning_streaming.units import format_bytes
 
@@ -162,7 +161,7 @@ def histogram(sizes: Sequence[int]) -> list[dict[str, int]]:
 
 
 def _print_report(report: Mapping[str, Any], index: DatasetIndex) -> None:
-    print_table(report["dataset"], (), _facts(report, index))
+    print_table(report["dataset"], (), facts_of(report, index))
     everywhere = all(column["shards"] == report["shards"] for column in report["columns"])
     columns = [
         (printable_name(one["name"]), one["encoding"], _value_size(one["bytes"]), f"{one['shards']:,}")
@@ -186,7 +185,8 @@ def _print_report(report: Mapping[str, Any], index: DatasetIndex) -> None:
         print_table("first samples", ("sample", "column", "value"), rows)
 
 
-def _facts(report: Mapping[str, Any], index: DatasetIndex) -> Sequence[tuple[str, str]]:
+def facts_of(report: Mapping[str, Any], index: DatasetIndex) -> Sequence[tuple[str, str]]:
+    """What :func:`summarize` reports of a dataset as a whole, for people: names and what is said of each."""
     counts = index.samples_per_shard()
     per_shard = "-"
     if len(counts):
@@ -301,46 +301,8 @@ def _samples_of(
             yield samples.decode(sample, data[part.start - start : part.stop - start])
     else:
         with TemporaryDirectory(prefix="lightning_streaming_") as scratch:
-            reader = open_shard(shard, _raw_directory(place, shard, Path(scratch)), **wanted)
+            reader = open_shard(shard, raw_directory(place, shard, Path(scratch)), **wanted)
             try:
                 yield from map(reader.__getitem__, range(number))
             finally:
                 reader.close()
-
-
-def _raw_directory(place: StoredDataset, shard: ShardInfo, scratch: Path) -> Path:
-    """Make the raw files of a shard present.
-
-    Files of a directory are used where they are, raw or compressed; what is on a store is fetched. A raw file is not
-    used where there is a compressed one: it may be of another dataset that was there.
-
-    Args:
-        place: Where the dataset is.
-        shard: An entry of its index.
-        scratch: An empty directory for what is fetched or decompressed.
-
-    Returns:
-        The directory that holds the raw files under their basenames.
-
-    Raises:
-        IntegrityError: A file is not what the index promises.
-        StorageError: A file could not be fetched.
-    """
-    if place.directory is not None and _is_raw_there(place, shard):
-        return place.directory
-    for raw, compressed in shard.files:
-        stored = compressed or raw
-        path = join_under(scratch, stored.basename)
-        if place.directory is not None and compressed is not None and place.path(stored.basename).exists():
-            path = place.path(stored.basename)
-        else:
-            place.fetch(stored, path)
-        if compressed is not None:
-            unpack_into(scratch, path, raw, compressed, shard)
-    return scratch
-
-
-def _is_raw_there(place: StoredDataset, shard: ShardInfo) -> bool:
-    if any(compressed is not None and place.path(compressed.basename).exists() for _, compressed in shard.files):
-        return False
-    return all(place.path(raw.basename).exists() for raw, _ in shard.files)

@@ -344,12 +344,13 @@ def this_epoch_by_config(position: SavedPosition, files: Sequence[str]) -> dict[
     try:
         run = passes_of(dataset).run.on(world, batch_size)
         begins = run.normalise(position.cursor)
-        return _count_in_run(run, begins, skipped_in_epoch(position.skipped.values(), begins.epoch))
+        return count_in_run(run, begins, skipped_in_epoch(position.skipped.values(), begins.epoch))
     finally:
         dataset.close()
 
 
-def _count_in_run(run: Run, cursor: Cursor, skipped: SkippedPositions) -> dict[str, int]:
+def count_in_run(run: Run, cursor: Cursor, skipped: SkippedPositions) -> dict[str, int]:
+    """Each stream's samples of an epoch that a run has read up to a place, which is settled, without those skipped."""
     names, plan = run.order.catalog.stream_names, run.order.plan
     counts, first = dict.fromkeys(names, 0), 0
     if run.order.packer is None and plan is not None and not run.order.is_composed and not skipped.runs:

@@ -2,7 +2,8 @@
 
     base.html     the frame of a page: head, top with tabs, content, foot; pages extend it
     parts.html    macros that several pages use: facts, bars, legends, pages of a list
-    style.css     the only style; light and dark, from a phone's width up; colours of series are classes s0 to s7
+    style.css     the style; light and dark, from a phone's width up; colours of series are classes s0 to s7. It
+                  follows that of charts, which is in tools/charts.py
 
 A page has no script and loads nothing from elsewhere. The viewer's pages forbid inline style too (``style=""``), so SVG
 has classes and presentation attributes alone. A page that is one file has the style within it: see :func:`fill`.
@@ -16,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightning_streaming.tools.charts import STYLE
 from lightning_streaming.units import format_bytes
 
 if TYPE_CHECKING:
@@ -26,8 +28,8 @@ _SERIES = 8
 
 
 def style() -> str:
-    """The text of the style sheet."""
-    return (_HERE / "style.css").read_text(encoding="utf-8")
+    """The text of the style sheet, that of charts included."""
+    return f"{STYLE}\n" + (_HERE / "style.css").read_text(encoding="utf-8")
 
 
 def icon() -> bytes:

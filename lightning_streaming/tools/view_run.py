@@ -1,0 +1,43 @@
+"""The door of ``lightning-streaming view --config``: it imports torch, which a dataset alone does not need."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from lightning_streaming.tools.console import FINE
+from lightning_streaming.tools.own_caches import own_caches
+from lightning_streaming.tools.view_server import serve
+from lightning_streaming.tools.viewed import Viewed, ViewedStream
+from lightning_streaming.tools.viewed_run import ViewedRun
+
+
+def view_run(args: Namespace) -> int:
+    """Show what a run reads until told to end.
+
+    Args:
+        args: As ``view`` parses them.
+
+    Raises:
+        ConfigError: The configuration has no data, or cannot be read.
+        StateError: The checkpoint has no place to go on from.
+    """
+    run = ViewedRun(args)
+    with own_caches():
+        run.move_into_own_caches()
+        streams = [
+            ViewedStream(
+                one.place,
+                one.name if len(run.configs) == 1 else f"{one.stage}: {one.name}",
+                args.allow_unsafe_types,
+                stage=one.stage,
+                name=one.name,
+                only=one.only,
+            )
+            for one in run.streams()
+        ]
+        viewed = Viewed(shown=run.shown, streams=streams, run=run)
+        try:
+            serve(viewed, args.port, opens_browser=args.open)
+        finally:
+            viewed.close()
+    return FINE
