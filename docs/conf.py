@@ -24,6 +24,7 @@ exclude_patterns = ["_build"]
 smartquotes = False  # which would make one dash of the two before an option
 
 myst_heading_anchors = 4
+myst_enable_extensions = ["html_image"]  # images of a width, which Markdown has no words for
 
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"

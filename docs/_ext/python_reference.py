@@ -58,7 +58,7 @@ def _prepare(app: Sphinx, __: str, ___: str, found: Any, ____: Any, lines: list[
 
 def _restore(app: Sphinx, what: str, ___: str, ____: Any, _____: Any, lines: list[str]) -> None:
     """Undo what napoleon makes of attributes: it takes words before a colon for their type."""
-    prepared: list[str] = app.env.temp_data.pop("prepared")
+    prepared = list(app.env.temp_data.pop("prepared") or ())
     if what in ("attribute", "property") and not any(map(_SECTION.fullmatch, prepared)):
         lines[:] = prepared
 
