@@ -25,6 +25,11 @@ DOCS = ROOT / "docs"
 PAGES = sorted(path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md"))
 WINDOWS = {"desktop": (1280, 800), "phone": (390, 844)}
 
+SMALLEST_LETTERS = """
+Math.min(...[...document.querySelectorAll("article p, article li, article td, article pre, article code, article dt")]
+    .map(one => parseFloat(getComputedStyle(one).fontSize)))
+"""
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -94,14 +99,17 @@ def test_every_field_of_a_configuration_is_documented(site: Path, name: str) -> 
 @needs_chromium
 @pytest.mark.timeout(600)  # some seventy pages, twice
 def test_every_page_is_legible_and_nothing_fails_on_it(address: str, window: Browser) -> None:
-    wide = {}
+    wide, small = {}, {}
     for name, (width, height) in WINDOWS.items():
         window.size(width, height)
         for page in PAGES:
             window.open(f"{address}/{page}.html")
             if window.overflow() > 0:
                 wide[page, name] = window.overflow()
+            if (size := window.evaluate(SMALLEST_LETTERS)) < 10:
+                small[page, name] = size
     assert wide == {}
+    assert small == {}
     assert window.complaints() == []
     assert window.hosts() == {address.removeprefix("http://")}
 
