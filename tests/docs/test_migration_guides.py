@@ -22,13 +22,15 @@ from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader
 
 import lightning_streaming
-from tests.docs.test_docs import ROOT, Snippet, snippets
+from tests.docs.test_docs import ROOT, snippets
 
 GUIDES = {
     path.stem: path.read_text()
     for path in sorted((ROOT / "docs").glob("migrate-from-*.md"))
     if "<!-- with " in path.read_text()
 }
+_STUBS = ROOT / "benchmarks" / "reading" / "stubs"
+"""Of torchvision, which MosaicML Streaming imports."""
 STORED = {"litdata": ROOT / "tests" / "golden" / "litdata_guide"}
 """What the program of a package writes, for where it is not installed."""
 _LITDATA_INPUTS = {"input_dir", "num_downloaders", "num_uploaders", "reorder_files", "weights", "reader", "batch_size"}
@@ -105,7 +107,8 @@ def python_with(package: str) -> str | None:
     if importlib.util.find_spec(package.split(".")[0]) is not None:
         return sys.executable
     peers = os.environ.get("PEERS")
-    found = peers and subprocess.run([peers, "-c", f"import {package}"], capture_output=True, check=False)
+    looks = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
+    found = peers and subprocess.run([peers, "-c", looks], capture_output=True, check=False)
     return peers if found and found.returncode == 0 else None
 
 
@@ -117,12 +120,14 @@ def need(package: str) -> str:
     return found
 
 
-def run_before(python: str, block: Snippet, directory: Path) -> str:
-    """What the program prints for another library."""
-    (directory / "before.py").write_text(block.code)
-    done = subprocess.run(
-        [python, "-W", "ignore", "before.py"], cwd=directory, capture_output=True, text=True, check=False
-    )
+def run_before(python: str, code: str, directory: Path) -> str:
+    """What a program prints for another library."""
+    (directory / "before.py").write_text(code)
+    environment = {**os.environ, "TMPDIR": str(directory)}  # where some keep what they fetch, and find it again
+    if "from streaming import" in code:
+        environment["PYTHONPATH"] = str(_STUBS)
+    command = [python, "-W", "ignore", "before.py"]
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -135,13 +140,21 @@ def test_what_was_before_prints_what_the_guide_says(
     monkeypatch.chdir(tmp_path)
     for block in snippets(GUIDES[name]):
         if block.package is not None:
-            printed = run_before(need(block.package), block, tmp_path)
+            printed = run_before(need(block.package), block.code, tmp_path)
             assert block.prints is not None
             assert printed.endswith(block.prints)  # after what the library itself has to say
             break
         exec(compile(block.code, name, "exec"), {"__name__": "__main__"})
     else:
         raise AssertionError("nothing was before")
+
+
+@pytest.mark.timeout(300)
+def test_scripts_of_mosaicml_streaming_run_there_but_for_one_line(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "migrate-from-mosaicml.md").read_text()
+    scripts = list(snippets(page[page.index("## Three scripts") : page.index("## Moving a half-finished run")]))
+    code = "".join(one.code for one in scripts).replace("from lightning_streaming import", "from streaming import")
+    assert run_before(need("streaming"), code, tmp_path) == "".join(one.prints or "" for one in scripts)
 
 
 @pytest.mark.parametrize("name", GUIDES)
