@@ -292,8 +292,8 @@ def _check_near(run: TracedRun, step: int) -> None:
     of_first = max(1, len(run.steps.of_epoch(run.begins.epoch)))
     if run.packs is not None and step - run.steps.first_step > _MOST_EPOCHS * of_first:
         raise ConfigError(
-            f"step {step:,} is far: epochs of packs are planned one by one, so only steps of the next {_MOST_EPOCHS} or "
-            "so are shown"
+            f"step {step:,} is far: epochs of packs are planned one by one, so only steps of the next {_MOST_EPOCHS} "
+            "or so are shown"
         )
 
 
