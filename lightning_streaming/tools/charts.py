@@ -21,7 +21,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 74, 18, 14, 54
 _COLOURS = 8
 _MOST_POINTS = 40
 """Points of a series that have a tooltip of their own."""
-_BAR_HEIGHT = 40
+_BAR_HEIGHT = 44
 _LEAST_RANGE = 1e-12
 """Numbers that differ by less are one."""
 _MOST_NAME = 48
@@ -192,7 +192,7 @@ def bars(title: str, description: str, x: Axis, of: Sequence[Bar], marks: Sequen
         of: The bars.
         marks: Numbers to compare them with.
     """
-    across = _scale(x, [*(mark.at for mark in marks), *(bar.value for bar in of)], 2, _WIDTH - 110)
+    across = _scale(x, [*(mark.at for mark in marks), *(bar.value for bar in of)], 2, _WIDTH - 165)
     height, drawn = 8 + _BAR_HEIGHT * len(of) + 14 * bool(marks), []
     shape = Markup(
         '<g><title>{}: {}</title><text class="name" x="2" y="{}">{}</text><rect class="f{}" x="2" y="{}" '

@@ -18,6 +18,8 @@ from lightning_streaming.units import format_bytes
 _MOST_SERIES = 12
 """Streams that a chart tells apart; of more the largest, and the others together."""
 _OTHERS = "all others"
+_MIXTURES = 40
+"""Stretches of which the mixture is shown: in shorter ones it would be that of chance."""
 _STEP = Axis(label="step", low=None)
 
 
@@ -98,10 +100,13 @@ def _charts(report: Mapping[str, Any]) -> list[Markup]:
 def _shares(report: Mapping[str, Any], marks: Sequence[Mark]) -> Markup:
     """What part of the samples is of each stream, from step to step."""
     over = report["over_time"]
-    counts = {name: [after - before for before, after in _pairs(told)] for name, told in _largest(over["samples"])}
+    kept = sorted({round(at * (len(over["steps"]) - 1) / _MIXTURES) for at in range(_MIXTURES + 1)})
+    steps = [over["steps"][place] for place in kept]
+    samples = {name: [of[place] for place in kept] for name, of in over["samples"].items()}
+    counts = {name: [after - before for before, after in _pairs(told)] for name, told in _largest(samples)}
     sums = [max(1, sum(at)) for at in zip(*counts.values(), strict=True)]
     # Each stretch from one point to the next has one share: two points of equal height.
-    xs = [step for pair in _pairs(over["steps"]) for step in pair]
+    xs = [step for pair in _pairs(steps) for step in pair]
     series = [
         Series(name=name, x=xs, y=[part for one, total in zip(of, sums, strict=True) for part in [one / total] * 2])
         for name, of in counts.items()
