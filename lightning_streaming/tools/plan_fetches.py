@@ -21,6 +21,8 @@ from lightning_streaming.tools.tune_measure import cache_configs, is_in_place
 
 MOST_SAMPLES = 20_000_000
 """Samples that are read in simulations under limits, of all together."""
+_FEWEST_BATCHES = 16
+"""Batches that are simulated in any case."""
 _AT_A_TIME = 4
 """Files that each reader fetches at once."""
 
@@ -122,19 +124,19 @@ class NodeFetches:
             if cache is None:
                 cache = self._caches[number] = NodeCache(self._sizes, found.limit, self._fixed)
                 cache.put(np.flatnonzero(before).tolist())
+            if self._samples_left <= 0 and found.epochs:
+                self._repeat(found, len(edges) - 1)
+                continue
             last = reads.last_uses(told) if last is None else last
             self._with_limit(found, cache, reads, asked, edges, last)
 
-    def repeat(self) -> None:
-        """Let one more epoch be as the last one was."""
-        for found in self.found:
-            found.epochs.append(found.epochs[-1])
-            found.used.append(np.full_like(found.used[-1], found.used[-1][-1]))
-            found.part *= (len(found.epochs) - 1) / len(found.epochs)
-
-    def is_enough(self) -> bool:
-        """Whether as much was simulated as is affordable."""
-        return self._samples_left <= 0
+    def _repeat(self, found: Fetches, ticks: int) -> None:
+        """Let an epoch be as the one before was."""
+        last = found.epochs[-1]
+        evenly = np.tile(last.sum(axis=0) // ticks, (ticks, 1))
+        found.epochs.append(last if len(last) == ticks else evenly)
+        found.used.append(np.full(ticks, found.used[-1][-1]))
+        found.part *= (len(found.epochs) - 1) / len(found.epochs)
 
     def _without_limit(
         self, found: Fetches, firsts: Asked, edges: NDArray[np.int64], before: NDArray[np.bool_]
@@ -169,7 +171,7 @@ class NodeFetches:
         fetched, used = np.zeros((ticks, self._num_streams), np.int64), np.zeros(ticks, np.int64)
         times, downloads, at = cache.times_fetched.copy(), cache.downloads, _At()
         samples = reads.num_ranks * reads.partition.geometry.batch_size * rows_per_entry(reads.sequence)
-        most = max(0, int(self._samples_left / samples))
+        most = max(_FEWEST_BATCHES, int(self._samples_left / samples))
 
         def fetch(shard: int) -> None:
             fetched[at.tick, self._streams[shard]] += self._sizes.fetched[shard]
@@ -271,15 +273,15 @@ def first_batch(reads: NodeReads, sizes: ShardBytes, link: Link, indexes: int, o
     """
     needed = [shard for shard in reads.first_shards(1).tolist() if sizes.fetched[shard]]
     queues = [_asked_at_first(partition, reads, sizes) for partition in reads.workers()]
-    arrived = _arrivals(queues, sizes.fetched, link)
     everything = {shard for queue in queues for shard in queue}
+    arrived = _arrivals(queues, sizes.fetched, link)
     return FirstBatch(
         index=2 * link.latency + indexes / link.bytes_per_second if indexes else 0.0,
         order=order_seconds,
         shards=max((arrived[shard] for shard in needed), default=0.0),
         index_bytes=indexes,
         shard_bytes=int(sizes.fetched[needed].sum()),
-        ahead_bytes=int(sizes.fetched[list(everything)].sum()),
+        ahead_bytes=int(sizes.fetched[sorted(everything)].sum()),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from lightning_streaming.files import appears_whole
-from lightning_streaming.tools.charts import Axis, Bar, Mark, Series, areas, bars, histogram, in_short, lines
+from lightning_streaming.tools.charts import Axis, Bar, Curve, Mark, areas, bars, histogram, in_short, lines
 from lightning_streaming.tools.pages import fill
 from lightning_streaming.tools.plan_report import caches_told, facts_told, machines_told, phases_told, streams_told
 from lightning_streaming.units import format_bytes
@@ -18,6 +18,8 @@ from lightning_streaming.units import format_bytes
 _MOST_SERIES = 12
 """Streams that a chart tells apart; of more the largest, and the others together."""
 _OTHERS = "all others"
+_MIXTURES = 40
+"""Stretches of which the mixture is shown: in shorter ones it would be that of chance."""
 _STEP = Axis(label="step", low=None)
 
 
@@ -98,12 +100,15 @@ def _charts(report: Mapping[str, Any]) -> list[Markup]:
 def _shares(report: Mapping[str, Any], marks: Sequence[Mark]) -> Markup:
     """What part of the samples is of each stream, from step to step."""
     over = report["over_time"]
-    counts = {name: [after - before for before, after in _pairs(told)] for name, told in _largest(over["samples"])}
+    kept = sorted({round(at * (len(over["steps"]) - 1) / _MIXTURES) for at in range(_MIXTURES + 1)})
+    steps = [over["steps"][place] for place in kept]
+    samples = {name: [of[place] for place in kept] for name, of in over["samples"].items()}
+    counts = {name: [after - before for before, after in _pairs(told)] for name, told in _largest(samples)}
     sums = [max(1, sum(at)) for at in zip(*counts.values(), strict=True)]
     # Each stretch from one point to the next has one share: two points of equal height.
-    xs = [step for pair in _pairs(over["steps"]) for step in pair]
+    xs = [step for pair in _pairs(steps) for step in pair]
     series = [
-        Series(name=name, x=xs, y=[part for one, total in zip(of, sums, strict=True) for part in [one / total] * 2])
+        Curve(name=name, x=xs, y=[part for one, total in zip(of, sums, strict=True) for part in [one / total] * 2])
         for name, of in counts.items()
     ]
     told = "; ".join(f"{one['stream']} {one['share']:.1%}" for one in report["streams"][:_MOST_SERIES])
@@ -118,7 +123,7 @@ def _passes(report: Mapping[str, Any], marks: Sequence[Mark]) -> Markup:
     for one in [one for one in report["streams"] if one in most]:
         size, before = max(1, one["selected"]), one["samples_before"]
         passes = [(before + count) / size for count in over["samples"][one["stream"]]]
-        series.append(Series(name=one["stream"], x=over["steps"], y=passes))
+        series.append(Curve(name=one["stream"], x=over["steps"], y=passes))
     told = "; ".join(f"{one['stream']} {one['passes']:.3g} times" for one in most)
     once = [Mark(at=1, name="all read once", is_level=True)] if any(one["passes"] > 1 for one in most) else []
     axis = Axis(label="passes")
@@ -127,7 +132,7 @@ def _passes(report: Mapping[str, Any], marks: Sequence[Mark]) -> Markup:
 
 def _fetched(report: Mapping[str, Any], marks: Sequence[Mark]) -> Markup:
     over = report["over_time"]
-    series = [Series(name=_limit(one), x=over["steps"], y=one["fetched"]) for one in over["caches"]]
+    series = [Curve(name=_limit(one), x=over["steps"], y=one["fetched"]) for one in over["caches"]]
     told = "; ".join(f"{_limit(one)}: {format_bytes(one['bytes'])}" for one in report["caches"])
     axis = Axis(label="fetched by all nodes", show=format_bytes, base=1024)
     return lines("Bytes fetched, by cache_limit", f"In the end, with {told}.", _STEP, axis, series, marks)
@@ -135,7 +140,7 @@ def _fetched(report: Mapping[str, Any], marks: Sequence[Mark]) -> Markup:
 
 def _used(report: Mapping[str, Any], marks: Sequence[Mark]) -> Markup:
     over = report["over_time"]
-    series = [Series(name=_limit(one), x=over["steps"], y=one["used"]) for one in over["caches"]]
+    series = [Curve(name=_limit(one), x=over["steps"], y=one["used"]) for one in over["caches"]]
     told = "; ".join(f"{_limit(one)}: {format_bytes(one['peak'])}" for one in report["caches"])
     axis = Axis(label="in a node's cache", show=format_bytes, base=1024)
     return lines("What a node's cache holds", f"At most, with {told}.", _STEP, axis, series, marks)

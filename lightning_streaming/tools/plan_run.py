@@ -151,10 +151,7 @@ def planned(run: TracedRun, args: Namespace) -> Planned:
             reads.look_at(epoch, num_epochs, told)
             edges = epoch.edges(num_epochs)
             for node, fetches in zip(nodes, each, strict=True):
-                if fetches.is_enough() and len(reads.found.epochs) > 1:
-                    fetches.repeat()
-                else:
-                    fetches.read(_node_reads(run, epoch, node), edges)
+                fetches.read(_node_reads(run, epoch, node), edges)
             if reads.is_enough() and not epoch.is_last:
                 reads.found.epochs_repeated = max(0, num_epochs - len(reads.found.epochs))
                 break

@@ -27,7 +27,7 @@ class ViewedStream:
 
     Args:
         place: Where it is.
-        title: What its page is called.
+        label: What it is called.
         allow_unsafe_types: Whether columns may be decoded that can run code of whoever wrote the data.
         stage: The stage that reads it; empty for a dataset that is looked at alone.
         name: The stream's.
@@ -37,18 +37,23 @@ class ViewedStream:
     def __init__(
         self,
         place: StoredDataset,
-        title: str,
+        label: str,
         allow_unsafe_types: bool,
         stage: str = "",
         name: str = "",
         only: str = "",
     ) -> None:
-        self.place, self.title, self.stage, self.name, self.only = place, title, stage, name, only
+        self.place, self.label, self.stage, self.name, self.only = place, label, stage, name, only
         self._allows_unsafe = allow_unsafe_types
         self._lock = threading.Lock()
         self._reader: SampleReader | None = None
         self._summary: Mapping[str, Any] | None = None
         self._statistics: Statistics | None = None
+
+    @property
+    def title(self) -> str:
+        """What its pages are called."""
+        return f"{self.stage}: {self.label}" if self.stage else self.label
 
     @property
     def reader(self) -> SampleReader:

@@ -51,6 +51,9 @@ class Really:
     """How often each file was sent."""
     bytes: int = 0
     """Of shards that were sent."""
+    tokens: int = 0
+    """Of documents, in packs."""
+    packs: int = 0
     peak: int = 0
     """The most bytes that the cache of a node held, as far as somebody looked."""
 
@@ -86,11 +89,14 @@ def read_run(config: Path, url: str, scratch: Path) -> Really:
         for one in ranks:
             one.join()
             assert one.exitcode == 0
-        for of_rank in batches:
+        for of_rank, tokens, packs in batches:
             found.reads.update(sample for batch in of_rank for sample in batch)
+            found.tokens, found.packs = found.tokens + tokens, found.packs + packs
         found.peak = max(found.peak, watch.peak)
         if not node:
-            found.order = [[sample for one in step for sample in one] for step in zip(*batches, strict=True)]
+            found.order = [
+                [sample for one in step for sample in one] for step in zip(*(of[0] for of in batches), strict=True)
+            ]
     log = sent(url)
     found.downloads, found.bytes = Counter(name for name, _ in log), sum(size for _, size in log)
     return found
@@ -127,16 +133,18 @@ class Asked:
 
 def _read_rank(asked: Asked, rank: int, in_step: Any, results: Any) -> None:
     loader, trainer, batches = asked.loader(rank), asked.told["trainer"], list[list[int]]()
-    most = trainer.get("max_steps", -1)
-    for _ in range(trainer.get("max_epochs", 1)):
-        for batch in loader:
+    most, tokens, packs = trainer.get("max_steps", -1), 0, 0
+    for _ in range(trainer.get("max_epochs", most if most > 0 else 1)):
+        for batch in () if len(batches) == most else loader:
             batches.append(_ids(batch))
+            if "document_ids" in batch:
+                tokens, packs = tokens + int((batch["document_ids"] >= 0).sum()), packs + len(batch["document_ids"])
             in_step.wait()  # as ranks that train wait for each other
             time.sleep(_STEP_SECONDS)
             if len(batches) == most:
                 break
     loader.close()
-    results.put(batches)
+    results.put((batches, tokens, packs))
 
 
 def _ids(batch: Mapping[str, Any]) -> list[int]:
@@ -187,8 +195,9 @@ def forget(url: str) -> None:
 
 
 def sent(url: str) -> list[tuple[str, int]]:
-    """Name and bytes of each shard that was sent since."""
-    return [(one["path"], one["sent"]) for one in _log(url)[_BEGINS[url] :] if one["method"] == "GET"]
+    """Name and bytes of each shard that was sent since; not of what was looked at to count lengths, in ranges."""
+    asked = (one for one in _log(url)[_BEGINS[url] :] if one["method"] == "GET" and one["range"] is None)
+    return [(one["path"], one["sent"]) for one in asked]
 
 
 _BEGINS: dict[str, int] = {}

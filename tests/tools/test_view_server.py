@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from tests.servers.stores import S3Bucket
@@ -199,6 +201,23 @@ def test_a_compressed_shard_of_a_store_is_fetched_when_that_is_asked_for(
     assert "text 003" in html(pages, "s/0/sample/3", asked="1")
     assert len([name for name in s3_bucket.requests() if "shard" in name]) == 1
     pages.viewed.close()
+
+
+def test_files_of_another_format_on_a_store_are_read_by_way_of_a_cache_of_its_own(
+    s3_bucket: S3Bucket, tmp_path: Path
+) -> None:
+    table = pyarrow.table({"id": range(4000), "text": [f"row {number}" for number in range(4000)]})
+    pyarrow.parquet.write_table(table, tmp_path / "part.parquet", row_group_size=100)
+    s3_bucket.put_all(tmp_path)
+    home = tmp_path / "home"
+    home.mkdir()
+    env = {**os.environ, "LIGHTNING_STREAMING_CACHE": str(home)}
+    with viewer(s3_bucket.url, *options(s3_bucket.options), "--format", "parquet", env=env) as one:
+        assert "row 3210" in one.get("s/0/sample/3210").text
+        assert "Values of id" in one.get("s/0/columns").text
+    assert snapshot(home) == {}
+    read = [entry for entry in s3_bucket.log() if entry.name == "part.parquet" and entry.method == "GET"]
+    assert all(entry.range for entry in read)
 
 
 def test_a_store_that_fails_is_told_in_the_page_and_the_server_lives(written: Path, s3_bucket: S3Bucket) -> None:
