@@ -24,6 +24,7 @@ from lightning_streaming.tools.console import BAD, INTERRUPTED, PROGRAM, TERMINA
 _NOT_TEXT = re.compile(r'true|false|null|-?(0|[1-9]\d*)(\.\d+)?|[\[{"].*', re.DOTALL)
 _LAYOUT = RawDescriptionHelpFormatter
 COMMANDS = {
+    "init": "write a first run for a dataset: a configuration, a model, a transform",
     "convert": "make a dataset of JSON lines, CSV, Parquet, tar files, images or texts",
     "index": "make the index of data of another format, ahead of the runs that read it as it lies",
     "inspect": "show what a dataset holds: columns, sizes, first samples",
