@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from itertools import count
 
 from lightning_streaming.errors import DownloadError
-from lightning_streaming.storage.retries import Attempts
+from lightning_streaming.storage.requests import RefusedError
+from lightning_streaming.storage.retries import Attempts, Series
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,10 +42,6 @@ class Storm:
     """Until the last answer."""
 
 
-class _RefusedError(Exception):
-    """503, told without a time to wait, as S3 does."""
-
-
 def storm(store: Store, nodes: int, each: int, size: float, attempts: int) -> Storm:
     """Let each node make requests, all from the same moment on.
 
@@ -52,32 +50,34 @@ def storm(store: Store, nodes: int, each: int, size: float, attempts: int) -> St
         nodes: How many there are.
         each: Requests of each.
         size: Bytes that each gives.
-        attempts: How often a request is made at most: ``download_retry`` and one.
+        attempts: How many of a request may fail: ``download_retry`` and one.
     """
     tried = Attempts(purpose="download", options={}, total=attempts, failure=DownloadError)
     taking = store.latency + size * store.connections / store.link
-    # Those that begin, each with the node and the attempts made; a node's others wait for a connection.
-    begin = [(0.0, node, 0) for node in range(nodes) for _ in range(min(each, store.connections))]
+    refusal, numbers = RefusedError(503, {}, "SlowDown"), count()  # without a time to wait, as S3 says it
+    # Those that begin, in turn, each with its node and its attempts; a node's others wait for a connection.
+    first = [node for node in range(nodes) for _ in range(min(each, store.connections))]
+    begin = [(0.0, next(numbers), node, Series(tried)) for node in first]
     waiting = [each - min(each, store.connections)] * nodes
     heapq.heapify(begin)
     tokens, since, refused, gave_up, end = store.per_second, 0.0, 0, 0, 0.0
     while begin:
-        now, node, made = heapq.heappop(begin)
+        now, _, node, series = heapq.heappop(begin)
         tokens, since = min(store.per_second, tokens + (now - since) * store.per_second), now
         is_answered = tokens >= 1
         free = now + (taking if is_answered else store.latency)
         if waiting[node]:
             waiting[node] -= 1
-            heapq.heappush(begin, (free, node, 0))
+            heapq.heappush(begin, (free, next(numbers), node, Series(tried)))
         if is_answered:
             tokens -= 1
             end = max(end, free)
             continue
         refused += 1
         try:
-            pause = tried.pause_after(_RefusedError("503 Slow Down"), made + 1)
+            pause = series.pause_after(refusal)
         except DownloadError:
             gave_up += 1
         else:
-            heapq.heappush(begin, (free + pause, node, made + 1))
+            heapq.heappush(begin, (free + pause, next(numbers), node, series))
     return Storm(requests=nodes * each, refused=refused, gave_up=gave_up, seconds=end)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from itertools import accumulate, count
+from itertools import accumulate
 from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple, TypeVar
@@ -22,7 +22,7 @@ from lightning_streaming.storage import urls
 from lightning_streaming.storage.downloads import CONNECTIONS, Download, next_ticket
 from lightning_streaming.storage.filesystems import account_of, call, endpoint_of, kind_of, open_filesystem, prepare
 from lightning_streaming.storage.hub import refuse_to_write
-from lightning_streaming.storage.retries import Attempts, Deadline, is_more_missing, longest_series
+from lightning_streaming.storage.retries import Attempts, Deadline, Series, is_more_missing, longest_series
 from lightning_streaming.storage.secrets import StorageOptions, secrets_of
 from lightning_streaming.storage.sinks import FileSink, MemorySink, Sink, disk_errors, system_errors
 
@@ -239,7 +239,8 @@ class Location:
             raise ConfigError(f"connections must be at least 1, but is {connections}")
         with FileSink(destination) as sink:
             download = self._download(sink, size, ticket=next_ticket(), connections=connections)
-            for made in count(1):
+            series = Series(download.attempts)
+            while True:
                 if size is not None:
                     sink.resize(size)
                 download.whole(size)
@@ -248,7 +249,7 @@ class Location:
                         if check is not None:
                             check(destination)
                 except IntegrityError as error:
-                    pause = download.attempts.pause_after(error, made)
+                    pause = series.pause_after(error)
                 else:
                     return
                 Event().wait(pause)

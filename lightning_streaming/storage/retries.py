@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timezone
 from email.utils import parsedate_to_datetime
-from itertools import count
 from typing import Any, TypeVar
 
 from lightning_streaming.errors import (
@@ -38,6 +37,8 @@ _LONGEST_WAIT = 30.0
 _LONGEST_ASKED_WAIT = 60.0
 """Seconds; a store that asks for more is asked again after this long."""
 _FIRST_WAIT = 0.5
+_MOST_PUT_OFF = 8
+"""Times that a store may put off one transfer without it counting as a failed attempt: about a minute of waits."""
 SLOWEST_RATE = 4096
 """Bytes per second; a transfer that goes on slower than this ends at last."""
 _RETRY_AFTER_SECONDS = re.compile(r"[0-9]+(\.[0-9]*)?")  # fractions are not in the standard, but some send them
@@ -76,7 +77,9 @@ _MISSING = {
     "revision": "the repository has no such revision; check what follows the @",
     "entry": "the repository has no such file at this revision; check the path",
 }
-_HEALING_STATUSES = (408, 425, 429)
+_TOO_MANY, _UNAVAILABLE = 429, 503
+_HEALING_STATUSES = (408, 425, _TOO_MANY)
+_PUT_OFF_WORDS = ("SlowDown", "ServerBusy", "TooManyRequests", "RequestLimitExceeded", "rateLimitExceeded")
 _STATUS_ERRORS: dict[int, type[StreamingError]] = {
     401: AccessDeniedError,
     403: AccessDeniedError,
@@ -162,48 +165,33 @@ class Attempts:
         Raises:
             StreamingError: The last failure, in a class and with words that say what to do about it.
         """
-        for made in count(1):
+        series = Series(self)
+        while True:
             try:
                 return action()
             except Exception as error:  # noqa: BLE001 - stores raise what they like; it is judged below
                 last = error
-            threading.Event().wait(self.pause_after(last, made))
-        raise AssertionError
+            threading.Event().wait(series.pause_after(last))
 
     async def run_async(self, action: Callable[[], Awaitable[_Result]]) -> _Result:
         """Like :meth:`run`, on an event loop."""
-        for made in count(1):
+        series = Series(self)
+        while True:
             try:
                 return await action()
             except Exception as error:  # noqa: BLE001 - as above
                 last = error
-            await asyncio.sleep(self.pause_after(last, made))
-        raise AssertionError
+            await asyncio.sleep(series.pause_after(last))
 
-    def pause_after(self, last: Exception, made: int) -> float:
-        """Seconds to wait before another attempt.
+    def failed(self, last: Exception, kind: type[StreamingError] | None, made: int, late: bool) -> StreamingError:
+        """The error that says that there is no other attempt.
 
         Args:
             last: What the last one raised.
-            made: Attempts made so far.
-
-        Raises:
-            StreamingError: There is to be no other.
+            kind: What it is, if trying again is of no use.
+            made: How many there were.
+            late: Whether there is no time for more.
         """
-        kind = _final_class(last)
-        pause = _wait_seconds(made, _random.random()) + _asked_wait(last)
-        late = self.deadline is not None and self.deadline.left() <= pause
-        if kind is None and made < self.total and not late:
-            told = "attempt %d of %d to %s failed, the next begins in %.1f s: %s"
-            _logger.debug(told, made, self.total, self.purpose, pause, describe(last, self.options, self.hidden))
-            return pause
-        if isinstance(last, IntegrityError):
-            raise IntegrityError(f"{last} (attempt {made} of {self.total}); write the object and its index again")
-        if isinstance(last, StreamingError):
-            raise last
-        raise self._failed(last, kind, made, late) from shown_cause(last, self.options, self.hidden)
-
-    def _failed(self, last: Exception, kind: type[StreamingError] | None, made: int, late: bool) -> StreamingError:
         cause = describe(last, self.options, self.hidden)
         if kind is not None:
             return kind(f"could not {self.purpose}: {self._way_out(last, kind)} ({cause})")
@@ -212,9 +200,12 @@ class Attempts:
         if late and self.deadline is not None:
             limit += f", within {self.deadline.seconds:.0f} s in all,"
         settings = " (download_retry, download_timeout)" if self.failure is DownloadError else ""
+        check = "the network and the store"
+        if _is_put_off(last):
+            check = "who else asks the store as often, as it refuses what is beyond its limit"
         return self.failure(
             f"could not {self.purpose}: {times}{limit} failed, the last with {cause}; "
-            f"check the network and the store, or allow more attempts or more time{settings}"
+            f"check {check}, or allow more attempts or more time{settings}"
         )
 
     def _way_out(self, last: Exception, kind: type[StreamingError]) -> str:
@@ -223,6 +214,54 @@ class Attempts:
         if kind is AccessDeniedError:
             return _ACCESS_WAYS_OUT.get(self.store, _WAYS_OUT[kind])
         return _WAYS_OUT[kind]
+
+
+@dataclass(slots=True)
+class Series:
+    """The attempts at one transfer, one after another."""
+
+    attempts: Attempts
+    """How many there may be."""
+    failed: int = 0
+    """How many have failed."""
+    put_off: int = 0
+    """How many were refused by a store that is asked too often: it is there, and takes them later."""
+
+    def pause_after(self, last: Exception) -> float:
+        """Seconds to wait before another attempt.
+
+        Args:
+            last: What the last one raised.
+
+        Raises:
+            StreamingError: There is to be no other.
+        """
+        is_put_off = _is_put_off(last) and self.put_off < _MOST_PUT_OFF
+        self.put_off += is_put_off
+        self.failed += not is_put_off
+        of, made, kind = self.attempts, self.failed + self.put_off, _final_class(last)
+        pause = _wait_seconds(made, _random.random()) + _asked_wait(last)
+        late = of.deadline is not None and of.deadline.left() <= pause
+        if kind is None and self.failed < of.total and not late:
+            came_of_it = "was put off by the store" if is_put_off else "failed"
+            told = "attempt %d of %d to %s %s, the next begins in %.1f s: %s"
+            shown = describe(last, of.options, of.hidden)
+            _logger.debug(told, self.failed + is_put_off, of.total, of.purpose, came_of_it, pause, shown)
+            return pause
+        if isinstance(last, IntegrityError):
+            raise IntegrityError(f"{last} (attempt {made} of {of.total}); write the object and its index again")
+        if isinstance(last, StreamingError):
+            raise last
+        raise of.failed(last, kind, made, late) from shown_cause(last, of.options, of.hidden)
+
+
+def _is_put_off(error: BaseException) -> bool:
+    """Whether the store refused because it is asked too often, or says when to come again."""
+    status = status_of(error)
+    if status == _TOO_MANY:
+        return True
+    words = " ".join(map(str, _causes(error)))
+    return status == _UNAVAILABLE and (_asked_wait(error) > 0 or any(word in words for word in _PUT_OFF_WORDS))
 
 
 def _final_class(error: Exception) -> type[StreamingError] | None:

@@ -64,7 +64,13 @@ def plain(status: int, data: bytes = b"", headers: Mapping[str, str] | None = No
 
 def refusal(status: int, headers: Mapping[str, str] | None = None) -> Answer:
     """An error, in the words of S3. It tells nothing to people but that Azure's client cannot do without a message."""
-    code = {401: "Unauthorized", 403: "AccessDenied", 404: "NoSuchKey", 429: "TooManyRequests", 503: "SlowDown"}
+    code = {
+        401: "Unauthorized",
+        403: "AccessDenied",
+        404: "NoSuchKey",
+        429: "TooManyRequests",
+        503: "ServiceUnavailable",
+    }
     word = code.get(status, "InternalError")
     body = f'<?xml version="1.0"?><Error><Code>{word}</Code><message>{status}</message></Error>'
     return plain(status, body.encode(), {"Content-Type": "application/xml", **(headers or {})})

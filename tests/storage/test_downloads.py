@@ -22,7 +22,7 @@ from lightning_streaming.errors import (
     StorageError,
     StreamingError,
 )
-from lightning_streaming.storage import Location
+from lightning_streaming.storage import Location, retries
 from tests.servers import FaultyStore, GcsBucket, HttpStore, S3Bucket, S3Store, refused_port
 
 DATA = bytes(range(256)) * 40
@@ -339,6 +339,15 @@ def test_each_part_heals_by_itself(store: FaultyStore, tmp_path: Path, fault: st
     store.fail("x", fault, times=1, **more)
     assert fetch_large(store, tmp_path / "x") == LARGE
     assert len(ranges(store)) <= 5  # aiohttp asks once more by itself after a reset
+
+
+def test_a_store_that_is_asked_too_often_is_asked_later(
+    store: FaultyStore, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "_FIRST_WAIT", 0.01)
+    store.fail("x", "status", times=3, status=429)
+    assert fetch_large(store, target, attempts=1) == LARGE
+    assert len(ranges(store)) <= 6
 
 
 def test_a_part_goes_on_where_it_was_cut(http: HttpStore, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from lightning_streaming.errors import AccessDeniedError, IntegrityError, ObjectNotFoundError, StorageError
-from lightning_streaming.storage import Location
+from lightning_streaming.storage import Location, retries
 from lightning_streaming.storage.location import upload_seconds
 from tests.servers import AzureStore, GcsBucket, GcsStore, HttpStore, S3Bucket, S3Store, refused_port
 
@@ -237,7 +237,10 @@ def test_an_upload_is_given_time_by_its_size() -> None:
 
 
 @pytest.mark.parametrize("status", [503, 429])
-def test_each_attempt_to_list_gcs_is_one_request(gcs_bucket: GcsBucket, status: int) -> None:
+def test_each_attempt_to_list_gcs_is_one_request(
+    gcs_bucket: GcsBucket, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "_MOST_PUT_OFF", 0)  # so that all count
     # A listing is not under the prefix of the bucket's objects.
     bucket = gcs_bucket.url.removeprefix("gs://")
     listed = GcsBucket(

@@ -40,6 +40,7 @@ from lightning_streaming.storage.retries import (
     SLOWEST_RATE,
     Attempts,
     Deadline,
+    Series,
     StallClock,
     longest_series,
     run_watched,
@@ -296,15 +297,51 @@ def test_the_same_holds_on_an_event_loop() -> None:
 
 
 def test_the_store_is_given_the_time_it_asked_for() -> None:
-    pause = attempts(total=2).pause_after(RefusedError(429, {"Retry-After": "20"}, ""), 1)
+    pause = Series(attempts(total=2)).pause_after(RefusedError(429, {"Retry-After": "20"}, ""))
     assert 20 < pause <= 20 + retries._LONGEST_WAIT
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        _http(429),
+        _s3(429),
+        HttpError({"code": "429"}),
+        _s3(503, code="SlowDown"),
+        RefusedError(503, {"Retry-After": "1"}, ""),
+    ],
+)
+def test_a_store_that_is_asked_too_often_fails_no_attempt(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(retries, "_asked_wait", lambda _: 0.001)
+    put_off = [error] * retries._MOST_PUT_OFF
+    assert attempts(total=1).run(failing(*put_off)) == "done"
+    assert attempts(total=2).run(failing(*put_off[1:], OSError(), error)) == "done"
+    with pytest.raises(DownloadError, match=r"9 attempts .* failed, .*; check who else asks the store as often"):
+        attempts(total=1).run(failing(*put_off, error))
+    with pytest.raises(DownloadError, match=r"3 attempts .* failed, .*; check the network and the store"):
+        attempts(total=2).run(failing(error, OSError(), OSError()))
+
+
+@pytest.mark.parametrize(
+    "error", [_http(503), _s3(503, code="InternalError"), RefusedError(500, {"Retry-After": "0"}, "")]
+)
+def test_a_store_that_is_broken_fails_attempts(error: Exception) -> None:
+    with pytest.raises(DownloadError, match="1 attempt of"):
+        attempts(total=1).run(failing(error))
+
+
+def test_no_put_off_outlasts_the_deadline() -> None:
+    deadline = Deadline(5, time.monotonic() + 5)
+    with pytest.raises(DownloadError, match="1 attempt of up to 60 s, within 5 s in all, failed"):
+        attempts(total=9, deadline=deadline).run(failing(RefusedError(429, {"Retry-After": "20"}, "")))
 
 
 def test_there_is_no_attempt_that_the_deadline_leaves_no_time_for() -> None:
     deadline = Deadline(3600)
     assert deadline.left() == 3600
     deadline.begin()
-    assert attempts(total=9, deadline=deadline).pause_after(OSError(), 1) > 0
+    assert Series(attempts(total=9, deadline=deadline)).pause_after(OSError()) > 0
     deadline.end = time.monotonic()
     with pytest.raises(DownloadError, match="1 attempt of up to 60 s, within 3600 s in all, failed"):
         attempts(total=9, deadline=deadline).run(failing(OSError()))

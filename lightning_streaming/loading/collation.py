@@ -1,0 +1,213 @@
+"""How samples become a batch: as torch's default collate makes it, or by a user's function.
+
+Where torch's default collate makes no batch of samples, the error says which column is why, and what to do about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Number
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import collate as collate_by
+from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
+
+from lightning_streaming.loading.shared_memory import is_plain
+
+_FEWEST_IN_THREADS = 1 << 15
+"""Values from which on torch copies in threads."""
+_IN_TRANSFORM = "in transform= (or in the dataset's __getitem__)"
+
+Collate = Callable[[list[Any]], Any]
+"""Makes a batch of samples."""
+
+
+class CollateError(Exception):
+    """Samples that could not be made a batch; for who knows which ones they are.
+
+    Args:
+        told: What is wrong.
+        places: Those samples of the batch that are to be named.
+    """
+
+    def __init__(self, told: str, places: Sequence[int]) -> None:
+        super().__init__(told)
+        self.places = places
+
+
+def collated(collate: Collate, samples: list[Any]) -> Any:
+    """The batch of some samples.
+
+    Args:
+        collate: Makes it.
+        samples: One or more.
+
+    Raises:
+        CollateError: The collate function failed; its cause is that error, unless it is torch's own function or
+            :func:`stacked`, of whose errors the message says what to do about it.
+    """
+    try:
+        return collate(samples)
+    except Exception as error:
+        if collate in (default_collate, stacked):
+            raise _explained(samples, error) from None
+        told = f"collate_fn failed on a batch: {type(error).__name__}: {error}"
+        raise CollateError(told, range(len(samples))) from error
+
+
+def stacked(samples: list[Any]) -> Any:
+    """What torch's default collate makes of samples, in memory of this process alone, by this thread alone.
+
+    In a worker that sets shared memory aside for each tensor, which takes thrice as long to fill, and is copied too.
+    Elsewhere it wakes torch's threads, which then keep cores busy that threads of ours decode on.
+    """
+    if default_collate_fn_map.get(torch.Tensor) is not collate_tensor_fn:  # a user's own way, put there as torch allows
+        return default_collate(samples)
+    return collate_by(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: _stacked_tensors})
+
+
+def _stacked_tensors(tensors: list[torch.Tensor], *, collate_fn_map: Any = None) -> Any:  # noqa: ARG001
+    first = tensors[0]
+    if first.is_nested or first.layout is not torch.strided:
+        return default_collate(tensors)  # which says that it does not take them
+    kind = first.dtype, first.shape
+    is_by_one = torch.get_num_threads() == 1 or first.numel() * len(tensors) < _FEWEST_IN_THREADS
+    if is_by_one or not all(is_plain(one) and (one.dtype, one.shape) == kind for one in tensors):
+        return torch.stack(tensors)
+    # In one go: numpy would let go of the interpreter's lock, and wait for it, at each.
+    joined = bytearray().join([_bytes_of(one) for one in tensors])
+    return torch.frombuffer(joined, dtype=first.dtype).view(len(tensors), *first.shape)
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return tensor.view(-1).view(torch.uint8).numpy().data
+
+
+class _Mismatch(NamedTuple):
+    where: str
+    """What is wrong, of the samples' values that stand in one place."""
+    way_out: str
+    odd: int | None = None
+    """The first sample of the batch that is not like those before it, if that is what is wrong."""
+
+
+def _explained(samples: list[Any], error: Exception) -> CollateError:
+    found = _mismatch("", samples)
+    if found is None:
+        told = f"torch's default collate makes no batch of these samples: {type(error).__name__}: {error}"
+        return CollateError(told, range(len(samples)))
+    told = f"{found.where}, of which torch's default collate makes no batch; {found.way_out}"
+    return CollateError(told, [] if found.odd is None else [found.odd])
+
+
+def _mismatch(path: str, values: Sequence[Any]) -> _Mismatch | None:
+    """What keeps values from being collated: the first of their parts that does not go with torch.
+
+    Args:
+        path: Where in the samples they stand; empty for the samples themselves.
+        values: One of each sample.
+    """
+    place, first = f"column {path}" if path else "each sample", values[0]
+    if any(value is None for value in values):
+        return _missing(place, values)
+    if isinstance(first, Mapping):
+        return _mappings(path, place, values)
+    if isinstance(first, (tuple, list)):
+        return _sequences(path, place, values)
+    if isinstance(first, (torch.Tensor, np.ndarray)):
+        return _of_other_kinds(place, values, type(first)) or _arrays(place, values)
+    if isinstance(first, (str, bytes)):
+        return None
+    if isinstance(first, Number):
+        return _of_other_kinds(place, values, Number)
+    return _Mismatch(f"{place} is {_kind_in_words(type(first))}", _way_out_of(type(first)))
+
+
+def _missing(place: str, values: Sequence[Any]) -> _Mismatch:
+    nones = [number for number, value in enumerate(values) if value is None]
+    way_out = f"put a value there {_IN_TRANSFORM}, or pass the loader a collate_fn="
+    if len(nones) == len(values):
+        return _Mismatch(f"{place} is None", way_out)
+    return _Mismatch(f"{place} is None in {len(nones)} of {len(values)} samples", way_out, nones[0])
+
+
+def _of_other_kinds(place: str, values: Sequence[Any], kind: type) -> _Mismatch | None:
+    """Samples that are of another type than the first."""
+    for number, value in enumerate(values):
+        if not isinstance(value, kind):
+            names = f"{type(values[0]).__name__} and {type(value).__name__}"
+            return _Mismatch(f"{place} is of different types, {names}", f"make them one {_IN_TRANSFORM}", number)
+    return None
+
+
+def _mappings(path: str, place: str, values: Sequence[Any]) -> _Mismatch | None:
+    first = values[0]
+    for number, value in enumerate(values):
+        keys = list(value) if isinstance(value, Mapping) else type(value).__name__
+        if not isinstance(value, Mapping) or value.keys() != first.keys():
+            way_out = f"give all samples the same {_IN_TRANSFORM}, or pass the loader a collate_fn="
+            return _Mismatch(
+                f"{place} has different columns: {list(first)} in number 0 of the batch, {keys} in number {number}",
+                way_out if path else f"{_columns_of_all(values)}{way_out}",
+                number,
+            )
+    parts = (_mismatch(f"{path}[{name!r}]" if path else repr(name), [one[name] for one in values]) for name in first)
+    return next((part for part in parts if part is not None), None)
+
+
+def _columns_of_all(samples: Sequence[Any]) -> str:
+    """How to read only the columns that all samples have; empty if there are none."""
+    if not all(isinstance(one, Mapping) for one in samples):
+        return ""
+    common = [name for name in samples[0] if all(name in one for one in samples)]
+    return f"name those that all have with columns={common}, " if common else ""
+
+
+def _sequences(path: str, place: str, values: Sequence[Any]) -> _Mismatch | None:
+    sizes = [len(value) if isinstance(value, (tuple, list)) else -1 for value in values]
+    if len(set(sizes)) > 1:
+        shown = ", ".join(map(str, sorted(set(sizes))[:5]))
+        return _Mismatch(
+            f"{place} is a {type(values[0]).__name__} of different lengths ({shown})",
+            f"make them equally long {_IN_TRANSFORM}, or pad them in a collate_fn= of the loader",
+        )
+    parts = (_mismatch(f"{path}[{number}]", [one[number] for one in values]) for number in range(sizes[0]))
+    return next((part for part in parts if part is not None), None)
+
+
+def _arrays(place: str, values: Sequence[Any]) -> _Mismatch | None:
+    shapes = list(dict.fromkeys(tuple(value.shape) for value in values))
+    if len(shapes) > 1:
+        shown = ", ".join(map(str, shapes[:4])) + (", ..." if len(shapes) > 4 else "")
+        return _Mismatch(
+            f"{place} is an array of different shapes, not of equal size in all samples: {shown}",
+            f"bring them to one shape {_IN_TRANSFORM}, or pad them in a collate_fn= of the loader",
+        )
+    if isinstance(values[0], np.ndarray) and values[0].dtype.kind in "OSUMm":
+        return _Mismatch(
+            f"{place} is an array of dtype {values[0].dtype}", f"make numbers of it {_IN_TRANSFORM}, or leave it out"
+        )
+    return None
+
+
+def _kind_in_words(kind: type) -> str:
+    if _is_image(kind):
+        return f"a PIL image ({kind.__name__})"
+    return f"an object of type {kind.__module__}.{kind.__qualname__}"
+
+
+def _way_out_of(kind: type) -> str:
+    if _is_image(kind):
+        return (
+            f"make an array of it {_IN_TRANSFORM}, as numpy.array(image) or torchvision's ToTensor do, of one size for "
+            "all images; or pass the loader a collate_fn="
+        )
+    return f"make a tensor, array, number or text of it {_IN_TRANSFORM}, or pass the loader a collate_fn="
+
+
+def _is_image(kind: type) -> bool:
+    """Whether these are Pillow's, which need not be installed."""
+    return any(one.__module__ == "PIL.Image" and one.__name__ == "Image" for one in kind.__mro__)
