@@ -8,7 +8,7 @@ import pytest
 
 import lightning_streaming
 from lightning_streaming import __main__ as program
-from lightning_streaming.tools.commands import COMMANDS
+from lightning_streaming.tools.commands import COMMANDS, GROUPS
 from lightning_streaming.trainer import SUBCOMMANDS
 from lightning_streaming.trainer.cli import StreamingCLI
 from tests.tools.running import run, run_process, write_texts
@@ -19,8 +19,14 @@ def test_help_lists_the_tools_and_the_ways_to_train() -> None:
     assert shown.code == 0
     for name, words in COMMANDS.items():
         assert f"\n    {name:<12}{words}\n" in shown.out
+    for group in GROUPS:
+        assert f"\n\n  {group}\n    " in shown.out
     assert "{fit,validate,test,predict}" in shown.out
     assert "lightning-streaming fit --config run.yaml\n" in shown.out
+
+
+def test_every_tool_is_in_one_group() -> None:
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMANDS)
 
 
 def test_no_arguments_are_answered_with_help_and_an_error() -> None:

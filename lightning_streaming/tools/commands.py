@@ -22,6 +22,7 @@ from lightning_streaming.storage import StorageOptions
 from lightning_streaming.tools.console import BAD, INTERRUPTED, PROGRAM, TERMINATED, UNREAD, UNUSABLE, print_error
 
 _NOT_TEXT = re.compile(r'true|false|null|-?(0|[1-9]\d*)(\.\d+)?|[\[{"].*', re.DOTALL)
+_EXAMPLES = re.compile(r"(^    lightning-streaming .*\n)+\n?", re.MULTILINE)
 _LAYOUT = RawDescriptionHelpFormatter
 COMMANDS = {
     "init": "write a first run for a dataset: a configuration, a model, a transform",
@@ -44,6 +45,13 @@ A tool is the module of this name, which is not imported before it is asked for.
 ``add_arguments(parser)`` says what it can be told, and ``run(args)`` does the work and returns an exit code. It raises
 StreamingError where that could not be done, which is shown without a traceback. ``args.given`` are its words.
 """
+GROUPS = {
+    "Make a dataset": ("convert", "index", "merge"),
+    "Look at it": ("inspect",),
+    "Check and move it": ("verify", "copy", "cache"),
+    "Run": ("init", "tune", "select", "lengths", "trace", "state"),
+}
+"""The tools as they are listed, by what they are for; training itself is the last group's, too."""
 
 
 def run_command(name: str, args: Sequence[str]) -> int:
@@ -89,7 +97,17 @@ def run_command(name: str, args: Sequence[str]) -> int:
 
 
 class _CommandParser(ArgumentParser):
-    """A parser that answers a mistake with what is wrong and where to read on, not with all there is to read."""
+    """A parser that answers a mistake with what is wrong and where to read on, not with all there is to read.
+
+    The commands in a description are shown as examples, below the options: what is read last stays in sight.
+    """
+
+    def __init__(self, *args: Any, description: str | None = None, **settings: Any) -> None:
+        found = _EXAMPLES.search(description or "")
+        if found is not None and description is not None:
+            description = description[: found.start()] + description[found.end() :]
+            settings["epilog"] = f"examples:\n\n{found[0].rstrip()}"
+        super().__init__(*args, description=description, **settings)
 
     def error(self, message: str) -> NoReturn:
         words, unknown, given = message.partition("unrecognized arguments: ")
