@@ -102,12 +102,12 @@ class _CommandParser(ArgumentParser):
     The commands in a description are shown as examples, below the options: what is read last stays in sight.
     """
 
-    def __init__(self, *args: Any, description: str | None = None, **settings: Any) -> None:
+    def __init__(self, *, description: str | None = None, **settings: Any) -> None:
         found = _EXAMPLES.search(description or "")
         if found is not None and description is not None:
             description = description[: found.start()] + description[found.end() :]
             settings["epilog"] = f"examples:\n\n{found[0].rstrip()}"
-        super().__init__(*args, description=description, **settings)
+        super().__init__(description=description, **settings)
 
     def error(self, message: str) -> NoReturn:
         words, unknown, given = message.partition("unrecognized arguments: ")

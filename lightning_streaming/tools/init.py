@@ -55,7 +55,7 @@ def run(args: Namespace) -> int:
         print(f"{look.place.shown}: {told_size(look)}; columns {', '.join(look.columns)}")
     print(f"Wrote {out / RUN} and {out / MODULE}: {task.kind.value}. Train, and go on after any stop, with")
     print()
-    there = "" if out == Path() else f"cd {shlex.quote(str(out))} && "
-    print(f"    {there}{PROGRAM} fit --config {RUN}")
-    print(f"    {there}{PROGRAM} fit --config {RUN} --ckpt_path last")
+    where = "" if out == Path() else f"cd {shlex.quote(str(out))} && "
+    print(f"    {where}{PROGRAM} fit --config {RUN}")
+    print(f"    {where}{PROGRAM} fit --config {RUN} --ckpt_path last")
     return FINE

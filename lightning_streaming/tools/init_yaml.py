@@ -83,7 +83,9 @@ def _data(looks: Sequence[Look], task: Task) -> Iterator[str]:
     yield "data:"
     yield "  class_path: module.Data"
     yield "  init_args:"
-    yield _commented(f"    batch_size: {batch}", f"of each rank (GPU); on one, an epoch has about {_steps(samples):,} steps")
+    yield _commented(
+        f"    batch_size: {batch}", f"of each rank (GPU); on one, an epoch has about {_steps(samples):,} steps"
+    )
     yield _commented("    num_workers: 2", "processes of each rank that read, decode and transform")
     yield "    persistent_workers: true"
     holds_out = samples >= _LEAST_HELD_OUT
@@ -111,7 +113,9 @@ def _stage(stage: str, looks: Sequence[Look], task: Task, split: str | None) -> 
     columns = ", ".join(map(_scalar, dict.fromkeys(used)))
     yield _commented(f"  columns: [{columns}]", "others are not read; without this line, all are", 30)
     if task.kind is Kind.PICTURES and not task.from_array:
-        yield _commented(f"  decode: {{{_scalar(task.inputs[0])}: pil}}", "or tensor, array, picture: docs/pictures.md", 30)
+        yield _commented(
+            f"  decode: {{{_scalar(task.inputs[0])}: pil}}", "or tensor, array, picture: docs/pictures.md", 30
+        )
     if stage == "train":
         yield _commented("  # epoch_size: 10m", "samples, if an epoch is to have others than all", 30)
         yield _commented("  # cache_limit: 200gb", "of what is fetched and kept on a node", 30)
