@@ -135,8 +135,13 @@ def _place(look: Look) -> Iterator[str]:
 
 def _without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
     """Storage options, in which environment variables stand for what may be secret."""
-    shown = shown_options(options)
-    return {name: f"${{{name.upper()}}}" if value == "***" else value for name, value in shown.items()}
+    return {name: _public(name, value) for name, value in shown_options(options).items()}
+
+
+def _public(name: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {inner: _public(inner, one) for inner, one in value.items()}
+    return f"${{{re.sub(r'[^A-Z0-9]+', '_', name.upper())}}}" if value == "***" else value
 
 
 def _named(looks: Sequence[Look]) -> dict[str, Look]:
