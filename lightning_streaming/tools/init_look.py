@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from lightning_streaming.errors import ConfigError, FormatError
+from lightning_streaming.errors import ConfigError
 from lightning_streaming.formats.index import DatasetIndex
 from lightning_streaming.formats.shard import unsafe_columns
 from lightning_streaming.tools.console import counted, is_image
@@ -23,8 +22,8 @@ from lightning_streaming.tools.stored_dataset import StoredDataset, add_up, colu
 
 _SHARDS, _SAMPLES = 3, 8
 """How much is looked at: the first samples of the first shard, of the last one, and of one between."""
-_MOST_LABELS = 100_000
-"""Labels of a dataset on this machine that are all looked at."""
+_MOST_SAMPLES, _MOST_BYTES = 100_000, 256 << 20
+"""Of a dataset on this machine that is no larger all labels, or tokens, are looked at."""
 _PICTURES = ("jpeg", "png", "pil")
 _LABELS = ("label", "labels", "class", "cls", "target", "category", "digit", "y")
 _TARGETS = ("target", "label", "y", "value", "score", *_LABELS)
@@ -120,7 +119,7 @@ def task_of(looks: Sequence[Look]) -> Task:
     encodings = {name: [look.columns[name] for look in looks] for name in common}
     return (
         _of_pictures(looks, values, encodings)
-        or _of_tokens(values)
+        or _of_tokens(looks, values)
         or _of_text(values, always=False)
         or _of_numbers(values)
         or _of_text(values, always=True)
@@ -145,8 +144,8 @@ def _of_pictures(
     if not stored and not arrays:
         return None
     label = _label(values)
-    largest = None if label is None else max(_largest_label(look, label) for look in looks)
-    size = 4 if largest is None else _above(largest, all(_is_all_seen(look) for look in looks))
+    largest = None if label is None else _largest(looks, label)
+    size = 4 if largest is None else _above(largest, looks)
     column = (stored or arrays)[0]
     return Task(
         kind=Kind.PICTURES, inputs=(column,), target=label, size=size, from_array=not stored, largest=largest
@@ -170,20 +169,21 @@ def _label(values: Mapping[str, list[Any]]) -> str | None:
     return named[0] if named else others[0] if len(others) == 1 else None
 
 
-def _is_all_seen(look: Look) -> bool:
-    return look.place.directory is not None and look.samples <= _MOST_LABELS
+def _may_be_read(look: Look) -> bool:
+    """Whether a look at a column of all samples takes a moment only."""
+    is_small = look.samples <= _MOST_SAMPLES and look.stored_bytes <= _MOST_BYTES
+    return look.place.directory is not None and is_small
 
 
-def _largest_label(look: Look, label: str) -> int:
-    """Of all samples where they are on this machine and not too many; else of those that were looked at."""
-    found = _all_values(look, label) if _is_all_seen(look) else iter(look.values(label))
-    largest = reduce(max, (int(value) for value in found if value is not None), 0)
-    if largest < 0:
-        raise FormatError(f"{look.place.shown} has labels below 0")
-    return largest
+def _largest(looks: Sequence[Look], column: str) -> int:
+    """The largest number in a column: of all samples where that takes no time, else of those that were looked at."""
+    found = (
+        value for look in looks for value in (_all_of(look, column) if _may_be_read(look) else look.values(column))
+    )
+    return max((int(np.max(value)) for value in found if value is not None and np.size(value)), default=0)
 
 
-def _all_values(look: Look, column: str) -> Iterator[Any]:
+def _all_of(look: Look, column: str) -> Iterator[Any]:
     cache = look.place.cache()
     for shard in look.index.shards:
         if shard.samples:
@@ -191,18 +191,18 @@ def _all_values(look: Look, column: str) -> Iterator[Any]:
                 yield from (reader[sample][column] for sample in range(shard.samples))
 
 
-def _above(largest: int, is_sure: bool) -> int:
-    """How many classes, or tokens, there are; where not all were seen, room for more."""
-    return largest + 1 if is_sure else 1 << int(largest).bit_length()
+def _above(largest: int, looks: Sequence[Look]) -> int:
+    """How many classes, or tokens, there are; where not all were seen, with room for more."""
+    return largest + 1 if all(map(_may_be_read, looks)) else 1 << largest.bit_length()
 
 
-def _of_tokens(values: Mapping[str, list[Any]]) -> Task | None:
+def _of_tokens(looks: Sequence[Look], values: Mapping[str, list[Any]]) -> Task | None:
     found = [name for name, seen in values.items() if seen and all(_is_tokens(one, name in _TOKENS) for one in seen)]
     named = [name for name in _TOKENS if name in found] or found
     if not named:
         return None
-    largest = max(int(one.max()) for one in values[named[0]])
-    return Task(kind=Kind.TOKENS, inputs=(named[0],), size=_above(largest, is_sure=False), largest=largest)
+    largest = _largest(looks, named[0])
+    return Task(kind=Kind.TOKENS, inputs=(named[0],), size=_above(largest, looks), largest=largest)
 
 
 def _is_tokens(value: Any, is_named_so: bool) -> bool:

