@@ -6,6 +6,7 @@ import gc
 import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -51,7 +52,8 @@ def _trained_on(steps: Iterable[tuple[dict[str, torch.Tensor], ...]]) -> torch.T
     for batches in steps:
         losses = [(model(one["x"].unsqueeze(1)).squeeze(1) - one["y"]).square().mean() for one in batches]
         optimizer.zero_grad()
-        torch.stack(losses).mean().backward()
+        loss: Any = torch.stack(losses).mean()
+        loss.backward()
         optimizer.step()
     return model.weight.detach()
 
