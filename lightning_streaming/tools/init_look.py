@@ -25,6 +25,8 @@ _SHARDS, _SAMPLES = 3, 8
 _MOST_SAMPLES, _MOST_BYTES = 100_000, 256 << 20
 """Of a dataset on this machine that is no larger all labels, or tokens, are looked at."""
 _PICTURES = ("jpeg", "png", "pil")
+_BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"RIFF", b"GIF8")
+"""Of files of pictures that are stored as bytes, because not all are of one kind."""
 _LABELS = ("label", "labels", "class", "cls", "target", "category", "digit", "y")
 _TARGETS = ("target", "label", "y", "value", "score", *_LABELS)
 _TOKENS = ("tokens", "input_ids", "token_ids", "ids")
@@ -139,7 +141,7 @@ def _of_pictures(
     looks: Sequence[Look], values: Mapping[str, list[Any]], encodings: Mapping[str, Sequence[str]]
 ) -> Task | None:
     stored = [name for name, kinds in encodings.items() if all(kind in _PICTURES for kind in kinds)]
-    stored += [name for name, found in values.items() if found and all(map(is_image, found)) and name not in stored]
+    stored += [name for name, found in values.items() if found and all(map(_is_picture, found)) and name not in stored]
     arrays = [name for name, found in values.items() if found and all(map(_is_pixels, found))]
     if not stored and not arrays:
         return None
@@ -150,6 +152,10 @@ def _of_pictures(
     return Task(
         kind=Kind.PICTURES, inputs=(column,), target=label, size=size, from_array=not stored, largest=largest
     )  # fmt: skip
+
+
+def _is_picture(value: Any) -> bool:
+    return is_image(value) or (isinstance(value, bytes) and value.startswith(_BEGINNINGS))
 
 
 def _is_pixels(value: Any) -> bool:

@@ -41,9 +41,9 @@ def shell(program: str, command: str, directory: Path) -> Outcome:
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 
-def jpeg(number: int) -> bytes:
+def jpeg(number: int, kind: str = "JPEG") -> bytes:
     file = io.BytesIO()
-    Image.new("RGB" if number % 2 else "L", (20 + number, 30), 5 * number).save(file, "JPEG")
+    Image.new("RGB" if number % 2 else "L", (20 + number, 30), 5 * number).save(file, kind)
     return file.getvalue()
 
 
@@ -65,6 +65,11 @@ NUMBERS = {"id": "int", "x": "float32", "y": "float64", "v": "ndarray:float32:3"
 DATA: dict[str, tuple[dict[str, str], Callable[[int], dict[str, Any]], str]] = {
     "pictures": ({"image": "jpeg", "label": "int"}, lambda n: {"image": jpeg(n), "label": n // 5}, "classes: 10"),
     "unlabelled": ({"photo": "jpeg"}, lambda n: {"photo": jpeg(n)}, "classes: 4"),
+    "files": (
+        {"image": "bytes", "class": "str", "cls": "int"},
+        lambda n: {"image": jpeg(n, "PNG" if n % 3 else "JPEG"), "class": "a", "cls": 0},
+        "classes: 1",
+    ),
     "pixels": (
         {"digit": "uint8", "pixels": "ndarray:uint8:8,8"},
         lambda n: {"digit": n % 3, "pixels": pixels(n)},
