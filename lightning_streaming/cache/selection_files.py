@@ -18,7 +18,7 @@ import time
 from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,8 @@ from numpy.typing import NDArray
 from lightning_streaming.cache import shared_files, usage
 from lightning_streaming.cache.config import SELECTIONS_BASENAME
 from lightning_streaming.cache.index_files import remove_unlocked
+from lightning_streaming.errors import ShardCorruptError
+from lightning_streaming.formats.npy_header import NpyHeader, read_header
 
 _ABANDONED_SECONDS = 24 * 3600
 """After so long without another part, one that another machine made is taken to be dead: its lock says nothing here."""
@@ -45,14 +47,23 @@ def selection_path(root: Path, key: str) -> Path:
 
 def map_bits(path: Path) -> NDArray[Any] | None:
     """Map kept bits, which are then in use until the map is gone; None if there are none, or they are damaged."""
-    with suppress(OSError, ValueError, EOFError), path.open("rb") as file:
+    with suppress(OSError, ValueError, ShardCorruptError), path.open("rb") as file:
         with suppress(shared_files.LocksUnsupportedError):
             shared_files.try_lock(file.fileno(), shared=True)  # the map keeps the lock
         usage.set_used(file.fileno())
-        if np.lib.format.read_magic(file) == (1, 0):
-            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-            return np.memmap(file, dtype, "r", file.tell(), shape)
+        header = header_of(file)
+        return np.memmap(file, header.dtype, "r", header.stop, header.shape)
     return None
+
+
+def header_of(file: BinaryIO) -> NpyHeader:
+    """What an open file says of its values; raises ShardCorruptError where it is no ``.npy`` file."""
+    descriptor = file.fileno()
+
+    def read(start: int, stop: int) -> bytes:
+        return os.pread(descriptor, stop - start, start)
+
+    return read_header(read, os.fstat(descriptor).st_size, file.name)
 
 
 def are_bits(path: Path) -> bool:

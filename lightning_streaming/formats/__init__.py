@@ -5,7 +5,7 @@
     shard          the door to a shard of any format: whole files, single samples, raw forms
     mds            the MDS shard file; mds_samples is one sample of it, or many as a table
     split          json, csv, tsv and xsv shards, of a data and a meta file
-    npy, megatron  files of other libraries; row_files are those of rows of equal bytes
+    npy, megatron  files of other libraries; npy_header is how one begins, row_files are those of rows of equal bytes
     plain_rows     many samples at once: what readers must be able to do for that
     columns        whole columns of a shard; array_lengths, how long its arrays are, mostly by offsets alone
     encodings      the values of one column, by name, and those that users register; values and images are its

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from lightning_streaming.errors import EncodingError, FormatError
 from lightning_streaming.formats.images import IMAGE_FORMATS, open_image_file
-from lightning_streaming.formats.npy import NpyHeader, read_header
+from lightning_streaming.formats.npy_header import NpyHeader, read_header
 from lightning_streaming.formats.values import BytesEncoding, JsonEncoding, PickleEncoding, StrEncoding, brief
 
 if TYPE_CHECKING:

@@ -1,25 +1,16 @@
 """NumPy's ``.npy`` files: each, or a part of a large one, is a shard; each row along the first dimension is a sample.
 
-    bytes    content
-    6        b"\\x93NUMPY"
-    2        version: 1.0, 2.0 or 3.0
-    2 or 4   little-endian length of the header: two bytes in version 1.0
-    any      the header: the text of a Python dict with "descr" (the dtype), "fortran_order" and "shape"
-    any      the values
-
 A row of an array of records has a column for each field, any other row one column: "values", or "tokens" where an array
 of one dimension is cut into blocks. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
-import ast
 import math
-import struct
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -27,6 +18,7 @@ from lightning_streaming.errors import ConfigError, FormatError, IndexFormatErro
 from lightning_streaming.files import join_under
 from lightning_streaming.formats.in_order import known_or_found
 from lightning_streaming.formats.mds import map_file
+from lightning_streaming.formats.npy_header import MOST_HEADER_BYTES, NpyHeader, read_header
 from lightning_streaming.formats.other_formats import RangedFile, StoredFiles, by_file, described
 from lightning_streaming.formats.row_files import (
     MOST_ROW_BYTES,
@@ -43,28 +35,6 @@ from lightning_streaming.formats.row_files import (
     row_shards,
 )
 from lightning_streaming.formats.shard_table import FileInfo, ShardInfo
-from lightning_streaming.formats.values import shortened
-
-_MAGIC = b"\x93NUMPY"
-_LENGTHS: Mapping[bytes, struct.Struct] = {
-    b"\x01\x00": struct.Struct("<H"),
-    b"\x02\x00": struct.Struct("<I"),
-    b"\x03\x00": struct.Struct("<I"),
-}
-"""How the length of the header is written, by version."""
-_FIRST_READ = 4096
-"""Bytes that hold nearly every header."""
-_MOST_HEADER_BYTES = 1 << 20
-
-
-class NpyHeader(NamedTuple):
-    """What a file says of its values."""
-
-    dtype: np.dtype[Any]
-    is_fortran: bool
-    shape: tuple[int, ...]
-    stop: int
-    """The byte where the values start."""
 
 
 class NpyFormat:
@@ -99,7 +69,7 @@ class NpyFormat:
         layout = _layout(info)
         file, first = file_of_rows(info, layout, directory)
         path = join_under(directory, file.basename)
-        data = map_file(path, file.bytes, 0, None if first is None else _MOST_HEADER_BYTES)
+        data = map_file(path, file.bytes, 0, None if first is None else MOST_HEADER_BYTES)
         try:
             start = 0
             if first is not None or info.compression is None:
@@ -148,45 +118,6 @@ def _checked_values_at(info: ShardInfo, header: NpyHeader, size: int, shown: str
             f"{layout.names} in {layout.row_bytes} bytes by its index; the file was changed since"
         )
     return header.stop
-
-
-def read_header(read: Callable[[int, int], bytes], size: int, shown: str) -> NpyHeader:
-    """What a file says of its values.
-
-    Args:
-        read: Gives the bytes from one place up to before another; fewer where the file ends.
-        size: Bytes of the file.
-        shown: What to call it in an error.
-
-    Raises:
-        ShardCorruptError: It is no such file, or is cut.
-        StorageError: As ``read`` does.
-    """
-    start = read(0, min(size, _FIRST_READ))
-    if not start.startswith(_MAGIC):
-        raise ShardCorruptError(f"{shown} does not begin as a .npy file does, but with {start[:8]!r}")
-    version = start[6:8]
-    if version not in _LENGTHS:
-        raise ShardCorruptError(f"{shown} is of version {tuple(version)} of .npy files; 1.0, 2.0 and 3.0 can be read")
-    length = _LENGTHS[version]
-    begin = 8 + length.size
-    stop = begin + (length.unpack_from(start, 8)[0] if len(start) >= begin else size)
-    if stop > min(size, _MOST_HEADER_BYTES):
-        raise ShardCorruptError(f"{shown} has {size} bytes, but its header is to end at byte {stop}; the file is cut")
-    text = start[begin:stop] if stop <= len(start) else read(begin, stop)
-    try:
-        said = ast.literal_eval(text.decode("utf-8" if version[0] == 3 else "latin-1").strip())
-        dtype, is_fortran, shape = (said.pop(key) for key in ("descr", "fortran_order", "shape"))
-        dtype = np.lib.format.descr_to_dtype(dtype)
-    except Exception as error:  # a wrong text may raise almost anything in these
-        raise ShardCorruptError(
-            f"{shown} has a header that cannot be read: {shortened(repr(text))} ({type(error).__name__}: {error})"
-        ) from error
-    if said or not isinstance(shape, tuple) or not all(type(one) is int and one >= 0 for one in shape):
-        raise ShardCorruptError(
-            f"{shown} has a header of shape {shortened(repr(shape))} and more: {shortened(repr(said))}"
-        )
-    return NpyHeader(dtype, bool(is_fortran), shape, stop)
 
 
 def rows_of(header: NpyHeader, size: int, shown: str, block_length: int | None) -> tuple[RowLayout, int]:

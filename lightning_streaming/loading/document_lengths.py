@@ -23,8 +23,8 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.cache.selection_files import map_bits
-from lightning_streaming.errors import ConfigError, StorageError
+from lightning_streaming.cache.selection_files import header_of, map_bits
+from lightning_streaming.errors import ConfigError, ShardCorruptError, StorageError
 from lightning_streaming.formats.array_lengths import check_dtype
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.column_functions import LENGTHS, function_name
@@ -203,14 +203,12 @@ def shards_told(path: Path) -> int | None:
     """Of how many shards a file has the lengths, without mapping it; None if it is no file of lengths."""
     try:
         with path.open("rb") as file:
-            if np.lib.format.read_magic(file) != (1, 0):
+            header = header_of(file)
+            if header.dtype != np.uint32 or len(header.shape) != 1:
                 return None
-            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-            if dtype != np.uint32 or len(shape) != 1:
-                return None
-            file.seek(file.tell() + 4 * shape[0] - _FACTS.itemsize)
+            file.seek(header.stop + 4 * header.shape[0] - _FACTS.itemsize)
             facts = np.frombuffer(file.read(_FACTS.itemsize), _FACTS)
-    except (OSError, ValueError, EOFError):
+    except (OSError, ValueError, ShardCorruptError):
         return None
     return int(facts["shards"][0]) if len(facts) and facts["checksum"][0] == _checksum(facts) else None
 

@@ -241,7 +241,8 @@ class Selection:
         """All samples of a stream."""
         bits = np.zeros(packed_bytes(num_stored), np.uint8)
         bits[: num_stored // 8] = 0xFF
-        bits[num_stored // 8] = (1 << num_stored % 8) - 1
+        if num_stored % 8:  # else there may be no byte more
+            bits[num_stored // 8] = (1 << num_stored % 8) - 1
         return cls(bits, num_stored)
 
     def __len__(self) -> int:

@@ -61,9 +61,13 @@ def test_samples_are_left_out_of_a_selection(wanted: Any, gone: list[int]) -> No
     left[numbers] = False
     assert rest.has(np.arange(len(wanted))).tolist() == left.tolist()
     assert (len(rest), len(made)) == (int(left.sum()), int(wanted.sum()))
-    whole = Selection.whole(len(wanted))
-    assert len(whole) == len(wanted)
-    assert whole.digest == Selection(pack(np.ones(len(wanted), np.bool_)), len(wanted)).digest
+
+
+@given(st.integers(1, 3000) | st.integers(1, 8).map(lambda blocks: 512 * blocks))
+def test_all_samples_are_selected_of_any_number(count: int) -> None:
+    whole = Selection.whole(count)
+    assert len(whole) == count
+    assert whole.digest == Selection(pack(np.ones(count, np.bool_)), count).digest
 
 
 def test_bits_are_counted_alike_without_numpy_2(monkeypatch: pytest.MonkeyPatch) -> None:
