@@ -394,12 +394,10 @@ def test_a_picture_that_does_not_fit_is_not_told_to_be_json(tmp_path: Path, enco
     (tmp_path / "a.jpg").write_bytes(image((1, 0, 0), "JPEG"))
     source = ImageFolder.open(str(tmp_path))
     both = SampleEncoder(source, ColumnPlan({"image": encoding, "path": "str"}, exact=True, command="convert x y"))
-    with pytest.raises(
-        EncodingError, match=r"to leave the column out, for example, run: convert x y --columns path:str$"
-    ):
+    with pytest.raises(EncodingError, match=r"leave the column out, for example, run: convert x y --columns path:str$"):
         both.encode({"image": None, "path": "a.jpg"})
     alone = SampleEncoder(source, ColumnPlan({"image": encoding}, exact=False))
-    with pytest.raises(EncodingError, match="but there is no value$"):
+    with pytest.raises(EncodingError, match=r"but there is no value$"):
         alone.encode({"image": None})
 
 
