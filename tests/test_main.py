@@ -81,6 +81,19 @@ def test_ctrl_c_is_quiet_also_while_something_is_imported(monkeypatch: pytest.Mo
     assert run("inspect", "data") == run("fit") == (130, "", "")
 
 
+def test_help_of_no_tool_takes_the_time_that_torch_takes(tmp_path: Path) -> None:
+    code = (
+        "import sys; from lightning_streaming.__main__ import main\n"
+        f"for name in {list(COMMANDS)}:\n"
+        "    try: main([name, '--help'])\n"
+        "    except SystemExit: pass\n"
+        "    heavy = {'torch', 'lightning', 'jsonargparse'} & set(sys.modules)\n"
+        "    if heavy: sys.exit(f'{name} --help imports {heavy}')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     "args",
     [

@@ -6,23 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.dataset import StreamingDataset
-from lightning_streaming.loading.passes import drawn_sequence, passes_of
-from lightning_streaming.loading.run import Run
 from lightning_streaming.loading.state import LARGEST, MOST_EPOCHS, Cursor, SavedPosition, SavedTrainer
-from lightning_streaming.loading.stream import Stream
 from lightning_streaming.order.packed import PackedEpoch
 from lightning_streaming.order.partition import BatchGeometry
 from lightning_streaming.order.skips import Skipped, SkippedPositions, skipped_in_epoch
 from lightning_streaming.tools.checkpoints import Places, SavedLoader, settled
 from lightning_streaming.tools.commands import read_run_files
 from lightning_streaming.world import World
+
+if TYPE_CHECKING:  # and below where it is used: torch takes a second to import, and most of this does without
+    from lightning_streaming.loading.dataset import StreamingDataset
+    from lightning_streaming.loading.run import Run
+    from lightning_streaming.loading.stream import Stream
 
 
 def placed(loader: SavedLoader, cursor: Cursor) -> Cursor:
@@ -298,6 +299,9 @@ def this_epoch_by_data(position: SavedPosition, places: Mapping[str, str], optio
         ConfigError: Not exactly the streams of the state are given.
         StateMismatchError: The data is not that of the state.
     """
+    from lightning_streaming.loading.passes import drawn_sequence, passes_of
+    from lightning_streaming.loading.stream import Stream
+
     assert position.fingerprint is not None, "it lists its streams"
     listed: Mapping[str, Mapping[str, Any]] = position.fingerprint["streams"]
     if places.keys() != listed.keys():
@@ -337,6 +341,8 @@ def this_epoch_by_config(position: SavedPosition, files: Sequence[str]) -> dict[
         ConfigError: The configuration has no data to train on, or it cannot be read so.
         StateMismatchError: It is not that of the state's run.
     """
+    from lightning_streaming.loading.passes import passes_of
+
     data = read_run_files(files, {}).datamodule
     dataset = data.build_dataset("train", data.configs["train"])
     dataset.load_state_dict(position.as_state())
@@ -350,6 +356,8 @@ def this_epoch_by_config(position: SavedPosition, files: Sequence[str]) -> dict[
 
 
 def _count_in_run(run: Run, cursor: Cursor, skipped: SkippedPositions) -> dict[str, int]:
+    from lightning_streaming.loading.passes import drawn_sequence
+
     names, plan = run.order.catalog.stream_names, run.order.plan
     counts, first = dict.fromkeys(names, 0), 0
     if run.order.packer is None and plan is not None and not run.order.is_composed and not skipped.runs:
@@ -381,6 +389,8 @@ def _documents_read(
 
 
 def _dataset(position: SavedPosition, streams: Mapping[str, Stream]) -> StreamingDataset:
+    from lightning_streaming.loading.dataset import StreamingDataset
+
     assert position.fingerprint is not None, "it lists its streams"
     # Without the epoch's size, which is the sum of what is drawn from each.
     order = {name: position.fingerprint["order"][name] for name in _ORDER}

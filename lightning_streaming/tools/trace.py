@@ -25,16 +25,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError, StreamingError
 from lightning_streaming.loading.catalog import Catalog
-from lightning_streaming.loading.dataset import StreamingDataset
-from lightning_streaming.loading.passes import drawn_sequence, passes_of
-from lightning_streaming.loading.sample_access import find_sample
 from lightning_streaming.loading.sample_key import SampleKey
 from lightning_streaming.loading.state import Cursor
 from lightning_streaming.order.batchings import Batched
@@ -43,7 +40,10 @@ from lightning_streaming.order.packing import BudgetSettings
 from lightning_streaming.order.partition import BatchGeometry, Partition
 from lightning_streaming.tools.commands import add_json, add_loader, add_run, add_set, not_negative, positive
 from lightning_streaming.tools.console import FINE, counted, print_json, print_note, print_table, printable_name, render
-from lightning_streaming.tools.traced_run import TracedRun, traced_run
+
+if TYPE_CHECKING:  # and below where it is used: torch takes a second to import, and --help does without
+    from lightning_streaming.loading.dataset import StreamingDataset
+    from lightning_streaming.tools.traced_run import TracedRun
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -81,6 +81,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Print the samples of a step, or the reads of a sample."""
+    from lightning_streaming.tools.traced_run import traced_run
+
     changes = dict(args.set) | ({} if args.batch_size is None else {"batch_size": str(args.batch_size)})
     traced = traced_run(args, changes)
     try:
@@ -232,6 +234,9 @@ def _fields_of(dataset: StreamingDataset, reads: Iterable[Read], *, fetch: bool)
         FormatError: A sample is damaged.
         StorageError: It could not be fetched.
     """
+    from lightning_streaming.loading.dataset import StreamingDataset
+    from lightning_streaming.loading.passes import passes_of
+
     is_here = cache(passes_of(dataset).has)
     shown: dict[int, dict[str, str]] = {}
     for read in reads:
@@ -317,7 +322,7 @@ def reads_of_sample(run: TracedRun, stream: str, shard: int, index: int, epochs:
     Raises:
         SampleIndexError: There is no such sample.
     """
-    sample = _sample_id(passes_of(run.loader.dataset).catalog, stream, shard, index)
+    sample = _sample_id(run.catalog, stream, shard, index)
     for epoch in range(run.begins.epoch, run.begins.epoch + epochs):
         reads = _EpochReads.of(run, epoch)
         found = reads.of_sample(sample)
@@ -333,7 +338,7 @@ def reads_of_key(run: TracedRun, key: SampleKey) -> list[Read]:
         SampleIndexError: There is no such sample.
         ConfigError: The run reads another sample at that place, or none.
     """
-    sample = _sample_id(passes_of(run.loader.dataset).catalog, key.stream, key.shard, key.index)
+    sample = _sample_id(run.catalog, key.stream, key.shard, key.index)
     begins = run.begins
     reads = _EpochReads.of(run, max(key.epoch, begins.epoch))
     entries = reads.entries_of(key, sample)
@@ -363,6 +368,8 @@ class _EpochReads:
 
     @classmethod
     def of(cls, run: TracedRun, epoch: int) -> _EpochReads:
+        from lightning_streaming.loading.passes import drawn_sequence
+
         order = run.order
         begins = order.normalise(run.begins if epoch == run.begins.epoch else Cursor(epoch, 0))
         read = order.epoch(begins)
@@ -435,7 +442,7 @@ class _EpochReads:
         ]
 
     def _read(self, batch: int, rank: int, place: int, position: int, sample: int, pack: PackPart | None) -> Read:
-        steps, catalog = self.run.steps, passes_of(self.run.loader.dataset).catalog
+        steps, catalog = self.run.steps, self.run.catalog
         stored = catalog.place(sample)
         key = SampleKey(
             stream=catalog.stream_names[stored.stream],
@@ -472,4 +479,6 @@ def _parts_of(entries: NDArray[np.int64], rows: Rows) -> Iterator[PackPart | Non
 
 def _sample_id(catalog: Catalog, stream: str, shard: int, index: int) -> int:
     key = SampleKey(stream=stream, shard=shard, index=index, epoch=0, position=0, shuffle_seed=0)
+    from lightning_streaming.loading.sample_access import find_sample
+
     return find_sample(catalog, key)
