@@ -116,15 +116,19 @@ def task_of(looks: Sequence[Look]) -> Task:
     common = [name for name in looks[0].columns if all(name in look.columns for look in looks)]
     if not common:
         found = "; ".join(f"{look.place.shown}: {', '.join(look.columns)}" for look in looks)
-        raise ConfigError(f"the datasets have no column in common to train on ({found})")
+        raise ConfigError(
+            f"the datasets have no column in common to train on ({found}); write a run for each, or, where their "
+            "samples belong together, join the columns of one to the other: docs/mixtures.md"
+        )
     values = {name: [value for look in looks for value in look.values(name)] for name in common}
     encodings = {name: [look.columns[name] for look in looks] for name in common}
     return (
         _of_pictures(looks, values, encodings)
         or _of_tokens(looks, values)
         or _of_text(values, always=False)
-        or _of_numbers(values)
+        or _of_numbers(values, alone=False)
         or _of_text(values, always=True)
+        or _of_numbers(values, alone=True)
         or _refuse(looks, encodings)
     )
 
@@ -233,7 +237,8 @@ def _of_text(values: Mapping[str, list[Any]], *, always: bool) -> Task | None:
     return Task(kind=Kind.TEXT, inputs=(others[0],), size=256) if always and others else None
 
 
-def _of_numbers(values: Mapping[str, list[Any]]) -> Task | None:
+def _of_numbers(values: Mapping[str, list[Any]], *, alone: bool) -> Task | None:
+    """Columns of numbers, one of which is to be told from the others; or alone, where there is one, from itself."""
     shapes = {name: {_shape(one) for one in found} for name, found in values.items() if found}
     fitting = {name: next(iter(shape)) for name, shape in shapes.items() if len(shape) == 1 and None not in shape}
     single = [name for name, shape in fitting.items() if shape == ()]
@@ -242,7 +247,10 @@ def _of_numbers(values: Mapping[str, list[Any]]) -> Task | None:
     named = [name for name in _TARGETS if name in single]
     unnumbered = [name for name in single if name.lower() not in _ORDINALS]
     target = (named or unnumbered or single)[0 if named else -1]
-    inputs = tuple(name for name in fitting if name != target and name.lower() not in _ORDINALS) or (target,)
+    inputs = tuple(name for name in fitting if name != target and name.lower() not in _ORDINALS)
+    if not inputs and not alone:
+        return None
+    inputs = inputs or (target,)
     size = sum(int(np.prod(fitting[name] or (1,))) for name in inputs)
     return Task(kind=Kind.NUMBERS, inputs=inputs, target=target, size=size)
 

@@ -78,6 +78,8 @@ DATA: dict[str, tuple[dict[str, str], Callable[[int], dict[str, Any]], str]] = {
     "tokens": ({"doc": "int", "tokens": "ndarray:uint16"}, lambda n: {"doc": n, "tokens": tokens(n)}, "vocabulary: 69"),
     "text": ({"id": "int", "text": "str"}, lambda n: {"id": n, "text": f"text {n}, " * (n % 40)}, "vocabulary: 256"),
     "mapping": ({"row": "json"}, lambda n: {"row": {"a": n}}, "vocabulary: 256"),
+    "caption": ({"caption": "str", "stars": "int"}, lambda n: {"caption": "a", "stars": n}, "vocabulary: 256"),
+    "alone": ({"x": "int"}, lambda n: {"x": n}, "inputs: 1"),
     "numbers": (NUMBERS, lambda n: {"id": n, "x": n / 7, "y": 2.0 * n, "v": np.ones(3, np.float32)}, "inputs: 4"),
 }
 
