@@ -65,6 +65,8 @@ def test_training_is_reached_in_a_real_process() -> None:
     ended = run_process("fit", "--trainer.mx_steps=3")
     assert ended.code == 2
     assert "mx_steps" in ended.err
+    assert "usage: lightning-streaming " in ended.err
+    assert "__main__" not in ended.err
     assert "args parameter" not in ended.err
 
 

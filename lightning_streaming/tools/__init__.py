@@ -6,6 +6,8 @@
     stored_dataset  where a dataset is, how its files get from there, checked; what its index adds up to
     held_shards     shards of data of another format, opened by way of the cache
 
+    init            writes a first run: init_look finds out what a dataset holds and what to train on it, init_yaml writes
+                    the configuration, init_modules the module
     inspect         shows what a dataset holds, and its first samples; inspect_run what a configured run reads
     verify          checks a dataset, and repairs it
     copy            copies a dataset, checked
@@ -18,7 +20,7 @@
                     state_moves works out other positions
     trace           tells which samples a step reads; traced_run knows the run's order and steps,
                     strategy_ranks which ranks read the same samples by the trainer's strategy
-    tune            recommends settings: tune_measure reads the run's data, tune_advice judges the numbers
+    tune            recommends settings, by tune_run: tune_measure reads the run's data, tune_advice judges the numbers
     cache           shows and clears caches
 
 Only the tool that is asked for is imported.
