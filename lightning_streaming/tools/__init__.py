@@ -6,8 +6,8 @@
     stored_dataset  where a dataset is, how its files get from there, checked; what its index adds up to
     held_shards     shards of data of another format, opened by way of the cache
 
-    init            writes a first run: init_look finds out what a dataset holds and what to train on it, init_yaml writes
-                    the configuration, init_modules the module
+    init            writes a first run: init_look finds out what a dataset holds and what to train on it, init_yaml
+                    writes the configuration, init_modules the module
     inspect         shows what a dataset holds, and its first samples; inspect_run what a configured run reads
     verify          checks a dataset, and repairs it
     copy            copies a dataset, checked

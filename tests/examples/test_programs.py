@@ -47,7 +47,6 @@ PROGRAMS = [
     "linked_batch_size",
     "packed_documents",
     "plain_pytorch",
-    "ray_train",
     "write_dataset",
 ]
 

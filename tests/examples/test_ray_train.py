@@ -13,6 +13,7 @@ import torch
 
 from examples import accelerate_loop
 from lightning_streaming import StreamingDataLoader, StreamingDataset, World
+from tests.examples.test_programs import run_here
 
 pytest.importorskip("ray.train", reason="needs ray[train]", exc_type=ImportError)
 
@@ -35,6 +36,13 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
     signal.signal(signal.SIGTERM, on_sigterm)
     gc.collect()
+
+
+def test_it_explains_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run_here("ray_train", "--help", monkeypatch=monkeypatch)
+    assert ended.value.code == 0
+    assert "usage:" in capsys.readouterr().out
 
 
 def _read_by(data: Path, rank: int) -> list[dict[str, torch.Tensor]]:
