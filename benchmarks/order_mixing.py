@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.order.quality import Visits, shards_of
+from lightning_streaming.order.quality import Visits, entropy_of_rows, shards_of
 
 _DISTANCE_BINS = 256
 _ENOUGH_SAMPLES = 200_000
@@ -75,9 +75,9 @@ def mixing(ids: NDArray[np.int64], ids_before: NDArray[np.int64], shard_sizes: N
     ids, ids_before = _full_batches(ids), _full_batches(ids_before)
     num_samples = int(shard_sizes.sum())
     return Mixing(
-        shards=mean_entropy(shards_of(ids, shard_sizes)),
-        distances=mean_entropy(_binned_distances(ids, num_samples)),
-        epochs=mean_entropy(_batches_of(ids_before, num_samples)[ids]),
+        shards=entropy_of_rows(shards_of(ids, shard_sizes)),
+        distances=entropy_of_rows(_binned_distances(ids, num_samples)),
+        epochs=entropy_of_rows(_batches_of(ids_before, num_samples)[ids]),
     )
 
 
@@ -109,34 +109,6 @@ def uniform_mixing(ids: NDArray[np.int64], shard_sizes: NDArray[np.int64], seed:
         distances=math.fsum(draw.distances for draw in draws) / len(draws),
         epochs=math.fsum(draw.epochs for draw in draws) / len(draws),
     )
-
-
-def mean_entropy(labels: NDArray[np.int64]) -> float:
-    """The entropy of the labels in a row, averaged over rows.
-
-    For example rows ``0 0 1 1`` and ``5 5 5 5`` have ln 2 and 0, so (ln 2) / 2 on average.
-
-    Args:
-        labels: Of shape (rows, labels in a row).
-
-    Returns:
-        Nats, in ``[0, ln(labels in a row)]``; 0 where there are no labels.
-    """
-    if labels.size == 0:
-        return 0.0
-    ordered = np.sort(labels, axis=1)
-    begins = np.ones(ordered.shape, np.bool_)
-    np.not_equal(ordered[:, 1:], ordered[:, :-1], out=begins[:, 1:])
-    counts = np.diff(np.flatnonzero(begins), append=labels.size)
-    # A row of n labels, each seen count times, has ln n - sum(count ln count) / n; and all rows have the same n.
-    together = np.bincount(counts) @ _times_log(int(counts.max()))
-    return max(0.0, math.log(labels.shape[1]) - float(together) / labels.size)
-
-
-def _times_log(most: int) -> NDArray[np.float64]:
-    """``k ln k`` for k in ``[0, most]``."""
-    k = np.arange(most + 1, dtype=np.float64)
-    return k * np.log(np.maximum(k, 1))
 
 
 def _full_batches(ids: NDArray[np.int64]) -> NDArray[np.int64]:

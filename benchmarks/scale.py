@@ -7,11 +7,11 @@ Run from the root of the repository:
     python -m benchmarks.scale --nodes 256 --samples 2b --shards 200k --orders blockwise --limits 0.3
 
 Nothing is stored but an index of the data and a few shards. Of some nodes the run, its order, the partition, what each
-worker needs and how far it looks ahead are those of the library, and the cache follows the library's rules
-(benchmarks/scale_node.py says what is simulated). What a shard and an index cost is measured with a server on this
-machine (benchmarks/scale_costs.py). How a store's limit is met is simulated with the library's own waits
-(benchmarks/scale_store.py). Orders that are drawn as a whole are drawn for ``--drawn-nodes``, each with the same share:
-to draw them for all would take 8 bytes for each sample.
+worker needs and how far it looks ahead are those of the library, and the cache follows the library's rules: workers and
+cache are simulated as by ``lightning-streaming plan`` (lightning_streaming/tools/plan_cache.py). What a shard and an
+index cost is measured with a server on this machine (benchmarks/scale_costs.py). How a store's limit is met is
+simulated with the library's own waits (benchmarks/scale_store.py). Orders that are drawn as a whole are drawn for
+``--drawn-nodes``, each with the same share: to draw them for all would take 8 bytes for each sample.
 
 Prints Markdown tables, and writes all numbers as JSON:
 
@@ -43,19 +43,17 @@ from numpy.typing import NDArray
 
 from benchmarks.scale_costs import Costs, measure_costs
 from benchmarks.scale_node import (
-    Asked,
     Cluster,
-    NodeCache,
-    NodeEpoch,
     Order,
-    asked_for,
     bytes_of_shards,
+    node_epoch,
     put_plain_index,
-    read_epoch,
     state_bytes,
 )
 from benchmarks.scale_store import Store, storm
 from lightning_streaming import StreamingDataset, World
+from lightning_streaming.tools.plan_cache import NodeCache, read_epoch
+from lightning_streaming.tools.plan_node import Asked, NodeReads, asked_for
 from lightning_streaming.units import parse_bytes, parse_count
 
 ORDERS = ("blockwise", "py1e", "py1br", "py1s", "py2s", "naive", "stored")
@@ -114,11 +112,11 @@ def start_and_rates(setting: Setting, name: str) -> dict[str, Any]:
     dataset = dataset_of(setting, Order(name=name), cluster)
     assert dataset.size  # so that the index is read
     began, nodes = time.process_time(), sampled(cluster.nodes, setting.sampled_nodes)
-    NodeEpoch(dataset, cluster, nodes[0]).first_shards(1)
+    node_epoch(dataset, cluster, nodes[0]).first_shards(1)
     seconds, factor = time.process_time() - began, setting.cluster.nodes / cluster.nodes
     asked, first = list[Asked](), list[int]()
     for node in nodes:
-        epoch = NodeEpoch(dataset, cluster, node)
+        epoch = node_epoch(dataset, cluster, node)
         asked.append(asked_for(epoch))
         first.append(len(epoch.first_shards(1)))
     steps = np.concatenate([one.steps for one in asked])
@@ -147,21 +145,26 @@ def epochs(setting: Setting, name: str, shares: Sequence[float]) -> list[dict[st
     cluster = setting.cluster_of(name)
     dataset = dataset_of(setting, Order(name=name), cluster)
     node, rows, hopeless = cluster.nodes // 2, list[dict[str, Any]](), False
-    both = [NodeEpoch(dataset, cluster, node, epoch) for epoch in (0, 1)]
+    both = [node_epoch(dataset, cluster, node, epoch) for epoch in (0, 1)]
     sizes, needed = bytes_of_shards(both[0]), len(asked_for(both[0]).shards)
     for share in shares:
         room, fetched = int(share * cluster.share_bytes), list[float]()
         cache = NodeCache(sizes, room)
         for epoch in () if hopeless else both:
-            before = cache.fetched.total()
-            part = read_epoch(epoch, cache, room, most=GIVE_UP * needed)
-            fetched.append((cache.fetched.total() - before) / part / needed)
+            before = cache.downloads
+            part = _read(epoch, cache, before + GIVE_UP * needed)
+            fetched.append((cache.downloads - before) / part / needed)
             if part < 1:
                 hopeless = True
                 break
         rows.append({"order": name, "share": share, "room": room, "fetched": fetched})
         rows[-1]["needed"] = needed * cluster.shard_bytes
     return rows
+
+
+def _read(epoch: NodeReads, cache: NodeCache, most: int) -> float:
+    """The part of an epoch that is read before there are so many downloads; mostly all."""
+    return read_epoch(epoch, cache, lambda _: cache.downloads <= most) / epoch.num_batches
 
 
 def changes(setting: Setting, name: str, others: Sequence[int]) -> list[dict[str, Any]]:
@@ -171,7 +174,7 @@ def changes(setting: Setting, name: str, others: Sequence[int]) -> list[dict[str
     half = cluster.samples // 2 // cluster.global_batch * cluster.global_batch
     state, had = first.state_dict(half), dict[int, NDArray[np.int64]]()
     for node in sampled(min([cluster.nodes, *others]), setting.sampled_nodes):
-        whole = asked_for(NodeEpoch(first, cluster, node))
+        whole = asked_for(node_epoch(first, cluster, node))
         had[node] = whole.shards[whole.steps <= half // cluster.global_batch]
     cases = [(cluster.nodes, False), *((nodes, in_turn) for nodes in others for in_turn in (False, True))]
     return [_gone_on(setting, name, state, had, nodes, in_turn=in_turn) for nodes, in_turn in cases]
@@ -186,10 +189,10 @@ def _gone_on(
     dataset = dataset_of(setting, Order(name=name), now, began=cluster.nodes)
     dataset.load_state_dict(state)
     for node, before in had.items():
-        shards = asked_for(NodeEpoch(dataset, now, node, in_turn=in_turn)).shards
+        shards = asked_for(node_epoch(dataset, now, node, in_turn=in_turn)).shards
         rest.append(len(shards))
         here.append(float(np.isin(shards, before).mean()))
-        following.append(len(asked_for(NodeEpoch(dataset, now, node, epoch=1, in_turn=in_turn)).shards))
+        following.append(len(asked_for(node_epoch(dataset, now, node, epoch=1, in_turn=in_turn)).shards))
     return {
         "order": name,
         "nodes": nodes,

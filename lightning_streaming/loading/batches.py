@@ -24,7 +24,7 @@ from lightning_streaming.formats.plain_rows import ColumnReader, PlainReader, Pl
 from lightning_streaming.loading.collation import collated, stacked
 from lightning_streaming.loading.reading import Reading, WorkerPass, by_shard, decoded
 
-_MOST_BYTES = 1 << 20
+GATHERED_BYTES = 1 << 20
 """Of the samples gathered at a time, unless one batch has more: what a core's own cache holds."""
 _LARGE = 1 << 15
 """Bytes of a sample from which on copying it once more would take longer than asking for it alone."""
@@ -86,10 +86,10 @@ def read_tables(of_pass: WorkerPass, *, drop_last: bool, one_by_one: bool) -> Ge
                     if columns is None:
                         samples = min(batch_size, samples)
                         made = [gather.collated(positions[:samples], shards[:samples], indexes[:samples])]
-                        bytes_ = _MOST_BYTES
+                        bytes_ = GATHERED_BYTES
                     else:
                         made, bytes_ = _cut(columns, samples, batch_size), _bytes_of(columns)
-                most = 1 if one_by_one else _MOST_BYTES * samples // (batch_size * max(bytes_, 1))
+                most = 1 if one_by_one else GATHERED_BYTES * samples // (batch_size * max(bytes_, 1))
                 batches = max(1, min(2 * batches, most))
                 _let_go(reading, shards[:samples])
                 shards, indexes, positions = shards[samples:], indexes[samples:], positions[samples:]

@@ -256,14 +256,6 @@ class StreamingDataLoader(AcceleratedLoader):
         self._forget_pass()
         self.dataset.close()
 
-    def watch_first_download(self, look_on: LookOn) -> None:
-        """Have somebody told what the next pass fetches until its first batch is there, if anything is to be fetched.
-
-        Args:
-            look_on: Called in a thread of its own, with what was fetched so far whenever that changes; None at the end.
-        """
-        self._progress.look_on = look_on
-
     def _begin_pass(self, begins: LoaderPass) -> tuple[int, _UnderWay]:
         """Begin the next pass, and give it its number."""
         progress = self._progress
@@ -475,6 +467,16 @@ def tell_length_of_first_epoch(loader: StreamingDataLoader) -> None:
     Lightning works out the steps of all epochs from it.
     """
     loader._progress.tells_first_epoch = True
+
+
+def watch_first_download(loader: StreamingDataLoader, look_on: LookOn) -> None:
+    """Have somebody told what the next pass fetches until its first batch is there, if anything is to be fetched.
+
+    Args:
+        loader: The loader.
+        look_on: Called in a thread of its own, with what was fetched so far whenever that changes; None at the end.
+    """
+    loader._progress.look_on = look_on
 
 
 def why_empty(loader: StreamingDataLoader) -> str | None:

@@ -14,6 +14,7 @@ from lightning_streaming.errors import FormatError, SampleError
 from lightning_streaming.formats.columns import flat_column
 from lightning_streaming.formats.other_formats import ShardReader
 from lightning_streaming.formats.plain_rows import FlatColumn
+from lightning_streaming.loading.batches import GATHERED_BYTES
 from lightning_streaming.loading.group_values import batch_of_group, spans_of
 from lightning_streaming.loading.pack_options import Budget, Pack, Packing
 from lightning_streaming.loading.pack_values import (
@@ -27,9 +28,6 @@ from lightning_streaming.loading.pack_values import (
     part_of,
 )
 from lightning_streaming.loading.reading import Reading, Window, WorkerPass, by_shard
-
-_MOST_BYTES = 1 << 20
-"""Of the values gathered at a time, unless one batch has more: what a core's own cache holds."""
 
 
 def read_pack_tables(of_pass: WorkerPass, pack: Pack, *, drop_last: bool) -> Generator[list[PackBatch], None, None]:
@@ -68,7 +66,7 @@ def read_pack_tables(of_pass: WorkerPass, pack: Pack, *, drop_last: bool) -> Gen
                     for start, stop in pairwise(one - packs[first] for one in packs[first : last + 1])
                 ]
                 size = sum(of.nbytes for of in columns.values()) // (last - first)
-                first, together = last, max(1, min(2 * together, _MOST_BYTES // max(1, size)))
+                first, together = last, max(1, min(2 * together, GATHERED_BYTES // max(1, size)))
 
 
 def read_group_tables(of_pass: WorkerPass, budget: Budget) -> Generator[list[PackBatch], None, None]:

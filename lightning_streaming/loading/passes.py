@@ -360,6 +360,18 @@ class Passes:
         """See :meth:`~lightning_streaming.loading.sample_source.SampleSource.has`."""
         return self._source.has(shard)
 
+    def fixed_bytes(self) -> int:
+        """See :meth:`~lightning_streaming.loading.sample_source.SampleSource.fixed_bytes`."""
+        return self._source.fixed_bytes()
+
+    def may_be_plain(self) -> bool:
+        """See :meth:`~lightning_streaming.loading.sample_source.SampleSource.may_be_plain`."""
+        return self._source.may_be_plain()
+
+    def may_be_joined(self) -> bool:
+        """See :meth:`~lightning_streaming.loading.sample_source.SampleSource.may_be_joined`."""
+        return self._source.may_be_joined()
+
     def next_cursor(self) -> Cursor:
         """Where the next pass begins."""
         return self._next.passes_later(self._counter.passes_counted())

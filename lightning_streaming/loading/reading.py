@@ -125,8 +125,8 @@ class WorkerPass:
             prefetcher = last_uses = None
             if source.is_remote:
                 ahead = self.predownload
-                lookahead = Lookahead(ahead, ahead) if ahead else _default_lookahead(partition, source.catalog)
-                needs, find = _shard_needs(partition, source.catalog), source.find_joined()
+                lookahead = Lookahead(ahead, ahead) if ahead else lookahead_of(partition, source.catalog)
+                needs, find = shard_needs(partition, source.catalog), source.find_joined()
                 ahead_of_reader = ShardPrefetcher(needs, source.fetch_ahead, lookahead, find=find)
                 prefetcher = stack.enter_context(closing(ahead_of_reader))
             if source.cache_limit is not None:
@@ -258,7 +258,8 @@ class Reading:
         self._source.rest()
 
 
-def _default_lookahead(partition: WorkerPartition, catalog: Catalog) -> Lookahead:
+def lookahead_of(partition: WorkerPartition, catalog: Catalog) -> Lookahead:
+    """How far a worker looks ahead if nobody says."""
     geometry, per_entry = partition.epoch_partition.geometry, rows_per_entry(partition.sequence)
     readers = partition.num_workers * geometry.ranks_per_node
     shard_samples = catalog.num_samples / len(catalog.shards)
@@ -376,7 +377,7 @@ def located(partition: WorkerPartition, catalog: Catalog) -> Iterator[Window]:
         batches_before += len(stops)
 
 
-def _shard_needs(partition: WorkerPartition, catalog: Catalog) -> Iterator[ShardNeed]:
+def shard_needs(partition: WorkerPartition, catalog: Catalog) -> Iterator[ShardNeed]:
     """Shards in the order in which this worker first needs them, once per window of samples."""
     for window in located(partition, catalog):
         needed, before = window.needed(), window.rows_before

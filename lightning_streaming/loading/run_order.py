@@ -184,14 +184,14 @@ class RunOrder:
             return 0
         if cursor.epoch:
             return len(self.plan.phases)
-        ended = np.searchsorted(self._phase_stops(geometry, 0), cursor.sample_in_epoch, side="left")
+        ended = np.searchsorted(self.phase_stops(geometry, 0), cursor.sample_in_epoch, side="left")
         return min(int(ended) + bool(cursor.sample_in_epoch), len(self.plan.phases))
 
     def phases_ended(self, cursor: Cursor, geometry: BatchGeometry) -> int:
         """How many phases of its epoch a reader has left behind."""
         if self.plan is None:
             return 0
-        return int(np.searchsorted(self._phase_stops(geometry, cursor.epoch), cursor.sample_in_epoch, side="right"))
+        return int(np.searchsorted(self.phase_stops(geometry, cursor.epoch), cursor.sample_in_epoch, side="right"))
 
     def check_phases(self, first: int = 0) -> None:
         """Refuse phases that cannot be read, from one of them on.
@@ -211,7 +211,8 @@ class RunOrder:
         phases = self.plan.phases
         return phases[min(self.phases_ended(cursor, geometry), len(phases) - 1)].name
 
-    def _phase_stops(self, geometry: BatchGeometry, epoch: int) -> NDArray[np.int64]:
+    def phase_stops(self, geometry: BatchGeometry, epoch: int) -> NDArray[np.int64]:
+        """Position at which each phase of an epoch ends, where there are phases."""
         sequence = self.sequence(geometry, epoch)
         if isinstance(sequence, PackedEpoch):
             assert self.plan is not None, "as there are phases"

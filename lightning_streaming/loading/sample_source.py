@@ -289,6 +289,10 @@ class SampleSource:
         """Bytes that the streams' directories hold of what we fetched, files on their way included."""
         return self._room.usage()
 
+    def fixed_bytes(self) -> int:
+        """Bytes of these that no eviction makes room of: indexes, selections, lengths."""
+        return self._room.fixed_bytes()
+
     @property
     def readers(self) -> OrderedDict[int, ShardReader]:
         """The readers of open shards; see :class:`OpenShards`. Others come with :meth:`open`."""

@@ -191,6 +191,10 @@ class Phased(Batched):
         """Position at which each phase ends."""
         return self._stops[self._mixture.plan.last_steps]
 
+    def step_stops(self) -> NDArray[np.int64]:
+        """Position at which each step ends."""
+        return self._stops
+
     def steps_begun(self, position: int) -> int:
         """How many steps a reader has read something of, who has come to a position."""
         return min(int(np.searchsorted(self._stops, position, side="left")) + bool(position), len(self._stops))

@@ -1,4 +1,4 @@
-"""What an order costs a node: which shards it uses in each batch. From sample ids and shard sizes alone.
+"""What an order costs a node, and how it mixes: the shards of each batch. From sample ids and shard sizes alone.
 
 A shard is *open* from the first batch in which a node uses it to the last one: in between, it must be kept or fetched
 again. All ranks and workers of a node count as one reader that goes through the node's part of each global batch, as
@@ -7,6 +7,7 @@ they share a cache and wait for each other.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -178,3 +179,31 @@ def shards_of(ids: NDArray[np.int64], shard_sizes: NDArray[np.int64]) -> NDArray
         raise SampleIndexError(f"sample ids must be below {num_samples}, but got {ids.max()}")
     shards = np.searchsorted(stops, ids, side="right")
     return np.where(ids < 0, -1, shards)
+
+
+def entropy_of_rows(labels: NDArray[np.int64]) -> float:
+    """The entropy of the labels in a row, averaged over rows.
+
+    For example rows ``0 0 1 1`` and ``5 5 5 5`` have ln 2 and 0, so (ln 2) / 2 on average.
+
+    Args:
+        labels: Of shape (rows, labels in a row).
+
+    Returns:
+        Nats, in ``[0, ln(labels in a row)]``; 0 where there are no labels.
+    """
+    if labels.size == 0:
+        return 0.0
+    ordered = np.sort(labels, axis=1)
+    begins = np.ones(ordered.shape, np.bool_)
+    np.not_equal(ordered[:, 1:], ordered[:, :-1], out=begins[:, 1:])
+    counts = np.diff(np.flatnonzero(begins), append=labels.size)
+    # A row of n labels, each seen count times, has ln n - sum(count ln count) / n; and all rows have the same n.
+    together = np.bincount(counts) @ _times_log(int(counts.max()))
+    return max(0.0, math.log(labels.shape[1]) - float(together) / labels.size)
+
+
+def _times_log(most: int) -> NDArray[np.float64]:
+    """``k ln k`` for k in ``[0, most]``."""
+    k = np.arange(most + 1, dtype=np.float64)
+    return k * np.log(np.maximum(k, 1))

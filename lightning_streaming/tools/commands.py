@@ -29,6 +29,7 @@ COMMANDS = {
     "convert": "make a dataset of JSON lines, CSV, Parquet, tar files, images or texts",
     "index": "make the index of data of another format, ahead of the runs that read it as it lies",
     "inspect": "show what a dataset holds: columns, sizes, first samples",
+    "view": "show a dataset, or what a run reads, as pages in the browser",
     "verify": "check every file and every sample of a dataset, and repair it",
     "copy": "copy a dataset to another directory or store, checked",
     "merge": "join datasets under one index, without copying",
@@ -36,6 +37,7 @@ COMMANDS = {
     "lengths": "count the tokens of every document, ahead of a run that packs them",
     "state": "show and move the place in the data that a checkpoint holds",
     "trace": "tell which samples a step of training reads, and when a sample is read",
+    "plan": "tell what a run will read, fetch and need, before it runs",
     "tune": "measure how fast a run's data is read here, and recommend settings for it",
     "cache": "show what caches hold, and make room in them",
 }
@@ -47,9 +49,9 @@ StreamingError where that could not be done, which is shown without a traceback.
 """
 GROUPS = {
     "Make a dataset": ("convert", "index", "merge"),
-    "Look at it": ("inspect",),
+    "Look at it": ("inspect", "view"),
     "Check and move it": ("verify", "copy", "cache"),
-    "Run": ("init", "tune", "select", "lengths", "trace", "state"),
+    "Run": ("init", "plan", "tune", "select", "lengths", "trace", "state"),
 }
 """The tools as they are listed, by what they are for; training itself is the last group's, too."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from lightning_streaming.cache import ShardCache
@@ -13,7 +13,12 @@ from lightning_streaming.formats.shard import narrowed, open_shard
 
 @contextmanager
 def opened(
-    cache: ShardCache, shard: ShardInfo, columns: Sequence[str] | None = None, *, allow_unsafe_types: bool = False
+    cache: ShardCache,
+    shard: ShardInfo,
+    columns: Sequence[str] | None = None,
+    *,
+    allow_unsafe_types: bool = False,
+    as_files: Collection[str] = (),
 ) -> Iterator[ShardReader]:
     """Open a shard; what had to be fetched or unpacked for it is removed again.
 
@@ -22,6 +27,7 @@ def opened(
         shard: An entry of its index.
         columns: Names of the columns to read; None for all.
         allow_unsafe_types: Whether values may be decoded that can run code of whoever wrote the data.
+        as_files: As for :func:`open_shard`.
 
     Raises:
         StreamingError: As for :meth:`ShardCache.hold` and :func:`open_shard`.
@@ -30,7 +36,9 @@ def opened(
     was_here = cache.has(held)
     try:
         with cache.hold(held) as directory:
-            reader = open_shard(held, directory, allow_unsafe_types=allow_unsafe_types, columns=columns)
+            reader = open_shard(
+                held, directory, allow_unsafe_types=allow_unsafe_types, columns=columns, as_files=as_files
+            )
             try:
                 yield reader
             finally:

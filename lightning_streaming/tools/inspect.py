@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +24,6 @@ import numpy as np
 
 from lightning_streaming.cache import ShardCache
 from lightning_streaming.errors import ConfigError, StreamingError
-from lightning_streaming.files import join_under
 from lightning_streaming.formats.index import DatasetIndex, ShardInfo
 from lightning_streaming.formats.shard import (
     LoneSamples,
@@ -34,7 +33,7 @@ from lightning_streaming.formats.shard import (
     table_part,
     unsafe_columns,
 )
-from lightning_streaming.formats.shard_table import OTHER_FORMATS, PART, column_names
+from lightning_streaming.formats.shard_table import OTHER_FORMATS, PART, ShardTable, column_names
 from lightning_streaming.tools.commands import (
     add_dataset,
     add_format,
@@ -54,7 +53,7 @@ from lightning_streaming.tools.stored_dataset import (
     add_up,
     columns_of,
     find_dataset,
-    unpack_into,
+    raw_directory,
 )
 from lightning_streaming.units import format_bytes
 
@@ -118,28 +117,38 @@ def run(args: Namespace) -> int:
 
 def summarize(index: DatasetIndex) -> dict[str, Any]:
     """A dataset in numbers, and how many of its shards have each format, compression and so on, as is reported."""
-    shards = index.shards
+    kinds = _counted_kinds(index.shards)
     return {
         **add_up(index),
-        "formats": _counted("format", Counter(shard.format for shard in shards)),
-        "compressions": _counted("compression", Counter(shard.compression for shard in shards)),
-        "hashes": _counted("hashes", Counter(shard.hashes for shard in shards)),
-        "size_limits": _counted("size_limit", Counter(shard.size_limit for shard in shards)),
-        "columns": [{**column._asdict(), "shards": count} for column, count in _count_columns(shards).items()],
-        "shard_sizes": histogram([sum(raw.bytes for raw, _ in shard.files) for shard in shards]),
+        "formats": _counted("format", kinds, lambda shard: shard.format),
+        "compressions": _counted("compression", kinds, lambda shard: shard.compression),
+        "hashes": _counted("hashes", kinds, lambda shard: shard.hashes),
+        "size_limits": _counted("size_limit", kinds, lambda shard: shard.size_limit),
+        "columns": [{**column._asdict(), "shards": count} for column, count in _count_columns(kinds).items()],
+        "shard_sizes": histogram([sum(raw.bytes for raw, _ in shard.files) for shard in index.shards]),
     }
 
 
-def _counted(key: str, counts: Mapping[Any, int]) -> list[dict[str, Any]]:
-    return [{key: value, "shards": shards} for value, shards in counts.items()]
+_Kinds = Sequence[tuple[ShardInfo, int]]
+"""The first shard of each kind, and how many there are: a million shards are of a handful of kinds."""
 
 
-def _count_columns(shards: Sequence[ShardInfo]) -> Counter[Column]:
-    # Shards of one writer share their schema, so a million of them are counted by a handful of objects.
-    schemas = {id(shard.schema): shard.schema for shard in shards}  # holding them keeps their ids from others
+def _counted_kinds(shards: ShardTable) -> _Kinds:
+    counts = np.bincount(shards.kind_of_shard, minlength=1).tolist()
+    return [(shard, counts[shards.kind_of_shard[place]]) for place, shard in shards.examples()]
+
+
+def _counted(key: str, kinds: _Kinds, value_of: Callable[[ShardInfo], Any]) -> list[dict[str, Any]]:
+    counts: Counter[Any] = Counter()
+    for shard, count in kinds:
+        counts[value_of(shard)] += count
+    return [{key: value, "shards": count} for value, count in counts.items()]
+
+
+def _count_columns(kinds: _Kinds) -> Counter[Column]:
     columns: Counter[Column] = Counter()
-    for key, count in Counter(id(shard.schema) for shard in shards).items():
-        columns.update(dict.fromkeys(columns_of(schemas[key]), count))
+    for shard, count in kinds:
+        columns.update(dict.fromkeys(columns_of(shard.schema), count))
     return columns
 
 
@@ -162,7 +171,7 @@ def histogram(sizes: Sequence[int]) -> list[dict[str, int]]:
 
 
 def _print_report(report: Mapping[str, Any], index: DatasetIndex) -> None:
-    print_table(report["dataset"], (), _facts(report, index))
+    print_table(report["dataset"], (), facts_of(report, index))
     everywhere = all(column["shards"] == report["shards"] for column in report["columns"])
     columns = [
         (printable_name(one["name"]), one["encoding"], _value_size(one["bytes"]), f"{one['shards']:,}")
@@ -186,7 +195,8 @@ def _print_report(report: Mapping[str, Any], index: DatasetIndex) -> None:
         print_table("first samples", ("sample", "column", "value"), rows)
 
 
-def _facts(report: Mapping[str, Any], index: DatasetIndex) -> Sequence[tuple[str, str]]:
+def facts_of(report: Mapping[str, Any], index: DatasetIndex) -> Sequence[tuple[str, str]]:
+    """What :func:`summarize` reports of a dataset as a whole, for people: names and what is said of each."""
     counts = index.samples_per_shard()
     per_shard = "-"
     if len(counts):
@@ -301,46 +311,8 @@ def samples_of(
             yield samples.decode(sample, data[part.start - start : part.stop - start])
     else:
         with TemporaryDirectory(prefix="lightning_streaming_") as scratch:
-            reader = open_shard(shard, _raw_directory(place, shard, Path(scratch)), **wanted)
+            reader = open_shard(shard, raw_directory(place, shard, Path(scratch)), **wanted)
             try:
                 yield from map(reader.__getitem__, range(number))
             finally:
                 reader.close()
-
-
-def _raw_directory(place: StoredDataset, shard: ShardInfo, scratch: Path) -> Path:
-    """Make the raw files of a shard present.
-
-    Files of a directory are used where they are, raw or compressed; what is on a store is fetched. A raw file is not
-    used where there is a compressed one: it may be of another dataset that was there.
-
-    Args:
-        place: Where the dataset is.
-        shard: An entry of its index.
-        scratch: An empty directory for what is fetched or decompressed.
-
-    Returns:
-        The directory that holds the raw files under their basenames.
-
-    Raises:
-        IntegrityError: A file is not what the index promises.
-        StorageError: A file could not be fetched.
-    """
-    if place.directory is not None and _is_raw_there(place, shard):
-        return place.directory
-    for raw, compressed in shard.files:
-        stored = compressed or raw
-        path = join_under(scratch, stored.basename)
-        if place.directory is not None and compressed is not None and place.path(stored.basename).exists():
-            path = place.path(stored.basename)
-        else:
-            place.fetch(stored, path)
-        if compressed is not None:
-            unpack_into(scratch, path, raw, compressed, shard)
-    return scratch
-
-
-def _is_raw_there(place: StoredDataset, shard: ShardInfo) -> bool:
-    if any(compressed is not None and place.path(compressed.basename).exists() for _, compressed in shard.files):
-        return False
-    return all(place.path(raw.basename).exists() for raw, _ in shard.files)

@@ -50,7 +50,7 @@ def inspect_run(
         raise ConfigError(
             f"{', '.join(files)}: there is no data; write data.train, data.val, data.test or data.predict"
         )
-    stages = [_inspected(stage, config, written, checkpoint, loader) for stage, config in configs.items()]
+    stages = [inspected(stage, config, written, checkpoint, loader) for stage, config in configs.items()]
     if as_json:
         print_json({"stages": stages})
         return FINE
@@ -59,8 +59,16 @@ def inspect_run(
     return FINE
 
 
-def _inspected(stage: str, config: Any, written: Any, checkpoint: str | None, loader: str | None) -> dict[str, Any]:
-    """What is reported of a stage."""
+def inspected(stage: str, config: Any, written: Any, checkpoint: str | None, loader: str | None) -> dict[str, Any]:
+    """What is reported of a stage.
+
+    Args:
+        stage: "train", "val", "test" or "predict".
+        config: Its data.
+        written: What the configuration files say, as ``read_run_files`` gives it.
+        checkpoint: As for :func:`inspect_run`.
+        loader: The same.
+    """
     dataset, first_step = written.datamodule.build_dataset(stage, config), 0
     try:
         read_as_configured(dataset, written.trainer)

@@ -252,6 +252,44 @@ def unpack_into(directory: Path, path: Path, raw: FileInfo, compressed: FileInfo
     return destination
 
 
+def raw_directory(place: StoredDataset, shard: ShardInfo, scratch: Path) -> Path:
+    """Make the raw files of a shard present.
+
+    Files of a directory are used where they are, raw or compressed; what is on a store is fetched. A raw file is not
+    used where there is a compressed one: it may be of another dataset that was there.
+
+    Args:
+        place: Where the dataset is.
+        shard: An entry of its index.
+        scratch: An empty directory for what is fetched or decompressed.
+
+    Returns:
+        The directory that holds the raw files under their basenames.
+
+    Raises:
+        IntegrityError: A file is not what the index promises.
+        StorageError: A file could not be fetched.
+    """
+    if place.directory is not None and _is_raw_there(place, shard):
+        return place.directory
+    for raw, compressed in shard.files:
+        stored = compressed or raw
+        path = join_under(scratch, stored.basename)
+        if place.directory is not None and compressed is not None and place.path(stored.basename).exists():
+            path = place.path(stored.basename)
+        else:
+            place.fetch(stored, path)
+        if compressed is not None:
+            unpack_into(scratch, path, raw, compressed, shard)
+    return scratch
+
+
+def _is_raw_there(place: StoredDataset, shard: ShardInfo) -> bool:
+    if any(compressed is not None and place.path(compressed.basename).exists() for _, compressed in shard.files):
+        return False
+    return all(place.path(raw.basename).exists() for raw, _ in shard.files)
+
+
 def stored_files(shard: ShardInfo) -> list[FileInfo]:
     """The files of a shard that a store has: compressed, or raw if there is no compression."""
     return [compressed or raw for raw, compressed in shard.files]

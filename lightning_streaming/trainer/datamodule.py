@@ -13,7 +13,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from torch.utils.data import default_collate
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.dataloader import StreamingDataLoader
+from lightning_streaming.loading.dataloader import StreamingDataLoader, watch_first_download
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.replaced_names import tells_unknown_arguments
@@ -269,7 +269,7 @@ class StreamingDataModule(_WithOptions):
         loader = self.build_dataloader(stage, self.datasets[stage])
         look_on = None if self.trainer is None else first_download(self.trainer)
         if look_on is not None and isinstance(loader, StreamingDataLoader):
-            loader.watch_first_download(look_on)
+            watch_first_download(loader, look_on)
         return loader
 
     def _leave_out_loaders(self) -> None:

@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 from benchmarks.scale import Setting, changes
-from benchmarks.scale_node import Cluster, NodeCache, NodeEpoch, Order, asked_for, bytes_of_shards, read_epoch
+from benchmarks.scale_node import Cluster, Order, bytes_of_shards, node_epoch
 from benchmarks.scale_store import Store, storm
 from lightning_streaming import StreamingDataLoader, StreamingDataset, World
 from lightning_streaming.storage import retries
+from lightning_streaming.tools.plan_cache import NodeCache, read_epoch
+from lightning_streaming.tools.plan_node import asked_for
 from tests.helpers import write_shards
 from tests.servers import http_server
 
@@ -78,10 +80,10 @@ def test_two_real_nodes_fetch_what_was_worked_out(data: Path, tmp_path: Path, or
         really = downloads(url)
     dataset, worked_out = StreamingDataset(remote=str(data), batch_size=4, **options, world=World(num_nodes=2)), 0
     for node in range(2):
-        epochs = [NodeEpoch(dataset, cluster, node, epoch) for epoch in range(EPOCHS)]
+        epochs = [node_epoch(dataset, cluster, node, epoch) for epoch in range(EPOCHS)]
         cache = NodeCache(bytes_of_shards(epochs[0]), room)
-        assert [read_epoch(epoch, cache, room) for epoch in epochs] == [1.0] * EPOCHS
-        worked_out += cache.fetched.total()
+        assert [read_epoch(epoch, cache) for epoch in epochs] == [epoch.num_batches for epoch in epochs]
+        worked_out += cache.downloads
     assert worked_out == pytest.approx(really["files"], rel=0.02)
     assert worked_out * cluster.shard_bytes == pytest.approx(really["bytes"], rel=0.02)
     if part is None:
@@ -93,10 +95,10 @@ def test_two_real_nodes_fetch_what_was_worked_out(data: Path, tmp_path: Path, or
 def test_a_node_asks_once_for_each_shard_that_it_reads(data: Path) -> None:
     cluster = cluster_of(data)
     dataset = StreamingDataset(remote=str(data), batch_size=4, shuffle=True, world=World(num_nodes=2))
-    both = [asked_for(NodeEpoch(dataset, cluster, node)) for node in range(2)]
+    both = [asked_for(node_epoch(dataset, cluster, node)) for node in range(2)]
     assert sorted(np.concatenate([one.shards for one in both]).tolist()) == list(range(SHARDS))
     for node, asked in enumerate(both):
-        epoch = NodeEpoch(dataset, cluster, node)
+        epoch = node_epoch(dataset, cluster, node)
         # Before the first batch what it needs, and nothing after the last.
         assert set(epoch.first_shards(1).tolist()) <= set(asked.shards[asked.steps == 0].tolist())
         assert asked.steps.max() < epoch.num_batches

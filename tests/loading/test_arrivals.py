@@ -11,6 +11,7 @@ import pytest
 from lightning_streaming import StreamingDataLoader
 from lightning_streaming.errors import StreamingError
 from lightning_streaming.loading.arrivals import Arrivals, Fetched
+from lightning_streaming.loading.dataloader import watch_first_download
 from tests.helpers import ids, make_dataset, make_loader, write_dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -21,7 +22,7 @@ def test_what_is_fetched_before_the_first_batch_is_told(tmp_path: Path, workers:
     data, heard = write_dataset(tmp_path / "data"), list[Fetched | None]()
     dataset = make_dataset(data, local=str(tmp_path / "cache"))
     loader = StreamingDataLoader(dataset, num_workers=workers, multiprocessing_context=method)
-    loader.watch_first_download(heard.append)
+    watch_first_download(loader, heard.append)
     batches = iter(loader)
     first = next(batches)
     told = [one for one in heard if one is not None]
@@ -40,7 +41,7 @@ def test_what_is_fetched_before_the_first_batch_is_told(tmp_path: Path, workers:
 def test_a_second_pass_and_data_that_is_here_tell_nothing(tmp_path: Path) -> None:
     data, heard = write_dataset(tmp_path / "data"), list[Fetched | None]()
     loader = make_loader(data)
-    loader.watch_first_download(heard.append)
+    watch_first_download(loader, heard.append)
     assert len(ids(loader)) == len(ids(loader)) == 8
     assert heard == [None]
 
@@ -50,7 +51,7 @@ def test_the_end_is_told_where_the_first_batch_fails(tmp_path: Path) -> None:
     for shard in data.glob("*.mds"):
         shard.write_bytes(shard.read_bytes()[:-1])
     loader = make_loader(data, workers=1, local=str(tmp_path / "cache"), download_retry=0)
-    loader.watch_first_download(heard.append)
+    watch_first_download(loader, heard.append)
     with pytest.raises(StreamingError):
         next(iter(loader))
     assert heard[-1] is None

@@ -11,9 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from benchmarks.order_mixing import Mixing, largest_burst, mean_entropy, mixing, needed_within, uniform_mixing
+from benchmarks.order_mixing import Mixing, largest_burst, mixing, needed_within, uniform_mixing
 from lightning_streaming.errors import ConfigError, SampleIndexError
-from lightning_streaming.order.quality import Visits, lru_downloads, open_at_once, shard_visits, shards_of
+from lightning_streaming.order.quality import (
+    Visits,
+    entropy_of_rows,
+    lru_downloads,
+    open_at_once,
+    shard_visits,
+    shards_of,
+)
 
 SHARDS = np.full(100, 256)
 IN_ORDER = np.arange(25_600).reshape(-1, 64)
@@ -64,7 +71,7 @@ def test_a_sample_lies_in_the_shard_that_holds_its_id() -> None:
     ],
 )
 def test_the_entropy_of_a_row_is_that_of_its_labels(rows: list[list[int]], entropy: float) -> None:
-    assert mean_entropy(np.asarray(rows)) == pytest.approx(entropy, abs=1e-12)
+    assert entropy_of_rows(np.asarray(rows)) == pytest.approx(entropy, abs=1e-12)
 
 
 def test_a_uniform_permutation_scores_one() -> None:

@@ -1,0 +1,97 @@
+"""Tell what a run will read, fetch and need, before it runs: from its configuration and the indexes of its data.
+
+C is a configuration of `lightning-streaming fit`. Its training data is made as training would make it; the order, who
+reads what, how far workers look ahead and what a cache keeps are worked out by the rules that the run itself follows.
+Only the indexes are read, no shard is fetched and no trainer runs. What a run counts or evaluates before it begins
+(lengths of documents that are packed, conditions of `where`) is made as by `lightning-streaming lengths` and `select`,
+if nobody has made it yet.
+
+    lightning-streaming plan --config run.yaml
+    lightning-streaming plan --config run.yaml --html plan.html --limit 500gb --limit 1tb --link 10gbit
+    lightning-streaming plan --config run.yaml --ckpt run.ckpt --steps 20000
+    lightning-streaming plan --config run.yaml --fail-if "repeats(math) > 4" --fail-if "bytes > 2TB"
+
+Exit code 1 says that a condition of --fail-if holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.tools.commands import add_json, add_loader, add_run, add_set, not_negative, of_run, positive
+from lightning_streaming.tools.plan_conditions import PlanCondition, names_told, parse_condition
+from lightning_streaming.units import parse_bytes
+
+_Parsed = TypeVar("_Parsed")
+_LINK = re.compile(r"(\d+(?:\.\d*)?)\s*([kmgt])bit(?:/s)?", re.IGNORECASE)
+_BITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """See :data:`~lightning_streaming.tools.commands.COMMANDS`."""
+    parser.epilog = f"conditions of --fail-if are NAME OP NUMBER or NAME(STREAM) OP NUMBER; names are\n\n{names_told()}"
+    add_run(parser)
+    add_set(parser)
+    words = "plan the run that goes on from this checkpoint of Lightning"
+    parser.add_argument("--ckpt", dest="checkpoint", metavar="CKPT", help=words)
+    add_loader(parser)
+    parser.add_argument("--accumulate", metavar="A", type=positive, help="batches of a step")
+    parser.add_argument(
+        "--epochs", metavar="N", type=positive, help="how many epochs to plan, whatever the trainer says"
+    )
+    parser.add_argument(
+        "--steps", metavar="N", type=not_negative, help="up to which step to plan, whatever the trainer says"
+    )
+    words = "also plan caches of this limit, as 500gb; none for no limit; may be given several times"
+    parser.add_argument("--limit", metavar="SIZE", type=_limit, action="append", default=[], help=words)
+    words = "between a node and the store, as 10gbit, or 1.2gb for bytes a second (default: 10gbit)"
+    parser.add_argument("--link", metavar="SPEED", type=_link, default="10gbit", help=words)
+    words = "seconds before the store answers (default: 0.05)"
+    parser.add_argument("--latency", metavar="S", type=_seconds, default=0.05, help=words)
+    parser.add_argument(
+        "--html", metavar="F", type=Path, help="also write a page with charts to this file, which needs no other"
+    )
+    words = "end with exit code 1 where this holds, as 'repeats(math) > 4'; may be given several times; names are below"
+    parser.add_argument("--fail-if", metavar="CONDITION", type=_condition, action="append", default=[], help=words)
+    add_json(parser)
+
+
+def run(args: Namespace) -> int:
+    """See :data:`~lightning_streaming.tools.commands.COMMANDS`."""
+    return of_run("plan")(args)
+
+
+def _limit(text: str) -> int | None:
+    return None if text == "none" else _told(parse_bytes, text)
+
+
+def _link(text: str) -> float:
+    bits = _LINK.fullmatch(text.strip())
+    speed = float(bits[1]) * _BITS[bits[2].lower()] / 8 if bits else float(_told(parse_bytes, text.removesuffix("/s")))
+    if not speed > 0:
+        raise argparse.ArgumentTypeError(f"must be a speed of more than 0, but got {text!r}")
+    return speed
+
+
+def _seconds(text: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d*)?|\.\d+", text):
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, but got {text!r}")
+    return float(text)
+
+
+def _condition(text: str) -> PlanCondition:
+    return _told(parse_condition, text)
+
+
+def _told(parse: Callable[[str], _Parsed], text: str) -> _Parsed:
+    """What a text means; argparse shows why it means nothing."""
+    try:
+        return parse(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

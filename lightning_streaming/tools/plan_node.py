@@ -1,0 +1,210 @@
+"""What one node reads of an epoch, and when its workers ask for each shard if nothing is ever removed.
+
+The order, the partition, what each worker needs and how far it looks ahead are those of the run itself. What is left to
+simulate is time: all workers take their batches in turn, and what is fetched is there at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_streaming.formats.index import ShardInfo
+from lightning_streaming.formats.shard_table import PART, ShardTable
+from lightning_streaming.loading.catalog import Catalog
+from lightning_streaming.loading.prefetch import Lookahead
+from lightning_streaming.loading.reading import WorkerPartition, located, lookahead_of
+from lightning_streaming.order.batchings import Batched
+from lightning_streaming.order.partition import Partition
+
+_NEVER = np.iinfo(np.int64).max
+_MOST_LAST_USES = 1 << 26
+"""Readers times shards of which the last uses are kept, in 4 bytes each; with more, none are known."""
+Told = Callable[[int], object]
+"""Is told of samples that were gone through."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class NodeReads:
+    """An epoch of a run, or what is left of it, as one node reads it."""
+
+    catalog: Catalog
+    sequence: Batched
+    """Its ids by position."""
+    partition: Partition
+    node: int
+    num_workers: int
+    """Readers of each rank: worker processes, or the rank itself."""
+    num_batches: int
+    """Batches of each rank that are read; workers look ahead beyond them."""
+    predownload: int | None = None
+    """As a dataset is told."""
+    batch_bytes: int = 0
+    """Bytes of a batch, where a worker reads as many batches at once as are quick to gather; else 0."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Of the node."""
+        return self.partition.geometry.ranks_per_node
+
+    @property
+    def num_readers(self) -> int:
+        """Of the node."""
+        return self.num_ranks * self.num_workers
+
+    @property
+    def num_shards(self) -> int:
+        """Those of joined datasets included."""
+        joins = self.catalog.joins
+        return len(self.catalog.shards) if joins is None else joins.num_shards
+
+    def worker(self, rank: int, worker: int) -> WorkerPartition:
+        """What one of its workers reads."""
+        return WorkerPartition(
+            sequence=self.sequence,
+            epoch_partition=self.partition,
+            node=self.node,
+            rank_of_node=rank,
+            worker=worker,
+            num_workers=self.num_workers,
+        )
+
+    def workers(self) -> Iterator[WorkerPartition]:
+        """All workers of its first rank, then of its second, and so on."""
+        for rank, worker in np.ndindex(self.num_ranks, self.num_workers):
+            yield self.worker(rank, worker)
+
+    def lookahead(self, partition: WorkerPartition) -> Lookahead:
+        """How far one of its workers looks."""
+        if self.predownload:
+            return Lookahead(self.predownload, self.predownload)
+        return lookahead_of(partition, self.catalog)
+
+    def info(self, shard: int) -> ShardInfo:
+        """A shard as its index has it."""
+        own, joins = self.catalog.shards, self.catalog.joins
+        if shard < len(own):
+            return own[shard]
+        assert joins is not None, "or there would be no such shard"
+        return joins.find(shard)[1]
+
+    def uses_of_rank(self, rank: int) -> Iterator[Uses]:
+        """What one of its ranks needs, some batches at a time."""
+        alone = replace(self.worker(rank, 0), num_workers=1)
+        for window in located(alone, self.catalog):
+            rows = np.diff(window.stops, prepend=0)
+            yield Uses(np.repeat(np.arange(len(rows)) + window.batches_before, rows), window.needed())
+
+    def first_shards(self, batches: int) -> NDArray[np.int64]:
+        """The shards that the first batches of all its ranks need; of some thousand samples at most."""
+        found = (next(self.uses_of_rank(rank)) for rank in range(self.num_ranks))
+        shards = np.unique(np.concatenate([uses.shards[uses.batches < batches].reshape(-1) for uses in found]))
+        return shards[shards >= 0]
+
+    def last_uses(self, told: Told = lambda _: None) -> NDArray[np.int32] | None:
+        """The last global batch in which each reader needs each shard, of shape (readers, shards).
+
+        Returns:
+            -1 where it needs it in none; None where that is too much to keep.
+        """
+        if self.num_readers * self.num_shards > _MOST_LAST_USES:
+            return None
+        last = np.full((self.num_readers, self.num_shards), -1, np.int32)
+        for rank in range(self.num_ranks):
+            for batches, shards in self.uses_of_rank(rank):
+                readers = rank * self.num_workers + batches % self.num_workers
+                for column in shards.T:
+                    here = column >= 0
+                    last[readers[here], column[here]] = batches[here]  # of equal places the last one counts
+                told(len(batches))
+        return last
+
+
+class Uses(NamedTuple):
+    """The shards that consecutive samples need."""
+
+    batches: NDArray[np.int64]
+    """The global batch of each sample, of shape (samples,)."""
+    shards: NDArray[np.int64]
+    """Of shape (samples, shards), -1 for none."""
+
+
+class Asked(NamedTuple):
+    """What a node asks for in an epoch when nothing is removed: each shard once. Arrays of one shape."""
+
+    steps: NDArray[np.int64]
+    """After how many steps; 0 for what is asked for before the first batch is read."""
+    shards: NDArray[np.int64]
+
+
+def asked_for(reads: NodeReads, told: Told = lambda _: None) -> Asked:
+    """When each shard is first asked for by any worker, all of them reading in step.
+
+    Args:
+        reads: What they read.
+        told: Told of samples that were looked at.
+    """
+    first = np.full(reads.num_shards, _NEVER, np.int64)
+    for partition in reads.workers():
+        ahead = reads.lookahead(partition)
+        # Samples up to the end of each of the worker's batches, as far as they are known.
+        ends = np.full(len(range(partition.worker, reads.partition.num_batches(), partition.num_workers)), _NEVER)
+        for window in located(partition, reads.catalog):
+            ends[window.batches_before : window.batches_before + len(window.stops)] = window.rows_before + window.stops
+            rows = np.arange(window.rows_before, window.rows_before + len(window.shards))
+            read = np.searchsorted(ends, rows - ahead.later, side="right") + 1
+            steps = np.where(rows < ahead.at_first, 0, partition.worker + (read - 1) * partition.num_workers + 1)
+            for column in window.needed().T:
+                here = column >= 0
+                np.minimum.at(first, column[here], steps[here])
+            told(len(rows))
+            if partition.worker + (read[-1] - 1) * partition.num_workers >= reads.num_batches:
+                break
+    shards = np.flatnonzero(first <= reads.num_batches)
+    return Asked(first[shards], shards)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ShardBytes:
+    """Bytes of each shard, those of joined datasets included; arrays of shape (shards,)."""
+
+    fetched: NDArray[np.int64]
+    """Over the link; 0 where it is read in place."""
+    kept: NDArray[np.int64]
+    """In a cache directory; 0 where nothing is written."""
+    making: NDArray[np.int64]
+    """The same while it is decompressed, which takes room for both of its forms."""
+
+    @classmethod
+    def plain(cls, sizes: NDArray[np.int64]) -> ShardBytes:
+        """Of shards that are stored uncompressed, and fetched."""
+        return cls(fetched=sizes, kept=sizes, making=sizes)
+
+
+def stored_bytes(table: ShardTable, *, in_place: bool, keep_zip: bool) -> ShardBytes:
+    """Add up what an index says of files.
+
+    Args:
+        table: The shards of one dataset.
+        in_place: Whether its own directory is read.
+        keep_zip: Whether compressed files are kept.
+    """
+    raw, packed = np.zeros((2, len(table)), np.int64)
+    is_packed = np.zeros(len(table), np.bool_)
+    for number, kind in enumerate(table.kinds):
+        here = np.flatnonzero(table.kind_of_shard == number)
+        is_packed[here] = kind.example.compression is not None
+        for place, field in enumerate(kind.files):
+            of = packed if field.startswith("zip") else raw
+            of[here] += table.sizes[table.first_file[here] + place]
+        if kind.example.compression == PART:  # of a file that holds several, what is made of its part
+            packed[here] = 0
+    if in_place:
+        kept = np.where(is_packed, raw, 0)
+        return ShardBytes(fetched=np.zeros_like(raw), kept=kept, making=kept)
+    fetched = np.where(packed > 0, packed, raw)
+    return ShardBytes(fetched=fetched, kept=raw + packed if keep_zip else raw, making=raw + packed)

@@ -1,0 +1,87 @@
+"""Show a dataset, or what a run reads, as pages in the browser: samples, columns, shards, and which batch is read when.
+
+The pages come from this process, for this machine alone, at an address that holds a secret; Ctrl-C ends it. They have
+no script, and load nothing from elsewhere. Of a dataset on a store only what is looked at is read, by ranges; nothing
+is written, neither where the data lies nor into the caches of runs.
+
+    lightning-streaming view data/train
+    lightning-streaming view s3://corpus/train --open
+    lightning-streaming view --config run.yaml
+    lightning-streaming view --config run.yaml --ckpt checkpoints/last.ckpt
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.tools.commands import (
+    add_dataset,
+    add_format,
+    add_loader,
+    add_set,
+    add_storage_options,
+    check_set_is_of_a_run,
+    of_run,
+    positive,
+)
+from lightning_streaming.tools.console import FINE
+from lightning_streaming.tools.own_caches import own_caches
+from lightning_streaming.tools.stored_dataset import find_dataset
+from lightning_streaming.tools.view_server import serve
+from lightning_streaming.tools.viewed import Viewed, ViewedStream
+
+_LAST_PORT = 65535
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Say what it can be told."""
+    add_dataset(parser, or_else=True)
+    add_format(parser)
+    words = "show what a run reads that is configured so; of several, a later one overrides what an earlier one says"
+    parser.add_argument("--config", metavar="C", action="append", default=[], help=words)
+    words = "with --config: of the training that goes on from this checkpoint"
+    parser.add_argument("--ckpt", dest="checkpoint", metavar="CKPT", help=words)
+    add_loader(parser, ", with --ckpt")
+    parser.add_argument("--nodes", metavar="P", type=positive, help="with --config: number of nodes")
+    words = "with --config: processes, or GPUs, on each node"
+    parser.add_argument("--ranks-per-node", metavar="G", type=positive, help=words)
+    words = "with --config: batches per step (accumulate_grad_batches)"
+    parser.add_argument("--accumulate", metavar="K", type=positive, help=words)
+    add_set(parser, "with --config: ")
+    words = "port of this machine; any that is free by default"
+    parser.add_argument("--port", metavar="N", type=_port, default=0, help=words)
+    parser.add_argument("--open", action="store_true", help="open the page in the browser of this machine")
+    add_storage_options(parser)
+
+
+def run(args: Namespace) -> int:
+    """Show the pages until told to end."""
+    if bool(args.config) == bool(args.dataset):
+        raise ConfigError("say what to look at: either DATASET, a directory or URL, or --config run.yaml")
+    if args.config:
+        if args.storage_options or args.format:
+            raise ConfigError("--config says itself how data is read; give it without --storage-options and --format")
+        if args.loader is not None and args.checkpoint is None:
+            raise ConfigError("--loader names a train loader of a checkpoint; give --ckpt with it")
+        return of_run("view")(args)
+    check_set_is_of_a_run(args)
+    for option in ("checkpoint", "loader", "nodes", "ranks_per_node", "accumulate"):
+        if getattr(args, option) is not None:
+            name = "ckpt" if option == "checkpoint" else option.replace("_", "-")
+            raise ConfigError(f"--{name} is of a run; give the run's configuration with it, as --config run.yaml")
+    place = find_dataset(args.dataset, args.storage_options, args.format, args.block_length)
+    with own_caches():
+        viewed = Viewed(shown=place.shown, streams=[ViewedStream(place, place.shown, args.allow_unsafe_types)])
+        try:
+            _ = viewed.streams[0].reader.index  # what is no dataset is told here
+            serve(viewed, args.port, opens_browser=args.open)
+        finally:
+            viewed.close()
+    return FINE
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > _LAST_PORT:
+        raise ArgumentTypeError(f"must be a port, 0 to {_LAST_PORT}, but got {text!r}")
+    return int(text)
