@@ -106,10 +106,12 @@ class _CommandParser(ArgumentParser):
 
     def __init__(self, *, description: str | None = None, **settings: Any) -> None:
         found = _EXAMPLES.search(description or "")
-        if found is not None and description is not None:
-            description = description[: found.start()] + description[found.end() :]
-            settings["epilog"] = f"examples:\n\n{found[0].rstrip()}"
-        super().__init__(description=description, **settings)
+        self._examples = "" if found is None else f"\nexamples:\n\n{found[0].rstrip()}\n"
+        super().__init__(description=_EXAMPLES.sub("", description or "", count=1) or None, **settings)
+
+    def format_help(self) -> str:
+        """The help, with the examples at its end."""
+        return super().format_help() + self._examples
 
     def error(self, message: str) -> NoReturn:
         words, unknown, given = message.partition("unrecognized arguments: ")
