@@ -48,6 +48,13 @@ bench: $(READY)  ## Measure how fast local data is read, beside what this machin
 bench-peers: $(READY) $(PEERS_READY)  ## The same beside other libraries, in .venv-peers or with PEERS=/path/to/python
 	$(BIN)/python -m benchmarks.reading --peers $(PEERS)
 
+.PHONY: dist
+dist: $(READY)  ## Make the wheel and the sdist of a release in dist/, and check how an index would show them
+	$(BIN)/pip install --quiet build twine
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+
 clean:  ## Remove the environments and everything the targets above made
 	rm -rf $(VENV) $(LOWEST) $(PEERS_VENV) build/docs build/bench_reading.json build/reading_*.png demo_output .mypy_cache .ruff_cache .pytest_cache .hypothesis
 

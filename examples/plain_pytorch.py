@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -42,19 +43,18 @@ def train(data: Path, checkpoint: Path, stop_after: int | None = None) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     dataset = StreamingDataset(remote=str(data), shuffle=True, batch_size=BATCH_SIZE)
     loader = StreamingDataLoader(dataset, num_workers=2)
+    parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "loader": loader}
     seen: list[int] = []
 
     if checkpoint.exists():
         saved = torch.load(checkpoint)
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        loader.load_state_dict(saved["loader"])
+        for name, part in parts.items():
+            part.load_state_dict(saved[name])
         seen = saved["seen"]
 
     def save() -> None:
         # All that the loader has handed out counts as read: save when the last batch it gave is in the weights.
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
-        torch.save({**state, "seen": seen}, checkpoint)
+        torch.save({**{name: part.state_dict() for name, part in parts.items()}, "seen": seen}, checkpoint)
 
     for _ in range(dataset.next_epoch, EPOCHS):
         for batch in loader:  # an epoch, or what is left of one
@@ -73,9 +73,7 @@ def train(data: Path, checkpoint: Path, stop_after: int | None = None) -> None:
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--out", type=Path, default=Path("demo_output/plain"), metavar="DIR", help="default: %(default)s"
-    )
+    parser.add_argument("--out", type=Path, default=Path("demo_output/plain"), help="default: %(default)s")
     parser.add_argument("--stop-after", type=int, metavar="BATCHES", help="stop, and save the place in the data")
     arguments = parser.parse_args()
     out: Path = arguments.out

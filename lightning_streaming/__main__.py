@@ -9,10 +9,17 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from lightning_streaming.tools.commands import COMMANDS, run_command
+from lightning_streaming.tools.commands import COMMANDS, GROUPS, run_command
 from lightning_streaming.tools.console import BAD, FINE, INTERRUPTED, PROGRAM, UNUSABLE, print_error
 from lightning_streaming.trainer import DESCRIPTION, SUBCOMMANDS
 
+_FIRST_STEPS = f"""\
+    {PROGRAM} convert reviews.jsonl data/reviews
+    {PROGRAM} inspect data/reviews
+    {PROGRAM} init data/reviews
+    {PROGRAM} fit --config run.yaml
+    {PROGRAM} fit --config run.yaml --ckpt_path last
+"""
 _TRAINER = "lightning_streaming.trainer.cli"
 
 
@@ -59,14 +66,19 @@ def _run(args: Sequence[str] | None) -> int:
 
 
 def help_text() -> str:
-    """What ``--help`` shows: the tools, and how to train."""
-    tools = "".join(f"    {name:<12}{words}\n" for name, words in COMMANDS.items())
+    """What ``--help`` shows: the tools in groups, and how to train."""
     return (
         f"usage: {PROGRAM} {{{','.join(SUBCOMMANDS)}}} [--config FILE] [--FIELD VALUE ...]\n"
         f"       {PROGRAM} TOOL [ARGUMENT ...]\n"
         f"       {PROGRAM} --version\n\n"
-        f"Tools for datasets; `{PROGRAM} TOOL --help` explains each:\n\n{tools}\n{DESCRIPTION}"
+        f"From files to a trained model, and on after any stop:\n\n{_FIRST_STEPS}\n"
+        f"Tools; `{PROGRAM} TOOL --help` explains each, with examples:\n\n"
+        f"{''.join(f'{_group(title, names)}' for title, names in GROUPS.items())}{DESCRIPTION}"
     )
+
+
+def _group(title: str, names: Sequence[str]) -> str:
+    return f"  {title}\n" + "".join(f"    {name:<12}{COMMANDS[name]}\n" for name in names) + "\n"
 
 
 if __name__ == "__main__":

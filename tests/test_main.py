@@ -8,7 +8,7 @@ import pytest
 
 import lightning_streaming
 from lightning_streaming import __main__ as program
-from lightning_streaming.tools.commands import COMMANDS
+from lightning_streaming.tools.commands import COMMANDS, GROUPS
 from lightning_streaming.trainer import SUBCOMMANDS
 from lightning_streaming.trainer.cli import StreamingCLI
 from tests.tools.running import run, run_process, write_texts
@@ -19,8 +19,14 @@ def test_help_lists_the_tools_and_the_ways_to_train() -> None:
     assert shown.code == 0
     for name, words in COMMANDS.items():
         assert f"\n    {name:<12}{words}\n" in shown.out
+    for group in GROUPS:
+        assert f"\n\n  {group}\n    " in shown.out
     assert "{fit,validate,test,predict}" in shown.out
     assert "lightning-streaming fit --config run.yaml\n" in shown.out
+
+
+def test_every_tool_is_in_one_group() -> None:
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMANDS)
 
 
 def test_no_arguments_are_answered_with_help_and_an_error() -> None:
@@ -59,6 +65,8 @@ def test_training_is_reached_in_a_real_process() -> None:
     ended = run_process("fit", "--trainer.mx_steps=3")
     assert ended.code == 2
     assert "mx_steps" in ended.err
+    assert "usage: lightning-streaming " in ended.err
+    assert "__main__" not in ended.err
     assert "args parameter" not in ended.err
 
 
@@ -73,6 +81,19 @@ def test_ctrl_c_is_quiet_also_while_something_is_imported(monkeypatch: pytest.Mo
     monkeypatch.setattr("lightning_streaming.tools.commands.import_module", interrupt)
     monkeypatch.setattr("lightning_streaming.__main__.import_module", interrupt)
     assert run("inspect", "data") == run("fit") == (130, "", "")
+
+
+def test_help_of_no_tool_takes_the_time_that_torch_takes(tmp_path: Path) -> None:
+    code = (
+        "import sys; from lightning_streaming.__main__ import main\n"
+        f"for name in {list(COMMANDS)}:\n"
+        "    try: main([name, '--help'])\n"
+        "    except SystemExit: pass\n"
+        "    heavy = {'torch', 'lightning', 'jsonargparse'} & set(sys.modules)\n"
+        "    if heavy: sys.exit(f'{name} --help imports {heavy}')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,9 @@ class Misses(dict[str, Miss]):
     Threads that fetch ahead add to it while the reader takes from it: each call is one step of a dict.
     """
 
+    tell: Callable[[int, int], object] | None = None
+    """Is told of each shard that is fetched: 1 and 0 when that begins, 0 and its bytes when it is here."""
+
     def take(self, shard: ShardInfo) -> list[Miss]:
         """What was noted of a shard's files."""
         taken = (self.pop(raw.basename, None) for raw, _ in shard.files)
@@ -489,8 +492,13 @@ class _Fetcher:
         return False
 
     def _make(self, file: _RawFile) -> None:
+        tell = self.misses.tell if file.raw is file.shard.raw_data and isinstance(self._source, RemoteSource) else None
+        if tell is not None:
+            tell(1, 0)
         with file.staging.beating():
             tag = self._write(file)
+        if tell is not None:
+            tell(0, self.misses.get(file.raw.basename, Miss()).fetched_bytes)
         if not file.staging.publish(tag):
             # Another user, whose claims are not ours, was faster; or it is wrong, and this says that it must stay.
             self._presence.is_here(file.raw, file.compressed)

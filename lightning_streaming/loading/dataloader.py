@@ -18,6 +18,7 @@ from torch.utils.data import default_collate
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading import workers
+from lightning_streaming.loading.arrivals import Arrivals, LookOn
 from lightning_streaming.loading.bad_samples import BadTally
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.dataset_options import check_batch_of_budget, describe
@@ -75,6 +76,8 @@ class _Progress:
     """Where the latest batch ends; None before the first of a pass."""
     tells_first_epoch: bool = False
     """Whether the length that is told is that of epoch 0."""
+    look_on: LookOn | None = None
+    """Is told what the next pass fetches before its first batch."""
     unclaimed: deque[Cursor] = field(default_factory=lambda: deque(maxlen=_MOST_UNCLAIMED))
 
 
@@ -281,9 +284,16 @@ class StreamingDataLoader(AcceleratedLoader):
             channel = self._new_channel(start)
         progress.channel = channel if self.persistent_workers else None
         channel.pass_start.assign(start)
-        groups, replaced = workers.start_iterator(self, self._worker_batches(channel)), dict[int, Replacement]()
+        try:
+            groups = workers.start_iterator(self, self._worker_batches(channel))
+        except BaseException:
+            if channel.arrivals is not None:
+                channel.arrivals.close()
+            raise
+        replaced = dict[int, Replacement]()
         batches = workers.in_order(groups, channel, self.num_workers, replaced)
-        return _UnderWay(start, groups, batches, replaced, passes_of(self.dataset).bad_tally(start))
+        bad = passes_of(self.dataset).bad_tally(start)
+        return _UnderWay(start, groups, batches, replaced, bad, channel.arrivals)
 
     def _without_samples(self, start: PassStart) -> _UnderWay:
         """A pass of a rank that reads no samples: as many batches as on the others, without workers."""
@@ -320,7 +330,9 @@ class StreamingDataLoader(AcceleratedLoader):
     def _new_channel(self, start: PassStart) -> workers.WorkerChannel:
         slots = None if self._is_pinned() else make_slots(self.num_workers, (self.prefetch_factor or 0) + 1)
         most_skipped = len(passes_of(self.dataset).run.asked.skip)
-        return workers.WorkerChannel(workers.SharedPassStart(most_skipped, start.growth), slots)
+        look_on, self._progress.look_on = self._progress.look_on, None
+        arrivals = None if look_on is None else Arrivals(look_on, len(passes_of(self.dataset).catalog.shards))
+        return workers.WorkerChannel(workers.SharedPassStart(most_skipped, start.growth), slots, arrivals)
 
     def _worker_batches(self, channel: workers.WorkerChannel) -> workers.WorkerBatches:
         pinned = self._is_pinned()
@@ -370,6 +382,10 @@ class LoaderPass(Iterator[Any]):
         except BaseException:
             self._loader._end_workers(under_way.groups)
             raise
+        finally:
+            if under_way.arrivals is not None:
+                under_way.arrivals.close()
+                under_way = under_way._replace(arrivals=None)
         waited = perf_counter_ns() - asked
         end = next(self._ends, None)
         if made is None or end is None:
@@ -414,6 +430,8 @@ class _UnderWay(NamedTuple):
     """Samples that are in the places of others, by position."""
     bad: BadTally | None
     """Counts those; None where a bad sample is an error."""
+    arrivals: Arrivals | None = None
+    """Tells what is fetched before the first batch, to whoever looks on."""
 
 
 def _at_end(made: workers.Measured | None, end: Cursor | None) -> Exception:
@@ -449,6 +467,16 @@ def tell_length_of_first_epoch(loader: StreamingDataLoader) -> None:
     Lightning works out the steps of all epochs from it.
     """
     loader._progress.tells_first_epoch = True
+
+
+def watch_first_download(loader: StreamingDataLoader, look_on: LookOn) -> None:
+    """Have somebody told what the next pass fetches until its first batch is there, if anything is to be fetched.
+
+    Args:
+        loader: The loader.
+        look_on: Called in a thread of its own, with what was fetched so far whenever that changes; None at the end.
+    """
+    loader._progress.look_on = look_on
 
 
 def why_empty(loader: StreamingDataLoader) -> str | None:

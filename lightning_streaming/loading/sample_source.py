@@ -321,6 +321,11 @@ class SampleSource:
         if self._room.limit is not None:
             self._open.close_all()
 
+    def tell_of_fetching(self, tell: Callable[[int, int], object] | None) -> None:
+        """Have somebody told of each shard that this process fetches; see :class:`Misses`."""
+        for cache in self._all_caches():
+            cache.misses.tell = tell
+
     def begin_pass(self, readers: int) -> None:
         """Say that this process reads in order now, among so many of this node that do, and share with these."""
         self._open.forget_inherited()

@@ -33,6 +33,7 @@ from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from lightning_streaming.errors import BadSamplesError, ConfigError, SampleError, StreamingError
+from lightning_streaming.loading.arrivals import Arrivals
 from lightning_streaming.loading.bad_samples import MISSING
 from lightning_streaming.loading.batches import Batches, read_tables
 from lightning_streaming.loading.collation import Collate, CollateError, collated, stacked
@@ -113,6 +114,8 @@ class WorkerChannel:
     """Where the pass begins."""
     slots: BatchSlots | None
     """The batches themselves; None where torch is left to send them."""
+    arrivals: Arrivals | None = None
+    """Is told what workers fetch; None where nobody looks on."""
 
     def sender(self) -> BatchSender | None:
         """For workers: puts batches where :meth:`opened` finds them."""
@@ -218,6 +221,7 @@ class WorkerBatches(IterableDataset[BatchGroup]):
         self.dataset = dataset
         self.pass_start = channel.pass_start
         self._sender = channel.sender()
+        self._arrivals = channel.arrivals
         self._collate = collate
         self._drop_last = drop_last
         self._one_by_one = one_by_one
@@ -237,6 +241,7 @@ class WorkerBatches(IterableDataset[BatchGroup]):
             self._sender.begin_pass()
         start, passes = self.pass_start.assigned(), passes_of(self.dataset)
         of_pass = passes.of_worker(self.dataset._making, start, worker, num_workers, is_measured=True)
+        of_pass.source.tell_of_fetching(None if self._arrivals is None else self._arrivals.tell)
         made = self._made(of_pass, start.batch_size)
         made_before = 0
         with closing(made):

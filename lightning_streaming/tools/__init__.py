@@ -6,6 +6,8 @@
     stored_dataset  where a dataset is, how its files get from there, checked; what its index adds up to
     held_shards     shards of data of another format, opened by way of the cache
 
+    init            writes a first run: init_look finds out what a dataset holds and what to train on it, init_yaml
+                    writes the configuration, init_modules the module
     inspect         shows what a dataset holds, and its first samples; inspect_run what a configured run reads
     view            shows a dataset or a run as pages in the browser: view_server lets in whom it may, view_pages makes
                     pages, view_search finds the sample that was typed; view_run is the door for runs
@@ -21,10 +23,10 @@
     lengths         counts the tokens of every document ahead of a run that packs them; lengths_run, all that a
                     run needs, and plans its packs
     state           shows and moves the position that a checkpoint holds: checkpoints reads and writes such files,
-                    state_moves works out other positions
-    trace           tells which samples a step reads; traced_run knows the run's order and steps,
+                    state_moves works out other positions, state_counts what was read before one
+    trace           tells which samples a step reads, by trace_run; traced_run knows the run's order and steps,
                     strategy_ranks which ranks read the same samples by the trainer's strategy
-    tune            recommends settings: tune_measure reads the run's data, tune_advice judges the numbers
+    tune            recommends settings, by tune_run: tune_measure reads the run's data, tune_advice judges the numbers
     cache           shows and clears caches
 
 Only the tool that is asked for is imported.

@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile, is_zipfile
 
-import torch
-
 from lightning_streaming import lightning_checkpoint
 from lightning_streaming.errors import ConfigError, StateError, StorageError
 from lightning_streaming.files import appears_whole
@@ -254,6 +252,8 @@ class StateFile:
         """
         if self.is_json:
             return _load_json(self.path)
+        import torch  # not for --help
+
         try:
             return torch.load(self.path, map_location="cpu", mmap=True, weights_only=not allow_unsafe_types)
         except pickle.UnpicklingError as error:
@@ -306,6 +306,8 @@ def write_new(path: Path, value: Any, *, is_json: bool) -> None:
 
 
 def _write(path: Path, value: Any, is_json: bool) -> None:
+    import torch
+
     save: Callable[[Any, Path], object] = _save_json if is_json else torch.save
     if not path.parent.is_dir():
         raise StorageError(f"{path} cannot be written, because there is no directory {path.parent}; make it first")

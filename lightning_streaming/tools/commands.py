@@ -22,8 +22,10 @@ from lightning_streaming.storage import StorageOptions
 from lightning_streaming.tools.console import BAD, INTERRUPTED, PROGRAM, TERMINATED, UNREAD, UNUSABLE, print_error
 
 _NOT_TEXT = re.compile(r'true|false|null|-?(0|[1-9]\d*)(\.\d+)?|[\[{"].*', re.DOTALL)
+_EXAMPLES = re.compile(r"(^    lightning-streaming .*\n)+\n?", re.MULTILINE)
 _LAYOUT = RawDescriptionHelpFormatter
 COMMANDS = {
+    "init": "write a first run for a dataset: a configuration, a model, a transform",
     "convert": "make a dataset of JSON lines, CSV, Parquet, tar files, images or texts",
     "index": "make the index of data of another format, ahead of the runs that read it as it lies",
     "inspect": "show what a dataset holds: columns, sizes, first samples",
@@ -45,6 +47,13 @@ A tool is the module of this name, which is not imported before it is asked for.
 ``add_arguments(parser)`` says what it can be told, and ``run(args)`` does the work and returns an exit code. It raises
 StreamingError where that could not be done, which is shown without a traceback. ``args.given`` are its words.
 """
+GROUPS = {
+    "Make a dataset": ("convert", "index", "merge"),
+    "Look at it": ("inspect", "view"),
+    "Check and move it": ("verify", "copy", "cache"),
+    "Run": ("init", "plan", "tune", "select", "lengths", "trace", "state"),
+}
+"""The tools as they are listed, by what they are for; training itself is the last group's, too."""
 
 
 def run_command(name: str, args: Sequence[str]) -> int:
@@ -100,7 +109,19 @@ def parser_of(name: str) -> ArgumentParser:
 
 
 class _CommandParser(ArgumentParser):
-    """A parser that answers a mistake with what is wrong and where to read on, not with all there is to read."""
+    """A parser that answers a mistake with what is wrong and where to read on, not with all there is to read.
+
+    The commands in a description are shown as examples, below the options: what is read last stays in sight.
+    """
+
+    def __init__(self, *, description: str | None = None, **settings: Any) -> None:
+        found = _EXAMPLES.search(description or "")
+        self._examples = "" if found is None else f"\nexamples:\n\n{found[0].rstrip()}\n"
+        super().__init__(description=_EXAMPLES.sub("", description or "", count=1) or None, **settings)
+
+    def format_help(self) -> str:
+        """The help, with the examples at its end."""
+        return super().format_help() + self._examples
 
     def error(self, message: str) -> NoReturn:
         words, unknown, given = message.partition("unrecognized arguments: ")

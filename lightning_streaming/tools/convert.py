@@ -8,7 +8,7 @@ names of its files, or by --from:
     parquet       .parquet; needs pyarrow
     huggingface   a folder that a Hugging Face dataset was saved to (save_to_disk); needs pyarrow
     webdataset    .tar files of samples
-    images        a folder of images in a folder per class
+    images        a folder of images, in a folder per class or without classes
     text          a folder of text files, or one; each file is a document
 
 With --format, SOURCE is a directory, or a URL of one, that another library wrote. Its samples are read as runs read

@@ -275,14 +275,14 @@ def first_samples(
         }
         check_shard(shard, allow_unsafe_types=True)
         safe = [name for name in encodings if name not in shut]
-        samples = _samples_of(place, cache, shard, wanted, safe, allow_unsafe_types=allow_unsafe_types)
+        samples = samples_of(place, cache, shard, wanted, safe, allow_unsafe_types=allow_unsafe_types)
         for sample, values in enumerate(samples, before):
             shown = shut | {column: render(value) for column, value in values.items()}
             yield {"sample": sample, "shard": shard.raw_data.basename, "values": dict(sorted(shown.items()))}
         before += wanted
 
 
-def _samples_of(
+def samples_of(
     place: StoredDataset,
     cache: ShardCache,
     shard: ShardInfo,

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import shlex
 from argparse import ArgumentParser, Namespace
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -166,12 +167,18 @@ def _count(loader: SavedLoader, args: Namespace) -> tuple[int | None, list[Strea
         raise ConfigError("the state does not list its streams, so there is nothing to count by --data or --config")
     names = [one.name for one in seen]
     if args.config:
-        by_name = state_moves.this_epoch_by_config(loader.position, args.config)
+        by_name = _counting("this_epoch_by_config")(loader.position, args.config)
         counts = [by_name.get(name, 0) for name in names]
     else:
         _check_data_is_enough(loader.position, args)
-        counts = state_moves.this_epoch_by_data(loader.position, _places(data, names), options)
+        counts = _counting("this_epoch_by_data")(loader.position, _places(data, names), options)
     return loader.epoch_size, [replace(one, this_epoch=count) for one, count in zip(seen, counts, strict=True)]
+
+
+def _counting(name: str) -> Callable[..., Any]:
+    """A function of :mod:`~lightning_streaming.tools.state_counts`, which imports torch."""
+    found: Callable[..., Any] = getattr(import_module("lightning_streaming.tools.state_counts"), name)
+    return found
 
 
 def _check_data_is_enough(position: SavedPosition, args: Namespace) -> None:

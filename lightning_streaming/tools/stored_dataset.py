@@ -195,7 +195,8 @@ def _no_index(directory: Path) -> str:
     if not directory.is_dir():
         return f"{directory} is not a directory; give the directory or the URL of a dataset"
     beneath = sorted(path.parent.name for path in directory.glob(f"*/{INDEX_BASENAME}"))
-    hint = f"; there are datasets in {', '.join(beneath[:5])} beneath it" if beneath else f"; {told}" if told else ""
+    told = told or "lightning-streaming convert makes one of other files"
+    hint = f"; there are datasets in {', '.join(beneath[:5])} beneath it" if beneath else f"; {told}"
     return f"{directory} has no {INDEX_BASENAME}, so it is not a dataset{hint}"
 
 

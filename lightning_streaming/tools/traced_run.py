@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_streaming.errors import ConfigError, StateError
+from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.dataloader import StreamingDataLoader, run_of
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.run import Run
@@ -39,6 +40,11 @@ class TracedRun:
     steps: _RunSteps
     assumed: str | None
     """What nobody said and is taken to be so."""
+
+    @property
+    def catalog(self) -> Catalog:
+        """The shards and samples of its streams."""
+        return passes_of(self.loader.dataset).catalog
 
     @property
     def packs(self) -> AnyPackSettings | None:

@@ -31,10 +31,8 @@ from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.stream import Stream
 from lightning_streaming.tools.commands import count_ranks, read_run_files, usable_cpus
 from lightning_streaming.tools.console import counted
+from lightning_streaming.tools.tune import STAGES
 from lightning_streaming.world import World
-
-STAGES = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
-"""The data of each of Lightning's stages; of ``fit`` that to train on."""
 
 
 class TunedRun:

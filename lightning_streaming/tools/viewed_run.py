@@ -18,14 +18,14 @@ from lightning_streaming.cache.config import SELECTIONS_BASENAME
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.loading.selection import Selection
-from lightning_streaming.tools import state_moves
+from lightning_streaming.tools import state_counts
 from lightning_streaming.tools.checkpoints import Places, find_places, find_state_file
 from lightning_streaming.tools.commands import read_run_files
 from lightning_streaming.tools.inspect_run import inspected
 from lightning_streaming.tools.sample_reader import TooMuch
 from lightning_streaming.tools.state_moves import StreamSeen, seen_by_fingerprint
 from lightning_streaming.tools.stored_dataset import StoredDataset
-from lightning_streaming.tools.trace import Read, reads_of_sample, reads_of_step
+from lightning_streaming.tools.trace_run import Read, reads_of_sample, reads_of_step
 from lightning_streaming.tools.traced_run import TracedRun, run_on
 
 _MOST_READS = 20_000
@@ -205,7 +205,7 @@ class ViewedRun:
             if self.places.choose(self._asked.loader) != loader:
                 return seen
             begins, skipped = traced.begins, self.places.loaders[loader].skipped(traced.begins.epoch)
-            counts = state_moves.count_in_run(traced.order, begins, skipped)
+            counts = state_counts.count_in_run(traced.order, begins, skipped)
         return [replace(one, this_epoch=counts.get(one.name, 0)) for one in seen]
 
     def next_steps(self, step: int | None, steps: int, rank: int | None) -> dict[str, Any]:

@@ -84,6 +84,7 @@ class StreamingCLI(LightningCLI):
             save_config_kwargs={"overwrite": True},
             parser_class=_StreamingParser,
             parser_kwargs={
+                "prog": "lightning-streaming",  # also where it is run as a module
                 "description": DESCRIPTION,
                 "formatter_class": _Formatter,
                 **{subcommand: {"usage": _USAGE} for subcommand in self.subcommands()},

@@ -13,12 +13,13 @@ from lightning.pytorch import LightningDataModule, Trainer
 from torch.utils.data import default_collate
 
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.loading.dataloader import StreamingDataLoader
+from lightning_streaming.loading.dataloader import StreamingDataLoader, watch_first_download
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.passes import passes_of
 from lightning_streaming.replaced_names import tells_unknown_arguments
 from lightning_streaming.signatures import explains_options_of, takes_options_of
 from lightning_streaming.trainer.config import StreamingConfig, config_of, shown
+from lightning_streaming.trainer.first_download import first_download
 from lightning_streaming.trainer.state_callback import StreamingStateCallback
 from lightning_streaming.units import check_at_least
 from lightning_streaming.world import DATA_PARALLEL, World, readers_of_mesh
@@ -265,7 +266,11 @@ class StreamingDataModule(_WithOptions):
         if stage not in self.datasets:
             way_out = f"pass {stage}=StreamingConfig(...), in YAML {stage}: {{remote: ...}}"
             raise ConfigError(f"this data module has no data for {stage!r}; {way_out}")
-        return self.build_dataloader(stage, self.datasets[stage])
+        loader = self.build_dataloader(stage, self.datasets[stage])
+        look_on = None if self.trainer is None else first_download(self.trainer)
+        if look_on is not None and isinstance(loader, StreamingDataLoader):
+            watch_first_download(loader, look_on)
+        return loader
 
     def _leave_out_loaders(self) -> None:
         # Lightning takes a hook that is defined for a stage that is wanted, and warns when it comes back empty. So a

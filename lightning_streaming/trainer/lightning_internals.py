@@ -392,6 +392,26 @@ def show_epoch_from(trainer: Trainer, pl_module: LightningModule, batches: int) 
         bar.progress.reset(bar.train_progress_bar_id, completed=batches)
 
 
+def line_in_rich_bar(trainer: Trainer) -> Callable[[str | None], object] | None:
+    """A line of words within Lightning's display of rich, which draws over whatever else is written to the terminal.
+
+    Returns:
+        Shows other words there, or for None nothing any more. None where there is no such display.
+    """
+    bar = trainer.progress_bar_callback
+    display = bar.progress if isinstance(bar, RichProgressBar) else None
+    if display is None or not display.live.is_started or not display.console.is_terminal:
+        return None
+    line = display.add_task("", total=float("inf"))
+
+    def show(words: str | None) -> None:
+        # Hidden, not removed: Lightning takes a task's number for its place in the list of them.
+        display.update(line, description=words or "", visible=words is not None)
+        display.refresh()
+
+    return show
+
+
 def show_next_epoch(trainer: Trainer) -> None:
     """Before the bar is told of the next epoch: let it count from that one's first batch again."""
     bar = trainer.progress_bar_callback

@@ -3,6 +3,7 @@
 Each ``python`` block of a document is run, in order, in an empty directory, with the names of the blocks before it. A
 ``text`` block right after one is exactly what it prints. A block after ``<!-- not run -->`` need only be Python, and so
 here one after ``<!-- with PACKAGE -->``: guides that have such are run by ``test_migration_guides.py``.
+Those of the README, and its commands, are run by ``test_readme.py``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import pytest
 from lightning_streaming.formats import encodings
 
 ROOT = Path(__file__).parents[2]
-WITH_SNIPPETS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+WITH_SNIPPETS = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 WITH_LINKS = [
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").rglob("*.md")),

@@ -41,6 +41,7 @@ PROGRAMS = [
     "compare_runs",
     "custom_datamodule",
     "demo",
+    "fabric_loop",
     "huggingface_trainer",
     "imagenet",
     "linked_batch_size",
@@ -94,17 +95,24 @@ def test_plain_pytorch_resumes_exactly(tmp_path: Path) -> None:
     assert "same samples in the same order: True; same weights: True." in ended.stdout
 
 
+@pytest.mark.parametrize(
+    "module", ["plain_pytorch", "accelerate_loop", "fabric_loop", "huggingface_trainer", "ray_train"]
+)
+def test_a_program_for_another_trainer_is_short(module: str) -> None:
+    assert len((ROOT / "examples" / f"{module}.py").read_text().splitlines()) <= 100
+
+
 def _on_one_rank(train: Callable[..., tuple[list[int], float]], stop_after: int) -> list[Any]:
     return [train(), train(stop_after=stop_after)[0], train(resume=True)]
 
 
-@pytest.mark.parametrize("module", ["accelerate_loop", "huggingface_trainer"])
+@pytest.mark.parametrize("module", ["accelerate_loop", "fabric_loop", "huggingface_trainer"])
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:OMP_NUM_THREADS/MKL_NUM_THREADS unset:UserWarning")
 def test_other_trainers_resume_exactly_on_two_processes(module: str, tmp_path: Path) -> None:
     program = importlib.import_module(f"examples.{module}")
     accelerate_loop.write_samples(tmp_path / "data")
-    folders = (tmp_path / "data", tmp_path / "saved") if program is accelerate_loop else (tmp_path,)
+    folders = (tmp_path,) if module == "huggingface_trainer" else (tmp_path / "data", tmp_path / "saved")
     ranks = on_ranks(_on_one_rank, partial(program.train, *folders), 11, meeting=tmp_path / "ranks")
     read: list[int] = []
     for (whole, weight), before, (after, resumed_weight) in ranks:

@@ -87,7 +87,9 @@ def _run_command(
 
 
 def _be_as_new(directory: str) -> None:
-    """Start there, and warn as an interpreter does that has just started."""
+    """Start there, and warn as an interpreter does that has just started; without the parent's pool of threads."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
     os.chdir(directory)
     sys.path.insert(0, directory)
     warnings.resetwarnings()

@@ -43,8 +43,12 @@ def test_every_tool_explains_itself(command: str) -> None:
     assert f"usage: lightning-streaming {command}" in shown.out
     description = import_module(f"lightning_streaming.tools.{command}").__doc__
     assert description is not None
-    assert description.strip() in shown.out
-    assert f"lightning-streaming {command} " in description
+    lines = [line for line in description.splitlines() if line]
+    examples = [line for line in lines if line.startswith(f"    lightning-streaming {command} ")]
+    assert examples
+    assert all(f"\n{line}\n" in shown.out for line in lines)
+    below_the_options = shown.out.partition("\nexamples:\n\n")[2]
+    assert all(f"{line}\n" in below_the_options for line in examples)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

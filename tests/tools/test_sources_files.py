@@ -22,6 +22,7 @@ from lightning_streaming.errors import ConfigError, EncodingError, FormatError
 from lightning_streaming.tools.sources import open_source, tell_kind
 from lightning_streaming.tools.sources.arrow import HuggingFace, Parquet
 from lightning_streaming.tools.sources.folders_and_tars import ImageFolder, TextFolder, WebDataset
+from lightning_streaming.tools.sources.row_encoding import ColumnPlan, SampleEncoder
 from tests.tools.running import run
 from tests.tools.test_sources_text import encode_all, encodings, rows
 
@@ -384,8 +385,33 @@ def test_images_of_several_kinds_are_bytes_and_wrong_ones_are_errors(tmp_path: P
     (tmp_path / "c" / "b.png").rename(tmp_path / "c" / "b.jpg")
     assert encodings(ImageFolder.open(str(tmp_path)))["image"] == "bytes"
     (tmp_path / "stray.png").write_bytes(image((1, 0, 0)))
-    with pytest.raises(ConfigError, match=r"stray.png is in no class"):
+    with pytest.raises(ConfigError, match=r"1 of 3 images lie in .* itself, like stray.png, and the others in folders"):
         ImageFolder.open(str(tmp_path))
+
+
+@pytest.mark.parametrize("encoding", ["jpeg", "pil"])
+def test_a_picture_that_does_not_fit_is_not_told_to_be_json(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "a.jpg").write_bytes(image((1, 0, 0), "JPEG"))
+    source = ImageFolder.open(str(tmp_path))
+    both = SampleEncoder(source, ColumnPlan({"image": encoding, "path": "str"}, exact=True, command="convert x y"))
+    with pytest.raises(EncodingError, match=r"leave the column out, for example, run: convert x y --columns path:str$"):
+        both.encode({"image": None, "path": "a.jpg"})
+    alone = SampleEncoder(source, ColumnPlan({"image": encoding}, exact=False))
+    with pytest.raises(EncodingError, match=r"but there is no value$"):
+        alone.encode({"image": None})
+
+
+def test_a_folder_of_images_alone_has_paths_in_place_of_classes(tmp_path: Path) -> None:
+    for name, color in [("b.png", 1), ("a.png", 2)]:
+        (tmp_path / name).write_bytes(image((color, 0, 0)))
+    (tmp_path / "notes").mkdir()
+    source = ImageFolder.open(str(tmp_path))
+    assert encodings(source) == {"image": "png", "path": "str"}
+    assert [(row["image"], row["path"]) for row in rows(source)] == [
+        (image((2, 0, 0)), "a.png"),
+        (image((1, 0, 0)), "b.png"),
+    ]
+    assert len(encode_all(source)) == 2
 
 
 @pytest.mark.parametrize("beside", ["jpg", "webp"], ids=["one_kind", "several_kinds"])

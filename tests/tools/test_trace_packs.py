@@ -12,7 +12,7 @@ import pytest
 
 from lightning_streaming import StreamingDataModule, World
 from lightning_streaming.errors import ConfigError
-from lightning_streaming.tools.trace import Read, reads_of_key, reads_of_sample, reads_of_step
+from lightning_streaming.tools.trace_run import Read, reads_of_key, reads_of_sample, reads_of_step
 from lightning_streaming.tools.traced_run import TracedRun, run_on
 from lightning_streaming.trainer.config import config_of
 from tests.helpers import raises

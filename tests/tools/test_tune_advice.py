@@ -10,7 +10,6 @@ import pytest
 from lightning_streaming import MDSWriter, StreamingDataLoader, StreamingDataset, World
 from lightning_streaming.loading.measures import LoaderStatistics
 from lightning_streaming.loading.passes import passes_of
-from lightning_streaming.tools.tune import doublings
 from lightning_streaming.tools.tune_advice import (
     Disk,
     advise_limit,
@@ -25,6 +24,7 @@ from lightning_streaming.tools.tune_advice import (
     written,
 )
 from lightning_streaming.tools.tune_measure import Arrival, Speed, is_enough, link_of, quotas, shards_to_fetch
+from lightning_streaming.tools.tune_run import doublings
 
 MB = 2**20
 

@@ -28,13 +28,14 @@ _ENDINGS = {".jpg": "jpeg", ".jpeg": "jpeg", ".png": "png"}
 class ImageFolder(RowSource):
     """Every image below the folder of a class, at any depth, with the number and the name of its class.
 
-    Classes are numbered from 0 in the order of their names. Files are stored as they are. None may be empty, and JPEG
-    and PNG files must be whole, whatever the encoding of the column.
+    Classes are numbered from 0 in the order of their names. Where all images lie in the folder itself there are no
+    classes, and each comes with its path. Files are stored as they are. None may be empty, and JPEG and PNG files must
+    be whole, whatever the encoding of the column.
     """
 
     root: str
     classes: tuple[str, ...]
-    """Names of the classes by number; all folders in the root, also those without images."""
+    """Names of the classes by number; all folders in the root, also those without images. None where all lie there."""
     called: ClassVar[str] = ""
 
     @classmethod
@@ -42,7 +43,7 @@ class ImageFolder(RowSource):
         """Find the images of a folder.
 
         Raises:
-            ConfigError: It has none, or one that is in no class.
+            ConfigError: It has none, or only some are in classes.
         """
         root = Path(location)
         found = [path for path in files_under(root) if row_source.has_suffix(path, IMAGE_SUFFIXES)]
@@ -50,16 +51,27 @@ class ImageFolder(RowSource):
             endings = ", ".join(IMAGE_SUFFIXES)
             raise ConfigError(f"{location} must be a folder of images, but has no file that ends in {endings}")
         homeless = [path for path in found if path.parent == root]
+        if len(homeless) == len(found):
+            return cls(tuple(map(str, found)), location, ())
         if homeless:
-            raise ConfigError(f"{homeless[0]} is in no class; each image must be in a folder named after its class")
+            raise ConfigError(
+                f"{len(homeless)} of {len(found)} images lie in {location} itself, like {homeless[0].name}, and the "
+                "others in folders, which name their classes; put those into folders too, or all into one folder, to "
+                "have no classes"
+            )
         classes = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
         return cls(tuple(map(str, found)), location, tuple(classes))
 
     def schema(self) -> Schema:
-        """``image``, ``label`` and ``class``; the image is bytes unless the endings of all say the same."""
+        """``image``, ``label`` and ``class``, or without classes ``image`` and ``path``.
+
+        The image is bytes unless the endings of all say the same.
+        """
         kinds = {_ENDINGS.get(Path(path).suffix.lower(), "bytes") for path in self.paths}
         image = Found(kinds.pop() if len(kinds) == 1 else "bytes", "images")
-        columns = {"image": image, "label": Found("int", "numbers of classes"), "class": Found("str", "classes")}
+        columns = {"image": image, "path": Found("str", "paths")}
+        if self.classes:
+            columns = {"image": image, "label": Found("int", "numbers of classes"), "class": Found("str", "classes")}
         return Schema(columns, "the names of the files")
 
     def rows(self, piece: Piece, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:  # noqa: ARG002
@@ -69,14 +81,15 @@ class ImageFolder(RowSource):
             EncodingError: The file is empty, or not the whole file that its name promises.
         """
         path = Path(piece.path)
-        name = path.relative_to(self.root).parts[0]
+        name = path.relative_to(self.root).parts[0]  # of the class, or without classes of the file
         data = path.read_bytes()
         if not data or path.suffix.lower() in _ENDINGS:
             try:
                 check_image_file(data)
             except EncodingError as error:
                 raise EncodingError(f"{path}: {error}") from error
-        yield 0, {"image": data, "label": self.classes.index(name), "class": name}
+        told = {"label": self.classes.index(name), "class": name} if self.classes else {"path": name}
+        yield 0, {"image": data, **told}
 
 
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")

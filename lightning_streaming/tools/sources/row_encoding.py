@@ -163,13 +163,16 @@ class SampleEncoder:
 
     def _explain(self, name: str, value: object, error: EncodingError) -> str:
         """The error, and what to type if the value is right."""
-        encodings = self._plan.encodings
+        encodings, command = self._plan.encodings, self._plan.command
         is_fraction = isinstance(value, float) and encodings[name] == "int"
         wider = "float64" if is_fraction else "bytes" if isinstance(value, bytes) else self._widest
         text = f"the column {name!r} is {encodings[name]}: {error}"
+        if encodings[name] in _PICTURES and not isinstance(value, bytes):  # nothing else would hold it
+            others = {one: encoding for one, encoding in encodings.items() if one != name}
+            return f"{text}; to leave the column out, for example, {_rerun(command, others)}" if others else text
         if wider == encodings[name]:
             return text
-        return f"{text}; for another encoding, for example, {_rerun(self._plan.command, {**encodings, name: wider})}"
+        return f"{text}; for another encoding, for example, {_rerun(command, {**encodings, name: wider})}"
 
 
 def encoded_rows(source: RowSource, plan: ColumnPlan, part: InputPart) -> Iterator[Sample]:
@@ -196,6 +199,7 @@ def _parsed(convert: _Converter, parse: _Converter | None) -> _Converter:
 
 _IMAGE_BEGINNINGS = {kind.lower(): beginning for kind, beginning in BEGINNINGS.items()}
 """The first bytes of an image file, by the encoding that stores it."""
+_PICTURES = {"pil", *_IMAGE_BEGINNINGS}
 
 _FLOAT64 = np.dtype("float64")
 

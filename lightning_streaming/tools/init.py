@@ -1,0 +1,61 @@
+"""Write a first run for a dataset: a commented run.yaml, and a module.py with a model and a transform, which train as
+they are.
+
+DATASET is looked at: its index, and a few samples. Pictures get a classifier; tokens, and text, a small language model;
+other numbers a linear regression. Several datasets become a mixture of streams. Nothing is overwritten.
+
+    lightning-streaming init data/train
+    lightning-streaming init s3://corpus/code s3://corpus/docs --out run1
+    lightning-streaming init hf://datasets/USER/NAME/data --format parquet
+"""
+
+from __future__ import annotations
+
+import shlex
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from lightning_streaming.errors import ConfigError
+from lightning_streaming.tools.commands import add_format, add_storage_options
+from lightning_streaming.tools.console import FINE, PROGRAM
+from lightning_streaming.tools.init_look import look_at, task_of, told_size
+from lightning_streaming.tools.init_modules import module_text
+from lightning_streaming.tools.init_yaml import RUN, config_text
+from lightning_streaming.tools.stored_dataset import find_dataset
+
+MODULE = "module.py"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Say what it can be told."""
+    words = "directory or URL of a dataset; several are mixed"
+    parser.add_argument("datasets", metavar="DATASET", nargs="+", help=words)
+    words = "directory to write to; it is made where there is none. The current one by default"
+    parser.add_argument("--out", metavar="DIR", type=Path, default=Path(), help=words)
+    add_format(parser)
+    add_storage_options(parser)
+
+
+def run(args: Namespace) -> int:
+    """Look, write, and say what to type next."""
+    out: Path = args.out
+    there = [name for name in (RUN, MODULE) if (out / name).exists()]
+    if there:
+        raise ConfigError(f"{out / there[0]} is there already, and stays as it is; choose another --out")
+    places = [find_dataset(one, args.storage_options, args.format, args.block_length) for one in args.datasets]
+    looks = [look_at(place) for place in places]
+    task = task_of(looks)
+    values = looks[0].values(task.inputs[0])
+    files = {MODULE: module_text(task, all(isinstance(one, str) for one in values)), RUN: config_text(looks, task)}
+    out.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        with (out / name).open("x", encoding="utf-8") as file:  # not over one that somebody has just put there
+            file.write(text)
+    for look in looks:
+        print(f"{look.place.shown}: {told_size(look)}; columns {', '.join(look.columns)}")
+    print(f"Wrote {out / RUN} and {out / MODULE}: {task.kind.value}. Train, and go on after any stop, with")
+    print()
+    where = "" if out == Path() else f"cd {shlex.quote(str(out))} && "
+    print(f"    {where}{PROGRAM} fit --config {RUN}")
+    print(f"    {where}{PROGRAM} fit --config {RUN} --ckpt_path last")
+    return FINE

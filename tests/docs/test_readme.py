@@ -1,0 +1,103 @@
+"""The README works as printed: its commands, its programs and its configurations, in order, in one empty directory.
+
+A ``bash`` block is given to a shell, a ``python`` block to an interpreter of its own, a ``yaml`` block that begins with
+``# NAME.yaml`` is written there, and a ``text`` block is exactly what the program before it prints. Only what follows
+``<!-- not run -->``, which installs, is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+import yaml  # type: ignore[import-untyped]
+
+import lightning_streaming.trainer.cli  # noqa: F401  what a fork of this process need not import again
+from tests.tools.forked import command_line, run_program
+
+pytestmark = [
+    pytest.mark.timeout(400),
+    pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
+]
+
+README = Path(__file__).parents[2] / "README.md"
+_BLOCK = re.compile(
+    r"^(?P<not_run><!-- not run -->\s*)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+_NAMED = re.compile(r"# (?P<name>[\w.-]+\.yaml)\n")
+
+
+class Block(NamedTuple):
+    """A block of the document that is run."""
+
+    language: str
+    text: str
+
+
+def blocks(document: str) -> Iterator[Block]:
+    """The blocks in order, without those that are not run."""
+    found = list(_BLOCK.finditer(document))
+    assert len(found) == len(re.findall(r"^```\w", document, re.MULTILINE)), "a block is not closed, or indented"
+    yield from (Block(one["language"], one["text"]) for one in found if not one["not_run"])
+
+
+def run_shell(program: str, text: str, directory: Path) -> str:
+    """Give each line to a shell, and stop at the first that fails."""
+    environment = {**os.environ, "LIGHTNING_STREAMING_CACHE": str(directory.parent / "cache")}
+    script = ["bash", "-ec", program + text]
+    done = subprocess.run(script, cwd=directory, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def run_block(block: Block, program: str, directory: Path, capfd: pytest.CaptureFixture[str]) -> str | None:
+    """Run a block; gives what it prints, if it is a program."""
+    if block.language == "bash":
+        return run_shell(program, block.text, directory)
+    if block.language == "python":
+        capfd.readouterr()
+        run_program(block.text, directory)
+        return capfd.readouterr().out
+    assert block.language == "yaml", f"nobody knows how to run {block.language}"
+    named = _NAMED.match(block.text)
+    assert yaml.safe_load(block.text) is not None
+    if named is not None:
+        (directory / named["name"]).write_text(block.text)
+    return None
+
+
+@pytest.fixture
+def newcomer(tmp_path: Path) -> Path:
+    """A directory with nothing but what a newcomer has: two files of JSON lines."""
+    directory = tmp_path / "newcomer"
+    directory.mkdir()
+    for name in ("reviews", "notes"):
+        rows = ({"id": number, "text": f"{name} {number}: " + "so it is. " * (number % 9)} for number in range(400))
+        (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return directory
+
+
+def test_every_line_runs_as_printed(newcomer: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    printed, languages = None, list[str]()
+    with command_line() as program:
+        for block in blocks(README.read_text()):
+            languages.append(block.language)
+            if block.language == "text":
+                assert printed == block.text
+            else:
+                printed = run_block(block, program, newcomer, capfd)
+    assert {"bash", "python", "yaml", "text"} == set(languages)
+    for checkpoints in ("checkpoints", "mixed", "python"):
+        assert torch.load(newcomer / checkpoints / "last.ckpt")["global_step"] > 10
+
+
+def test_a_line_that_fails_is_found(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="no-such-file"):
+        run_shell("", "true\ncat no-such-file\ntrue\n", tmp_path)

@@ -1,0 +1,208 @@
+"""What ``init`` writes trains as it is, and goes on in the middle of an epoch, whatever the data holds."""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml  # type: ignore[import-untyped]
+from PIL import Image
+
+import lightning_streaming.trainer.cli  # noqa: F401  what a fork of this process need not import again
+from lightning_streaming import MDSWriter
+from tests.servers import http_server
+from tests.tools.forked import command_line
+from tests.tools.running import Outcome, run
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+
+SAMPLES = 48
+
+
+@pytest.fixture(scope="module")
+def program() -> Iterator[str]:
+    """Shell that defines our command line."""
+    with command_line() as defined:
+        yield defined
+
+
+def shell(program: str, command: str, directory: Path) -> Outcome:
+    environment = {**os.environ, "PYTHONWARNINGS": "default", "LIGHTNING_STREAMING_CACHE": str(directory / "cache")}
+    script = ["bash", "-c", program + command]
+    done = subprocess.run(script, cwd=directory, env=environment, capture_output=True, text=True, check=False)
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def jpeg(number: int, kind: str = "JPEG") -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB" if number % 2 else "L", (20 + number, 30), 5 * number).save(file, kind)
+    return file.getvalue()
+
+
+def write(out: Path, columns: dict[str, str], make: Callable[[int], dict[str, Any]], samples: int = SAMPLES) -> None:
+    with MDSWriter(out=out, columns=columns, size_limit=4000) as writer:
+        for number in range(samples):
+            writer.write(make(number))
+
+
+def pixels(number: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.full((8, 8), number, np.uint8)
+
+
+def tokens(number: int) -> np.ndarray[Any, np.dtype[np.uint16]]:
+    return np.arange(number, number + 20 + number % 3, dtype=np.uint16)
+
+
+NUMBERS = {"id": "int", "x": "float32", "y": "float64", "v": "ndarray:float32:3"}
+DATA: dict[str, tuple[dict[str, str], Callable[[int], dict[str, Any]], str]] = {
+    "pictures": ({"image": "jpeg", "label": "int"}, lambda n: {"image": jpeg(n), "label": n // 5}, "classes: 10"),
+    "unlabelled": ({"photo": "jpeg"}, lambda n: {"photo": jpeg(n)}, "classes: 4"),
+    "files": (
+        {"image": "bytes", "class": "str", "cls": "int"},
+        lambda n: {"image": jpeg(n, "PNG" if n % 3 else "JPEG"), "class": "a", "cls": 0},
+        "classes: 1",
+    ),
+    "pixels": (
+        {"digit": "uint8", "pixels": "ndarray:uint8:8,8"},
+        lambda n: {"digit": n % 3, "pixels": pixels(n)},
+        "classes: 3",
+    ),
+    "tokens": ({"doc": "int", "tokens": "ndarray:uint16"}, lambda n: {"doc": n, "tokens": tokens(n)}, "vocabulary: 69"),
+    "text": ({"id": "int", "text": "str"}, lambda n: {"id": n, "text": f"text {n}, " * (n % 40)}, "vocabulary: 256"),
+    "mapping": ({"row": "json"}, lambda n: {"row": {"a": n}}, "vocabulary: 256"),
+    "caption": ({"caption": "str", "stars": "int"}, lambda n: {"caption": "a", "stars": n}, "vocabulary: 256"),
+    "alone": ({"x": "int"}, lambda n: {"x": n}, "inputs: 1"),
+    "numbers": (NUMBERS, lambda n: {"id": n, "x": n / 7, "y": 2.0 * n, "v": np.ones(3, np.float32)}, "inputs: 4"),
+}
+
+
+def fit(program: str, directory: Path, *args: str) -> Any:
+    """The checkpoint that a fit leaves."""
+    command = " ".join(["lightning-streaming fit --config run.yaml --trainer.accelerator cpu", *args])
+    done = shell(program, command, directory)
+    assert done.code == 0, done.err
+    return torch.load(directory / "checkpoints" / "last.ckpt")
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_what_is_written_trains_and_goes_on(kind: str, tmp_path: Path, program: str) -> None:
+    columns, make, told = DATA[kind]
+    write(tmp_path / "data", columns, make)
+    made = run("init", tmp_path / "data", "--out", tmp_path / "run")
+    assert (made.code, made.err) == (0, ""), made.err
+    assert f"    cd {tmp_path / 'run'} && lightning-streaming fit --config run.yaml --ckpt_path last\n" in made.out
+    assert f"\n    {told} " in (tmp_path / "run" / "run.yaml").read_text()
+    assert fit(program, tmp_path / "run", "--trainer.max_steps", "3")["global_step"] == 3
+    resumed = fit(program, tmp_path / "run", "--ckpt_path", "last")
+    assert resumed["global_step"] == 8
+    assert not any(torch.isnan(one).any() for one in resumed["state_dict"].values())
+    if kind == "pictures":  # whose transform draws random numbers
+        run("init", tmp_path / "data", "--out", tmp_path / "whole")
+        whole = fit(program, tmp_path / "whole")["state_dict"]
+        assert all(torch.equal(whole[name], resumed["state_dict"][name]) for name in whole)
+
+
+def test_several_datasets_are_mixed_and_some_is_held_out(tmp_path: Path, program: str) -> None:
+    columns, make, _ = DATA["text"]
+    for number, name in enumerate(("a/code", "b/code", "docs"), 1):
+        write(tmp_path / name, columns, make, samples=200 * number)
+    made = run("init", tmp_path / "a" / "code", tmp_path / "b" / "code", tmp_path / "docs", "--out", tmp_path / "run")
+    assert made.code == 0, made.err
+    config = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
+    data = config["data"]["init_args"]
+    proportions = {name: one["proportion"] for name, one in data["train"]["streams"].items()}
+    assert proportions == {"code": 200, "code_2": 400, "docs": 600}
+    assert (data["train"]["split"], data["val"]["split"], data["batch_size"]) == ("[:95%]", "[95%:]", 32)
+    assert "code_2" in data["val"]["streams"]
+    limits = "--trainer.limit_train_batches 2 --trainer.limit_val_batches 2 --trainer.accelerator cpu"
+    done = shell(program, f"lightning-streaming fit --config run.yaml {limits}", tmp_path / "run")
+    assert done.code == 0, done.err
+    assert "val_loss" in (tmp_path / "run" / "logs" / "version_0" / "metrics.csv").read_text()
+
+
+def test_of_a_store_only_a_few_shards_are_read(tmp_path: Path) -> None:
+    columns, make, _ = DATA["text"]
+    write(tmp_path / "data", columns, make, samples=400)
+    shards = sorted((tmp_path / "data").glob("*.mds"))
+    assert len(shards) > 8
+    for shard in set(shards) - {shards[0], shards[len(shards) // 2], shards[-1]}:
+        shard.unlink()
+    with http_server(tmp_path) as url:
+        made = run("init", f"{url}/data", "--out", tmp_path / "run")
+    assert made.code == 0, made.err
+    config = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
+    assert config["data"]["init_args"]["train"]["remote"] == f"{url}/data"
+
+
+def test_data_of_other_formats_is_named_so(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    np.save(tmp_path / "data" / "a.npy", np.arange(1000, dtype=np.int32))
+    made = run("init", tmp_path / "data", "--format", "npy", "--block-length", 33, "--out", tmp_path / "run")
+    assert made.code == 0, made.err
+    config = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
+    train = config["data"]["init_args"]["train"]
+    assert (train["format"], train["block_length"]) == ("npy", 33)
+    assert config["model"]["class_path"] == "module.LanguageModel"
+
+
+def test_secrets_are_left_to_the_environment(tmp_path: Path) -> None:
+    columns, make, _ = DATA["text"]
+    write(tmp_path / "data", columns, make)
+    with http_server(tmp_path) as url:
+        options = ["--storage-options", "encoded=true", "--storage-options", 'client_kwargs={"headers": {"X": "hush"}}']
+        made = run("init", f"{url}/data", *options, "--out", tmp_path / "run")
+    assert made.code == 0, made.err
+    text = (tmp_path / "run" / "run.yaml").read_text()
+    assert "hush" not in text
+    options = yaml.safe_load(text)["data"]["init_args"]["train"]["storage_options"]
+    assert options == {"encoded": True, "client_kwargs": {"headers": {"X": "${X}"}}}
+
+
+@pytest.mark.parametrize("name", ["run.yaml", "module.py"])
+def test_nothing_is_overwritten(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns, make, _ = DATA["text"]
+    write(tmp_path / "data", columns, make)
+    (tmp_path / name).write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    refused = run("init", "data")
+    assert refused.code == 2
+    assert f"{name} is there already" in refused.err
+    assert (tmp_path / name).read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["data", name])
+
+
+def test_datasets_with_nothing_in_common_are_refused(tmp_path: Path) -> None:
+    for kind in ("text", "pixels"):
+        write(tmp_path / kind, *DATA[kind][:2])
+    refused = run("init", tmp_path / "text", tmp_path / "pixels", "--out", tmp_path / "run")
+    assert refused.code == 2
+    assert "no column in common" in refused.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_no_dataset_yet_leads_to_convert(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.jpg").write_bytes(jpeg(1))
+    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n')
+    for name in ("photos", "rows.jsonl"):
+        refused = run("init", tmp_path / name, "--out", tmp_path / "run")
+        assert refused.code == 2
+        assert "lightning-streaming convert" in refused.err
+
+
+def test_names_of_columns_are_quoted(tmp_path: Path) -> None:
+    name = 'a "text": {x}'
+    write(tmp_path / "data", {name: "str"}, lambda n: {name: f"{n}"})
+    assert run("init", tmp_path / "data", "--out", tmp_path / "run").code == 0
+    module = ast.parse((tmp_path / "run" / "module.py").read_text())
+    assert name in [node.value for node in ast.walk(module) if isinstance(node, ast.Constant)]
+    config = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
+    assert config["data"]["init_args"]["train"]["columns"] == [name]
