@@ -13,7 +13,7 @@ from typing import Any
 from sphinx.application import Sphinx
 
 from docs._ext.python_reference import escaped
-from lightning_streaming.tools.commands import COMMANDS, parser_of
+from lightning_streaming.tools.commands import COMMANDS, CommandParser, parser_of
 from lightning_streaming.tools.console import PROGRAM
 
 _BLOCK = "```{tools}\n```"
@@ -36,14 +36,16 @@ def tool(name: str) -> Iterator[str]:
     yield from described(name, parser_of(name), "##")
 
 
-def described(name: str, parser: ArgumentParser, heading: str) -> Iterator[str]:
+def described(name: str, parser: CommandParser, heading: str) -> Iterator[str]:
     """The lines of a parser, and of those of its actions."""
     typed = [spelt(one) for one in parser._actions if not one.option_strings]
     yield from (f"{heading} {name}", "", "```text", " ".join([parser.prog, "[OPTION ...]", *typed]), "```", "")
     yield from description(parser.description or "")
+    yield from description(parser.examples)
     actions = [one for one in parser._actions if isinstance(one, _SubParsersAction)]
     if not actions:
         yield from options(parser)
+        yield from description(parser.epilog or "")
     for action in actions:
         for word, below in action.choices.items():
             yield from described(f"{name} {word}", below, f"{heading}#")
@@ -51,7 +53,9 @@ def described(name: str, parser: ArgumentParser, heading: str) -> Iterator[str]:
 
 def description(text: str) -> Iterator[str]:
     """A docstring as Markdown: what is indented by four is shown as it stands."""
-    for paragraph in text.strip().split("\n\n"):
+    for paragraph in text.rstrip().split("\n\n"):
+        if not paragraph:
+            continue
         if paragraph.startswith("    "):
             language = "console" if PROGRAM in paragraph else "text"
             told = [line.removeprefix("    ") for line in paragraph.splitlines()]

@@ -94,21 +94,21 @@ def run_command(name: str, args: Sequence[str]) -> int:
     return code
 
 
-def parser_of(name: str) -> ArgumentParser:
+def parser_of(name: str) -> CommandParser:
     """The parser of a tool's arguments.
 
     Args:
         name: One of :data:`COMMANDS`.
     """
     tool = import_module(f"lightning_streaming.tools.{name}")
-    parser = _CommandParser(
+    parser = CommandParser(
         prog=f"{PROGRAM} {name}", description=tool.__doc__, formatter_class=_LAYOUT, allow_abbrev=False
     )
     tool.add_arguments(parser)
     return parser
 
 
-class _CommandParser(ArgumentParser):
+class CommandParser(ArgumentParser):
     """A parser that answers a mistake with what is wrong and where to read on, not with all there is to read.
 
     The commands in a description are shown as examples, below the options: what is read last stays in sight.
@@ -116,12 +116,12 @@ class _CommandParser(ArgumentParser):
 
     def __init__(self, *, description: str | None = None, **settings: Any) -> None:
         found = _EXAMPLES.search(description or "")
-        self._examples = "" if found is None else f"\nexamples:\n\n{found[0].rstrip()}\n"
+        self.examples = "" if found is None else found[0].rstrip()
         super().__init__(description=_EXAMPLES.sub("", description or "", count=1) or None, **settings)
 
     def format_help(self) -> str:
         """The help, with the examples at its end."""
-        return super().format_help() + self._examples
+        return super().format_help() + (f"\nexamples:\n\n{self.examples}\n" if self.examples else "")
 
     def error(self, message: str) -> NoReturn:
         words, unknown, given = message.partition("unrecognized arguments: ")
