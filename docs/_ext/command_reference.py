@@ -80,7 +80,7 @@ def spelt(action: Action) -> str:
     """How an argument is typed."""
     if not action.option_strings:
         word = str(action.metavar or action.dest)
-        return {"?": f"[{word}]", "*": f"[{word} ...]"}.get(str(action.nargs), word)
+        return {"?": f"[{word}]", "*": f"[{word} ...]", "+": f"{word} [{word} ...]"}.get(str(action.nargs), word)
     value = action.metavar or ("{" + ",".join(map(str, action.choices)) + "}" if action.choices else None)
     takes = "" if action.nargs == 0 else f" {value or action.dest.upper()}"
     return ", ".join(f"{name}{takes}" for name in action.option_strings)
