@@ -20,6 +20,7 @@ from lightning_streaming.tools.commands import COMMANDS, parser_of
 from tests.chromium import Browser, browser, needs_chromium
 from tests.servers import http_server
 
+pytestmark = pytest.mark.timeout(300)  # the first test has the site made
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md"))
@@ -115,7 +116,6 @@ def test_every_page_is_legible_and_nothing_fails_on_it(address: str, window: Bro
 
 
 @needs_chromium
-@pytest.mark.timeout(300)
 def test_search_finds_an_option(address: str, window: Browser) -> None:
     window.size(*WINDOWS["desktop"])
     window.open(f"{address}/search.html?q=cache_limit")
