@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count, pairwise, zip_longest
 from typing import Any, NamedTuple
@@ -231,6 +232,14 @@ class _Group(NamedTuple):
 _NOTHING = _Group([], [])
 
 
+@dataclass(slots=True)
+class _Done:
+    """What a worker has read."""
+
+    batches: int = 0
+    rows: int = 0
+
+
 class _SimulatedWorker:
     """One worker under way: the steps of ``loading/reading.py`` and ``loading/prefetch.py``, one batch at a time.
 
@@ -256,14 +265,14 @@ class _SimulatedWorker:
         self._ahead, self._open = _Ahead(share), OpenShards(cache.shards.let_go, share)
         self._lookahead = reads.lookahead(partition)
         self._groups = _groups(located(partition, reads.catalog), reads.batch_bytes)
-        self._read = self._rows = 0
+        self._done = _Done()
         self.group, self.ready = _NOTHING, 0
         """What it reads at once, and batches of that which are left to hand out."""
 
     def fetch_ahead(self, rows: int = 0, batches: int = 0) -> None:
         """Fetch what comes within reach, until there is no room; as if so much more had been read."""
-        has_begun = self._read or batches
-        reach = self._rows + rows + (self._lookahead.later if has_begun else self._lookahead.at_first)
+        has_begun = self._done.batches or batches
+        reach = self._done.rows + rows + (self._lookahead.later if has_begun else self._lookahead.at_first)
         while self._need is not None and self._need.sample < reach:
             if not self._fetch_one(self._need.shard):
                 return
@@ -296,7 +305,7 @@ class _SimulatedWorker:
         """Go on as a worker does after what it has read."""
         if self.group is _NOTHING:
             return
-        self._rows += sum(self.group.rows)
+        self._done.rows += sum(self.group.rows)
         self._let_go(self.group.shards, len(self.group.rows))
         share = self._open.most_bytes
         if share is not None and share < self._cache.largest:
@@ -305,15 +314,15 @@ class _SimulatedWorker:
 
     def _let_go(self, needed: Iterable[int], batches: int) -> None:
         """Close shards that the batches just read needed last; and say which ones the node is done with."""
-        self._read += batches
+        self._done.batches += batches
         if self._uses is None:
             return
-        batch, (last, finished) = self._partition.worker + (self._read - 1) * self._partition.num_workers, self._uses
+        batch, (last, finished) = self._partition.worker + (self._done.batches - 1) * self._partition.num_workers, self._uses
         for shard in needed:
             if last[shard] <= batch:
                 self._open.close(shard)
                 self._ahead.end(shard)
-        while finished and finished[-1][0] <= self._read:
+        while finished and finished[-1][0] <= self._done.batches:
             self._cache.shards.finish(finished.pop()[1])
 
     def _open_shard(self, shard: int, others: Sequence[_SimulatedWorker]) -> None:
