@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -139,9 +140,12 @@ def browser() -> Iterator[Browser]:
         environment = {**os.environ, "HOME": profile}
         command = [_BINARY, *_ARGUMENTS, f"--user-data-dir={profile}/data"]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment)
+        reader: threading.Thread | None = None
         try:
             assert process.stderr is not None
             url = next(found[1] for line in process.stderr if (found := re.search(rb"listening on (ws://\S+)", line)))
+            reader = threading.Thread(target=process.stderr.read)  # what else it says must not fill the pipe
+            reader.start()
             client = loop.run_until_complete(_client())
             try:
                 socket = loop.run_until_complete(client.ws_connect(url.decode(), max_msg_size=0))
@@ -151,7 +155,11 @@ def browser() -> Iterator[Browser]:
                 loop.run_until_complete(client.close())
         finally:
             process.terminate()
-            process.communicate(timeout=_SECONDS)
+            process.wait(timeout=_SECONDS)
+            if reader is not None:
+                reader.join(_SECONDS)
+            assert process.stderr is not None
+            process.stderr.close()
             loop.close()
 
 

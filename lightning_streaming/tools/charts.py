@@ -85,7 +85,7 @@ class Axis:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Series:
+class Curve:
     """One line, or layer. Numbers of x ascend; x and y are of one length."""
 
     name: str
@@ -141,7 +141,7 @@ def lines(
     description: str,
     x: Axis,
     y: Axis,
-    series: Sequence[Series],
+    series: Sequence[Curve],
     marks: Sequence[Mark] = (),
     *,
     steps: bool = False,
@@ -165,7 +165,7 @@ def lines(
 
 
 def areas(
-    title: str, description: str, x: Axis, y: Axis, series: Sequence[Series], marks: Sequence[Mark] = ()
+    title: str, description: str, x: Axis, y: Axis, series: Sequence[Curve], marks: Sequence[Mark] = ()
 ) -> Markup:
     """Layers one on another, all over the same numbers of x; arguments as of :func:`lines`."""
     sums = list(accumulate(series, lambda low, one: _added(low, one.y), initial=[0.0] * len(series[0].x)))
@@ -244,7 +244,7 @@ def _figure(title: str, description: str, drawn: Iterable[Markup], legend: Marku
     ).format(title=title, legend=legend, width=_WIDTH, height=height, name=name, description=description, inner=inner)
 
 
-def _legend(series: Sequence[Series]) -> Markup:
+def _legend(series: Sequence[Curve]) -> Markup:
     if len(series) < 2:
         return Markup()
     line = Markup(
@@ -292,7 +292,7 @@ def _marks(marks: Sequence[Mark], across: _Scale, up: _Scale) -> list[Markup]:
     return drawn
 
 
-def _curve(number: int, one: Series, across: _Scale, up: _Scale, steps: bool) -> Markup:
+def _curve(number: int, one: Curve, across: _Scale, up: _Scale, steps: bool) -> Markup:
     places = [(across.at(x), up.at(y)) for x, y in zip(one.x, one.y, strict=True)]
     joints = [(x, before) for (_, before), (x, _) in pairwise(places)] if steps else []
     path = [place for pair in zip(places[1:], joints, strict=True) for place in pair[::-1]] if steps else places[1:]
@@ -302,7 +302,7 @@ def _curve(number: int, one: Series, across: _Scale, up: _Scale, steps: bool) ->
     return Markup("").join([curve, *_points(number, one, one.y, across, up)])
 
 
-def _points(number: int, one: Series, told: Sequence[float], across: _Scale, up: _Scale) -> list[Markup]:
+def _points(number: int, one: Curve, told: Sequence[float], across: _Scale, up: _Scale) -> list[Markup]:
     """Some places of a series that tell their numbers."""
     step = max(1, math.ceil(len(one.x) / _MOST_POINTS))
     shape = Markup('<circle class="point f{}" cx="{}" cy="{}" r="5"><title>{}: {} at {}</title></circle>')

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,7 +33,7 @@ from lightning_streaming.formats.shard import (
     table_part,
     unsafe_columns,
 )
-from lightning_streaming.formats.shard_table import OTHER_FORMATS, PART, column_names
+from lightning_streaming.formats.shard_table import OTHER_FORMATS, PART, ShardTable, column_names
 from lightning_streaming.tools.commands import (
     add_dataset,
     add_format,
@@ -117,28 +117,38 @@ def run(args: Namespace) -> int:
 
 def summarize(index: DatasetIndex) -> dict[str, Any]:
     """A dataset in numbers, and how many of its shards have each format, compression and so on, as is reported."""
-    shards = index.shards
+    kinds = _counted_kinds(index.shards)
     return {
         **add_up(index),
-        "formats": _counted("format", Counter(shard.format for shard in shards)),
-        "compressions": _counted("compression", Counter(shard.compression for shard in shards)),
-        "hashes": _counted("hashes", Counter(shard.hashes for shard in shards)),
-        "size_limits": _counted("size_limit", Counter(shard.size_limit for shard in shards)),
-        "columns": [{**column._asdict(), "shards": count} for column, count in _count_columns(shards).items()],
-        "shard_sizes": histogram([sum(raw.bytes for raw, _ in shard.files) for shard in shards]),
+        "formats": _counted("format", kinds, lambda shard: shard.format),
+        "compressions": _counted("compression", kinds, lambda shard: shard.compression),
+        "hashes": _counted("hashes", kinds, lambda shard: shard.hashes),
+        "size_limits": _counted("size_limit", kinds, lambda shard: shard.size_limit),
+        "columns": [{**column._asdict(), "shards": count} for column, count in _count_columns(kinds).items()],
+        "shard_sizes": histogram([sum(raw.bytes for raw, _ in shard.files) for shard in index.shards]),
     }
 
 
-def _counted(key: str, counts: Mapping[Any, int]) -> list[dict[str, Any]]:
-    return [{key: value, "shards": shards} for value, shards in counts.items()]
+_Kinds = Sequence[tuple[ShardInfo, int]]
+"""The first shard of each kind, and how many there are: a million shards are of a handful of kinds."""
 
 
-def _count_columns(shards: Sequence[ShardInfo]) -> Counter[Column]:
-    # Shards of one writer share their schema, so a million of them are counted by a handful of objects.
-    schemas = {id(shard.schema): shard.schema for shard in shards}  # holding them keeps their ids from others
+def _counted_kinds(shards: ShardTable) -> _Kinds:
+    counts = np.bincount(shards.kind_of_shard, minlength=1).tolist()
+    return [(shard, counts[shards.kind_of_shard[place]]) for place, shard in shards.examples()]
+
+
+def _counted(key: str, kinds: _Kinds, value_of: Callable[[ShardInfo], Any]) -> list[dict[str, Any]]:
+    counts: Counter[Any] = Counter()
+    for shard, count in kinds:
+        counts[value_of(shard)] += count
+    return [{key: value, "shards": count} for value, count in counts.items()]
+
+
+def _count_columns(kinds: _Kinds) -> Counter[Column]:
     columns: Counter[Column] = Counter()
-    for key, count in Counter(id(shard.schema) for shard in shards).items():
-        columns.update(dict.fromkeys(columns_of(schemas[key]), count))
+    for shard, count in kinds:
+        columns.update(dict.fromkeys(columns_of(shard.schema), count))
     return columns
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from lightning_streaming.files import appears_whole
-from lightning_streaming.tools.charts import Axis, Bar, Mark, Series, areas, bars, histogram, in_short, lines
+from lightning_streaming.tools.charts import Axis, Bar, Curve, Mark, areas, bars, histogram, in_short, lines
 from lightning_streaming.tools.pages import fill
 from lightning_streaming.tools.plan_report import caches_told, facts_told, machines_told, phases_told, streams_told
 from lightning_streaming.units import format_bytes
@@ -108,7 +108,7 @@ def _shares(report: Mapping[str, Any], marks: Sequence[Mark]) -> Markup:
     # Each stretch from one point to the next has one share: two points of equal height.
     xs = [step for pair in _pairs(steps) for step in pair]
     series = [
-        Series(name=name, x=xs, y=[part for one, total in zip(of, sums, strict=True) for part in [one / total] * 2])
+        Curve(name=name, x=xs, y=[part for one, total in zip(of, sums, strict=True) for part in [one / total] * 2])
         for name, of in counts.items()
     ]
     told = "; ".join(f"{one['stream']} {one['share']:.1%}" for one in report["streams"][:_MOST_SERIES])
@@ -123,7 +123,7 @@ def _passes(report: Mapping[str, Any], marks: Sequence[Mark]) -> Markup:
     for one in [one for one in report["streams"] if one in most]:
         size, before = max(1, one["selected"]), one["samples_before"]
         passes = [(before + count) / size for count in over["samples"][one["stream"]]]
-        series.append(Series(name=one["stream"], x=over["steps"], y=passes))
+        series.append(Curve(name=one["stream"], x=over["steps"], y=passes))
     told = "; ".join(f"{one['stream']} {one['passes']:.3g} times" for one in most)
     once = [Mark(at=1, name="all read once", is_level=True)] if any(one["passes"] > 1 for one in most) else []
     axis = Axis(label="passes")
@@ -132,7 +132,7 @@ def _passes(report: Mapping[str, Any], marks: Sequence[Mark]) -> Markup:
 
 def _fetched(report: Mapping[str, Any], marks: Sequence[Mark]) -> Markup:
     over = report["over_time"]
-    series = [Series(name=_limit(one), x=over["steps"], y=one["fetched"]) for one in over["caches"]]
+    series = [Curve(name=_limit(one), x=over["steps"], y=one["fetched"]) for one in over["caches"]]
     told = "; ".join(f"{_limit(one)}: {format_bytes(one['bytes'])}" for one in report["caches"])
     axis = Axis(label="fetched by all nodes", show=format_bytes, base=1024)
     return lines("Bytes fetched, by cache_limit", f"In the end, with {told}.", _STEP, axis, series, marks)
@@ -140,7 +140,7 @@ def _fetched(report: Mapping[str, Any], marks: Sequence[Mark]) -> Markup:
 
 def _used(report: Mapping[str, Any], marks: Sequence[Mark]) -> Markup:
     over = report["over_time"]
-    series = [Series(name=_limit(one), x=over["steps"], y=one["used"]) for one in over["caches"]]
+    series = [Curve(name=_limit(one), x=over["steps"], y=one["used"]) for one in over["caches"]]
     told = "; ".join(f"{_limit(one)}: {format_bytes(one['peak'])}" for one in report["caches"])
     axis = Axis(label="in a node's cache", show=format_bytes, base=1024)
     return lines("What a node's cache holds", f"At most, with {told}.", _STEP, axis, series, marks)

@@ -35,6 +35,8 @@ _MOST_KEPT = 64 << 20
 """Bytes of samples, as stored, that are remembered: a page asks for each of its pictures again."""
 _MOST_TABLES = 64
 """Shards whose offsets are remembered."""
+_GRACE = 1.0
+"""Seconds to wait for a thread that is reading when nobody needs it any more."""
 _GAP = 1 << 20
 """Ranges this near to each other are read as one."""
 
@@ -83,10 +85,16 @@ class SampleReader:
         self._opened = ExitStack()
 
     def close(self) -> None:
-        """Let go of what is open, and remove what was fetched for it."""
-        with self._lock:
-            self._open = None
-            self._opened.close()
+        """Let go of what is open, and remove what was fetched for it.
+
+        A thread that waits for a store is not waited for: that may take minutes, and the process ends without it.
+        """
+        if self._lock.acquire(timeout=_GRACE):
+            try:
+                self._open = None
+                self._opened.close()
+            finally:
+                self._lock.release()
 
     def find(self, number: int) -> tuple[int, int]:
         """The shard of a sample, and its index there.

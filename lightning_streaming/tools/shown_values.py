@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.tools.charts import Axis, Series, histogram, lines
+from lightning_streaming.tools.charts import Axis, Curve, histogram, lines
 from lightning_streaming.tools.console import counted, is_image, render
 from lightning_streaming.tools.png import png
 from lightning_streaming.units import format_bytes
@@ -309,5 +309,5 @@ def _line(array: NDArray[Any], finite: NDArray[np.float64]) -> Any:
         f"A line through {int(there.sum()):,} of {array.size:,} values, from {finite.min():.6g} to {finite.max():.6g}.",
         Axis(label="place"),
         Axis(label="value", low=None),
-        [Series(name="value", x=places[there].tolist(), y=values[there].tolist())],
+        [Curve(name="value", x=places[there].tolist(), y=values[there].tolist())],
     )

@@ -15,7 +15,7 @@ from lightning_streaming.formats.shard_table import column_names
 from lightning_streaming.storage.secrets import redact
 from lightning_streaming.tools.charts import Axis, histogram
 from lightning_streaming.tools.console import printable_name
-from lightning_streaming.tools.inspect import facts_of, summarize
+from lightning_streaming.tools.inspect import facts_of
 from lightning_streaming.tools.pages import fill, icon, style
 from lightning_streaming.tools.sample_reader import SampleReader, TooMuch, Unreadable
 from lightning_streaming.tools.shown_values import TEXT_PAGE, brief_value, media_of, shown_value
@@ -144,7 +144,7 @@ def _front(pages: Pages, request: Request) -> Answer:
 def _overview(pages: Pages, request: Request, place: int) -> Answer:
     stream = pages.stream(place)
     index = stream.reader.index
-    report = summarize(index)
+    report = stream.summary()
     bins = report["shard_sizes"]
     chart = None
     if len(bins) > 1:

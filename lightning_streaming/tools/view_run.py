@@ -23,21 +23,31 @@ def view_run(args: Namespace) -> int:
     """
     run = ViewedRun(args)
     with own_caches():
-        run.move_into_own_caches()
-        streams = [
-            ViewedStream(
-                one.place,
-                one.name if len(run.configs) == 1 else f"{one.stage}: {one.name}",
-                args.allow_unsafe_types,
-                stage=one.stage,
-                name=one.name,
-                only=one.only,
-            )
-            for one in run.streams()
-        ]
-        viewed = Viewed(shown=run.shown, streams=streams, run=run)
+        viewed = viewed_of(run, allow_unsafe_types=args.allow_unsafe_types)
         try:
             serve(viewed, args.port, opens_browser=args.open)
         finally:
             viewed.close()
     return FINE
+
+
+def viewed_of(run: ViewedRun, *, allow_unsafe_types: bool) -> Viewed:
+    """A run and its streams, to be looked at; within ``own_caches``.
+
+    Args:
+        run: The run.
+        allow_unsafe_types: Whether columns may be decoded that can run code of whoever wrote the data.
+    """
+    run.move_into_own_caches()
+    streams = [
+        ViewedStream(
+            one.place,
+            one.name if one.is_named else one.place.shown,
+            allow_unsafe_types,
+            stage=one.stage,
+            name=one.name,
+            only=one.only,
+        )
+        for one in run.streams()
+    ]
+    return Viewed(shown=run.shown, streams=streams, run=run)

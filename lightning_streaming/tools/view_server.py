@@ -60,8 +60,9 @@ def serve(viewed: Viewed, port: int, *, opens_browser: bool) -> None:
 
 
 async def _serve(pages: Pages, port: int, opens_browser: bool) -> None:
+    quiet = logging.Logger("lightning_streaming.requests", logging.CRITICAL)  # what is no request is told its sender
     door = _Door(pages, secrets.token_urlsafe(24))
-    runner = web.ServerRunner(web.Server(door.answer, access_log=None), shutdown_timeout=_GRACE)
+    runner = web.ServerRunner(web.Server(door.answer, access_log=None, logger=quiet), shutdown_timeout=_GRACE)
     await runner.setup()
     try:
         site = web.TCPSite(runner, _HOST, port)

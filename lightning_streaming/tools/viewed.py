@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,7 +27,7 @@ class ViewedStream:
 
     Args:
         place: Where it is.
-        title: What its page is called.
+        label: What it is called.
         allow_unsafe_types: Whether columns may be decoded that can run code of whoever wrote the data.
         stage: The stage that reads it; empty for a dataset that is looked at alone.
         name: The stream's.
@@ -37,17 +37,23 @@ class ViewedStream:
     def __init__(
         self,
         place: StoredDataset,
-        title: str,
+        label: str,
         allow_unsafe_types: bool,
         stage: str = "",
         name: str = "",
         only: str = "",
     ) -> None:
-        self.place, self.title, self.stage, self.name, self.only = place, title, stage, name, only
+        self.place, self.label, self.stage, self.name, self.only = place, label, stage, name, only
         self._allows_unsafe = allow_unsafe_types
         self._lock = threading.Lock()
         self._reader: SampleReader | None = None
+        self._summary: Mapping[str, Any] | None = None
         self._statistics: Statistics | None = None
+
+    @property
+    def title(self) -> str:
+        """What its pages are called."""
+        return f"{self.stage}: {self.label}" if self.stage else self.label
 
     @property
     def reader(self) -> SampleReader:
@@ -63,6 +69,16 @@ class ViewedStream:
                 self._reader = SampleReader(self.place, cache, index, self._allows_unsafe)
             return self._reader
 
+    def summary(self) -> Mapping[str, Any]:
+        """What ``summarize`` reports of its index: it looks at every shard, of which there may be a million.
+
+        Raises:
+            StreamingError: As for :attr:`reader`.
+        """
+        if self._summary is None:
+            self._summary = summarize(self.reader.index)
+        return self._summary
+
     def statistics(self, *, is_asked: bool) -> Statistics:
         """What is in its columns, told from some samples.
 
@@ -71,7 +87,7 @@ class ViewedStream:
         """
         reader = self.reader
         if self._statistics is None or (is_asked and self._statistics.left_out):
-            encodings = {one["name"]: one["encoding"] for one in summarize(reader.index)["columns"]}
+            encodings = {one["name"]: one["encoding"] for one in self.summary()["columns"]}
             self._statistics = statistics_of(reader, encodings, is_asked=is_asked)
         return self._statistics
 

@@ -30,6 +30,10 @@ from lightning_streaming.tools.traced_run import TracedRun, run_on
 
 _MOST_READS = 20_000
 """Samples of steps that are shown; no further step is looked at once there are more."""
+_MOST_EPOCHS = 20
+"""Epochs of packs in which a step is looked for."""
+_GRACE = 1.0
+"""Seconds to wait for a thread that works at a page when nobody needs it any more."""
 _EPOCHS = 3
 """In which a sample is looked for."""
 
@@ -41,6 +45,8 @@ class RunStream:
     stage: str
     name: str
     place: StoredDataset
+    is_named: bool
+    """Whether the configuration names it; the only one of a stage need not be."""
     only: str
     """Which of its samples are read, in words; empty for all."""
 
@@ -86,10 +92,13 @@ class ViewedRun:
         return path
 
     def close(self) -> None:
-        """Let go of what is open."""
-        with self.lock:
-            if self._traced is not None:
-                self._traced.loader.close()
+        """Let go of what is open; of what a thread still works at, nothing."""
+        if self.lock.acquire(timeout=_GRACE):
+            try:
+                if self._traced is not None:
+                    self._traced.loader.close()
+            finally:
+                self.lock.release()
 
     def move_into_own_caches(self) -> None:
         """Within ``own_caches``: read everything by way of them, and see there what is kept in the run's caches."""
@@ -111,6 +120,7 @@ class ViewedRun:
                     format=config.format,
                     block_length=config.block_length,
                 ),
+                is_named=bool(self.configs[stage].streams),
                 only=self._dataset(stage).streams[name].selection.in_words(),
             )
             for stage in self.configs
@@ -216,6 +226,7 @@ class ViewedRun:
         with self.lock:
             traced = self.traced()
             first = traced.steps.first_step if step is None else step
+            _check_near(traced, first)
             batches: dict[tuple[int, int, int], list[Read]] = {}
             for one in range(first, first + steps):
                 try:
@@ -274,6 +285,16 @@ class ViewedRun:
 
     def _cache_configs(self, stage: str) -> dict[str, Any]:
         return {name: stream.cache_config() for name, stream in self._dataset(stage).streams.items()}
+
+
+def _check_near(run: TracedRun, step: int) -> None:
+    """Refuse a step of packs that is far: how many steps an epoch of them has is known when it is planned."""
+    of_first = max(1, len(run.steps.of_epoch(run.begins.epoch)))
+    if run.packs is not None and step - run.steps.first_step > _MOST_EPOCHS * of_first:
+        raise ConfigError(
+            f"step {step:,} is far: epochs of packs are planned one by one, so only steps of the next {_MOST_EPOCHS} "
+            "or so are shown"
+        )
 
 
 def _counts(names: Sequence[str], reads: Sequence[Read]) -> list[tuple[str, int]]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from lightning_streaming.tools.charts import Axis, Bar, Mark, Series, areas, bars, histogram, in_short, lines
+from lightning_streaming.tools.charts import Axis, Bar, Curve, Mark, areas, bars, histogram, in_short, lines
 
 pytestmark = pytest.mark.fast
 HOSTILE = "</svg><script>alert('&\"')</script>"
@@ -30,7 +30,7 @@ def texts(figure: ElementTree.Element) -> list[str]:
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), max_size=60), st.booleans(), st.text("ab<>&\"' é", max_size=20))
 def test_lines_of_any_numbers_are_whole_and_named(points: list[tuple[float, float]], steps: bool, name: str) -> None:
     points.sort()
-    series = [Series(name=name, x=[x for x, _ in points], y=[y for _, y in points]), Series(name=HOSTILE, x=[], y=[])]
+    series = [Curve(name=name, x=[x for x, _ in points], y=[y for _, y in points]), Curve(name=HOSTILE, x=[], y=[])]
     figure = read(
         lines(
             "What <is> shown", name, Axis(label=HOSTILE), Axis(label="y"), series, [Mark(at=3, name=name)], steps=steps
@@ -49,7 +49,7 @@ def test_lines_of_any_numbers_are_whole_and_named(points: list[tuple[float, floa
 @given(st.lists(NUMBERS, min_size=1, max_size=12), st.lists(NUMBERS, min_size=1, max_size=5))
 def test_layers_bars_and_ranges_of_any_numbers_are_whole(xs: list[float], values: list[float]) -> None:
     xs.sort()
-    layers = [Series(name=f"layer {number}", x=xs, y=[value] * len(xs)) for number, value in enumerate(values)]
+    layers = [Curve(name=f"layer {number}", x=xs, y=[value] * len(xs)) for number, value in enumerate(values)]
     assert len(read(areas("t", "d", Axis(label="x"), Axis(label="y"), layers)).findall(".//polygon")) == len(values)
     of = [Bar(name=HOSTILE, value=value, told=in_short(value)) for value in values]
     drawn = read(bars("t", "d", Axis(label="x"), of, [Mark(at=1, name="one")]))
@@ -66,15 +66,15 @@ def test_layers_bars_and_ranges_of_any_numbers_are_whole(xs: list[float], values
 
 def test_a_tooltip_tells_the_exact_number() -> None:
     x, y = Axis(label="step"), Axis(label="bytes", base=1024, show=lambda number: f"{number:.0f} B")
-    told = texts(read(lines("t", "d", x, y, [Series(name="web", x=[0, 10], y=[0, 3000])])))
+    told = texts(read(lines("t", "d", x, y, [Curve(name="web", x=[0, 10], y=[0, 3000])])))
     assert "web: 3000 B at 10" in told
     assert {"1024 B", "2048 B"} <= set(told)
-    told = texts(read(areas("t", "d", x, y, [Series(name=name, x=[0], y=[100]) for name in "ab"])))
+    told = texts(read(areas("t", "d", x, y, [Curve(name=name, x=[0], y=[100]) for name in "ab"])))
     assert "b: 100 B at 0" in told  # its own, and not the height at which it ends
 
 
 def test_more_series_than_colours_are_told_apart_by_dashes() -> None:
-    series = [Series(name=str(number), x=[0, 1], y=[0, number]) for number in range(10)]
+    series = [Curve(name=str(number), x=[0, 1], y=[0, number]) for number in range(10)]
     found = [
         one.attrib["class"]
         for one in read(lines("t", "d", Axis(label="x"), Axis(label="y"), series)).findall(".//polyline")

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import os
 import pickle
 import re
+import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from lightning_streaming.tools import sample_reader, shown_values
+from lightning_streaming.tools.own_caches import own_caches
 from lightning_streaming.tools.shown_values import TEXT_PAGE
 from lightning_streaming.tools.view_pages import Pages
 from lightning_streaming.writing.writers import JSONWriter, MDSWriter
@@ -307,3 +313,51 @@ def test_what_cannot_be_shown_is_told_before_a_page_is(temporary: Path, given: l
     assert found.code == 2
     assert words in found.err
     assert found.out == ""
+
+
+def _parquet(directory: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.table({"id": range(40), "text": [f"row {number}" for number in range(40)], "tags": [["a"]] * 40})
+    pyarrow.parquet.write_table(table, directory / "part.parquet", row_group_size=10)
+
+
+def _tar(directory: Path) -> None:
+    with tarfile.open(directory / "part.tar", "w") as tar:
+        for number in range(40):
+            for suffix, data in (("jpg", _jpeg(number)), ("txt", f"row {number}".encode()), ("json", b'{"a": [1]}')):
+                member = tarfile.TarInfo(f"{number:04}.{suffix}")
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+
+
+def _jpeg(number: int) -> bytes:
+    drawn = io.BytesIO()
+    Image.new("RGB", (8, 6), (number, 9, 9)).save(drawn, "jpeg")
+    return drawn.getvalue()
+
+
+@pytest.mark.parametrize(("kind", "write"), [("parquet", _parquet), ("webdataset", _tar)])
+def test_data_of_another_format_is_shown_as_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, write: Callable[[Path], None]
+) -> None:
+    monkeypatch.setenv("LIGHTNING_STREAMING_CACHE", str(tmp_path / "run's own"))
+    (tmp_path / "data").mkdir()
+    write(tmp_path / "data")
+    before = snapshot(tmp_path)
+    with own_caches():
+        pages = pages_of(tmp_path / "data", shard_format=kind)
+        for path in ("s/0/", "s/0/samples", "s/0/columns", "s/0/shards"):
+            assert "could not be read" not in html(pages, path)
+        assert "row 37" in html(pages, "s/0/sample/37")
+        if kind == "webdataset":
+            pictures = [answer(pages, src.removeprefix("/token/")) for src in _pictures(html(pages, "s/0/sample/37"))]
+            assert [one.data for one in pictures] == [_jpeg(37)]
+        pages.viewed.close()
+    assert snapshot(tmp_path) == before
+    assert os.environ["LIGHTNING_STREAMING_CACHE"] == str(tmp_path / "run's own")
+
+
+def _pictures(text: str) -> list[str]:
+    return Elements.of(text).values("img", "src")

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from tests.servers.stores import S3Bucket
@@ -199,6 +203,23 @@ def test_a_compressed_shard_of_a_store_is_fetched_when_that_is_asked_for(
     pages.viewed.close()
 
 
+def test_files_of_another_format_on_a_store_are_read_by_way_of_a_cache_of_its_own(
+    s3_bucket: S3Bucket, tmp_path: Path
+) -> None:
+    table = pyarrow.table({"id": range(4000), "text": [f"row {number}" for number in range(4000)]})
+    pyarrow.parquet.write_table(table, tmp_path / "part.parquet", row_group_size=100)
+    s3_bucket.put_all(tmp_path)
+    home = tmp_path / "home"
+    home.mkdir()
+    env = {**os.environ, "LIGHTNING_STREAMING_CACHE": str(home)}
+    with viewer(s3_bucket.url, *options(s3_bucket.options), "--format", "parquet", env=env) as one:
+        assert "row 3210" in one.get("s/0/sample/3210").text
+        assert "Values of id" in one.get("s/0/columns").text
+    assert snapshot(home) == {}
+    read = [entry for entry in s3_bucket.log() if entry.name == "part.parquet" and entry.method == "GET"]
+    assert all(entry.range for entry in read)
+
+
 def test_a_store_that_fails_is_told_in_the_page_and_the_server_lives(written: Path, s3_bucket: S3Bucket) -> None:
     s3_bucket.put_all(written)
     with viewer(s3_bucket.url, *options(s3_bucket.options)) as one:
@@ -211,3 +232,49 @@ def test_a_store_that_fails_is_told_in_the_page_and_the_server_lives(written: Pa
         assert "caption 0 " in one.get("s/0/sample/0").text
         s3_bucket.heal()
         assert f"caption {first} " in one.get(f"s/0/sample/{first}").text
+
+
+def test_it_ends_soon_also_while_a_store_does_not_answer(written: Path, s3_bucket: S3Bucket) -> None:
+    s3_bucket.put_all(written)
+    s3_bucket.fail(r"shard\.00001", "hang")
+    with viewer(s3_bucket.url, *options(s3_bucket.options)) as one:
+        first = int(one.get("s/0/shards").text.partition("shard.00001")[2].partition("from=")[2].partition('"')[0])
+        with socket.create_connection(("127.0.0.1", one.port), timeout=30) as hung:
+            path = one.url.partition(str(one.port))[2]
+            hung.sendall(f"GET {path}s/0/sample/{first} HTTP/1.1\r\nHost: 127.0.0.1:{one.port}\r\n\r\n".encode())
+            while "shard.00001.mds" not in s3_bucket.requests():
+                assert one.get("s/0/").status == 200  # others are answered meanwhile
+            began = time.monotonic()
+            one.process.send_signal(signal.SIGINT)
+            assert one.process.wait(30) == 130
+            assert time.monotonic() - began < 10
+
+
+def test_many_at_once_are_all_answered(shown: Viewer) -> None:
+    paths = [f"s/0/file/{number}/2/0" for number in range(30)] + ["s/0/samples", "s/0/columns"] * 5
+    with ThreadPoolExecutor(16) as pool:
+        assert {found.status for found in pool.map(shown.get, paths)} == {200}
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\0\1\2\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n\r\n",
+    ],
+)
+def test_what_is_no_request_ends_nothing(shown: Viewer, sent: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", shown.port), timeout=30) as one:
+        one.sendall(sent)
+        one.shutdown(socket.SHUT_WR)
+        found = b""
+        while data := one.recv(65536):
+            found += data
+    assert found == b"" or found.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4", b"HTTP/9.9 4"))
+    assert shown.url.rstrip("/").rpartition("/")[2].encode() not in found
+    assert b"Traceback" not in found
+    assert shown.get("s/0/").status == 200
