@@ -317,7 +317,10 @@ class _SimulatedWorker:
         self._done.batches += batches
         if self._uses is None:
             return
-        batch, (last, finished) = self._partition.worker + (self._done.batches - 1) * self._partition.num_workers, self._uses
+        batch, (last, finished) = (
+            self._partition.worker + (self._done.batches - 1) * self._partition.num_workers,
+            self._uses,
+        )
         for shard in needed:
             if last[shard] <= batch:
                 self._open.close(shard)

@@ -21,6 +21,8 @@ from lightning_streaming.tools.tune_measure import cache_configs, is_in_place
 
 MOST_SAMPLES = 4_000_000
 """Samples that are read in simulations under limits, of all together."""
+_FULL = 0.8
+"""Part of a limit that a full cache takes at least: a sweep leaves a tenth of it free."""
 _FEWEST_BATCHES = 16
 """Batches that are simulated in any case."""
 _AT_A_TIME = 4
@@ -66,6 +68,8 @@ class Fetches:
     """How often a reader had to go beyond the limit."""
     part: float = 1.0
     """Which part of what is read was simulated; the rest goes on like that."""
+    was_full: bool = True
+    """Whether what was simulated fills the cache; else what is fetched again is not known."""
 
     @property
     def fetched(self) -> int:
@@ -191,6 +195,10 @@ class NodeFetches:
         used[at.tick :] = cache.used
         found.downloads += cache.downloads - downloads
         if done < reads.num_batches:
+            found.was_full = cache.peak > _FULL * (found.limit or 0)
+            kept = np.bincount(_ticks(asked.steps, edges), self._sizes.kept[asked.shards], ticks)
+            whole = self._fixed + np.cumsum(kept).astype(np.int64)
+            used[at.tick :] = np.maximum(cache.used, np.minimum(whole, found.limit or 0))[at.tick :]
             self._go_on(found, fetched, (times, cache.times_fetched), asked, edges, done)
         found.epochs.append(fetched)
         found.used.append(used)
