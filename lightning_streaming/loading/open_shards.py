@@ -133,16 +133,10 @@ class ShardsAhead:
             return FINISHED_BEFORE
         return since
 
-    def begin(self, shard: int, size: int, now: int | None = None) -> None:
-        """Say that a shard is being fetched.
-
-        Args:
-            shard: Which one.
-            size: Its raw bytes.
-            now: In nanoseconds since 1970; None for the machine's clock.
-        """
+    def begin(self, shard: int, size: int) -> None:
+        """Say that a shard is being fetched."""
         with self._lock:
-            self._fetched[shard] = (time.time_ns() if now is None else now, size)
+            self._fetched[shard] = (time.time_ns(), size)
 
     def end(self, shard: int) -> None:
         """Say that a shard has found its reader, or could not be fetched."""

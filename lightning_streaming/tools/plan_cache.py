@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count, pairwise, zip_longest
 from typing import Any, NamedTuple
 
@@ -15,17 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_streaming.cache.quota import bytes_to_free, reader_share
-from lightning_streaming.formats.index import ShardInfo
+from lightning_streaming.cache.usage import FINISHED_BEFORE
 from lightning_streaming.loading.batches import GATHERED_BYTES
-from lightning_streaming.loading.open_shards import OpenShards, ShardsAhead
+from lightning_streaming.loading.open_shards import OpenShards
 from lightning_streaming.loading.prefetch import batches_until
 from lightning_streaming.loading.reading import Window, WorkerPartition, located, shard_needs
 from lightning_streaming.tools.plan_node import NodeReads, ShardBytes
 
 _NOW = 1_800_000_000 * 10**9
 """When the simulation begins, in nanoseconds since 1970: after all that the cache takes for finished."""
-_MOST_REMEMBERED = 1 << 14
-"""Shards of which is remembered what the index says."""
 
 
 class CachedShards:
@@ -168,6 +168,37 @@ class _Opened:
         """Nothing is mapped."""
 
 
+class _Ahead:
+    """What a worker has fetched and not begun to read: as ``loading/open_shards.py`` has it, but for very many shards.
+
+    Args:
+        share: Bytes that may be fetched ahead at the cost of other shards; None for no limit.
+    """
+
+    def __init__(self, share: int | None) -> None:
+        self._share, self._bytes = share, 0
+        self._fetched = dict[int, tuple[int, int]]()
+        """When each was fetched, and its bytes; the first one first."""
+
+    def spare_since(self, size: int) -> int | None:
+        """What one more shard of so many bytes must not push out; see there."""
+        if self._share is not None and self._bytes + size > self._share:
+            return FINISHED_BEFORE
+        return next(iter(self._fetched.values()))[0] if self._fetched else None
+
+    def begin(self, shard: int, size: int, now: int) -> None:
+        """Note that a shard is fetched."""
+        self.end(shard)
+        self._fetched[shard] = now, size
+        self._bytes += size
+
+    def end(self, shard: int) -> None:
+        """Note that a shard has found its reader."""
+        known = self._fetched.pop(shard, None)
+        if known is not None:
+            self._bytes -= known[1]
+
+
 class _Uses(NamedTuple):
     """When shards are used for the last time."""
 
@@ -201,6 +232,14 @@ class _Group(NamedTuple):
 _NOTHING = _Group([], [])
 
 
+@dataclass(slots=True)
+class _Done:
+    """What a worker has read."""
+
+    batches: int = 0
+    rows: int = 0
+
+
 class _SimulatedWorker:
     """One worker under way: the steps of ``loading/reading.py`` and ``loading/prefetch.py``, one batch at a time.
 
@@ -209,7 +248,6 @@ class _SimulatedWorker:
         reads: Of which node.
         cache: Of that node.
         uses: When it uses shards for the last time; None where nobody knows.
-        info: Finds what the index says of a shard.
     """
 
     def __init__(
@@ -218,25 +256,23 @@ class _SimulatedWorker:
         reads: NodeReads,
         cache: NodeCache,
         uses: _Uses | None,
-        info: Callable[[int], ShardInfo],
     ) -> None:
         share = None if cache.room is None else reader_share(cache.room, reads.num_readers)
-        self._partition, self._cache, self._uses, self._info = partition, cache, uses, info
+        self._partition, self._cache, self._uses = partition, cache, uses
         # What is joined by ids is not known by its place, and left out.
         self._needs = (need for need in shard_needs(partition, reads.catalog) if need.indexes is None)
         self._need = next(self._needs, None)
-        self._ahead, self._open = ShardsAhead(), OpenShards(cache.shards.let_go, share)
-        self._ahead.most_bytes = share
+        self._ahead, self._open = _Ahead(share), OpenShards(cache.shards.let_go, share)
         self._lookahead = reads.lookahead(partition)
         self._groups = _groups(located(partition, reads.catalog), reads.batch_bytes)
-        self._read = self._rows = 0
+        self._done = _Done()
         self.group, self.ready = _NOTHING, 0
         """What it reads at once, and batches of that which are left to hand out."""
 
     def fetch_ahead(self, rows: int = 0, batches: int = 0) -> None:
         """Fetch what comes within reach, until there is no room; as if so much more had been read."""
-        has_begun = self._read or batches
-        reach = self._rows + rows + (self._lookahead.later if has_begun else self._lookahead.at_first)
+        has_begun = self._done.batches or batches
+        reach = self._done.rows + rows + (self._lookahead.later if has_begun else self._lookahead.at_first)
         while self._need is not None and self._need.sample < reach:
             if not self._fetch_one(self._need.shard):
                 return
@@ -269,7 +305,7 @@ class _SimulatedWorker:
         """Go on as a worker does after what it has read."""
         if self.group is _NOTHING:
             return
-        self._rows += sum(self.group.rows)
+        self._done.rows += sum(self.group.rows)
         self._let_go(self.group.shards, len(self.group.rows))
         share = self._open.most_bytes
         if share is not None and share < self._cache.largest:
@@ -278,19 +314,22 @@ class _SimulatedWorker:
 
     def _let_go(self, needed: Iterable[int], batches: int) -> None:
         """Close shards that the batches just read needed last; and say which ones the node is done with."""
-        self._read += batches
+        self._done.batches += batches
         if self._uses is None:
             return
-        batch, (last, finished) = self._partition.worker + (self._read - 1) * self._partition.num_workers, self._uses
+        batch, (last, finished) = (
+            self._partition.worker + (self._done.batches - 1) * self._partition.num_workers,
+            self._uses,
+        )
         for shard in needed:
             if last[shard] <= batch:
                 self._open.close(shard)
                 self._ahead.end(shard)
-        while finished and finished[-1][0] <= self._read:
+        while finished and finished[-1][0] <= self._done.batches:
             self._cache.shards.finish(finished.pop()[1])
 
     def _open_shard(self, shard: int, others: Sequence[_SimulatedWorker]) -> None:
-        info = self._info(shard)
+        info = _files(self._cache.size(shard))
         self._open.make_room(info)
         self._ahead.end(shard)
         cache = self._cache
@@ -310,6 +349,18 @@ class _SimulatedWorker:
 
 def _opened() -> Any:
     return _Opened()
+
+
+class _Files(NamedTuple):
+    """In the place of what an index says of a shard's files."""
+
+    bytes: int
+    files: Any
+
+
+@lru_cache(maxsize=1 << 12)
+def _files(size: int) -> Any:
+    return _Files(0, ((_Files(size, None), None),))
 
 
 def _groups(windows: Iterator[Window], batch_bytes: int) -> Iterator[_Group]:
@@ -348,14 +399,13 @@ def read_epoch(
     Returns:
         The batches of each rank that were read.
     """
-    info = _Remembered(reads.info)
     if cache.room is not None and last is None:
         last = reads.last_uses()
     node_last = None if last is None else last.max(axis=0)
     workers = list[_SimulatedWorker]()
     for number, partition in enumerate(reads.workers()):
         uses = None if last is None or node_last is None else _Uses.of(last[number], node_last, partition)
-        workers.append(_SimulatedWorker(partition, reads, cache, uses, info))
+        workers.append(_SimulatedWorker(partition, reads, cache, uses))
     for worker in workers:
         worker.fetch_ahead()
     done = 0
@@ -381,20 +431,3 @@ def _read_on(workers: Sequence[_SimulatedWorker]) -> None:
                 worker.open(shard, workers)
     for worker in waiting:
         worker.end()
-
-
-class _Remembered(dict[int, ShardInfo]):
-    """What an index says of the shards that were asked for lately."""
-
-    def __init__(self, find: Callable[[int], ShardInfo]) -> None:
-        super().__init__()
-        self._find = find
-
-    def __call__(self, shard: int) -> ShardInfo:
-        if len(self) > _MOST_REMEMBERED:
-            self.clear()
-        return self[shard]
-
-    def __missing__(self, shard: int) -> ShardInfo:
-        self[shard] = self._find(shard)
-        return self[shard]

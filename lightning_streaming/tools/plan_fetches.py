@@ -19,8 +19,10 @@ from lightning_streaming.tools.plan_cache import NodeCache, read_epoch
 from lightning_streaming.tools.plan_node import Asked, NodeReads, ShardBytes, Told, asked_for, stored_bytes
 from lightning_streaming.tools.tune_measure import cache_configs, is_in_place
 
-MOST_SAMPLES = 20_000_000
+MOST_SAMPLES = 4_000_000
 """Samples that are read in simulations under limits, of all together."""
+_FULL = 0.8
+"""Part of a limit that a full cache takes at least: a sweep leaves a tenth of it free."""
 _FEWEST_BATCHES = 16
 """Batches that are simulated in any case."""
 _AT_A_TIME = 4
@@ -66,6 +68,8 @@ class Fetches:
     """How often a reader had to go beyond the limit."""
     part: float = 1.0
     """Which part of what is read was simulated; the rest goes on like that."""
+    was_full: bool = True
+    """Whether what was simulated fills the cache; else what is fetched again is not known."""
 
     @property
     def fetched(self) -> int:
@@ -98,7 +102,7 @@ class NodeFetches:
         self._caches: list[NodeCache | None] = [None] * len(limits)
         self._here = np.zeros(len(streams), np.bool_)
         """What would be here if nothing were removed."""
-        self._samples_left = most_samples
+        self._samples_left = [most_samples // len(limits)] * len(limits)
 
     def read(self, reads: NodeReads, edges: NDArray[np.int64], told: Told = lambda _: None) -> None:
         """Read an epoch.
@@ -124,11 +128,14 @@ class NodeFetches:
             if cache is None:
                 cache = self._caches[number] = NodeCache(self._sizes, found.limit, self._fixed)
                 cache.put(np.flatnonzero(before).tolist())
-            if self._samples_left <= 0 and found.epochs:
+            if self._samples_left[number] <= 0 and found.epochs:
                 self._repeat(found, len(edges) - 1)
                 continue
             last = reads.last_uses(told) if last is None else last
-            self._with_limit(found, cache, reads, asked, edges, last)
+            left = self._samples_left[number]
+            self._samples_left[number] -= self._with_limit((found, cache), reads, asked, edges, last, left)
+            if found.part < 1 and found.limit is not None:
+                found.peak = max(found.peak, min(room, found.limit))
 
     def _repeat(self, found: Fetches, ticks: int) -> None:
         """Let an epoch be as the one before was."""
@@ -160,18 +167,19 @@ class NodeFetches:
 
     def _with_limit(
         self,
-        found: Fetches,
-        cache: NodeCache,
+        of: tuple[Fetches, NodeCache],
         reads: NodeReads,
         asked: Asked,
         edges: NDArray[np.int64],
         last: NDArray[np.int32] | None,
-    ) -> None:
-        ticks = len(edges) - 1
+        most_samples: int,
+    ) -> int:
+        """Simulate an epoch, or as much of it as is affordable; gives the samples that were read."""
+        (found, cache), ticks = of, len(edges) - 1
         fetched, used = np.zeros((ticks, self._num_streams), np.int64), np.zeros(ticks, np.int64)
         times, downloads, at = cache.times_fetched.copy(), cache.downloads, _At()
         samples = reads.num_ranks * reads.partition.geometry.batch_size * rows_per_entry(reads.sequence)
-        most = max(_FEWEST_BATCHES, int(self._samples_left / samples))
+        most = max(_FEWEST_BATCHES, int(most_samples / samples))
 
         def fetch(shard: int) -> None:
             fetched[at.tick, self._streams[shard]] += self._sizes.fetched[shard]
@@ -184,16 +192,20 @@ class NodeFetches:
 
         cache.on_fetch = fetch
         done = read_epoch(reads, cache, goes_on, last)
-        self._samples_left -= int(done * samples)
         used[at.tick :] = cache.used
         found.downloads += cache.downloads - downloads
         if done < reads.num_batches:
+            found.was_full = cache.peak > _FULL * (found.limit or 0)
+            kept = np.bincount(_ticks(asked.steps, edges), self._sizes.kept[asked.shards], ticks)
+            whole = self._fixed + np.cumsum(kept).astype(np.int64)
+            used[at.tick :] = np.maximum(cache.used, np.minimum(whole, found.limit or 0))[at.tick :]
             self._go_on(found, fetched, (times, cache.times_fetched), asked, edges, done)
         found.epochs.append(fetched)
         found.used.append(used)
         part, epochs = min(1.0, done / reads.num_batches), len(found.epochs)
         found.part = (found.part * (epochs - 1) + part) / epochs
         found.peak, found.exceeded = max(found.peak, cache.peak), cache.exceeded
+        return int(done * samples)
 
     def _go_on(
         self,

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.formats.index import ShardInfo
 from lightning_streaming.formats.shard_table import PART, ShardTable
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.prefetch import Lookahead
@@ -83,14 +82,6 @@ class NodeReads:
         if self.predownload:
             return Lookahead(self.predownload, self.predownload)
         return lookahead_of(partition, self.catalog)
-
-    def info(self, shard: int) -> ShardInfo:
-        """A shard as its index has it."""
-        own, joins = self.catalog.shards, self.catalog.joins
-        if shard < len(own):
-            return own[shard]
-        assert joins is not None, "or there would be no such shard"
-        return joins.find(shard)[1]
 
     def uses_of_rank(self, rank: int) -> Iterator[Uses]:
         """What one of its ranks needs, some batches at a time."""

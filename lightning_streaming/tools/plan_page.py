@@ -151,7 +151,7 @@ def _peaks(report: Mapping[str, Any]) -> Markup:
         Bar(
             name=f"{_limit(one)}{', as configured' if one['is_configured'] else ''}",
             value=one["bytes"],
-            told=f"{format_bytes(one['bytes'])}, × {one['refetched']:.2f}",
+            told=f"{'' if one['was_full'] else '≥ '}{format_bytes(one['bytes'])}, × {one['refetched']:.2f}",
             colour=place,
         )
         for place, one in enumerate(report["caches"])

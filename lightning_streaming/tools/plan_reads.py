@@ -237,7 +237,7 @@ class Reads:
             rows = rows_of(sequence, np.arange(start, seen))
             ids = rows.ids if rows.pieces is None else rows.ids[rows.pieces.starts == 0]
             if self._tally is not None:
-                np.add.at(self._tally, ids, 1)
+                np.add.at(self._tally, ids, self._tally.dtype.type(1))
             firsts = np.asarray(self._catalog.first_ids)
             found = np.bincount(np.searchsorted(firsts, ids, side="right") - 1, minlength=len(firsts))
             self.found.samples_before += np.rint(found * ((stop - start) / (seen - start))).astype(np.int64)
@@ -280,7 +280,7 @@ class Reads:
         if tally is None:
             return
         firsts = np.asarray(self._catalog.first_ids)
-        np.add.at(tally, ids, 1)
+        np.add.at(tally, ids, tally.dtype.type(1))  # of another type it takes a hundred times as long
         if len(self.found.first_repeats) == len(firsts):
             return
         places = np.flatnonzero(tally[ids] > 1)

@@ -164,6 +164,7 @@ def _cache(planned: Planned, place: int) -> dict[str, Any]:
         "peak": max(one.peak for one in of_nodes),
         "exceeded": sum(one.exceeded for one in of_nodes),
         "simulated": min(one.part for one in of_nodes),
+        "was_full": all(one.was_full for one in of_nodes),
     }
 
 
@@ -257,7 +258,10 @@ def _notes(planned: Planned, caches: Sequence[Mapping[str, Any]]) -> list[str]:
     for one in caches:
         if one["simulated"] < 1:
             limit = format_bytes(one["limit"])
-            how = f"{one['simulated']:.1%} of the reads were simulated; the rest is taken to go on like that"
+            goes_on = "the rest is taken to go on like that"
+            if not one["was_full"]:
+                goes_on = "they do not fill it, so what is fetched again after that is not known"
+            how = f"{one['simulated']:.1%} of the reads were simulated; {goes_on}"
             notes.append(f"with a limit of {limit}, {how}")
     if caches[0]["exceeded"]:
         limit, times = format_bytes(caches[0]["limit"]), counted(caches[0]["exceeded"], "time")
@@ -404,13 +408,13 @@ def caches_told(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     rows = []
     for one in report["caches"]:
         limit = "none" if one["limit"] is None else format_bytes(one["limit"])
-        told = "" if one["simulated"] == 1 else "≈ "
+        told = "" if one["simulated"] == 1 else "≈ " if one["was_full"] else "≥ "
         rows.append(
             [
                 f"{limit}{' (configured)' if one['is_configured'] else ''}",
                 f"{told}{format_bytes(one['bytes'])}",
                 f"{told}{format_bytes(one['bytes_of_node'])}",
-                f"{one['refetched']:.2f}",
+                f"{told}{one['refetched']:.2f}",
                 format_bytes(one["peak"]),
                 counted(one["exceeded"], "time") if one["exceeded"] else "-",
             ]

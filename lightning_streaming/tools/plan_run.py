@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,7 +67,10 @@ def plan_run(args: Namespace) -> int:
         StorageError: An index could not be fetched, or the page not be written.
     """
     changes = dict(args.set) | ({} if args.batch_size is None else {"batch_size": str(args.batch_size)})
-    run = traced_run(args, changes)
+    with warnings.catch_warnings():
+        # It is not this machine that needs a core for each of the workers.
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        run = traced_run(args, changes)
     try:
         for condition in args.fail_if:
             _check_stream(condition, run)

@@ -83,7 +83,7 @@ def read_run(config: Path, url: str, scratch: Path) -> Really:
         ranks = [_FORK.Process(target=_read_rank, args=(asked, rank, in_step, results)) for rank in range(asked.ranks)]
         for one in ranks:
             one.start()
-        watch = _Watch([Path(path) for path in local.values()])
+        watch = Watch([Path(path) for path in local.values()])
         with watch:
             batches = [results.get() for _ in ranks]
         for one in ranks:
@@ -153,7 +153,7 @@ def _ids(batch: Mapping[str, Any]) -> list[int]:
     return [piece.number for piece in pieces(dict(batch)) if piece.start == 0]
 
 
-class _Watch:
+class Watch:
     """Looks how much caches hold, again and again.
 
     Args:
@@ -164,7 +164,7 @@ class _Watch:
         self._directories, self.peak, self._ended = directories, 0, threading.Event()
         self._thread = threading.Thread(target=self._look)
 
-    def __enter__(self) -> _Watch:
+    def __enter__(self) -> Watch:
         self._thread.start()
         return self
 

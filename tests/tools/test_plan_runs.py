@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,10 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
 
+from lightning_streaming import StreamingDataModule
+from lightning_streaming.trainer.config import config_of
 from tests.packed_data import CAPACITY
 from tests.servers import http_server
-from tests.tools.really import Really, read_run, write_config, write_stream
+from tests.tools.really import Really, Watch, forget, read_run, sent, write_config, write_stream
 from tests.tools.running import run
 
 pytestmark = [
@@ -129,6 +134,72 @@ def test_the_step_of_the_first_repeat_is_that_of_the_run(url: str, tmp_path: Pat
     found = {one["stream"]: one["first_repeat"] for one in plan["streams"]}
     assert steps == {"math": found["math"]["step"]}
     assert found["web"] is None
+
+
+class Idle(LightningModule):
+    """A model that learns nothing, and remembers what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.ids = torch.nn.Linear(1, 1), list[int]()
+
+    def training_step(self, batch: Mapping[str, Any], _: int) -> torch.Tensor:
+        self.ids += batch["id"].tolist()
+        time.sleep(0.008)  # for what is fetched ahead
+        loss: torch.Tensor = self.layer(torch.zeros(1)).sum()
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+class Untouched(StreamingDataModule):
+    """Hands batches on as they are: Lightning would look at each byte of texts."""
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        return batch
+
+
+def fit(train: Mapping[str, Any], scratch: Path, steps: int, ckpt: Path | None = None) -> tuple[Idle, Trainer]:
+    """Train with these streams, each in a cache of its own below ``scratch``."""
+    streams = {name: {**one, "local": str(scratch / name)} for name, one in train["streams"].items()}
+    model, config = Idle(), config_of({**train, "streams": streams})
+    trainer = Trainer(
+        max_steps=steps, max_epochs=-1, accelerator="cpu", logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False, default_root_dir=scratch,
+    )  # fmt: skip
+    trainer.fit(model, datamodule=Untouched(train=config, batch_size=4), ckpt_path=ckpt)
+    return model, trainer
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
+def test_what_is_left_of_a_run_is_planned_from_its_checkpoint(url: str, tmp_path: Path) -> None:
+    streams = {name: {"remote": f"{url}/{name}"} for name in SIZES}
+    train = {"streams": streams, "phases": PHASES, "epoch_size": 2400, "shuffle_block_size": 300}
+    train["cache_limit"] = 3_500_000
+    before, trainer = fit(train, tmp_path / "before", 550)
+    trainer.save_checkpoint(tmp_path / "run.ckpt")
+    config = write_config(tmp_path / "run.yaml", train, {"max_steps": 1300, "devices": 1}, batch_size=4)
+    plan = run("plan", "--config", config, "--ckpt", tmp_path / "run.ckpt", "--json").json
+    forget(url)
+    with Watch([tmp_path / "after" / name for name in SIZES]) as watch:
+        after, _ = fit(train, tmp_path / "after", 1300, tmp_path / "run.ckpt")
+    log = sent(url)
+    assert plan["run"]["begins"]["step"] == 550
+    assert plan["run"]["steps"] == 1300
+    for one in plan["streams"]:
+        first = FIRST_ID[one["stream"]]
+        left, whole = (
+            Counter(sample for sample in ids if first <= sample < first + 100_000)
+            for ids in (after.ids, before.ids + after.ids)
+        )
+        assert one["samples"] == left.total()
+        assert one["repeats"] == max(whole.values())
+        assert one["passes"] == pytest.approx(whole.total() / one["selected"])
+    cache = plan["caches"][0]
+    assert cache["bytes"] == pytest.approx(sum(size for _, size in log), rel=0.02)
+    assert cache["peak"] == pytest.approx(watch.peak, rel=0.02)
+    assert cache["refetched"] > 1
 
 
 def test_packs_are_as_full_as_planned(url: str, tmp_path: Path) -> None:
