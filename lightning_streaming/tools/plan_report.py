@@ -289,7 +289,7 @@ def values_of(report: Mapping[str, Any]) -> dict[Any, float | None]:
         "repeats": max(one["repeats"] for one in streams),
         "first_repeat": min(repeats) if is_tallied else None,
         "bytes": cache["bytes"],
-        "refetched": cache["refetched"],
+        "refetched": cache["refetched"] if cache["was_full"] else None,
         "cache_peak": cache["peak"],
         "cache_exceeded": cache["exceeded"],
         "first_batch_seconds": report["first_batch"]["seconds"],
