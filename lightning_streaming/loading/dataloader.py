@@ -18,7 +18,7 @@ from torch.utils.data import default_collate
 
 from lightning_streaming.errors import ConfigError
 from lightning_streaming.loading import workers
-from lightning_streaming.loading.arrivals import Arrivals, LookOn
+from lightning_streaming.loading.arrivals import ArrivalCounts, ArrivalWatch, LookOn
 from lightning_streaming.loading.bad_samples import BadTally
 from lightning_streaming.loading.dataset import StreamingDataset
 from lightning_streaming.loading.dataset_options import check_batch_of_budget, describe
@@ -284,12 +284,7 @@ class StreamingDataLoader(AcceleratedLoader):
             channel = self._new_channel(start)
         progress.channel = channel if self.persistent_workers else None
         channel.pass_start.assign(start)
-        try:
-            groups = workers.start_iterator(self, self._worker_batches(channel))
-        except BaseException:
-            if channel.arrivals is not None:
-                channel.arrivals.close()
-            raise
+        groups = workers.start_iterator(self, self._worker_batches(channel))
         replaced = dict[int, Replacement]()
         batches = workers.in_order(groups, channel, self.num_workers, replaced)
         bad = passes_of(self.dataset).bad_tally(start)
@@ -330,8 +325,7 @@ class StreamingDataLoader(AcceleratedLoader):
     def _new_channel(self, start: PassStart) -> workers.WorkerChannel:
         slots = None if self._is_pinned() else make_slots(self.num_workers, (self.prefetch_factor or 0) + 1)
         most_skipped = len(passes_of(self.dataset).run.asked.skip)
-        look_on, self._progress.look_on = self._progress.look_on, None
-        arrivals = None if look_on is None else Arrivals(look_on, len(passes_of(self.dataset).catalog.shards))
+        arrivals = None if self._progress.look_on is None else ArrivalCounts(max(self.num_workers, 1))
         return workers.WorkerChannel(workers.SharedPassStart(most_skipped, start.growth), slots, arrivals)
 
     def _worker_batches(self, channel: workers.WorkerChannel) -> workers.WorkerBatches:
@@ -367,6 +361,7 @@ class LoaderPass(Iterator[Any]):
         self._ends: Iterator[Cursor] = iter(())
         self._with_valid, self._with_keys = loader.with_valid, loader.with_keys
         self._keys: Iterator[SampleKeys] = iter(())
+        self._watch: ArrivalWatch | None = None
 
     def __next__(self) -> Any:
         if self._number == 0:
@@ -383,9 +378,9 @@ class LoaderPass(Iterator[Any]):
             self._loader._end_workers(under_way.groups)
             raise
         finally:
-            if under_way.arrivals is not None:
-                under_way.arrivals.close()
-                under_way = under_way._replace(arrivals=None)
+            if self._watch is not None:
+                self._watch.close()
+                self._watch = None
         waited = perf_counter_ns() - asked
         end = next(self._ends, None)
         if made is None or end is None:
@@ -419,6 +414,9 @@ class LoaderPass(Iterator[Any]):
                 if start.world.reads
                 else repeat(no_keys(start, passes.catalog))
             )
+        look_on, loader._progress.look_on = loader._progress.look_on, None
+        if look_on is not None and self._under_way.arrivals is not None:
+            self._watch = ArrivalWatch(look_on, self._under_way.arrivals, len(passes.catalog.shards))
 
 
 class _UnderWay(NamedTuple):
@@ -430,8 +428,8 @@ class _UnderWay(NamedTuple):
     """Samples that are in the places of others, by position."""
     bad: BadTally | None
     """Counts those; None where a bad sample is an error."""
-    arrivals: Arrivals | None = None
-    """Tells what is fetched before the first batch, to whoever looks on."""
+    arrivals: ArrivalCounts | None = None
+    """What is fetched; None where nobody looks on."""
 
 
 def _at_end(made: workers.Measured | None, end: Cursor | None) -> Exception:

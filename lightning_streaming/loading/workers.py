@@ -33,7 +33,7 @@ from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from lightning_streaming.errors import BadSamplesError, ConfigError, SampleError, StreamingError
-from lightning_streaming.loading.arrivals import Arrivals
+from lightning_streaming.loading.arrivals import ArrivalCounts
 from lightning_streaming.loading.bad_samples import MISSING
 from lightning_streaming.loading.batches import Batches, read_tables
 from lightning_streaming.loading.collation import Collate, CollateError, collated, stacked
@@ -114,8 +114,8 @@ class WorkerChannel:
     """Where the pass begins."""
     slots: BatchSlots | None
     """The batches themselves; None where torch is left to send them."""
-    arrivals: Arrivals | None = None
-    """Is told what workers fetch; None where nobody looks on."""
+    arrivals: ArrivalCounts | None = None
+    """What workers fetch; None where nobody looks on."""
 
     def sender(self) -> BatchSender | None:
         """For workers: puts batches where :meth:`opened` finds them."""
@@ -241,10 +241,9 @@ class WorkerBatches(IterableDataset[BatchGroup]):
             self._sender.begin_pass()
         start, passes = self.pass_start.assigned(), passes_of(self.dataset)
         of_pass = passes.of_worker(self.dataset._making, start, worker, num_workers, is_measured=True)
-        of_pass.source.tell_of_fetching(None if self._arrivals is None else self._arrivals.tell)
         made = self._made(of_pass, start.batch_size)
         made_before = 0
-        with closing(made):
+        with closing(made), self._counted(of_pass, worker):
             try:
                 for batches in made:
                     measures = of_pass.meter.end_batches(len(batches))
@@ -257,6 +256,16 @@ class WorkerBatches(IterableDataset[BatchGroup]):
                 raise  # maybe as the interpreter ends, when the next name is gone
             except CollateError as error:
                 raise SampleError(f"{error}{self._told_keys(of_pass, made_before, error.places)}") from error.__cause__
+
+    @contextmanager
+    def _counted(self, of_pass: WorkerPass, worker: int) -> Iterator[None]:
+        """While this lasts, what is fetched is counted for whoever looks on."""
+        if self._arrivals is not None:
+            of_pass.source.tell_of_fetching(self._arrivals.teller(worker))
+        try:
+            yield
+        finally:
+            of_pass.source.tell_of_fetching(None)
 
     def _made(self, of_pass: WorkerPass, batch_size: int) -> Generator[Batches, None, None]:
         if of_pass.pack is not None and self._is_collated_here() and of_pass.may_be_joined():

@@ -28,6 +28,12 @@ def first_download(trainer: Trainer) -> LookOn | None:
     return _Line(trainer) if is_shown else None
 
 
+class _Bar(tqdm):  # type: ignore[type-arg, misc, unused-ignore]
+    """A bar without tqdm's thread that watches bars: forked workers should find no threads."""
+
+    monitor_interval = 0
+
+
 class _Line:
     """A line within Lightning's display, where that draws itself anew all the time, or else below it."""
 
@@ -54,5 +60,5 @@ def words_of(fetched: Fetched) -> str:
 
 def _line_of_its_own() -> Callable[[str | None], object]:
     # tqdm knows of its other bars, Lightning's too, and goes below them.
-    bar = tqdm(bar_format="{desc}", file=sys.stderr, leave=False)
+    bar = _Bar(bar_format="{desc}", file=sys.stderr, leave=False)
     return lambda words: bar.close() if words is None else bar.set_description_str(words)

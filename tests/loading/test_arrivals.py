@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 
@@ -10,10 +13,11 @@ import pytest
 
 from lightning_streaming import StreamingDataLoader
 from lightning_streaming.errors import StreamingError
-from lightning_streaming.loading.arrivals import Arrivals, Fetched
+from lightning_streaming.loading.arrivals import ArrivalCounts, ArrivalWatch, Fetched
 from lightning_streaming.loading.dataloader import watch_first_download
 from tests.helpers import ids, make_dataset, make_loader, write_dataset
 
+Process = multiprocessing.get_context("fork").Process
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
 
@@ -58,12 +62,47 @@ def test_the_end_is_told_where_the_first_batch_fails(tmp_path: Path) -> None:
     assert all(one is None or one.here == 0 for one in heard)
 
 
-def test_who_tells_never_waits_for_who_looks_on() -> None:
-    looks = threading.Event()
-    arrivals = Arrivals(lambda _: looks.wait(), 100_000)
-    for _ in range(20_000):  # more than a pipe holds
-        arrivals.tell(1, 0)
+def test_workers_that_live_on_fetch_as_many_shards_as_they_like(tmp_path: Path) -> None:
+    counts, looks, heard = ArrivalCounts(2), threading.Event(), list[Fetched | None]()
+
+    def look(fetched: Fetched | None) -> None:
+        heard.append(fetched)
+        looks.wait(20)
+
+    def fetch() -> None:
+        tell = counts.teller(1)
+        for _ in range(20_000):
+            tell(1, 0)
+            tell(0, 100)
+
+    watch = ArrivalWatch(look, counts, 100_000)
+    first, second = (Process(target=fetch) for _ in range(2))
+    first.start()
+    first.join(20)
+    assert counts.sums() == (20_000, 20_000, 2_000_000)  # though nobody has looked on yet
     looks.set()
-    arrivals.close()
-    arrivals.close()
-    arrivals.tell(1, 0)
+    watch.close()
+    watch.close()
+    assert heard[-2:] == [Fetched(20_000, 20_000, 100_000, 2_000_000, heard[-2].seconds), None]  # type: ignore[union-attr]
+    second.start()
+    second.join(20)
+    assert second.exitcode == 0
+    assert counts.sums()[0] == 40_000
+
+
+def test_threads_of_a_process_count_together() -> None:
+    counts = ArrivalCounts(1)
+    tell = counts.teller(0)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: tell(1, 3), range(8000)))
+    assert counts.sums() == (8000, 0, 24_000)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_that_was_watched_is_pickled(tmp_path: Path, workers: int) -> None:
+    dataset = make_dataset(write_dataset(tmp_path / "data"), local=str(tmp_path / "cache"))
+    loader = StreamingDataLoader(dataset, num_workers=workers)
+    watch_first_download(loader, lambda _: None)
+    list(loader)
+    loader.close()
+    assert len(pickle.loads(pickle.dumps(dataset))) == len(dataset)
