@@ -79,7 +79,8 @@ _MISSING = {
 }
 _TOO_MANY, _UNAVAILABLE = 429, 503
 _HEALING_STATUSES = (408, 425, _TOO_MANY)
-_PUT_OFF_WORDS = ("SlowDown", "ServerBusy", "TooManyRequests", "RequestLimitExceeded", "rateLimitExceeded")
+_PUT_OFF_WORDS = ("SlowDown", "ServerBusy")
+"""Of S3 and Azure, without spaces: a reason phrase has them."""
 _STATUS_ERRORS: dict[int, type[StreamingError]] = {
     401: AccessDeniedError,
     403: AccessDeniedError,
@@ -183,7 +184,7 @@ class Attempts:
                 last = error
             await asyncio.sleep(series.pause_after(last))
 
-    def failed(self, last: Exception, kind: type[StreamingError] | None, made: int, late: bool) -> StreamingError:
+    def error_after(self, last: Exception, kind: type[StreamingError] | None, made: int, late: bool) -> StreamingError:
         """The error that says that there is no other attempt.
 
         Args:
@@ -249,10 +250,10 @@ class Series:
             _logger.debug(told, self.failed + is_put_off, of.total, of.purpose, came_of_it, pause, shown)
             return pause
         if isinstance(last, IntegrityError):
-            raise IntegrityError(f"{last} (attempt {made} of {of.total}); write the object and its index again")
+            raise IntegrityError(f"{last} (attempt {self.failed} of {of.total}); write the object and its index again")
         if isinstance(last, StreamingError):
             raise last
-        raise of.failed(last, kind, made, late) from shown_cause(last, of.options, of.hidden)
+        raise of.error_after(last, kind, made, late) from shown_cause(last, of.options, of.hidden)
 
 
 def _is_put_off(error: BaseException) -> bool:
@@ -260,7 +261,7 @@ def _is_put_off(error: BaseException) -> bool:
     status = status_of(error)
     if status == _TOO_MANY:
         return True
-    words = " ".join(map(str, _causes(error)))
+    words = "".join(map(str, _causes(error))).replace(" ", "")
     return status == _UNAVAILABLE and (_asked_wait(error) > 0 or any(word in words for word in _PUT_OFF_WORDS))
 
 

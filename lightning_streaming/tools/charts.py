@@ -13,8 +13,11 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from typing import Any
 
+import numpy as np
 from markupsafe import Markup
+from numpy.typing import NDArray
 
 _WIDTH, _HEIGHT = 560, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74, 18, 14, 54
@@ -210,6 +213,27 @@ def bars(title: str, description: str, x: Axis, of: Sequence[Bar], marks: Sequen
     return _figure(title, description, drawn, Markup(), height)
 
 
+def binned(numbers: NDArray[Any], most: int) -> tuple[list[float], list[int]] | None:
+    """Edges and counts for :func:`histogram`, in equal ranges.
+
+    Args:
+        numbers: Finite ones, at least one.
+        most: Ranges at most; no more than there are different numbers.
+
+    Returns:
+        None where floats tell no such ranges apart, or no axis is so long.
+    """
+    values = numbers.astype(np.float64)
+    least, largest = float(values.min()), float(values.max())
+    if not math.isfinite(largest - least):
+        return None
+    with np.errstate(over="ignore"):
+        edges = np.linspace(least, largest, min(most, len(np.unique(values))) + 1)
+    if not (np.isfinite(edges).all() and (edges[1:] > edges[:-1]).all()):
+        return None
+    return edges.tolist(), np.histogram(values, edges)[0].tolist()
+
+
 def histogram(
     title: str, description: str, x: Axis, y: Axis, edges: Sequence[float], counts: Sequence[float]
 ) -> Markup:
@@ -236,7 +260,9 @@ def histogram(
 
 def _figure(title: str, description: str, drawn: Iterable[Markup], legend: Markup, height: int = _HEIGHT) -> Markup:
     inner = Markup("").join(drawn)
-    name = "chart-" + hashlib.blake2s(f"{title}\n{description}\n{inner}".encode()).hexdigest()[:10]
+    name = (
+        "chart-" + hashlib.blake2s(f"{title}\n{description}\n{inner}".encode("utf-8", "surrogatepass")).hexdigest()[:10]
+    )
     return Markup(
         '<figure class="chart"><figcaption>{title}</figcaption>{legend}<svg viewBox="0 0 {width} {height}" role="img" '
         'aria-labelledby="{name}-t {name}-d"><title id="{name}-t">{title}</title><desc id="{name}-d">{description}'

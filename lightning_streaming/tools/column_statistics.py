@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_streaming.tools.charts import Axis, Bar, bars, histogram
+from lightning_streaming.tools.charts import Axis, Bar, bars, binned, histogram
 from lightning_streaming.tools.console import counted, is_image, render
 from lightning_streaming.tools.sample_reader import SampleReader, TooMuch, Unreadable
 from lightning_streaming.tools.shown_values import picture_type, sound_type
@@ -203,13 +203,12 @@ _TOLD: Mapping[str, Callable[[str, Any], _Told]] = {
 
 
 def _spread_chart(title: str, label: str, numbers: Any, counted_as: str = "samples") -> Any:
-    different = len(np.unique(numbers))
-    if different < 2 or not np.isfinite(float(numbers.max()) - float(numbers.min())):
+    bins = binned(numbers, _MOST_BINS)
+    if bins is None:
         return None
-    counts, edges = np.histogram(numbers, min(_MOST_BINS, different))
     words = f"A histogram of {counted(len(numbers), 'number')} from {numbers.min():.6g} to {numbers.max():.6g}."
     axes = Axis(label=label, low=None), Axis(label=counted_as)
-    return histogram(title, words, *axes, edges.tolist(), counts.tolist())
+    return histogram(title, words, *axes, *bins)
 
 
 def _commonest(name: str, counts: Counter[str]) -> Any:

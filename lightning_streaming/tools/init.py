@@ -45,7 +45,7 @@ def run(args: Namespace) -> int:
     places = [find_dataset(one, args.storage_options, args.format, args.block_length) for one in args.datasets]
     looks = [look_at(place) for place in places]
     task = task_of(looks)
-    values = looks[0].values(task.inputs[0])
+    values = [value for look in looks for value in look.values(task.inputs[0])]
     files = {MODULE: module_text(task, all(isinstance(one, str) for one in values)), RUN: config_text(looks, task)}
     out.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():

@@ -18,6 +18,7 @@ from lightning_streaming.formats.shard import unsafe_columns
 from lightning_streaming.tools.console import counted, is_image
 from lightning_streaming.tools.held_shards import opened
 from lightning_streaming.tools.inspect import samples_of
+from lightning_streaming.tools.shown_values import picture_type
 from lightning_streaming.tools.stored_dataset import StoredDataset, add_up, columns_of
 
 _SHARDS, _SAMPLES = 3, 8
@@ -25,14 +26,14 @@ _SHARDS, _SAMPLES = 3, 8
 _MOST_SAMPLES, _MOST_BYTES = 100_000, 256 << 20
 """Of a dataset on this machine that is no larger all labels, or tokens, are looked at."""
 _PICTURES = ("jpeg", "png", "pil")
-_BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"RIFF", b"GIF8")
-"""Of files of pictures that are stored as bytes, because not all are of one kind."""
 _LABELS = ("label", "labels", "class", "cls", "target", "category", "digit", "y")
 _TARGETS = ("target", "label", "y", "value", "score", *_LABELS)
 _TOKENS = ("tokens", "input_ids", "token_ids", "ids")
 _TEXTS = ("text", "content", "document", "body", "review", "sentence", "prose")
 _ORDINALS = ("id", "index", "idx", "key", "number", "row")
 _LEAST_TOKENS = 16
+_MOST_CLASSES, _MOST_TOKENS = 100_000, 1 << 20
+"""Above these, numbers are no labels, and no tokens: a model would have a row of weights for each."""
 _LONG_TEXT = 40
 """Characters, on average, from which a text counts as prose beside numbers."""
 
@@ -159,7 +160,7 @@ def _of_pictures(
 
 
 def _is_picture(value: Any) -> bool:
-    return is_image(value) or (isinstance(value, bytes) and value.startswith(_BEGINNINGS))
+    return is_image(value) or (isinstance(value, bytes) and picture_type(value) is not None)
 
 
 def _is_pixels(value: Any) -> bool:
@@ -172,7 +173,7 @@ def _label(values: Mapping[str, list[Any]]) -> str | None:
     whole = [
         name
         for name, found in values.items()
-        if found and all(isinstance(one, (int, np.integer)) and one >= 0 for one in found)
+        if found and all(isinstance(one, (int, np.integer)) and 0 <= one < _MOST_CLASSES for one in found)
     ]
     named = [name for name in _LABELS if name in whole]
     others = [name for name in whole if name.lower() not in _ORDINALS]
@@ -217,7 +218,8 @@ def _of_tokens(looks: Sequence[Look], values: Mapping[str, list[Any]]) -> Task |
 
 def _is_tokens(value: Any, is_named_so: bool) -> bool:
     is_row = isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iu"
-    return is_row and value.size >= (1 if is_named_so else _LEAST_TOKENS) and int(value.min()) >= 0
+    is_long = is_row and value.size >= (1 if is_named_so else _LEAST_TOKENS)
+    return is_long and int(value.min()) >= 0 and int(value.max()) < _MOST_TOKENS
 
 
 def _of_text(values: Mapping[str, list[Any]], *, always: bool) -> Task | None:

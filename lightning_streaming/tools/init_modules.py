@@ -252,7 +252,8 @@ def module_text(task: Task, holds_text: bool = True) -> str:
     elif task.kind is Kind.TOKENS:
         body, words = _LANGUAGE, {"COLUMN_NAME": "TOKENS", "COLUMN": column, "TOKENS": _FROM_TOKENS}
     elif task.kind is Kind.TEXT:
-        as_bytes = "sample[TEXT].encode()" if holds_text else "str(sample[TEXT]).encode()"
+        any_value = "value if isinstance(value := sample[TEXT], bytes) else str(value).encode()"
+        as_bytes = "sample[TEXT].encode()" if holds_text else f"({any_value})"
         made = _FROM_TEXT.replace("@AS_BYTES@", as_bytes)
         body, words = _LANGUAGE, {"COLUMN_NAME": "TEXT", "COLUMN": column, "TOKENS": made}
     for name, value in words.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, count
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
@@ -151,8 +152,8 @@ def _named(looks: Sequence[Look]) -> dict[str, Look]:
         place = look.place
         path = urlsplit(place.shown).path if place.directory is None else place.directory.resolve().as_posix()
         name = PurePosixPath(path).name or "data"
-        taken = [other for other in named if other == name or other.startswith(f"{name}_")]
-        named[f"{name}_{len(taken) + 1}" if name in named else name] = look
+        numbered = (f"{name}_{number}" for number in count(2))
+        named[next(one for one in chain([name], numbered) if one not in named)] = look
     return named
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.tools.charts import Axis, Curve, histogram, lines
+from lightning_streaming.tools.charts import Axis, Curve, binned, histogram, lines
 from lightning_streaming.tools.console import counted, is_image, render
 from lightning_streaming.tools.png import png
 from lightning_streaming.units import format_bytes
@@ -268,7 +268,10 @@ def _shown_array(array: NDArray[Any], pictures: Sequence[Any]) -> ShownValue:
         if len(finite) < len(flat):
             facts.append(("not finite", f"{len(flat) - len(finite):,} of {len(flat):,} looked at"))
         if len(finite):
-            told = (finite.min(), finite.mean(), finite.max())
+            largest = float(np.abs(finite).max()) or 1.0  # so that no sum is beyond what a float can hold
+            with np.errstate(under="ignore"):
+                mean = (finite / largest).mean() * largest
+            told = (finite.min(), mean, finite.max())
             facts.append(("least, mean, most", ", ".join(f"{one:.6g}" for one in told)))
             charts = _charts(array, finite, is_picture=bool(pictures))
     words = render(array)
@@ -282,8 +285,8 @@ def _charts(array: NDArray[Any], finite: NDArray[np.float64], *, is_picture: boo
         return []
     if array.ndim == 1 and array.size >= 2:
         found.append(_line(array, finite))
-    if span:
-        counts, edges = np.histogram(finite, min(_MOST_BINS, len(np.unique(finite[: _MOST_BINS * 8]))))
+    bins = binned(finite, _MOST_BINS)
+    if bins is not None:
         what = "pixels" if is_picture else "values"
         found.append(
             histogram(
@@ -291,8 +294,7 @@ def _charts(array: NDArray[Any], finite: NDArray[np.float64], *, is_picture: boo
                 f"A histogram of {len(finite):,} {what} from {finite.min():.6g} to {finite.max():.6g}.",
                 Axis(label="value", low=None),
                 Axis(label=what),
-                edges.tolist(),
-                counts.tolist(),
+                *bins,
             )
         )
     return found

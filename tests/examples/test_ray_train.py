@@ -30,11 +30,13 @@ def cluster() -> Iterator[None]:
     """Ray, with room for two workers and their controller; all of its processes end with the test."""
     import ray
 
-    on_sigterm = signal.getsignal(signal.SIGTERM)  # Ray sets its own, and leaves it
+    # Ray sets its own, and leaves them; on Ctrl-C it would start anew.
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
     ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
     yield
     ray.shutdown()
-    signal.signal(signal.SIGTERM, on_sigterm)
+    for one, handler in before.items():
+        signal.signal(one, handler)
     gc.collect()
 
 

@@ -308,6 +308,7 @@ def test_the_store_is_given_the_time_it_asked_for() -> None:
         _s3(429),
         HttpError({"code": "429"}),
         _s3(503, code="SlowDown"),
+        RefusedError(503, {}, "Slow Down"),
         RefusedError(503, {"Retry-After": "1"}, ""),
     ],
 )

@@ -206,3 +206,45 @@ def test_names_of_columns_are_quoted(tmp_path: Path) -> None:
     assert name in [node.value for node in ast.walk(module) if isinstance(node, ast.Constant)]
     config = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
     assert config["data"]["init_args"]["train"]["columns"] == [name]
+
+
+@pytest.mark.parametrize(
+    ("columns", "make", "told"),
+    [
+        ({"image": "jpeg", "taken": "int"}, lambda n: {"image": jpeg(n), "taken": 1_700_000_000 + n}, "classes: 4 "),
+        (
+            {"hashes": "ndarray:uint32:20", "x": "int", "y": "float32"},
+            lambda n: {"hashes": np.full(20, 4_000_000_000 + n, np.uint32), "x": n, "y": n / 2},
+            "module.Regression ",
+        ),
+        (
+            {"clip": "bytes", "text": "str"},
+            lambda n: {"clip": b"RIFF\0\0\0\0WAVE" + bytes(n), "text": "a" * 50},
+            "vocabulary: 256 ",
+        ),
+    ],
+)
+def test_no_model_has_a_row_for_each_of_a_billion_numbers(
+    columns: dict[str, str], make: Callable[[int], dict[str, Any]], told: str, tmp_path: Path
+) -> None:
+    write(tmp_path / "data", columns, make)
+    made = run("init", tmp_path / "data", "--out", tmp_path / "run")
+    assert made.code == 0, made.err
+    assert told in (tmp_path / "run" / "run.yaml").read_text()
+
+
+def test_each_stream_has_a_name_of_its_own(tmp_path: Path) -> None:
+    places = [tmp_path / name for name in ("a/x_3", "b/x", "c/x", "d/x")]
+    for place in places:
+        write(place, {"x": "int"}, lambda n: {"x": n})
+    assert run("init", *places, "--out", tmp_path / "run").code == 0
+    config = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
+    streams = config["data"]["init_args"]["train"]["streams"]
+    assert sorted(one["remote"] for one in streams.values()) == sorted(map(str, places))
+
+
+def test_bytes_that_are_taken_for_text_stay_as_they_are(tmp_path: Path) -> None:
+    write(tmp_path / "data", {"body": "bytes"}, lambda n: {"body": b"text"})
+    made = run("init", tmp_path / "data", "--out", tmp_path / "run")
+    assert made.code == 0, made.err
+    assert "isinstance(value := sample[TEXT], bytes)" in (tmp_path / "run" / "module.py").read_text()

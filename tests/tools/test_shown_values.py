@@ -139,7 +139,17 @@ def test_any_array_is_shown(array: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [[math.nan] * 9, [math.inf, -math.inf, 0], [1e308, -1e308, 0.0], [5.0] * 9, [1e-320, 0.0, 1.0]]
+    "values",
+    [
+        [1e18, 1e18 + 200],
+        [1.0, 1.79769313e308, 0.0],
+        [8.98846567e307] * 2,
+        [math.nan] * 9,
+        [math.inf, -math.inf, 0],
+        [1e308, -1e308, 0.0],
+        [5.0] * 9,
+        [1e-320, 0.0, 1.0],
+    ],
 )
 def test_arrays_of_what_no_axis_has_are_shown(values: list[float]) -> None:
     with np.errstate(all="raise"):
