@@ -269,9 +269,7 @@ def _shown_array(array: NDArray[Any], pictures: Sequence[Any]) -> ShownValue:
             facts.append(("not finite", f"{len(flat) - len(finite):,} of {len(flat):,} looked at"))
         if len(finite):
             largest = float(np.abs(finite).max()) or 1.0  # so that no sum is beyond what a float can hold
-            with np.errstate(under="ignore"):
-                mean = (finite / largest).mean() * largest
-            told = (finite.min(), mean, finite.max())
+            told = (finite.min(), (finite / largest).mean() * largest, finite.max())
             facts.append(("least, mean, most", ", ".join(f"{one:.6g}" for one in told)))
             charts = _charts(array, finite, is_picture=bool(pictures))
     words = render(array)
