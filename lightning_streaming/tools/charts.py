@@ -213,6 +213,10 @@ def bars(title: str, description: str, x: Axis, of: Sequence[Bar], marks: Sequen
     return _figure(title, description, drawn, Markup(), height)
 
 
+LARGEST = 1e300
+"""Beyond it an axis would have no room for its ticks among the floats that there are."""
+
+
 def binned(numbers: NDArray[Any], most: int) -> tuple[list[float], list[int]] | None:
     """Edges and counts for :func:`histogram`, in equal ranges.
 
@@ -225,11 +229,10 @@ def binned(numbers: NDArray[Any], most: int) -> tuple[list[float], list[int]] | 
     """
     values = numbers.astype(np.float64)
     least, largest = float(values.min()), float(values.max())
-    if not math.isfinite(largest - least):
+    if max(-least, largest) > LARGEST:
         return None
-    with np.errstate(over="ignore"):
-        edges = np.linspace(least, largest, min(most, len(np.unique(values))) + 1)
-    if not (np.isfinite(edges).all() and (edges[1:] > edges[:-1]).all()):
+    edges = np.linspace(least, largest, min(most, len(np.unique(values))) + 1)
+    if not (edges[1:] > edges[:-1]).all():
         return None
     return edges.tolist(), np.histogram(values, edges)[0].tolist()
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.tools.charts import Axis, Curve, binned, histogram, lines
+from lightning_streaming.tools.charts import LARGEST, Axis, Curve, binned, histogram, lines
 from lightning_streaming.tools.console import counted, is_image, render
 from lightning_streaming.tools.png import png
 from lightning_streaming.units import format_bytes
@@ -278,8 +278,7 @@ def _shown_array(array: NDArray[Any], pictures: Sequence[Any]) -> ShownValue:
 
 def _charts(array: NDArray[Any], finite: NDArray[np.float64], *, is_picture: bool) -> list[Any]:
     found = []
-    span = float(finite.max()) - float(finite.min())
-    if not math.isfinite(span):  # no axis is so long
+    if np.abs(finite).max() > LARGEST:
         return []
     if array.ndim == 1 and array.size >= 2:
         found.append(_line(array, finite))
