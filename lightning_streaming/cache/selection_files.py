@@ -18,7 +18,7 @@ import time
 from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from lightning_streaming.cache import shared_files, usage
 from lightning_streaming.cache.config import SELECTIONS_BASENAME
 from lightning_streaming.cache.index_files import remove_unlocked
 from lightning_streaming.errors import ShardCorruptError
-from lightning_streaming.formats.npy_header import NpyHeader, read_header
+from lightning_streaming.formats.npy_header import header_of
 
 _ABANDONED_SECONDS = 24 * 3600
 """After so long without another part, one that another machine made is taken to be dead: its lock says nothing here."""
@@ -54,16 +54,6 @@ def map_bits(path: Path) -> NDArray[Any] | None:
         header = header_of(file)
         return np.memmap(file, header.dtype, "r", header.stop, header.shape)
     return None
-
-
-def header_of(file: BinaryIO) -> NpyHeader:
-    """What an open file says of its values; raises ShardCorruptError where it is no ``.npy`` file."""
-    descriptor = file.fileno()
-
-    def read(start: int, stop: int) -> bytes:
-        return os.pread(descriptor, stop - start, start)
-
-    return read_header(read, os.fstat(descriptor).st_size, file.name)
 
 
 def are_bits(path: Path) -> bool:

@@ -14,10 +14,11 @@ the text is read here without it.
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -85,7 +86,17 @@ def read_header(read: Callable[[int, int], bytes], size: int, shown: str) -> Npy
     return NpyHeader(dtype, bool(is_fortran), shape, stop)
 
 
-_PART = re.compile(r"""\s*('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|-?[0-9]+L?|True|False|[][(){}:,])\s*""")
+def header_of(file: BinaryIO) -> NpyHeader:
+    """What an open file of this machine says of its values; raises ShardCorruptError where it is no such file."""
+    descriptor = file.fileno()
+
+    def read(start: int, stop: int) -> bytes:
+        return os.pread(descriptor, stop - start, start)
+
+    return read_header(read, os.fstat(descriptor).st_size, file.name)
+
+
+_PART = re.compile(r"""\s*('(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*"|-?(?:0+|[1-9][0-9]*)L?|True|False|[][(){}:,])\s*""")
 _DEEPEST = 32
 """Brackets within each other: fields of fields of fields."""
 

@@ -23,9 +23,10 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_streaming.cache.selection_files import header_of, map_bits
+from lightning_streaming.cache.selection_files import map_bits
 from lightning_streaming.errors import ConfigError, ShardCorruptError, StorageError
 from lightning_streaming.formats.array_lengths import check_dtype
+from lightning_streaming.formats.npy_header import header_of
 from lightning_streaming.loading.catalog import Catalog
 from lightning_streaming.loading.column_functions import LENGTHS, function_name
 

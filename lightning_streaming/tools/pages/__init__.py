@@ -1,7 +1,7 @@
 """What tools show in a browser: one base for all pages, filled in here, by Jinja with everything escaped.
 
     base.html     the frame of a page: head, top with tabs, content, foot; pages extend it
-    parts.html    macros that several pages use: facts, bars, legends, pages of a list
+    parts.html    macros that several pages use
     style.css     the style; light and dark, from a phone's width up; colours of series are classes s0 to s7. It
                   follows that of charts, which is in tools/charts.py
 
