@@ -42,13 +42,18 @@ def test_a_text_has_the_value_that_python_gives_it(value: Any) -> None:
     assert _Literal(repr(value)).whole() == ast.literal_eval(repr(value)) == value
 
 
-@given(st.text("()[]{},:'\"\\ 01TrueFalsL-x\n", max_size=30))
+@pytest.mark.filterwarnings("ignore:invalid escape:DeprecationWarning", "ignore:invalid escape:SyntaxWarning")
+@given(st.text("()[]{},:'\"\\ 01TrueFals-x\n", max_size=30))
 def test_any_text_is_read_as_python_reads_it_or_refused(text: str) -> None:
     try:
         found = _Literal(text).whole()
     except (ValueError, TypeError):  # TypeError where a list is a key
         return
-    assert found == ast.literal_eval(text.replace("L", "").strip())
+    assert found == ast.literal_eval(text.strip())
+
+
+def test_a_number_may_be_one_of_python_2() -> None:
+    assert _Literal("(12L, 'L')").whole() == (12, "L")
 
 
 @pytest.mark.parametrize(
