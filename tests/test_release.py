@@ -127,6 +127,8 @@ def test_citation_and_changelog_are_of_this_version() -> None:
     assert citation["cff-version"] == "1.2.0"
     heads = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert heads[0] == "Unreleased" or heads[0].startswith(lightning_streaming.__version__)
+    # What an index shows of a release says how to install it, and not that there is none.
+    assert ("is not out yet" in " ".join((ROOT / "README.md").read_text().split())) == (heads[0] == "Unreleased")
 
 
 def test_what_is_installed_makes_a_dataset_and_trains_on_it(release: Release, tmp_path: Path) -> None:
