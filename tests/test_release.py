@@ -131,6 +131,13 @@ def test_citation_and_changelog_are_of_this_version() -> None:
     assert ("is not out yet" in " ".join((ROOT / "README.md").read_text().split())) == (heads[0] == "Unreleased")
 
 
+def test_people_can_read_the_changelog() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert [line for line in text.splitlines() if len(line) > 150] == []
+    first = re.split(r"^## ", text, flags=re.MULTILINE)[-1]
+    assert re.findall(r"^#+ (?:Changed|Fixed|Removed|Deprecated)$", first, re.MULTILINE) == []  # of what nobody had
+
+
 def test_what_is_installed_makes_a_dataset_and_trains_on_it(release: Release, tmp_path: Path) -> None:
     python, program = release.program.parent / "python", release.program
     where = call(python, "-c", f"import {PACKAGE}; print({PACKAGE}.__file__)", cwd=tmp_path)
