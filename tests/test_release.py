@@ -9,6 +9,8 @@ import sys
 import tarfile
 import venv
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import NamedTuple
 from zipfile import ZipFile
@@ -18,6 +20,7 @@ import yaml  # type: ignore[import-untyped]
 from packaging.metadata import Metadata
 
 import lightning_streaming
+from tests.declared import PROJECT, closure
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = "lightning_streaming"
@@ -77,11 +80,18 @@ def _installed(wheel: Path, directory: Path) -> Path:
     python = directory / "bin" / "python"
     install = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel)
     call(*install, cwd=directory)
-    # All that it depends on, from here; what makes an editable install is not followed from there.
+    # What it depends on, from here, and nothing else that is installed here.
     (site,) = directory.glob("lib/python*/site-packages")
-    here = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
-    (site / "dependencies.pth").write_text("\n".join(here) + "\n")
+    for name in closure(PROJECT, ""):
+        with suppress(PackageNotFoundError):  # which another system or Python needs
+            _link(distribution(name), site)
     return directory / "bin" / "lightning-streaming"
+
+
+def _link(found: Distribution, site: Path) -> None:
+    for name in {file.parts[0] for file in found.files or []} - {"..", "__pycache__"}:
+        if not (site / name).exists():
+            (site / name).symlink_to(str(found.locate_file(name)))
 
 
 def members(release: Release) -> tuple[set[str], set[str]]:
