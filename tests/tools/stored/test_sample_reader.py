@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lightning_streaming.errors import SampleIndexError
+from lightning_streaming.tools.stored import sample_reader
+from lightning_streaming.tools.stored.sample_reader import SampleReader, TooMuch
+from lightning_streaming.tools.stored.stored_dataset import find_dataset
+from lightning_streaming.tools.viewing.column_statistics import statistics_of
+from lightning_streaming.writing.writers import MDSWriter
+from tests.servers.stores import HttpStore, S3Bucket
+from tests.tools.running import write_texts
+
+
+@contextmanager
+def reading(
+    location: Path | str, options: dict[str, Any] | None = None, unsafe: bool = False
+) -> Iterator[SampleReader]:
+    place = find_dataset(str(location), options or {})
+    reader = SampleReader(place, place.cache(), place.read_index(), unsafe)
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+@pytest.fixture(scope="module", params=[None, "zstd"])
+def texts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("texts")
+    write_texts(directory, 50, compression=request.param)
+    return directory
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(numbers=st.sets(st.integers(0, 49)))
+def test_samples_are_those_that_were_written(texts: Path, numbers: set[int]) -> None:
+    with reading(texts) as reader:
+        found = reader.read(sorted(numbers))
+    assert found == [{"id": number, "text": f"text {number:03}"} for number in sorted(numbers)]
+
+
+def test_places_are_counted_as_the_index_does(texts: Path) -> None:
+    with reading(texts) as reader:
+        sizes = reader.index.samples_per_shard().tolist()
+        places = [(shard, at) for shard, size in enumerate(sizes) for at in range(size)]
+        assert [reader.find(number) for number in range(50)] == places
+        assert [reader.first_of(shard) for shard in range(len(sizes))] == [
+            places.index((n, 0)) for n in range(len(sizes))
+        ]
+        for bad in (-1, 50, 10**17):
+            with pytest.raises(SampleIndexError, match="50 samples"):
+                reader.find(bad)
+        with pytest.raises(SampleIndexError):
+            reader.first_of(len(sizes))
+
+
+def test_samples_beside_each_other_are_one_request(s3_bucket: S3Bucket, tmp_path: Path) -> None:
+    write_texts(tmp_path, 50, size_limit=None)
+    s3_bucket.put_all(tmp_path)
+    with reading(s3_bucket.url, s3_bucket.options) as reader:
+        reader.read(range(10, 22))
+        assert len([name for name in s3_bucket.requests() if "shard" in name]) == 2  # where they are, and themselves
+        reader.read(range(10, 22))
+        reader.read([15])
+        assert len([name for name in s3_bucket.requests() if "shard" in name]) == 2
+
+
+def test_only_what_is_asked_for_is_held(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sample_reader, "_MOST_KEPT", 3000)
+    monkeypatch.setattr(sample_reader, "_MOST_TABLES", 2)
+    with MDSWriter(out=str(tmp_path), columns={"data": "bytes"}, size_limit=5000) as writer:
+        for number in range(40):
+            writer.write({"data": bytes([number]) * 900})
+    with reading(tmp_path) as reader:
+        for _ in range(2):
+            assert [one["data"][0] for one in reader.read(range(40)) if isinstance(one, dict)] == list(range(40))
+        assert sum(size for _, size in reader._kept.values()) <= 3000
+        assert len(reader._tables) <= 2
+
+
+def test_a_shard_over_http_is_read_by_ranges(http_store: HttpStore, tmp_path: Path) -> None:
+    write_texts(tmp_path, 50)
+    http_store.put_all(tmp_path)
+    with reading(http_store.url, http_store.options) as reader:
+        assert reader.read([49]) == [{"id": 49, "text": "text 049"}]
+    assert all(entry.range for entry in http_store.log() if "shard" in entry.name)
+
+
+def test_threads_may_ask_at_once(texts: Path) -> None:
+    found: dict[int, Any] = {}
+    with reading(texts) as reader:
+        threads = [
+            Thread(target=lambda number=number: found.update({number: reader.read([number])[0]}))
+            for number in range(50)
+        ]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+    assert {number: sample["id"] for number, sample in found.items()} == {number: number for number in range(50)}
+
+
+def test_statistics_look_at_all_parts_of_a_dataset(texts: Path) -> None:
+    with reading(texts) as reader:
+        told = statistics_of(reader, {"id": "int", "text": "str", "gone": "str"})
+    assert told.samples > 30
+    columns = {one.name: one for one in told.columns}
+    assert columns["id"].kind == "number"
+    assert float(dict(columns["id"].facts)["least"]) < 10
+    assert float(dict(columns["id"].facts)["most"]) > 40
+    assert columns["text"].kind == "text"
+    assert dict(columns["text"].facts)["median characters"] == "8"
+    assert columns["gone"].kind == "not read"
+
+
+_EVERY: dict[str, tuple[str, list[Any]]] = {
+    "whole": ("int", [1, 2]),
+    "truth": ("json", [True, False]),
+    "mixed": ("json", [1, "a"]),
+    "nothing": ("json", [None, None]),
+    "sometimes": ("json", [None, 3]),
+    "list": ("json", [[1], [1, 2]]),
+    "mapping": ("json", [{"<a>": 1}, {}]),
+    "data": ("bytes", [b"", b"abc"]),
+    "few": ("str", ["", ""]),
+    "much": ("float64", [float("nan"), 1e308]),
+    "exact": ("str_decimal", ["1.5", "2.5"]),
+}
+
+
+def test_statistics_of_every_kind(tmp_path: Path) -> None:
+    from decimal import Decimal
+
+    with MDSWriter(out=str(tmp_path), columns={name: encoding for name, (encoding, _) in _EVERY.items()}) as writer:
+        for at in (0, 1):
+            sample = {name: values[at] for name, (_, values) in _EVERY.items()}
+            writer.write({**sample, "exact": Decimal(sample["exact"])})
+    with reading(tmp_path) as reader:
+        told = statistics_of(reader, {name: encoding for name, (encoding, _) in _EVERY.items()})
+    kinds = {one.name: one.kind for one in told.columns}
+    assert kinds == {
+        "whole": "number",
+        "truth": "truth value",
+        "mixed": "number, text",
+        "nothing": "nothing but null",
+        "sometimes": "number",
+        "list": "list",
+        "mapping": "mapping",
+        "data": "bytes",
+        "few": "text",
+        "much": "number",
+        "exact": "other",
+    }
+    assert dict(next(one for one in told.columns if one.name == "sometimes").facts)["missing"] == "1 of 2"
+
+
+def test_statistics_say_what_was_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample_reader, "_MOST_SAMPLE_BYTES", 30)
+    with MDSWriter(out=str(tmp_path), columns={"data": "bytes"}) as writer:
+        for size in (5, 500):
+            writer.write({"data": b"x" * size})
+    with reading(tmp_path) as reader:
+        told = statistics_of(reader, {"data": "bytes"})
+        assert (told.samples, sum(told.left_out.values())) == (1, 1)
+        assert isinstance(reader.read([1])[0], TooMuch)
+        assert statistics_of(reader, {"data": "bytes"}, is_asked=True).samples == 2
+
+
+def test_an_empty_dataset_has_no_statistics(tmp_path: Path) -> None:
+    with MDSWriter(out=str(tmp_path), columns={"id": "int"}):
+        pass
+    with reading(tmp_path) as reader:
+        assert statistics_of(reader, {"id": "int"}).samples == 0
