@@ -6,11 +6,13 @@ READY := $(VENV)/.ready
 LOWEST := .venv-lowest
 LOWEST_TESTS := tests/trainer tests/tools/test_trace.py tests/loading tests/cache tests/storage tests/examples
 
+DIST_VENV := .venv-dist
+
 PEERS_VENV := .venv-peers
 PEERS ?= $(PEERS_VENV)/bin/python
 PEERS_READY := $(if $(filter $(PEERS_VENV)/%,$(PEERS)),$(PEERS_VENV)/.ready)
 
-.PHONY: help demo docs test test-fast coverage test-lowest check format bench bench-peers clean
+.PHONY: help demo docs test test-fast coverage test-lowest test-peers check format bench bench-peers dist clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,6 +35,9 @@ coverage: $(READY)  ## Say which lines the fast tests run, and fail below the fl
 test-lowest: $(LOWEST)/.ready  ## Run the tests that depend on Lightning and stores, on the lowest versions we support
 	$(LOWEST)/bin/python -m pytest -n 2 --dist worksteal $(LOWEST_TESTS)
 
+test-peers: $(READY) $(PEERS_READY)  ## Run the guides from other libraries with these, in .venv-peers or with PEERS=/path/to/python
+	PEERS=$(abspath $(PEERS)) $(BIN)/python -m pytest -rs tests/docs/test_migration_guides.py
+
 check: $(READY)  ## Lint, format and type checks
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -48,15 +53,14 @@ bench: $(READY)  ## Measure how fast local data is read, beside what this machin
 bench-peers: $(READY) $(PEERS_READY)  ## The same beside other libraries, in .venv-peers or with PEERS=/path/to/python
 	$(BIN)/python -m benchmarks.reading --peers $(PEERS)
 
-.PHONY: dist
-dist: $(READY)  ## Make the wheel and the sdist of a release in dist/, and check how an index would show them
-	$(BIN)/pip install --quiet build twine
+dist: $(DIST_VENV)/.ready  ## Make the wheel and the sdist of a release in dist/, and check how an index would show them
 	rm -rf dist
-	$(BIN)/python -m build
-	$(BIN)/twine check --strict dist/*
+	$(DIST_VENV)/bin/python -m build
+	$(DIST_VENV)/bin/twine check --strict dist/*
 
 clean:  ## Remove the environments and everything the targets above made
-	rm -rf $(VENV) $(LOWEST) $(PEERS_VENV) build/docs build/bench_reading.json build/reading_*.png demo_output .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(PEERS_VENV) $(DIST_VENV) dist build/docs build/lib build/bdist.* build/bench_reading.json build/reading_*.png
+	rm -rf *.egg-info demo_output .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -75,4 +79,9 @@ $(PEERS_VENV)/.ready: constraints.txt benchmarks/reading/peers.txt
 	$(PEERS_VENV)/bin/pip install --quiet --constraint constraints.txt torch
 	$(PEERS_VENV)/bin/pip install --quiet --constraint constraints.txt --requirement benchmarks/reading/peers.txt
 	$(PEERS_VENV)/bin/pip uninstall --quiet --yes torchvision  # benchmarks/reading/stubs stands in
+	touch $@
+
+$(DIST_VENV)/.ready:
+	$(PYTHON) -m venv $(DIST_VENV)
+	$(DIST_VENV)/bin/pip install --quiet build twine
 	touch $@

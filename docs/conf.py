@@ -43,6 +43,7 @@ nitpick_ignore_regex = [
 ]
 
 html_theme = "furo"
+html_baseurl = "https://lightning-streaming.github.io/lightning-streaming/"
 html_title = "lightning_streaming"
 html_static_path = ["_static"]
 html_favicon = "_static/favicon.svg"

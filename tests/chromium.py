@@ -18,7 +18,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-_BINARIES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+_ON_MACOS = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
+_BINARIES = ("chromium", "chromium-browser", "google-chrome", "chrome", _ON_MACOS)
 _ARGUMENTS = (
     "--headless=new",
     "--no-sandbox",

@@ -135,8 +135,11 @@ def test_citation_and_changelog_are_of_this_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == lightning_streaming.__version__
     assert citation["cff-version"] == "1.2.0"
+    assert f'Documentation = "{citation["url"]}"' in (ROOT / "pyproject.toml").read_text()
     heads = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert heads[0] == "Unreleased" or heads[0].startswith(lightning_streaming.__version__)
+    assert ("date-released" in citation) == (heads[0] != "Unreleased")
+    assert heads[0].endswith(str(citation.get("date-released", "Unreleased")))
     # What an index shows of a release says how to install it, and not that there is none.
     assert ("is not out yet" in " ".join((ROOT / "README.md").read_text().split())) == (heads[0] == "Unreleased")
 

@@ -65,11 +65,19 @@ def test_every_page_of_markdown_is_made(site: Path) -> None:
 
 
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
-    loaded = re.compile(r"<(?:script|img|iframe)[^>]*\ssrc=[\"'](?:https?:)?//|<link[^>]*\shref=[\"'](?:https?:)?//")
+    links = r"<link(?![^>]*\srel=\"canonical\")[^>]*\shref=[\"'](?:https?:)?//"
+    loaded = re.compile(rf"<(?:script|img|iframe)[^>]*\ssrc=[\"'](?:https?:)?//|{links}")
     assert [path.name for path in site.rglob("*.html") if loaded.search(path.read_text())] == []
     assert [
         path.name for path in site.rglob("*.css") if re.search(r"url\([\"']?(?:https?:)?//", path.read_text())
     ] == []
+
+
+def test_every_page_says_where_it_is_published(site: Path) -> None:
+    said = re.search(r'^Documentation = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert said is not None
+    where = re.compile(r'<link rel="canonical" href="([^"]+)"')
+    assert [page for page in PAGES if where.findall(told(site, page)) != [f"{said[1]}{page}.html"]] == []
 
 
 def test_every_public_name_is_documented_once(site: Path) -> None:
