@@ -19,7 +19,7 @@ from lightning_streaming.errors import ConfigError
 from lightning_streaming.tools.commands import add_format, add_storage_options
 from lightning_streaming.tools.console import FINE, PROGRAM
 from lightning_streaming.tools.starting.look import look_at, task_of, told_size
-from lightning_streaming.tools.starting.run_config import RUN, config_text
+from lightning_streaming.tools.starting.run_config import RUN, config_text, told_secrets
 from lightning_streaming.tools.starting.run_module import module_text
 from lightning_streaming.tools.stored.stored_dataset import find_dataset
 
@@ -58,4 +58,6 @@ def run(args: Namespace) -> int:
     where = "" if out == Path() else f"cd {shlex.quote(str(out))} && "
     print(f"    {where}{PROGRAM} fit --config {RUN}")
     print(f"    {where}{PROGRAM} fit --config {RUN} --ckpt_path last")
+    for line in told_secrets(looks):
+        print(f"\n{line}")
     return FINE

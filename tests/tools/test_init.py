@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import io
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -153,17 +155,45 @@ def test_data_of_other_formats_is_named_so(tmp_path: Path) -> None:
     assert config["model"]["class_path"] == "module.LanguageModel"
 
 
+def _init(tmp_path: Path, url: str, *options: str) -> tuple[Any, dict[str, Any], str]:
+    """Have a first run written; gives what was printed, the training data, and the text of the configuration."""
+    made = run("init", url, *chain.from_iterable(("--storage-options", one) for one in options), "--out", tmp_path)
+    assert made.code == 0, made.err
+    text = (tmp_path / "run.yaml").read_text()
+    return made, yaml.safe_load(text)["data"]["init_args"]["train"], text
+
+
 def test_secrets_are_left_to_the_environment(tmp_path: Path) -> None:
     columns, make, _ = DATA["text"]
     write(tmp_path / "data", columns, make)
     with http_server(tmp_path) as url:
-        options = ["--storage-options", "encoded=true", "--storage-options", 'client_kwargs={"headers": {"X": "hush"}}']
-        made = run("init", f"{url}/data", *options, "--out", tmp_path / "run")
-    assert made.code == 0, made.err
-    text = (tmp_path / "run" / "run.yaml").read_text()
-    assert "hush" not in text
-    options = yaml.safe_load(text)["data"]["init_args"]["train"]["storage_options"]
-    assert options == {"encoded": True, "client_kwargs": {"headers": {"X": "${X}"}}}
+        options = ("encoded=true", 'client_kwargs={"headers": {"X": "hush"}}')
+        made, train, text = _init(tmp_path / "run", f"{url}/data", *options)
+    assert "hush" not in text + made.out
+    assert train["storage_options"] == {"encoded": True, "client_kwargs": {"headers": {"X": "${X}"}}}
+    assert "\nrun.yaml takes secrets from the environment: set X before\n" in made.out
+
+
+def test_secrets_of_one_name_have_variables_of_their_own(tmp_path: Path) -> None:
+    columns, make, _ = DATA["text"]
+    write(tmp_path / "data", columns, make)
+    with http_server(tmp_path) as url:
+        options = ('client_kwargs={"headers": {"X": "hush"}, "cookies": {"X": "hush"}, "trace_configs": []}',)
+        made, train, _ = _init(tmp_path / "run", f"{url}/data", *options)
+    shown = {"headers": {"X": "${CLIENT_KWARGS_HEADERS_X}"}, "cookies": {"X": "${CLIENT_KWARGS_COOKIES_X}"}}
+    assert train["storage_options"] == {"client_kwargs": {**shown, "trace_configs": []}}
+    assert "set CLIENT_KWARGS_HEADERS_X, CLIENT_KWARGS_COOKIES_X before" in made.out
+
+
+def test_of_a_url_that_is_cut_one_is_told(tmp_path: Path) -> None:
+    columns, make, _ = DATA["text"]
+    write(tmp_path / "data", columns, make)
+    with http_server(tmp_path) as url:
+        made, train, text = _init(tmp_path / "run", f"{url}/data?sig=hush&version=2")
+    assert "hush" not in text + made.out
+    assert train["remote"] == f"{url}/data"
+    assert re.search(r"remote: .*/data\"? +# here without its user, password and query: complete it\n", text)
+    assert f"run.yaml has {url}/data without its user, password and query, which may be secret" in made.out
 
 
 @pytest.mark.parametrize("name", ["run.yaml", "module.py"])

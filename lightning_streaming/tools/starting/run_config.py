@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from lightning_streaming.storage.secrets import shown_options
@@ -30,6 +30,8 @@ _NO_VALIDATION = ("# val:", "#   remote: ...                 # there is little d
 _SAVES, _MOST_STEPS = 5, 1000
 """Checkpoints of an epoch, but at least one in so many steps."""
 _COMMENT_AT = 34
+_Path: TypeAlias = tuple[str | int, ...]
+"""Where an option stands in others: names, and numbers in lists."""
 
 
 def config_text(looks: Sequence[Look], task: Task) -> str:
@@ -125,24 +127,67 @@ def _stage(stage: str, looks: Sequence[Look], task: Task, split: str | None) -> 
 def _place(look: Look) -> Iterator[str]:
     """Where a stream is."""
     place = look.place
-    yield f"remote: {_scalar(place.shown if place.directory is None else str(place.directory.resolve()))}"
+    remote = f"remote: {_scalar(place.shown if place.directory is None else str(place.directory.resolve()))}"
+    yield _commented(remote, "here without its user, password and query: complete it", 30) if _is_cut(look) else remote
     if place.format is not None:
         yield f"format: {place.format}"
     if place.block_length is not None:
         yield f"block_length: {place.block_length}"
     if place.options:
-        yield f"storage_options: {json.dumps(_without_secrets(place.options))}"
+        yield f"storage_options: {json.dumps(_named_secrets(place.options)[0])}"
 
 
-def _without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Storage options, in which environment variables stand for what may be secret."""
-    return {name: _public(name, value) for name, value in shown_options(options).items()}
+def told_secrets(looks: Sequence[Look]) -> Iterator[str]:
+    """What must be set, or completed, before the configuration can be run: it holds no secrets."""
+    names = dict.fromkeys(name for look in looks for name in _named_secrets(look.place.options)[1])
+    if names:
+        yield f"{RUN} takes secrets from the environment: set {', '.join(names)} before"
+    for shown in dict.fromkeys(look.place.shown for look in looks if _is_cut(look)):
+        yield f"{RUN} has {shown} without its user, password and query, which may be secret: complete it there"
 
 
-def _public(name: str, value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {inner: _public(inner, one) for inner, one in value.items()}
-    return f"${{{re.sub(r'[^A-Z0-9]+', '_', name.upper())}}}" if value == "***" else value
+def _is_cut(look: Look) -> bool:
+    """Whether its URL is not shown as a whole."""
+    return look.place.directory is None and look.place.shown != look.place.location
+
+
+def _named_secrets(options: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    """Storage options, in which environment variables stand for what may be secret; and the names of these."""
+    shown = shown_options(options)
+    paths = list(_hidden(shown))
+    short = [_variable(path[-1:] if isinstance(path[-1], str) else path[-2:]) for path in paths]
+    names = dict(zip(paths, short, strict=True))
+    for path, name in names.items():
+        if short.count(name) > 1:
+            names[path] = _variable(path)
+    return _with_variables(shown, names, ()), list(names.values())
+
+
+def _hidden(shown: Any, path: _Path = ()) -> Iterator[_Path]:
+    """Where texts that are not shown stand."""
+    if shown == "***":
+        yield path
+    for key, one in _items(shown):
+        yield from _hidden(one, (*path, key))
+
+
+def _with_variables(shown: Any, names: Mapping[_Path, str], path: _Path) -> Any:
+    if path in names:
+        return f"${{{names[path]}}}"
+    changed = {key: _with_variables(one, names, (*path, key)) for key, one in _items(shown)}
+    if isinstance(shown, Mapping):
+        return changed
+    return list(changed.values()) if isinstance(shown, list) else shown
+
+
+def _items(shown: Any) -> Iterable[tuple[str | int, Any]]:
+    if isinstance(shown, Mapping):
+        return shown.items()
+    return enumerate(shown, 1) if isinstance(shown, list) else ()
+
+
+def _variable(path: _Path) -> str:
+    return re.sub(r"[^A-Z0-9]+", "_", "_".join(map(str, path)).upper())
 
 
 def _named(looks: Sequence[Look]) -> dict[str, Look]:
