@@ -72,13 +72,14 @@ def help_text() -> str:
         f"       {PROGRAM} TOOL [ARGUMENT ...]\n"
         f"       {PROGRAM} --version\n\n"
         f"From files to a trained model, and on after any stop:\n\n{_FIRST_STEPS}\n"
-        f"Tools; `{PROGRAM} TOOL --help` explains each, with examples:\n\n"
+        f"Commands; `{PROGRAM} COMMAND --help` explains each:\n\n"
         f"{''.join(f'{_group(title, names)}' for title, names in GROUPS.items())}{DESCRIPTION}"
     )
 
 
 def _group(title: str, names: Sequence[str]) -> str:
-    return f"  {title}\n" + "".join(f"    {name:<12}{COMMANDS[name]}\n" for name in names) + "\n"
+    words = {**COMMANDS, **SUBCOMMANDS}
+    return f"  {title}\n" + "".join(f"    {name:<12}{words[name]}\n" for name in names) + "\n"
 
 
 if __name__ == "__main__":

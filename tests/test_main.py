@@ -17,7 +17,7 @@ from tests.tools.running import run, run_process, write_texts
 def test_help_lists_the_tools_and_the_ways_to_train() -> None:
     shown = run("--help")
     assert shown.code == 0
-    for name, words in COMMANDS.items():
+    for name, words in {**COMMANDS, **SUBCOMMANDS}.items():
         assert f"\n    {name:<12}{words}\n" in shown.out
     for group in GROUPS:
         assert f"\n\n  {group}\n    " in shown.out
@@ -25,8 +25,8 @@ def test_help_lists_the_tools_and_the_ways_to_train() -> None:
     assert "lightning-streaming fit --config run.yaml\n" in shown.out
 
 
-def test_every_tool_is_in_one_group() -> None:
-    assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMANDS)
+def test_every_command_is_in_one_group() -> None:
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted([*COMMANDS, *SUBCOMMANDS])
 
 
 def test_no_arguments_are_answered_with_help_and_an_error() -> None:

@@ -1,4 +1,4 @@
-"""What every tool can be told, from its parser: a ``{tools}`` block becomes a heading for each.
+"""What every command can be told, from its parser: a ``{tools}`` block becomes a heading for each, training first.
 
 The text is Markdown, with a block of reStructuredText for the options, which so have anchors and are found by search.
 """
@@ -8,6 +8,9 @@ from __future__ import annotations
 import re
 from argparse import SUPPRESS, Action, ArgumentParser, _SubParsersAction
 from collections.abc import Iterator
+from copy import copy
+from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 from sphinx.application import Sphinx
@@ -15,7 +18,10 @@ from sphinx.application import Sphinx
 from docs._ext.python_reference import escaped
 from lightning_streaming.tools.commands import COMMANDS, CommandParser, parser_of
 from lightning_streaming.tools.console import PROGRAM
+from lightning_streaming.trainer import DESCRIPTION, SUBCOMMANDS
+from lightning_streaming.trainer.cli import StreamingCLI
 
+_FIELD = re.compile(r"--(?:trainer|model|optimizer|lr_scheduler|data(?!\.\w+(?:\.\w+)?\.help$))")
 _BLOCK = "```{tools}\n```"
 _SYNTAX = re.compile(r"(?<![\w`-])(--[a-z][a-z-]*[a-z])")
 
@@ -28,7 +34,50 @@ def setup(app: Sphinx) -> dict[str, Any]:
 
 def _read(_: Sphinx, __: str, source: list[str]) -> None:
     if _BLOCK in source[0]:
-        source[0] = source[0].replace(_BLOCK, "\n".join(line for name in COMMANDS for line in tool(name)))
+        lines = chain(training(), chain.from_iterable(map(tool, COMMANDS)))
+        source[0] = source[0].replace(_BLOCK, "\n".join(lines))
+
+
+class _Parsers(StreamingCLI):
+    """Has parsers, and parses nothing."""
+
+    def parse_arguments(self, *_: object) -> None:
+        """See :class:`lightning.pytorch.cli.LightningCLI`."""
+        raise _Made(self._subcommand_parsers)
+
+
+class _Made(Exception):  # noqa: N818  # it is no error
+    pass
+
+
+def training() -> Iterator[str]:
+    """The lines of what Lightning's command line does, but for the fields of a configuration."""
+    try:
+        _Parsers([])
+    except _Made as made:
+        (parsers,) = made.args
+    for name, words in SUBCOMMANDS.items():
+        yield from (f"## {name}", "", "```text", f"{PROGRAM} {name} [OPTION ...] [--FIELD VALUE ...]", "```", "")
+        yield f"{words[:1].upper()}{words[1:]}. Every field: [Configuration](configuration.md)."
+        yield ""
+        if name == next(iter(SUBCOMMANDS)):
+            yield from description(DESCRIPTION.partition("\n\n")[2])
+        yield from options(_without_fields(parsers[name], name))
+
+
+def _without_fields(parser: ArgumentParser, name: str) -> Any:
+    """What there is to tell of a parser beside the fields of a configuration, of which there are hundreds."""
+    known = [one for one in parser._actions if one.option_strings and not _FIELD.match(one.option_strings[0])]
+    told = SimpleNamespace(title="options", _group_actions=list(map(_in_a_sentence, known)))
+    return SimpleNamespace(prog=f"{PROGRAM} {name}", _action_groups=[told])
+
+
+def _in_a_sentence(action: Action) -> Action:
+    """An option whose help is one sentence, without the markup of Lightning's docstrings."""
+    short = copy(action)
+    words = re.sub(r"^Defaults to \S+\. ", "", (action.help or "").replace("``", "`"))
+    short.help = " ".join(re.split(r"\.\s|\n\n", words)[0].replace("%", "%%").rstrip(".").split())
+    return short
 
 
 def tool(name: str) -> Iterator[str]:

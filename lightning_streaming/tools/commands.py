@@ -51,9 +51,10 @@ GROUPS = {
     "Make a dataset": ("convert", "index", "merge"),
     "Look at it": ("inspect", "view"),
     "Check and move it": ("verify", "copy", "cache"),
-    "Run": ("init", "plan", "tune", "select", "lengths", "trace", "state"),
+    "Prepare a run": ("init", "plan", "tune", "select", "lengths"),
+    "Run": ("fit", "validate", "test", "predict", "trace", "state"),
 }
-"""The tools as they are listed, by what they are for; training itself is the last group's, too."""
+"""The commands as they are listed, by what they are for: the tools, and what Lightning's command line does."""
 
 STAGES = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
 """The data of each of Lightning's stages; of ``fit`` that to train on."""

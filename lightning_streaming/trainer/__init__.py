@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-SUBCOMMANDS = ("fit", "validate", "test", "predict")
-"""What Lightning's command line can be asked to do."""
+SUBCOMMANDS = {
+    "fit": "train; with --ckpt_path last, go on after any stop",
+    "validate": "validate a checkpoint on the data of `val`",
+    "test": "test a checkpoint on the data of `test`",
+    "predict": "predict with a checkpoint on the data of `predict`",
+}
+"""What Lightning's command line can be asked to do, in one line each."""
 
 DESCRIPTION = """\
 Train, validate, test or predict with PyTorch Lightning on streamed data.

@@ -17,6 +17,7 @@ from docs._ext.navigation import REPOSITORY, sidebar, with_repository_links
 from docs._ext.python_reference import readied, with_defaults, with_programs
 from lightning_streaming import errors
 from lightning_streaming.tools.commands import COMMANDS, parser_of
+from lightning_streaming.trainer import SUBCOMMANDS
 from tests.chromium import Browser, browser, needs_chromium
 from tests.servers import http_server
 
@@ -95,6 +96,13 @@ def test_every_option_of_every_tool_is_documented(site: Path) -> None:
         for action in parser_of(name)._actions:
             if action.option_strings and "--help" not in action.option_strings:
                 assert f'id="cmdoption-lightning-streaming-{name}-{action.option_strings[-1].lstrip("-")}"' in text
+
+
+def test_training_is_documented_among_the_commands(site: Path) -> None:
+    text = told(site, "command-line")
+    for name in SUBCOMMANDS:
+        for option in ("config", "print_config", "ckpt_path", "debug"):
+            assert f'id="cmdoption-lightning-streaming-{name}-{option}"' in text
 
 
 @pytest.mark.parametrize(
