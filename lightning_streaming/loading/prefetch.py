@@ -168,7 +168,7 @@ class ShardPrefetcher:
     def _fetch_with_room(self, shard: int, sample: int) -> None:
         moves = self._moves
         try:
-            # Else a thread that comes late would bring back what the reader is done with, and what made room for others.
+            # Else a thread that comes late would bring back what the reader is done with and what has made room.
             while sample >= self._samples_read and not self._fetch(shard) and self._wait_for_room(shard, moves):
                 moves = self._moves
         except Exception as error:  # noqa: BLE001  kept for the reader, who raises it when it needs the shard
