@@ -274,7 +274,8 @@ class _SimulatedWorker:
         has_begun = self._done.batches or batches
         reach = self._done.rows + rows + (self._lookahead.later if has_begun else self._lookahead.at_first)
         while self._need is not None and self._need.sample < reach:
-            if not self._fetch_one(self._need.shard):
+            is_passed = self._need.sample < self._done.rows
+            if not is_passed and not self._fetch_one(self._need.shard):
                 return
             self._need = next(self._needs, None)
 
