@@ -186,7 +186,7 @@ def test_what_is_left_of_a_run_is_planned_from_its_checkpoint(url: str, tmp_path
         after, _ = fit(train, tmp_path / "after", 1300, tmp_path / "run.ckpt")
     log = sent(url)
     assert plan["run"]["begins"]["step"] == 550
-    assert plan["run"]["steps"] == 1300
+    assert plan["run"]["stop_step"] == 1300
     for one in plan["streams"]:
         first = FIRST_ID[one["stream"]]
         left, whole = (
