@@ -80,7 +80,8 @@ def _times(planned: Planned, of_epochs: Sequence[NDArray[np.int64]]) -> NDArray[
 def _rest(planned: Planned, of_last: NDArray[np.int64]) -> NDArray[np.int64]:
     """What epochs have that are taken to be like the last one, of what that has."""
     reads = planned.reads
-    return np.rint(of_last * (reads.rest.batches / reads.epochs[-1].batches)).astype(np.int64)
+    rest: NDArray[np.int64] = np.rint(of_last * (reads.rest.batches / reads.epochs[-1].batches)).astype(np.int64)
+    return rest
 
 
 def _streams(planned: Planned) -> list[dict[str, Any]]:
