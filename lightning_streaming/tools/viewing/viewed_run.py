@@ -217,8 +217,9 @@ class ViewedRun:
             rank: Only what this rank reads; None for all.
 
         Returns:
-            ``batches``, each with its ``step``, ``epoch``, ``batch`` and its ``reads``; ``streams``, with how many
-            samples of each are in them, and ``share``, what an epoch has of them; and facts of the run.
+            ``batches``, each with its ``step``, ``epoch``, ``batch`` and its ``reads``; ``is_cut``, whether these are
+            many enough before all steps are there; ``streams``, with how many samples of each are in them, and
+            ``share``, what an epoch has of them; and facts of the run.
 
         Raises:
             ConfigError: The run has no such step or rank.
@@ -228,6 +229,7 @@ class ViewedRun:
             first = traced.steps.first_step if step is None else step
             _check_near(traced, first)
             batches: dict[tuple[int, int, int], list[Read]] = {}
+            is_cut = False
             for one in range(first, first + steps):
                 try:
                     reads = reads_of_step(traced, one, rank)
@@ -237,13 +239,15 @@ class ViewedRun:
                     break  # the run ends there
                 for read in reads:
                     batches.setdefault((one, read.key.epoch, read.batch), []).append(read)
-                if sum(map(len, batches.values())) > _MOST_READS:
+                if sum(map(len, batches.values())) > _MOST_READS and one + 1 < first + steps:
+                    is_cut = True
                     break
             weights, names = traced.order.order.weights, traced.order.order.catalog.stream_names
         counts = Counter(read.key.stream for reads in batches.values() for read in reads)
         return {
             "first": first,
             "steps": steps,
+            "is_cut": is_cut,
             "rank": rank,
             "run": traced,
             "begins_at": traced.steps.first_step,

@@ -88,6 +88,18 @@ def test_steps_end_where_the_run_ends(streams: Path) -> None:
         assert "there is no rank 9" in answer(pages, "order", rank="9").data.decode()
 
 
+def test_steps_that_are_left_out_are_said_to_be(streams: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _config(MIXED)
+    monkeypatch.setattr("lightning_streaming.tools.viewing.viewed_run._MOST_READS", 20)
+    with run_pages() as pages:
+        cut = Elements.of(html(pages, "order", step="3", steps="8"))
+        assert "Step 5" in cut.text  # 8 samples of each
+        assert "Step 6" not in cut.text
+        assert "Further steps are left out" in cut.text
+        assert any("order?step=6" in one for one in cut.values("a", "href"))
+        assert "left out" not in Elements.of(html(pages, "order", step="3", steps="3")).text
+
+
 def test_a_sample_tells_when_it_is_read(streams: Path) -> None:
     _config(MIXED)
     with run_pages() as pages:
