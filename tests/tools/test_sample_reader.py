@@ -6,6 +6,8 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from lightning_streaming.errors import SampleIndexError
 from lightning_streaming.tools import sample_reader
 from lightning_streaming.tools.column_statistics import statistics_of
+from lightning_streaming.tools.own_caches import own_caches
 from lightning_streaming.tools.sample_reader import SampleReader, TooMuch
 from lightning_streaming.tools.stored_dataset import find_dataset
 from lightning_streaming.writing.writers import MDSWriter
@@ -22,9 +25,9 @@ from tests.tools.running import write_texts
 
 @contextmanager
 def reading(
-    location: Path | str, options: dict[str, Any] | None = None, unsafe: bool = False
+    location: Path | str, options: dict[str, Any] | None = None, unsafe: bool = False, shard_format: str | None = None
 ) -> Iterator[SampleReader]:
-    place = find_dataset(str(location), options or {})
+    place = find_dataset(str(location), options or {}, shard_format)
     reader = SampleReader(place, place.cache(), place.read_index(), unsafe)
     try:
         yield reader
@@ -75,7 +78,7 @@ def test_samples_beside_each_other_are_one_request(s3_bucket: S3Bucket, tmp_path
 
 def test_only_what_is_asked_for_is_held(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sample_reader, "_MOST_KEPT", 3000)
-    monkeypatch.setattr(sample_reader, "_MOST_TABLES", 2)
+    monkeypatch.setattr(sample_reader, "_MOST_TABLE_BYTES", 60)
     with MDSWriter(out=str(tmp_path), columns={"data": "bytes"}, size_limit=5000) as writer:
         for number in range(40):
             writer.write({"data": bytes([number]) * 900})
@@ -83,7 +86,78 @@ def test_only_what_is_asked_for_is_held(monkeypatch: pytest.MonkeyPatch, tmp_pat
         for _ in range(2):
             assert [one["data"][0] for one in reader.read(range(40)) if isinstance(one, dict)] == list(range(40))
         assert sum(size for _, size in reader._kept.values()) <= 3000
-        assert len(reader._tables) <= 2
+        assert sum(len(table._offsets) * 4 for table in reader._tables.values()) <= 60
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_shard_that_unpacks_to_much_is_unpacked_when_that_is_asked_for(
+    s3_bucket: S3Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stored: bool
+) -> None:
+    monkeypatch.setattr(sample_reader, "_MOST_UNPACKED", 100_000)
+    with MDSWriter(out=str(tmp_path), columns={"data": "bytes"}, compression="zstd") as writer:
+        for _ in range(20):
+            writer.write({"data": bytes(10_000)})
+    s3_bucket.put_all(tmp_path)
+    with reading(*((s3_bucket.url, s3_bucket.options) if is_stored else (tmp_path,))) as reader:
+        (found,) = reader.read([3])
+        assert isinstance(found, TooMuch)
+        assert "must be unpacked" in found.words
+        assert not [name for name in s3_bucket.requests() if "shard" in name]
+        assert reader.read([3], is_asked=True) == [{"data": bytes(10_000)}]
+
+
+def test_offsets_that_are_much_are_fetched_when_that_is_asked_for(
+    s3_bucket: S3Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample_reader, "_MOST_FETCHED", 100)
+    write_texts(tmp_path, 50, size_limit=None)
+    s3_bucket.put_all(tmp_path)
+    with reading(s3_bucket.url, s3_bucket.options) as reader:
+        (found,) = reader.read([3])
+        assert isinstance(found, TooMuch)
+        assert "where the samples of its shard are" in found.words
+        assert not [name for name in s3_bucket.requests() if "shard" in name]
+        assert reader.read([3], is_asked=True) == [{"id": 3, "text": "text 003"}]
+        assert reader.read([4]) == [{"id": 4, "text": "text 004"}]
+
+
+def _parquet(directory: Path, rows: int, size: int, in_group: int) -> None:
+    values = [bytes([row]) * size for row in range(rows)]
+    pyarrow.parquet.write_table(
+        pyarrow.table({"data": values}), directory / "part.parquet", row_group_size=in_group, compression="none"
+    )
+
+
+def test_large_samples_of_another_format_are_read_when_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample_reader, "_MOST_SAMPLE_BYTES", 2000)
+    _parquet(tmp_path, 20, 5000, 5)
+    with own_caches(), reading(tmp_path, shard_format="parquet") as reader:
+        (found,) = reader.read([3])
+        assert isinstance(found, TooMuch)
+        assert "on average" in found.words
+        assert reader.read([3], is_asked=True) == [{"data": b"\3" * 5000}]
+
+
+def test_of_a_file_with_many_parts_one_counts_as_what_it_takes(
+    s3_bucket: S3Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample_reader, "_MOST_FETCHED", 50_000)
+    _parquet(tmp_path, 100, 5000, 5)
+    s3_bucket.put_all(tmp_path)
+    with own_caches(), reading(s3_bucket.url, s3_bucket.options, shard_format="parquet") as reader:
+        assert reader.read([33]) == [{"data": b"\x21" * 5000}]
+        monkeypatch.setattr(sample_reader, "_MOST_FETCHED", 20_000)
+        assert isinstance(reader.read([3])[0], TooMuch)
+
+
+def test_what_decoded_samples_take_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample_reader, "_MOST_KEPT", 30_000)
+    _parquet(tmp_path, 20, 5000, 20)
+    with own_caches(), reading(tmp_path, shard_format="parquet") as reader:
+        reader.read(range(20))
+        assert 0 < len(reader._kept) <= 6
 
 
 def test_a_shard_over_http_is_read_by_ranges(http_store: HttpStore, tmp_path: Path) -> None:
