@@ -268,9 +268,8 @@ def reads_of_sample(run: TracedRun, stream: str, shard: int, index: int, epochs:
         SampleIndexError: There is no such sample.
     """
     sample = _sample_id(run.catalog, stream, shard, index)
-    for epoch in range(run.begins.epoch, run.begins.epoch + epochs):
-        reads = _EpochReads.of(run, epoch)
-        found = reads.of_sample(sample)
+    for epoch in range(run.begins.epoch, run.steps.stop_epoch(run.begins.epoch + epochs)):
+        found = [read for read in _EpochReads.of(run, epoch).of_sample(sample) if run.steps.has(read.step)]
         if found:
             return found
     return []

@@ -316,6 +316,14 @@ class _RunSteps:
             raise ConfigError(f"there is no step {step}: the run ends after max_epochs={self.max_epochs}")
         return epoch, of_epoch
 
+    def has(self, step: int) -> bool:
+        """Whether a step that is not before the run is not after its end either, as far as steps are limited."""
+        return self.max_steps is None or step < self.max_steps
+
+    def stop_epoch(self, epoch: int) -> int:
+        """An epoch, or if the run ends before it the one after its last, as far as epochs are limited."""
+        return epoch if self.max_epochs is None else min(epoch, self.max_epochs)
+
     def _find(self, step: int) -> tuple[int, int]:
         if step < self.first_step:
             raise ConfigError(

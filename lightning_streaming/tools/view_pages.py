@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lightning_streaming.errors import SampleIndexError, StreamingError
@@ -307,7 +307,7 @@ def _column_page(pages: Pages, request: Request, place: int) -> Answer:
     stream = pages.stream(place)
     statistics = stream.statistics(is_asked=request.is_asked)
     columns = [{"shown": printable_name(one.name), "of": one} for one in statistics.columns]
-    left_out = [(redact(words, {}), number) for words, number in statistics.left_out.items()]
+    left_out = [replace(one, words=redact(one.words, {})) for one in statistics.left_out]
     return pages.show(
         request,
         "view_columns.html",

@@ -238,12 +238,11 @@ class ViewedRun:
         assert self.places is not None, "there is a checkpoint"
         position = self.places.loaders[loader].position
         seen = seen_by_fingerprint(position)
-        if not any(one.this_epoch is None for one in seen) or self.unread("train") is not None:
+        is_of_run = self._asked.loader == loader or len(self.places.loaders) == 1
+        if not is_of_run or all(one.this_epoch is not None for one in seen) or self.unread("train") is not None:
             return seen
         with self.lock:
             traced = self.traced()
-            if self.places.choose(self._asked.loader) != loader:
-                return seen
             begins, skipped = traced.begins, self.places.loaders[loader].skipped(traced.begins.epoch)
             counts = state_counts.count_in_run(traced.order, begins, skipped)
         return [replace(one, this_epoch=counts.get(one.name, 0)) for one in seen]

@@ -6,6 +6,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -21,6 +22,7 @@ from lightning_streaming.tools.stored_dataset import find_dataset
 from lightning_streaming.writing.writers import MDSWriter
 from tests.servers.stores import HttpStore, S3Bucket
 from tests.tools.running import write_texts
+from tests.tools.viewing import html, pages_of
 
 
 @contextmanager
@@ -236,6 +238,52 @@ def test_statistics_of_every_kind(tmp_path: Path) -> None:
     assert dict(next(one for one in told.columns if one.name == "sometimes").facts)["missing"] == "1 of 2"
 
 
+_LARGE = 10**400
+
+
+@pytest.mark.parametrize(
+    ("encoding", "values", "facts"),
+    [
+        ("json", [_LARGE, 1, -3], {"least": "-3", "most": "1.00000e+400", "mean": "3.33333e+399", "different": "3"}),
+        ("int", [2**62, 2**62 + 1], {"least": f"{2**62:,}", "most": f"{2**62 + 1:,}", "different": "2"}),
+        ("json", [1.5, 2, 2.0], {"least": "1.5", "most": "2", "mean": "1.83333", "different": "2"}),
+        ("float64", [float("nan"), float("nan"), 1.0], {"not finite": "2", "least": "1", "different": "2"}),
+        ("float64", [1e308, 1e308, 1e308], {"mean": "1e+308", "too large for the chart": "3"}),
+    ],
+)
+def test_statistics_of_numbers_are_exact(
+    tmp_path: Path, encoding: str, values: list[Any], facts: dict[str, str]
+) -> None:
+    with MDSWriter(out=str(tmp_path), columns={"number": encoding}) as writer:
+        for value in values:
+            writer.write({"number": value})
+    with reading(tmp_path) as reader:
+        (column,) = statistics_of(reader, {"number": encoding}).columns
+    assert dict(column.facts).items() >= facts.items()
+
+
+def test_statistics_of_arrays_are_of_all_their_numbers(tmp_path: Path) -> None:
+    with MDSWriter(out=str(tmp_path), columns={"values": "ndarray"}) as writer:
+        for number in range(3):
+            values = np.zeros(10_000, np.int64)
+            values[-1] = 2**60 + number
+            writer.write({"values": values})
+    with reading(tmp_path) as reader:
+        (column,) = statistics_of(reader, {"values": "ndarray"}).columns
+    facts = dict(column.facts)
+    assert facts["least, mean, most"].startswith("0, ")
+    assert facts["least, mean, most"].endswith(f"{2**60 + 2:,}")
+    assert facts["in the chart"] == "up to 4,096 values of each sample, evenly"
+
+
+def test_what_is_damaged_is_not_offered_to_be_read_all_the_same(tmp_path: Path) -> None:
+    index = write_texts(tmp_path, 40)
+    (tmp_path / index.shards[1].raw_data.basename).unlink()
+    with reading(tmp_path) as reader:
+        assert not any(one.may_be_asked for one in statistics_of(reader, {"id": "int"}).left_out)
+    assert "Read them all the same" not in html(pages_of(tmp_path), "s/0/columns")
+
+
 def test_statistics_say_what_was_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample_reader, "_MOST_SAMPLE_BYTES", 30)
     with MDSWriter(out=str(tmp_path), columns={"data": "bytes"}) as writer:
@@ -243,7 +291,7 @@ def test_statistics_say_what_was_left_out(tmp_path: Path, monkeypatch: pytest.Mo
             writer.write({"data": b"x" * size})
     with reading(tmp_path) as reader:
         told = statistics_of(reader, {"data": "bytes"})
-        assert (told.samples, sum(told.left_out.values())) == (1, 1)
+        assert (told.samples, [(one.samples, one.may_be_asked) for one in told.left_out]) == (1, [(1, True)])
         assert isinstance(reader.read([1])[0], TooMuch)
         assert statistics_of(reader, {"data": "bytes"}, is_asked=True).samples == 2
 
