@@ -342,7 +342,7 @@ def number_words(value: int | float | Fraction) -> str:
     """A number as people read it: whole ones exactly, unless they are huge."""
     if isinstance(value, int):
         return f"{value:,}" if abs(value) < _HUGE else f"{Decimal(value):.6g}"
-    if abs(value) <= sys.float_info.max:
+    if isinstance(value, float) or abs(value) <= sys.float_info.max:
         return f"{float(value):,.6g}"
     return f"{Decimal(value.numerator) / value.denominator:.6g}"
 

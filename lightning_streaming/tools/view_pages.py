@@ -92,8 +92,8 @@ class Pages:
         frame = {
             "root": request.root,
             "tool": "view",
-            "title": f"{title} — {self.viewed.shown}",
-            "heading": title,
+            "title": f"{printable_name(title)} — {printable_name(self.viewed.shown)}",
+            "heading": printable_name(title),
             "viewed": self.viewed,
             "stream": None,
             "here": "",
@@ -137,7 +137,9 @@ def _front(pages: Pages, request: Request) -> Answer:
             report = None if unread else pages.viewed.run.stage(stage)
         except StreamingError as error:
             problem = redact(str(error), {})
-        stages.append({"name": stage, "unread": unread, "report": report, "problem": problem, "streams": streams})
+        packs = pages.viewed.run.packs(stage) if report else ()
+        told = {"unread": unread, "report": report, "problem": problem, "packs": packs}
+        stages.append({"name": stage, "streams": streams, **told})
     return pages.show(request, "view_run.html", "What the run reads", here="run", stages=stages)
 
 

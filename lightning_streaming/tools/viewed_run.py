@@ -28,7 +28,7 @@ from lightning_streaming.tools import state_counts
 from lightning_streaming.tools.checkpoints import Places, find_places, find_state_file
 from lightning_streaming.tools.commands import read_run_files
 from lightning_streaming.tools.console import printable_name
-from lightning_streaming.tools.inspect_run import inspected
+from lightning_streaming.tools.inspect_run import inspected, packs_in_words
 from lightning_streaming.tools.sample_reader import TooMuch
 from lightning_streaming.tools.state_moves import StreamSeen, seen_by_fingerprint
 from lightning_streaming.tools.stored_dataset import StoredDataset
@@ -199,6 +199,11 @@ class ViewedRun:
                 config, checkpoint = self.configs[stage], self.checkpoint
                 self._stages[stage] = inspected(stage, config, self._written, checkpoint, self._asked.loader)
             return self._stages[stage]
+
+    def packs(self, stage: str) -> Sequence[tuple[str, str]]:
+        """What :meth:`stage` reports of packs, in words; nothing where there are none."""
+        found = self.stage(stage)
+        return packs_in_words(found["packs"]) if "packs" in found else ()
 
     def traced(self) -> TracedRun:
         """The training, of which steps can be told.

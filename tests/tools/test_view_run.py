@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from argparse import Namespace
 from collections.abc import Iterator
@@ -100,6 +101,18 @@ def test_a_sample_tells_when_it_is_read(streams: Path) -> None:
     assert "steps=1" in step
 
 
+@pytest.mark.parametrize("limit", [{"max_steps": 1}, {"max_epochs": 0}])
+def test_what_the_run_ends_before_is_read_by_no_step(streams: Path, limit: dict[str, int]) -> None:
+    _config(MIXED)
+    written = json.loads(Path("run.yaml").read_text())
+    Path("run.yaml").write_text(json.dumps({**written, "trainer": {"devices": 2, **limit}}))
+    with run_pages() as pages:
+        told = [Elements.of(html(pages, f"s/0/sample/{number}", when="1")) for number in range(60)]
+    steps = {one for page in told for one in page.values("a", "href") if "order?step=" in one}
+    assert steps == ({"/token/order?step=0&steps=1"} if "max_steps" in limit else set())
+    assert any("or the run ends before" in page.text for page in told)
+
+
 def test_what_a_selection_leaves_and_leaves_out(streams: Path) -> None:
     _config({"web": {**MIXED["web"], "where": "id % 3 == 0"}, "code": MIXED["code"]})
     with run_pages() as pages:
@@ -123,6 +136,19 @@ def test_stages_may_have_streams_of_one_name_and_keys_name_them(streams: Path) -
         assert answer(pages, "find", key="code:0:1", stream="0").location == "/token/s/1/sample/1"
         assert answer(pages, "find", key="code:0:1", stream="2").location == "/token/s/2/sample/1"
         assert "there is no stream" in html(pages, "find", key="elsewhere:0:1")
+
+
+_STRANGE = "a\u202eb\n"
+
+
+def test_strange_names_are_told_so_that_they_do_nothing(streams: Path) -> None:
+    phases = [{"name": _STRANGE, "until": 40, "mix": {_STRANGE: 1}}, {"name": "second", "mix": {"code": 1}}]
+    _config({_STRANGE: {"remote": "web"}, "code": {"remote": "code"}}, train={"phases": phases, "epoch_size": 80})
+    with run_pages() as pages:
+        for path in ("", "order", "s/0/", "s/0/samples", "s/0/sample/3", "s/0/columns", "s/0/shards", "find"):
+            text = html(pages, path, when="1")
+            assert "\u202e" not in text
+            assert "a\\u202eb\\n" in text or path == "find"
 
 
 def test_phases_are_listed(streams: Path) -> None:
@@ -343,6 +369,26 @@ def test_where_a_checkpoint_stands_and_what_comes_next(streams: Path) -> None:
     assert shown[: len(traced)] == [f"{one['key']['shard']}:{one['key']['index']}" for one in traced]
 
 
+def test_a_checkpoint_of_several_loaders_shows_them_all(streams: Path) -> None:
+    _config(MIXED)
+    _train(3)
+    saved = torch.load("run.ckpt", weights_only=False)
+    (state,) = [one for name, one in saved["callbacks"].items() if "StreamingState" in name]
+    state["loaders"]["other"] = state["loaders"]["train"]
+    state["samples_per_global_batch"]["other"] = 8
+    torch.save(saved, "run.ckpt")
+    for loader, counted in ((None, []), ("train", ["train"]), ("other", ["other"])):
+        with run_pages(checkpoint="run.ckpt", loader=loader) as pages:
+            found = Elements.of(html(pages, "checkpoint"))
+            assert "train epoch 0" in found.text
+            assert "other epoch 0" in found.text
+            assert pages.viewed.run is not None
+            seen = {name: pages.viewed.run.seen(name) for name in ("train", "other")}
+            known = [name for name, streams in seen.items() if all(one.this_epoch is not None for one in streams)]
+            assert known == counted
+            assert ("--loader" in answer(pages, "order").data.decode()) == (loader is None)
+
+
 def test_a_checkpoint_of_another_run_is_told_in_its_pages(streams: Path) -> None:
     _config(MIXED)
     _train(2)
@@ -362,7 +408,10 @@ def test_packs_are_shown_with_their_tokens_and_far_steps_are_refused(temporary: 
     data = {"batch_size": 2, "train": {"remote": "tokens", "pack": {"column": "tokens", "capacity": 256}}}
     Path("run.yaml").write_text(json.dumps({"data": {"init_args": data}, "trainer": {"devices": 1}}))
     with run_pages() as pages:
-        assert "Packs of the first epoch" in html(pages, "")
+        front = Elements.of(html(pages, "")).text
+        assert "Packs of the first epoch" in front
+        assert re.search(r"fill \d\d\.\d\d%", front)
+        assert "tokens 3,960" in front
         assert "tokens" in Elements.of(html(pages, "order")).text
         assert "is far" in html(pages, "order", step="9" * 15)
         assert pages.viewed.streams[0].title == "train: tokens"
