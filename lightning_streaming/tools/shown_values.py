@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_streaming.formats.images import BEGINNINGS
 from lightning_streaming.tools.charts import LARGEST, Axis, Curve, binned, histogram, lines
 from lightning_streaming.tools.console import counted, is_image, render
 from lightning_streaming.tools.png import png
@@ -40,7 +41,7 @@ _MOST_HEX = 512
 _MOST_PIXELS = 4096
 """Rows, and columns, of an array that is shown as a picture; of a larger one, so many of it evenly."""
 
-_PICTURES = ((b"\xff\xd8\xff", "image/jpeg"), (b"\x89PNG\r\n\x1a\n", "image/png"), (b"GIF8", "image/gif"))
+_PICTURES = ((BEGINNINGS["JPEG"], "image/jpeg"), (BEGINNINGS["PNG"], "image/png"), (b"GIF8", "image/gif"))
 _SOUNDS = ((b"fLaC", "audio/flac"), (b"OggS", "audio/ogg"), (b"ID3", "audio/mpeg"))
 _MPEG_HEADS = {0xFB: 1, 0xFA: 1, 0xF3: 2, 0xF2: 2}
 """Of MPEG audio of layer III: the second byte of a frame, and the version."""

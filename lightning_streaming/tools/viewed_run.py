@@ -262,7 +262,8 @@ class ViewedRun:
 
         Returns:
             ``batches``, each with its ``step``, ``epoch``, ``batch`` and its ``reads``; ``streams``, with how many
-            samples of each are in them, and ``share``, what an epoch has of them; and facts of the run.
+            samples of each are in them, and ``share``, what an epoch has of them; ``is_cut``, whether steps are left
+            out because those before have many samples; and facts of the run.
 
         Raises:
             ConfigError: The run has no such step or rank.
@@ -272,6 +273,7 @@ class ViewedRun:
             first = traced.steps.first_step if step is None else step
             _check_near(traced, first)
             batches: dict[tuple[int, int, int], list[Read]] = {}
+            is_cut = False
             for one in range(first, first + steps):
                 try:
                     reads = reads_of_step(traced, one, rank)
@@ -281,7 +283,8 @@ class ViewedRun:
                     break  # the run ends there
                 for read in reads:
                     batches.setdefault((one, read.key.epoch, read.batch), []).append(read)
-                if sum(map(len, batches.values())) > _MOST_READS:
+                if sum(map(len, batches.values())) > _MOST_READS and one + 1 < first + steps:
+                    is_cut = True
                     break
             weights, names = traced.order.order.weights, traced.order.order.catalog.stream_names
         counts = Counter(read.key.stream for reads in batches.values() for read in reads)
@@ -291,6 +294,7 @@ class ViewedRun:
             "rank": rank,
             "run": traced,
             "begins_at": traced.steps.first_step,
+            "is_cut": is_cut,
             "batches": [
                 {"step": at, "epoch": epoch, "batch": batch, "reads": reads, "counts": _counts(names, reads)}
                 for (at, epoch, batch), reads in batches.items()

@@ -19,6 +19,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_streaming import Stream, StreamingConfig, StreamingDataModule
+from lightning_streaming.tools import viewed_run
 from lightning_streaming.tools.own_caches import own_caches
 from lightning_streaming.tools.view_pages import Pages
 from lightning_streaming.tools.view_run import viewed_of
@@ -81,6 +82,18 @@ def test_the_order_is_that_of_trace(streams: Path) -> None:
     assert shown == traced
     assert len(shown) == 16
     assert "1 node of 2 ranks" in found.text
+
+
+def test_steps_that_are_left_out_because_others_are_large_are_told(
+    streams: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _config(MIXED)
+    monkeypatch.setattr(viewed_run, "_MOST_READS", 20)
+    with run_pages() as pages:
+        whole, cut = (Elements.of(html(pages, "order", steps=steps)) for steps in ("3", "6"))
+    assert "are left to another page" not in whole.text
+    assert "the steps up to 2: they have so many" in cut.text
+    assert "/token/order?step=3&steps=6" in cut.values("a", "href")
 
 
 def test_steps_end_where_the_run_ends(streams: Path) -> None:
